@@ -27,8 +27,7 @@ from benchmarks.report import table, write
 from hornbook.text.config import rules as configs
 from hornbook.text.config.step import StepConfig
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.quality.c4 import C4Lines
-from hornbook.text.refinery.quality.rules import Rules
+from hornbook.text.refinery.quality.rules import C4Lines, Rules
 from hornbook.text.refinery.quality.statistics import Settings, Statistics
 from hornbook.text.refinery.scores.curve import Signals
 from hornbook.text.refinery.scores.curve import curve as points_of

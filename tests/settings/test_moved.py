@@ -10,7 +10,7 @@ from hornbook.errors import UsageError
 from hornbook.model.context import Context
 from hornbook.settings.fields import outside_part
 from hornbook.settings.moved import import_outside, moved_names
-from hornbook.text.refinery.steps.python_step import load_function
+from hornbook.text.config.modules import load_function
 
 
 @pytest.mark.parametrize(

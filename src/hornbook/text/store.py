@@ -1,5 +1,6 @@
 """Arrays and tables of a data folder, written as they grow and read in batches."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -115,14 +116,16 @@ def read_rows(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def batched(items: Iterable[Item], size: Callable[[Item], int], least: int) -> Iterator[list[Item]]:
-    """Lists of items, each as short as reaches the size `least` in all; the last may be smaller."""
+def batched(
+    items: Iterable[Item], size: Callable[[Item], int], least: int, most: int = sys.maxsize
+) -> Iterator[list[Item]]:
+    """Lists of items, each as short as reaches the size `least` in all, or `most` items; the last may be smaller."""
     batch: list[Item] = []
     filled = 0
     for item in items:
         batch.append(item)
         filled += size(item)
-        if filled >= least:
+        if filled >= least or len(batch) == most:
             yield batch
             batch, filled = [], 0
     if batch:

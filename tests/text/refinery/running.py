@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 
 from hornbook.text.config.text import SourceConfig, TextConfig
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline.decide import Verdict, decide
 from hornbook.text.refinery.pipeline.measure import edit_document, measure
 from hornbook.text.refinery.pipeline.plan import list_all, plan
 from hornbook.text.refinery.pipeline.prepare import prepare as run_prepare
+from hornbook.text.refinery.step import build
 
 
 def least_seconds(call: Callable[[], object]) -> float:

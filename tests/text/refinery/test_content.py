@@ -17,7 +17,7 @@ from hornbook.text.config.content import (
     RepairConfig,
 )
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.build import build
+from hornbook.text.refinery.step import build
 from hornbook.text.refinery.steps.code import licence
 from hornbook.text.refinery.steps.language import script_of
 from tests.text.refinery.running import columns_of, edited, judge, prepare

@@ -16,12 +16,11 @@ from hornbook.text.config.rules import GopherQualityConfig
 from hornbook.text.config.step import CutConfig, DecisionConfig
 from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, NormalizeConfig, PythonStepConfig, TextConfig
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline import decide as deciding
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline.decide import remove
 from hornbook.text.refinery.scores.curve import curve, read_signals
-from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision
+from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision, build
 from hornbook.text.refinery.steps.basics import ExactDedup, Sizes
 from tests.text.refinery.running import judge, prepare
 

@@ -3,8 +3,8 @@
 from hornbook.text.config.rules import C4Config, FineWebConfig, GopherQualityConfig, GopherRepetitionConfig
 from hornbook.text.config.step import EditConfig
 from hornbook.text.config.text import TextConfig
-from hornbook.text.refinery.build import build
-from hornbook.text.refinery.quality.c4 import C4Lines
+from hornbook.text.refinery.quality.rules import C4Lines
+from hornbook.text.refinery.step import build
 from tests.text.refinery.running import columns_of, judge
 
 RULES = ("gopher_quality", "gopher_repetition", "c4", "mc4", "fineweb")

@@ -69,9 +69,7 @@ def _of_source(report: "MentionReport", source: "SourceMentions", top: int) -> s
 
 
 def _row(pair: "Shift") -> tuple[str, ...]:
-    now, before = pair.now, pair.before
-    was = f"{before.pmi:+.2f}" if before else "rare"
-    if now is None:
-        return pair.group, pair.attribute, "rare", "", was, "", ""
-    interval = f"{now.low:+.2f} to {now.high:+.2f}"
-    return pair.group, pair.attribute, f"{now.together:,}", f"{now.expected:,.1f}", was, f"{now.pmi:+.2f}", interval
+    from hornbook.text.refinery.report.sections import numbers
+
+    interval = f"{pair.now.low:+.2f} to {pair.now.high:+.2f}" if pair.now else ""
+    return pair.group, pair.attribute, *numbers(pair), interval

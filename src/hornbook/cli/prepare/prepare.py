@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,9 +17,6 @@ from hornbook.settings.show import toml_value
 from hornbook.settings.toml import dotted
 from hornbook.text.config.text import TextConfig
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
-
-if TYPE_CHECKING:
-    from hornbook.text.refinery.pipeline.prepare import Share
 
 _ENDING = re.compile(
     r"(\.warc)?\.(txt|md|py|jsonl?|parquet|arrow|[ct]sv|html?|tex|warc|wet|xml|zip|tar|tgz)?(\.(gz|zst|bz2|xz))?$",
@@ -78,13 +75,11 @@ def prepare(
     return Result({"data": str(out), **funnel.to_json()}, report=funnel_tables(funnel, out))
 
 
-def _share(words: str) -> "Share":
-    from hornbook.text.refinery.pipeline.prepare import Share
-
+def _share(words: str) -> slice:
     index, slash, count = words.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise UsageError(f"--shard {words}: write I/N with I from 1 to N, such as 3/8")
-    return Share(int(index) - 1, int(count))
+    return slice(int(index) - 1, None, int(count))
 
 
 def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | None]) -> TextConfig:

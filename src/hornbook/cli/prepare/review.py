@@ -1,6 +1,7 @@
 """`hornbook prepare review`: people judge examples of each rule, which gives its precision."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,6 @@ def review(
     Your answers are stored in DATA/reviews.jsonl. They stay when the folder is prepared again, and count wherever the
     same text is an example again. Without a terminal, only the results so far are printed.
     """
-    from hornbook.text.refinery.report.reviews import as_json as precisions_as_json
     from hornbook.text.refinery.report.reviews import judge, judged, precisions
 
     examples = judged(data)
@@ -43,7 +43,8 @@ def review(
                 break
             judge(data, example, right)
     found = precisions(data)
-    return Result({"data": str(data), "rules": precisions_as_json(found)}, _table(data, found))
+    rules = {reason: {**asdict(each), "share": each.share, "interval": each.interval} for reason, each in found.items()}
+    return Result({"data": str(data), "rules": rules}, _table(data, found))
 
 
 def _ask(example: "Example", place: str) -> bool | None:

@@ -92,5 +92,4 @@ class DecontaminateConfig(DecisionConfig):
     """`report` keeps all documents: the columns `hits`, `share` and `item` say what was found in each."""
 
     def reads(self) -> list[str]:
-        """The test sets."""
         return list(self.paths)

@@ -6,16 +6,19 @@ One data folder has labels of one kind. Kinds of labels have the names of the he
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from hornbook.settings.fields import Config
 
 
-def _distinct(names: list[str]) -> None:
+def _distinct(names: list[str]) -> list[str]:
     again = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if again is not None:
         raise ValueError(f"the label {again!r} is there twice")
+    return names
 
+
+Names = Annotated[list[str], AfterValidator(_distinct)]
 
 MOST_NAMES = 10_000
 """Most names of labels in a data folder."""
@@ -27,7 +30,7 @@ class ClassLabels(Config):
     """A text, or a pair of texts, and its label (GLUE, SuperGLUE)."""
 
     kind: Literal["classification"] = "classification"
-    labels: list[str] = Field(default_factory=list)
+    labels: Names = Field(default_factory=list)
     """Names of the labels, in the order of their numbers; by default those of the rows, sorted.
 
     With a list, rows may hold numbers from 0 instead, unless names are numbers.
@@ -53,7 +56,6 @@ class ClassLabels(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _distinct(self.labels)
         if self.layout != "rows" and (len(self.labels) != 2 or self.multiple):
             raise ValueError(f"layout {self.layout!r} has two labels, wrong and right: for example ['no', 'yes']")
         if self.layout != "rows" and (self.text, self.pair, self.label) != ("text", None, "label"):
@@ -77,7 +79,7 @@ class TagLabels(Config):
     """Words and a tag for each (named entities; also `.conll` files)."""
 
     kind: Literal["token_classification"] = "token_classification"
-    labels: list[str] = Field(default_factory=list)
+    labels: Names = Field(default_factory=list)
     """Names of the tags, in the order of their numbers; by default those of the rows, sorted.
 
     With a list, rows may hold numbers from 0 instead, unless names are numbers.
@@ -86,11 +88,6 @@ class TagLabels(Config):
     """Column or key of the list of words."""
     tags: str = "tags"
     """Column or key of the list of tags."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        _distinct(self.labels)
-        return self
 
 
 class SpanLabels(Config):

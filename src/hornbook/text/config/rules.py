@@ -98,7 +98,7 @@ class C4LinesConfig(EditConfig):
     """
 
     kind: Literal["c4_lines"] = "c4_lines"
-    step = "quality.c4:C4Lines"
+    step = "quality.rules:C4Lines"
     max_word_length: Number | None = 1000
     """Lines with a longer word are removed."""
     citations: bool = True
@@ -117,7 +117,7 @@ class C4Config(DecisionConfig):
     """Decision: C4's rules for documents, in the order of these keys; put `c4_lines` among the edits."""
 
     kind: Literal["c4"] = "c4"
-    step = "quality.c4:C4"
+    step = "quality.rules:C4"
     lorem_ipsum: bool = True
     """Drop documents with `lorem ipsum`, a filler."""
     curly_bracket: bool = True

@@ -23,7 +23,6 @@ class ClassifierConfig(DecisionConfig):
     """Threshold of the score: the probability that a document is like the good samples."""
 
     def reads(self) -> list[str]:
-        """The classifier."""
         return [self.model]
 
 
@@ -44,7 +43,6 @@ class PerplexityConfig(DecisionConfig):
     """Least bits per byte: documents below it repeat common text, such as boilerplate."""
 
     def reads(self) -> list[str]:
-        """The model."""
         return [self.model]
 
 

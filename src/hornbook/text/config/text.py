@@ -1,11 +1,11 @@
 """Configuration of the refinery: where text comes from, what is done to it, which tokenizer reads it."""
 
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from hornbook.settings.fields import OPEN, Config, Count
-from hornbook.text.config import bias, content, duplicates, rules, scores
+from hornbook.text.config import content, duplicates, rules, scores
 from hornbook.text.config.dates import Later
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.modules import IMPORT_PATH, code_of
@@ -89,7 +89,7 @@ class PythonStepConfig(EditConfig):
     """Edit: a function of your own. It takes a `Document` and returns one, or its new text, or None to drop it."""
 
     kind: Literal["python"] = "python"
-    step = "steps.python_step:PythonStep"
+    step = "steps.basics:PythonStep"
     call: str = Field(pattern=IMPORT_PATH)
     """`package.module:function`, imported in every worker; its result must depend on the document alone."""
 
@@ -132,8 +132,8 @@ AnyStep = Annotated[
     | content.HarmfulConfig
     | content.LanguageConfig
     | content.CodeConfig
-    | bias.MentionsConfig
-    | bias.RebalanceConfig
+    | content.MentionsConfig
+    | content.RebalanceConfig
     | duplicates.NearDedupConfig
     | duplicates.DecontaminateConfig
     | duplicates.LineDedupConfig
@@ -161,13 +161,10 @@ ROLES: dict[str, tuple[str, ...]] = {
 """Objective -> the special tokens it needs beside the delimiters of documents (`text.special_tokens`)."""
 
 
-Kind = TypeVar("Kind", bound=str)
-
-
-class Trained(Config, Generic[Kind]):
+class Trained(Config):
     """Settings of all tokenizers that are trained."""
 
-    kind: Kind
+    kind: Any
     vocab: Count = Field(default=16384, ge=257, le=2**31 - 1)
     """Size of the vocabulary, with special tokens; a little smaller where there is too little text."""
     train_bytes: Count = Field(default=256_000_000, gt=0)
@@ -203,14 +200,14 @@ class Trained(Config, Generic[Kind]):
         return self
 
 
-class BPE(Trained[Literal["bpe"]]):
+class BPE(Trained):
     """Train a byte-level BPE tokenizer on the prepared text; the file is the tokenizers library's, byte for byte."""
 
     kind: Literal["bpe"] = "bpe"
     always = ("end",)
 
 
-class WordPiece(Trained[Literal["wordpiece"]]):
+class WordPiece(Trained):
     """Train a WordPiece tokenizer as BERT's: it keeps words, but not whitespace, nor (uncased) capitals and accents."""
 
     kind: Literal["wordpiece"] = "wordpiece"
@@ -222,7 +219,7 @@ class WordPiece(Trained[Literal["wordpiece"]]):
     """Fold capitals and strip accents (BERT uncased)."""
 
 
-class Unigram(Trained[Literal["unigram"]]):
+class Unigram(Trained):
     """Train a unigram tokenizer as T5's, but lossless: whitespace stays, rare characters are spelled in bytes."""
 
     kind: Literal["unigram"] = "unigram"
@@ -278,32 +275,26 @@ class TextConfig(Config):
     @property
     def all_steps(self) -> list[StepConfig]:
         """The steps, with one after the last decision that drops the documents in `exclude`."""
-        cuts = [step for step in self.steps if isinstance(step, CutConfig)]
-        others = [step for step in self.steps if not isinstance(step, CutConfig)]
-        return [*others, *([ExcludeConfig(documents=self.exclude)] if self.exclude else []), *cuts]
+        exclude = [ExcludeConfig(documents=self.exclude)] if self.exclude else []
+        return sorted([*self.steps, *exclude], key=lambda step: isinstance(step, CutConfig))  # in their order otherwise
 
     @model_validator(mode="after")
-    def _check_dropout(self) -> Self:
+    def _check_dropout_and_labels(self) -> Self:
         if self.bpe_dropout and isinstance(self.tokenizer, WordPiece | Unigram):
             kind = self.tokenizer.kind
             raise ValueError(f"bpe_dropout leaves out merges, and a {kind} tokenizer has none: leave out bpe_dropout")
-        if self.bpe_dropout and self.labels is not None:
+        if self.labels is None:
+            return self
+        if self.bpe_dropout:
             raise ValueError(
                 "labels belong to tokens as the tokenizer makes them: with text.labels, leave out bpe_dropout"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_labels(self) -> Self:
-        odd = [
-            step.label
-            for step in self.steps
-            if not isinstance(step, NormalizeConfig | DropEmptyConfig | ExactDedupConfig)
-        ]
-        if self.labels is not None and odd:
+        harmless = NormalizeConfig | DropEmptyConfig | ExactDedupConfig
+        odd = [step.label for step in self.steps if not isinstance(step, harmless)]
+        if odd:
             raise ValueError(f"step {odd[0]!r} may move or cut labelled text: with text.labels, leave it out")
         named = [name for name, each in self.sources.items() if each.text_field != "text" or each.reader is not None]
-        if self.labels is not None and named:
+        if named:
             raise ValueError(
                 f"source {named[0]!r} has a text_field or a reader: with text.labels, that section names the fields"
             )

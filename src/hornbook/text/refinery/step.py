@@ -1,39 +1,36 @@
-"""The kinds of step that the refinery has: classes of which each process and task makes its own instances.
+"""The kinds of step that the refinery has, and the steps of a recipe: each process and task makes its own instances.
 
 Steps come in this order. Edits change the text of one document; the steps after them see the edited text. Decisions
 drop documents: by columns measured on each document alone, or by sketches of all documents. Cuts remove parts of
 documents by sketches of all documents. No result depends on how documents are spread over tasks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 
+from hornbook.errors import UsageError
+from hornbook.text.config.step import StepConfig
 from hornbook.text.ingest.document import Document
 
 Columns = Mapping[str, np.ndarray]
 
 
-class Measurer(Protocol):
+class Measurer:
     """Measures columns of documents. Steps whose measurers have the same name share them: each is asked once."""
 
-    @property
-    def name(self) -> str:
-        """Columns are stored as `name.column`."""
-        ...
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """Column -> numpy dtype: int64, float64 or bool; "str" for text, "list" for lists of uint32."""
-        ...
+    name: str
+    """Columns are stored as `name.column`."""
+    columns: Mapping[str, str] = {}
+    """Column -> numpy dtype: int64, float64 or bool; "str" for text, "list" for lists of uint32."""
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         """Every column, a value per document."""
-        ...
+        raise NotImplementedError
 
 
 class Step:
@@ -44,11 +41,8 @@ class Step:
 
     def __init__(self, config: Any) -> None:
         self.config = config
-
-    @property
-    def name(self) -> str:
+        self.name: str = config.label
         """Used in columns and in the funnel."""
-        return self.config.label
 
     def check(self, columns: Mapping[str, str]) -> None:
         """Raises UsageError where the measured columns of all steps (full name -> dtype) lack what this step needs."""
@@ -64,15 +58,8 @@ class Edit(Step):
         raise NotImplementedError
 
 
-class MeasuringStep(Step):
+class MeasuringStep(Step, Measurer):
     """A step that looks at columns. One with columns of its own is its own measurer, unless `measurers` says others."""
-
-    columns: Mapping[str, str] = {}
-    """Its own, as `Measurer.columns`."""
-
-    def measure(self, documents: Sequence[Document]) -> Columns:
-        """Every column of its own, a value per document."""
-        raise NotImplementedError
 
     @cached_property
     def measurers(self) -> tuple[Measurer, ...]:
@@ -119,9 +106,10 @@ class CorpusView:
 
 
 class SketchingStep(MeasuringStep):
-    """A step that decides by sketches of all documents. Beside measured columns it may need `hash` (uint64 [rows, 2])
-    and `bytes`.
-    """
+    """Decides by sketches of all documents. Its `needs` may name `hash` (uint64 [rows, 2]) and `bytes` too."""
+
+    sketches = True
+    """False where the columns it needs are enough."""
 
     def sketch(self, documents: Sequence[Document], first: int) -> np.ndarray:
         """An array whose first axis is free; `first` is the row of the first document in its task.
@@ -134,9 +122,6 @@ class SketchingStep(MeasuringStep):
 class GlobalDecision(SketchingStep):
     """Drops documents by what they have in common with others."""
 
-    sketches: ClassVar[bool] = True
-    """False where the columns it needs are enough."""
-
     def decide_all(self, corpus: CorpusView) -> np.ndarray:
         """uint8 [rows]: 0 keeps, k drops for `reasons[k - 1]`. The values of rows that are not alive are ignored."""
         raise NotImplementedError
@@ -148,3 +133,79 @@ class Cut(SketchingStep):
     def cuts(self, corpus: CorpusView) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(row, start, end), int64, sorted, without overlaps: bytes of the UTF-8 text of rows that are alive."""
         raise NotImplementedError
+
+
+MOST_REASONS = 255
+"""Of one step, which names them by a byte; with at most 255 steps all reasons have numbers of two bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of a recipe, each list in its order."""
+
+    edits: list[Edit]
+    decisions: list[Decision | GlobalDecision]
+    cuts: list[Cut]
+    measurers: list[Measurer]
+    """Each name once."""
+
+    @property
+    def sketched(self) -> list[SketchingStep]:
+        """The steps that need sketches of every document."""
+        return [each for each in (*self.decisions, *self.cuts) if isinstance(each, SketchingStep) and each.sketches]
+
+    @property
+    def counters(self) -> list[str]:
+        """Full names of the columns in which edits count their changes."""
+        return [f"{edit.name}.{counter}" for edit in self.edits for counter in edit.counters]
+
+    def columns(self) -> dict[str, str]:
+        """Full name -> dtype of all measured columns, in the order in which they are stored."""
+        found = dict.fromkeys(self.counters, "int64")
+        for each in self.measurers:
+            found.update({f"{each.name}.{column}": dtype for column, dtype in each.columns.items()})
+        return found
+
+
+def build(configs: Iterable[StepConfig]) -> Steps:
+    """Build the steps. Raises UsageError where a step's extra, file or function is missing, where two steps would drop
+    documents for one reason, or one step has more reasons than a byte can number.
+    """
+    built = [_named(config.build(), config) for config in configs]
+    _check_reasons(built)
+    edits = [each for each in built if isinstance(each, Edit)]
+    decisions = [each for each in built if isinstance(each, Decision | GlobalDecision)]
+    cuts = [each for each in built if isinstance(each, Cut)]
+    steps = Steps(edits, decisions, cuts, _measurers([*decisions, *cuts]))
+    for step in built:
+        step.check(steps.columns())
+    return steps
+
+
+def _named(step: Step, config: StepConfig) -> Step:
+    """The reasons of a step that has a name begin with it, so that two steps of one kind share none."""
+    if config.name:
+        step.reasons = tuple(each if each == config.name else f"{config.name}: {each}" for each in step.reasons)
+    return step
+
+
+def _check_reasons(steps: Sequence[Step]) -> None:
+    owners: dict[str, str] = {}
+    for step in steps:
+        if (count := len(step.reasons)) > MOST_REASONS:
+            raise UsageError(f"step {step.name!r} has {count} reasons to drop documents, more than {MOST_REASONS}")
+        for reason in step.reasons:
+            if owners.setdefault(reason, step.name) != step.name:
+                raise UsageError(
+                    f"steps {owners[reason]!r} and {step.name!r} both drop documents as {reason!r}: "
+                    "give one of them another `name`"
+                )
+
+
+def _measurers(steps: Sequence[MeasuringStep]) -> list[Measurer]:
+    found: dict[str, Measurer] = {}
+    for step in steps:
+        for each in step.measurers:
+            if type(found.setdefault(each.name, each)) is not type(each):
+                raise UsageError(f"step {step.name!r}: {each.name!r} is measured by another step: give it another name")
+    return list(found.values())

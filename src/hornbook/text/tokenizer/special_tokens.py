@@ -71,7 +71,7 @@ class SpecialTokens:
         return frozenset({*self.sentinels, *self.modes.values(), *(each for each in single if each is not None)})
 
 
-def spell_special_tokens(config: Trained[Any]) -> list[str]:
+def spell_special_tokens(config: Trained) -> list[str]:
     """The special tokens of a tokenizer to be trained, in the order of their ids."""
     ours = OURS.get(config.kind, {})
     spelled: list[str] = []

@@ -78,7 +78,7 @@ def _training_rows(shard: Path, split: Split, *columns: str) -> Iterator[dict[st
                 yield row | dict(zip(columns, values, strict=True))
 
 
-def train_tokenizer(config: Trained[Any], texts: Iterable[list[str]]) -> Tokenizer:
+def train_tokenizer(config: Trained, texts: Iterable[list[str]]) -> Tokenizer:
     """Train on batches of texts (read up to twice: not an iterator); the same bytes for the same texts."""
     return TRAINERS[config.kind](config, texts)
 

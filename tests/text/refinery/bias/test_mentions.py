@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.bias import SHIPPED, MentionsConfig, RebalanceConfig
+from hornbook.text.config.content import SHIPPED, MentionsConfig, RebalanceConfig
 from hornbook.text.refinery.bias.associations import MentionSums, associations
 from hornbook.text.refinery.bias.mentions import read_terms
 from tests.text.refinery.running import columns_of

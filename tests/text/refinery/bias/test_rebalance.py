@@ -12,16 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.text.config.bias import MentionsConfig, RebalanceConfig
-from hornbook.text.config.content import SwapConfig
+from hornbook.text.config.content import MentionsConfig, RebalanceConfig, SwapConfig
 from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, SourceConfig, TextConfig
 from hornbook.text.refinery.bias.associations import Association
 from hornbook.text.refinery.bias.bias import ALL, MentionReport, read_bias, standing_out
 from hornbook.text.refinery.bias.rebalance import REASON, Sparse, find_chances
-from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline.decide import KEPT
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.refinery.report.report import card, page, read_receipt
+from hornbook.text.refinery.step import build
 from tests.text.refinery.running import judge
 
 NURSES, SHE = 1000, 900

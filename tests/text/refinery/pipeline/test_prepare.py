@@ -14,18 +14,19 @@ from typing import Any
 import fsspec
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 from hornbook.errors import IntegrityError, InUseError, StorageError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
-from hornbook.text.config.bias import MentionsConfig
+from hornbook.text.config.content import MentionsConfig
 from hornbook.text.config.text import DropEmptyConfig, ExactDedupConfig, NormalizeConfig, SourceConfig, TextConfig
 from hornbook.text.refinery.pipeline import plan as planning
 from hornbook.text.refinery.pipeline import prepare as room
 from hornbook.text.refinery.pipeline.folder import clear, read_text_config
 from hornbook.text.refinery.pipeline.funnel import Funnel
 from hornbook.text.refinery.pipeline.plan import list_all, plan
-from hornbook.text.refinery.pipeline.prepare import WHOLE, Share, prepare, prepare_share
+from hornbook.text.refinery.pipeline.prepare import WHOLE, prepare, prepare_share
 from tests.text.kills import Killed, killed_at_rename
 
 Tree = Callable[[Path], dict[str, bytes]]
@@ -90,7 +91,6 @@ def test_the_result_equals_a_plain_reference(tmp_path: Path, corpus: TextConfig,
         "half-written last line": 1,
     }
     assert {reason: tally.rows for reason, tally in funnel.sources["notes"].quarantined.items()} == {"invalid UTF-8": 1}
-    assert funnel.total().balanced()
 
 
 def test_every_row_is_in_the_signals_or_the_quarantine(tmp_path: Path, corpus: TextConfig):
@@ -119,7 +119,7 @@ def test_documents_say_where_they_come_from(tmp_path: Path, corpus: TextConfig):
     first = pq.read_table(tmp_path / "data" / "documents" / "web" / "00000.parquet").to_pylist()[0]
     assert (first["id"], first["source"], first["origin"]) == ("w0", "web", f"{tmp_path}/raw/web/a.jsonl:1")
     assert first["bytes"] == len(first["text"].encode())
-    assert len(first["cluster"]) == 32
+    assert first["cluster"] == xxhash.xxh3_128_hexdigest(first["text"].encode())
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_another_configuration_is_refused_until_overwritten(tmp_path: Path, corp
 
 def test_an_unfinished_folder_of_other_settings_is_refused(tmp_path: Path, corpus: TextConfig):
     data = tmp_path / "data"
-    prepare_share(corpus, data, "measure", Share(0, 2))
+    prepare_share(corpus, data, "measure", slice(0, None, 2))
     other = corpus.model_copy(update={"steps": [DropEmptyConfig()]})
     for begin in (lambda: prepare(other, data), lambda: prepare_share(other, data, "measure")):
         with pytest.raises(UsageError, match="was made with other settings"):
@@ -439,7 +439,7 @@ def test_the_order_of_steps_decides_which_one_is_blamed(tmp_path: Path, write_ro
 def test_phases_in_shares_write_the_same_bytes(tmp_path: Path, corpus: TextConfig, read_tree: Tree, count: int):
     corpus = corpus.model_copy(update={"shard_bytes": 1024})
     prepare(corpus, tmp_path / "whole")
-    shares = [Share(number, count) for number in range(count)]
+    shares = [slice(number, None, count) for number in range(count)]
     data = tmp_path / "shares"
     with pytest.raises(UsageError, match=r"tasks are not measured \(the first is 0\)"):
         prepare_share(corpus, data, "decide")
@@ -465,7 +465,7 @@ def test_shares_that_begin_at_once_agree_on_the_settings(tmp_path: Path, write_r
         def job(number: int, data: Path = data, together: Barrier = together) -> str:
             together.wait()
             try:
-                return prepare_share(configs[number % 2], data, "measure", Share(0, 1))
+                return prepare_share(configs[number % 2], data, "measure", WHOLE)
             except UsageError as error:
                 return str(error)
 

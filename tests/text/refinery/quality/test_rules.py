@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hornbook.text.config import rules as configs
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.quality.c4 import C4Lines
-from hornbook.text.refinery.quality.rules import Rules
+from hornbook.text.refinery.quality.rules import C4Lines, Rules
 from hornbook.text.refinery.quality.statistics import Settings, Statistics
 from hornbook.text.refinery.words import characters
 from hornbook.text.refinery.words.words import DEFINITIONS, word_bounds

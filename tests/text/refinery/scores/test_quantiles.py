@@ -7,11 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.text.config.bias import MentionsConfig
-from hornbook.text.config.content import LanguageConfig
+from hornbook.text.config.content import LanguageConfig, MentionsConfig
 from hornbook.text.config.scores import QuantilesConfig, VocabularyConfig
 from hornbook.text.config.text import DropEmptyConfig
-from hornbook.text.refinery.build import build
+from hornbook.text.refinery.step import build
 from tests.text.refinery.running import judge
 
 LENGTHS = random.Random(1).sample(range(1, 400), 100)

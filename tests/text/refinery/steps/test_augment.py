@@ -9,7 +9,7 @@ import pytest
 from hornbook.text.config.content import SwapConfig, WordEditsConfig
 from hornbook.text.config.text import PythonStepConfig
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.build import build
+from hornbook.text.refinery.step import build
 from hornbook.text.refinery.steps.augment import PAIRS
 from tests.text.refinery.running import edited
 

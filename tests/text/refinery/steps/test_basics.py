@@ -3,12 +3,10 @@
 import unicodedata
 
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.text.config.text import AnyStep, DropEmptyConfig, ExactDedupConfig, NormalizeConfig
-from hornbook.text.refinery.steps.basics import content_hash
 from tests.text.refinery.running import edited, judge
 
 TEXT = st.text(
@@ -81,7 +79,3 @@ def test_decisions_equal_the_slow_reference_however_tasks_are_cut(texts: list[st
 )
 def test_invisible_characters_make_no_document(text: str):
     assert judge([DropEmptyConfig()], [text, "a"])[0] == ["empty", "kept"]
-
-
-def test_the_hash_is_xxh3_128():
-    assert content_hash(b"text").hex() == xxhash.xxh3_128_hexdigest(b"text")

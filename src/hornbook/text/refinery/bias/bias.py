@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hornbook.text.config.bias import CountedMentions, RebalanceConfig
+from hornbook.text.config.content import CountedMentions, RebalanceConfig
 from hornbook.text.config.step import StepConfig
 from hornbook.text.refinery.bias.associations import LEAST_EXPECTED, Association, MentionSums, associations, split
 from hornbook.text.refinery.bias.rebalance import REASON

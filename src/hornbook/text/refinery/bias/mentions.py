@@ -20,7 +20,7 @@ from hornbook.kernels.compiled import compiled
 from hornbook.kernels.packed import pack
 from hornbook.settings.fields import Config
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Columns, Decision
+from hornbook.text.refinery.step import Columns, Decision, Measurer
 from hornbook.text.refinery.words.characters import SPACE, decode, kinds, sentence_terminals, table_of
 from hornbook.text.refinery.words.words import HashedWords, hashed_words
 
@@ -109,7 +109,7 @@ def _parted(text: str) -> str:
     return text.replace("'", " ").replace("\u2019", " ")
 
 
-class MentionCounts:
+class MentionCounts(Measurer):
     """Measures how often each group is mentioned, then how often with each attribute nearby."""
 
     def __init__(self, config: Any) -> None:

@@ -12,12 +12,12 @@ import xxhash
 
 from hornbook.files.artifact import digest_file, digest_of, once
 from hornbook.files.durable import writing
-from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.ingest.labels.rows import names_of
-from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.decide import NOTHING_LEFT, Verdict, remove
-from hornbook.text.refinery.pipeline.measured import FIELDS, MeasureTask, schema_of
+from hornbook.text.refinery.pipeline.plan import FIELDS, MeasureTask, schema_of
+from hornbook.text.refinery.report.reviews import Example
+from hornbook.text.refinery.step import Steps, build
 from hornbook.text.refinery.steps.basics import is_visible
 from hornbook.text.store import TableWriter, read_batches
 
@@ -25,11 +25,7 @@ DOCUMENTS = pa.schema(
     [
         ("id", pa.string()),
         ("text", pa.large_string()),
-        ("source", pa.string()),
-        ("origin", pa.string()),
-        *((name, pa.string()) for name in FIELDS),
-        ("labels", pa.string()),
-        ("cluster", pa.string()),
+        *((name, pa.string()) for name in ("source", "origin", *FIELDS, "labels", "cluster")),
         ("bytes", pa.int64()),
     ]
 )
@@ -90,68 +86,64 @@ class Applied:
     """Reason -> [rows, bytes as read]."""
     text_bytes: int
     """Of the kept texts, after edits and cuts."""
-    cut: list[int]
-    """[kept documents that cuts changed, bytes removed from them]."""
-    edits: dict[str, list[int]]
-    """Counter of an edit -> [kept documents that it changed, changes in them]."""
+    changed: dict[str, list[int]]
+    """Counter of an edit, or `cut` -> [kept documents that it changed, changes in them (of `cut`: bytes)]."""
     labels: dict[str, int]
     """Name of a label -> kept texts, or words, with it."""
 
 
 def apply(task: ApplyTask) -> Applied:
     """Write both tables and the examples, unless an earlier run did."""
-    return Applied(
-        **once(task, lambda: _apply(task), lambda done: "labels" in done and _intact(task.out, done["outputs"]))
-    )
+    return Applied(**once(task, lambda: asdict(_apply(task)), lambda done: _is_whole(task.out, done)))
 
 
-def _apply(task: ApplyTask) -> dict[str, Any]:
-    with writing(task.samples) as samples, writing(task.documents) as documents, writing(task.signals) as signals:
-        found = _write(task, documents, signals, samples)
-    found.outputs = {str(path.relative_to(task.out)): digest_file(path) for path in (task.documents, task.signals)}
-    return asdict(found)
+def _is_whole(out: Path, done: dict[str, Any]) -> bool:
+    """Whether a manifest has today's form, and the files are there as it says."""
+    files = {out / path: digest for path, digest in done["outputs"].items()}
+    return "changed" in done and all(path.is_file() and digest_file(path) == files[path] for path in files)
 
 
-def _intact(out: Path, outputs: dict[str, str]) -> bool:
-    return all((out / path).is_file() and digest_file(out / path) == digest for path, digest in outputs.items())
-
-
-def _write(task: ApplyTask, documents: Any, signals: Any, samples: Any) -> Applied:
+def _apply(task: ApplyTask) -> Applied:
     steps = build(task.measured.steps)
     schema = _signal_schema(steps)
-    counters = [f"{edit.name}.{counter}" for edit in steps.edits for counter in edit.counters]
-    found = Applied({}, {}, 0, [0, 0], {name: [0, 0] for name in counters}, {})
-    with TableWriter(documents, DOCUMENTS) as kept, TableWriter(signals, schema) as measured:
-        for first, table in _tables(task.measured.table):
-            part = _judged(task, first, table)
-            _count(found, part, task.names)
-            if task.measured.options.labels is not None:
-                _count_labels(found, part, task.measured.options.labels)
+    found = Applied({}, {}, 0, {name: [0, 0] for name in (*steps.counters, "cut")}, {})
+    with (
+        writing(task.samples) as samples,
+        writing(task.documents) as documents,
+        writing(task.signals) as signals,
+        TableWriter(documents, DOCUMENTS) as kept,
+        TableWriter(signals, schema) as measured,
+    ):
+        for part in _parts(task):
+            _count(found, part, task)
             kept.add_batch(_kept(task, part), int(part.bytes[part.reasons == 0].sum()))
-            measured.add_batch(_signals(task, schema, part), 256 * len(table))
-            for line in _examples(task, first, part):
-                samples.write(json.dumps(line).encode() + b"\n")
+            measured.add_batch(_signals(task, schema, part), 256 * len(part.table))
+            for example in _examples(task, part):
+                samples.write(json.dumps(asdict(example)).encode() + b"\n")
+    found.outputs = {str(path.relative_to(task.out)): digest_file(path) for path in (task.documents, task.signals)}
     return found
-
-
-def _tables(path: Path) -> Iterator[tuple[int, pa.Table]]:
-    """(first row, batch of rows) of a measured table."""
-    first = 0
-    for batch in read_batches(path):
-        yield first, pa.Table.from_batches([batch])
-        first += len(batch)
 
 
 @dataclass(slots=True)
 class _Part:
     """A batch of rows with their outcome."""
 
+    first: int
+    """Its first row."""
     table: pa.Table
     reasons: np.ndarray
     texts: pa.ChunkedArray
     """After the cuts."""
     bytes: np.ndarray
     """Their sizes."""
+
+
+def _parts(task: ApplyTask) -> Iterator[_Part]:
+    """The measured table in batches, judged."""
+    first = 0
+    for batch in read_batches(task.measured.table):
+        yield _judged(task, first, pa.Table.from_batches([batch]))
+        first += len(batch)
 
 
 def _judged(task: ApplyTask, first: int, table: pa.Table) -> _Part:
@@ -161,7 +153,7 @@ def _judged(task: ApplyTask, first: int, table: pa.Table) -> _Part:
     sizes = table["bytes"].to_numpy().copy()
     begin, end = np.searchsorted(verdict.cuts[:, 0], (first, last))
     if begin == end:
-        return _Part(table, reasons, texts, sizes)
+        return _Part(first, table, reasons, texts, sizes)
     changed = texts.to_pylist()
     cuts = verdict.cuts[begin:end]
     rows, begins = np.unique(cuts[:, 0], return_index=True)
@@ -172,32 +164,27 @@ def _judged(task: ApplyTask, first: int, table: pa.Table) -> _Part:
             changed[index], sizes[index] = data.decode(), len(data)
             if not is_visible(changed[index]):
                 reasons[index] = task.names.index(NOTHING_LEFT)
-    return _Part(table, reasons, pa.chunked_array([pa.array(changed, type=pa.large_string())]), sizes)
+    return _Part(first, table, reasons, pa.chunked_array([pa.array(changed, type=pa.large_string())]), sizes)
 
 
-def _count(found: Applied, part: _Part, names: tuple[str, ...]) -> None:
+def _count(found: Applied, part: _Part, task: ApplyTask) -> None:
     read, edited = part.table["bytes_read"].to_numpy(), part.table["bytes"].to_numpy()
     for number in np.unique(part.reasons).tolist():
         mask = part.reasons == number
-        tally = found.reasons.setdefault(names[number], [0, 0])
+        tally = found.reasons.setdefault(task.names[number], [0, 0])
         tally[0] += int(mask.sum())
         tally[1] += int(read[mask].sum())
     kept = part.reasons == 0
     found.text_bytes += int(part.bytes[kept].sum())
-    for name, tally in found.edits.items():
-        changes = part.table[name].to_numpy()[kept]
+    for name, tally in found.changed.items():
+        changes = (edited - part.bytes if name == "cut" else part.table[name].to_numpy())[kept]
         tally[0] += int((changes > 0).sum())
         tally[1] += int(changes.sum())
-    lost = (edited - part.bytes)[kept]
-    found.cut[0] += int((lost > 0).sum())
-    found.cut[1] += int(lost.sum())
-
-
-def _count_labels(found: Applied, part: _Part, config: LabelsConfig) -> None:
-    rows = part.table["labels"].to_pylist()
-    for row in np.flatnonzero(part.reasons == 0).tolist():
-        for name in names_of(config, Labelling.from_json(rows[row])):
-            found.labels[name] = found.labels.get(name, 0) + 1
+    if (labels := task.measured.options.labels) is not None:
+        rows = part.table["labels"].to_pylist()
+        for row in np.flatnonzero(kept).tolist():
+            for name in names_of(labels, Labelling.from_json(rows[row])):
+                found.labels[name] = found.labels.get(name, 0) + 1
 
 
 def _kept(task: ApplyTask, part: _Part) -> pa.Table:
@@ -209,8 +196,7 @@ def _kept(task: ApplyTask, part: _Part) -> pa.Table:
         "cluster": _hex(table["hash"]),
         "bytes": pa.array(part.bytes),
     }
-    rows = pa.table([columns[name] for name in DOCUMENTS.names], schema=DOCUMENTS)
-    return _where(rows, part.reasons == 0)
+    return _where(pa.table(columns, schema=DOCUMENTS), part.reasons == 0)
 
 
 def _where(table: pa.Table, kept: np.ndarray) -> pa.Table:
@@ -241,18 +227,11 @@ def _hex(column: pa.ChunkedArray) -> pa.Array:
     return pa.array([value.hex() for value in column.to_pylist()], type=pa.string())
 
 
-def _examples(task: ApplyTask, first: int, part: _Part) -> Iterator[dict[str, Any]]:
+def _examples(task: ApplyTask, part: _Part) -> Iterator[Example]:
     samples, table = task.verdict.samples, part.table.select(["id", "origin", "hash", "bytes", "text"])
-    for row in filter(samples.__contains__, range(first, first + len(table))):
-        left = part.reasons[row - first] != task.names.index(NOTHING_LEFT)
-        shown = table.slice(row - first, 1).to_pylist()[0]
+    for row in filter(samples.__contains__, range(part.first, part.first + len(table))):
+        left = part.reasons[row - part.first] != task.names.index(NOTHING_LEFT)
+        name, origin, cluster, size, text = table.slice(row - part.first, 1).to_pylist()[0].values()
+        about = (task.measured.source, name, origin, cluster.hex(), size, text[:_SHOWN])
         for reason in samples[row]:
-            yield {
-                "reason": reason if left else NOTHING_LEFT,
-                "source": task.measured.source,
-                "id": shown["id"],
-                "origin": shown["origin"],
-                "cluster": shown["hash"].hex(),
-                "bytes": shown["bytes"],
-                "text": shown["text"][:_SHOWN],
-            }
+            yield Example(reason if left else NOTHING_LEFT, *about)

@@ -18,9 +18,8 @@ import xxhash
 
 from hornbook.files.artifact import finish, finished
 from hornbook.files.durable import writing
-from hornbook.text.refinery.build import Steps
-from hornbook.text.refinery.pipeline.measured import MeasureTask, read_columns
-from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision, GlobalDecision, SketchingStep
+from hornbook.text.refinery.pipeline.plan import MeasureTask, read_columns
+from hornbook.text.refinery.step import Columns, CorpusView, Cut, Decision, GlobalDecision, SketchingStep, Steps
 
 KEPT, NOTHING_LEFT = "kept", "nothing left"
 _NAMES = "verdicts.json"
@@ -105,8 +104,8 @@ class _Judge:
     @contextmanager
     def _corpus(self, step: SketchingStep) -> Iterator[CorpusView]:
         """What the step sees, with an empty scratch folder that is deleted afterwards."""
-        needed = not isinstance(step, GlobalDecision) or step.sketches
-        sketches = [np.load(task.sketch(step.name), mmap_mode="r") for task in self.tasks] if needed else []
+        sketched = self.tasks if step.sketches else []
+        sketches = [np.load(task.sketch(step.name), mmap_mode="r") for task in sketched]
         columns = self._columns(step.needs)
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir(parents=True)
@@ -148,7 +147,7 @@ class _Judge:
 
 def _least(keys: np.ndarray, rows: np.ndarray, first: int) -> list[tuple[int, int]]:
     """(key, row in the whole corpus) of the rows with the least keys; of equal keys the first rows."""
-    if len(rows) > EXAMPLES:
+    if len(rows) > EXAMPLES:  # none above the last that is wanted: few are left to sort
         rows = rows[keys[rows] <= np.partition(keys[rows], EXAMPLES - 1)[EXAMPLES - 1]]
     rows = rows[np.argsort(keys[rows], kind="stable")][:EXAMPLES]
     return list(zip(keys[rows].tolist(), (rows + first).tolist(), strict=True))
@@ -199,11 +198,6 @@ def read_verdicts(work: Path, key: str) -> tuple[list[str], list[Verdict]] | Non
         for number, samples in enumerate(found["samples"])
     ]
     return found["names"], verdicts
-
-
-def decided_before(work: Path, key: str) -> bool:
-    """Whether `read_verdicts` would find them."""
-    return finished(work / _NAMES, key) is not None
 
 
 def _path(work: Path, number: int, name: str) -> Path:

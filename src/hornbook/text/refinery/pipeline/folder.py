@@ -17,8 +17,7 @@ from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile, is_url
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask
 from hornbook.text.refinery.pipeline.funnel import Funnel
-from hornbook.text.refinery.pipeline.measured import VERSION, Measured, MeasureTask, read_columns
-from hornbook.text.refinery.pipeline.plan import read_code
+from hornbook.text.refinery.pipeline.plan import VERSION, Measured, MeasureTask, read_code, read_columns
 from hornbook.text.refinery.report.reviews import REVIEWS, SAMPLES
 
 MANIFEST, FUNNEL, QUARANTINE, WORK = "manifest.json", "funnel.json", "quarantine.jsonl", "work"
@@ -41,9 +40,7 @@ def make_folder(out: Path) -> None:
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         names = {entry.name for entry in out.iterdir() if not entry.name.startswith(TEMPORARY)}
-        foreign = bool(names - {*OURS, "run.lock", REVIEWS})
-        known = any((out / name).exists() for name in (MANIFEST, UNFINISHED))
-    if foreign and not known:
+    if names - {*OURS, "run.lock", REVIEWS} and not names & {MANIFEST, UNFINISHED}:
         raise UsageError(f"{out} holds other things: choose an empty or a new folder with --out")
 
 

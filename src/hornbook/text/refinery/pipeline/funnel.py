@@ -1,6 +1,6 @@
 """The funnel: rows in = kept + dropped + quarantined, exactly, by source and reason."""
 
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,31 +22,22 @@ class Tally:
 class SourceFunnel:
     """The outcome of the rows of one source."""
 
-    read: Tally = field(default_factory=Tally)
     kept: Tally = field(default_factory=Tally)
-    dropped: dict[str, Tally] = field(default_factory=dict)
-    quarantined: dict[str, Tally] = field(default_factory=dict)
+    dropped: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    """By reason."""
+    quarantined: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    """Rows that could not be read, by reason."""
     text_bytes: int = 0
     """UTF-8 bytes of the kept text after the edits."""
     files: int = 0
     changed: dict[str, list[int]] = field(default_factory=dict)
     """Changes by edits and cuts in kept documents: counter -> [documents, changes] (of `cut`: bytes)."""
 
-    def keep(self, rows: int, size: int, text_bytes: int) -> None:
-        """Count kept rows."""
-        self.read.add(rows, size)
-        self.kept.add(rows, size)
-        self.text_bytes += text_bytes
-
-    def drop(self, reason: str, rows: int, size: int) -> None:
-        """Count dropped rows."""
-        self.read.add(rows, size)
-        self.dropped.setdefault(reason, Tally()).add(rows, size)
-
-    def quarantine(self, reason: str, rows: int, size: int) -> None:
-        """Count rows that could not be read."""
-        self.read.add(rows, size)
-        self.quarantined.setdefault(reason, Tally()).add(rows, size)
+    @property
+    def read(self) -> Tally:
+        """The rows of every outcome."""
+        parts = [self.kept, *self.dropped.values(), *self.quarantined.values()]
+        return Tally(sum(part.rows for part in parts), sum(part.bytes for part in parts))
 
     def count_changes(self, changed: dict[str, list[int]]) -> None:
         """Add the changes by edits and cuts; counters without changes are left out."""
@@ -54,11 +45,6 @@ class SourceFunnel:
             if documents:
                 before = self.changed.get(name, [0, 0])
                 self.changed[name] = [before[0] + documents, before[1] + changes]
-
-    def balanced(self) -> bool:
-        """Whether rows and bytes add up."""
-        parts = [self.kept, *self.dropped.values(), *self.quarantined.values()]
-        return (self.read.rows, self.read.bytes) == (sum(p.rows for p in parts), sum(p.bytes for p in parts))
 
     def to_json(self) -> dict[str, Any]:
         """For funnel.json: reasons sorted by name."""
@@ -76,7 +62,6 @@ class SourceFunnel:
         """The inverse of `to_json`."""
         kept = data["kept"]
         return cls(
-            Tally(**data["in"]),
             Tally(kept["rows"], kept["bytes"]),
             {reason: Tally(**tally) for reason, tally in data["dropped"].items()},
             {reason: Tally(**tally) for reason, tally in data["quarantined"].items()},
@@ -99,22 +84,14 @@ class Funnel:
         total = SourceFunnel()
         for source in self.sources.values():
             total.files += source.files
+            total.text_bytes += source.text_bytes
             total.count_changes(source.changed)
-            total.keep(source.kept.rows, source.kept.bytes, source.text_bytes)
+            total.kept.add(source.kept.rows, source.kept.bytes)
             for reason, tally in source.dropped.items():
-                total.drop(reason, tally.rows, tally.bytes)
+                total.dropped[reason].add(tally.rows, tally.bytes)
             for reason, tally in source.quarantined.items():
-                total.quarantine(reason, tally.rows, tally.bytes)
+                total.quarantined[reason].add(tally.rows, tally.bytes)
         return total
-
-    def lines(self) -> Iterator[tuple[str, str, str, Tally]]:
-        """(source, outcome, reason, tally) in reading order, for tables."""
-        for name, source in self.sources.items():
-            yield name, "in", "", source.read
-            for outcome, table in (("quarantined", source.quarantined), ("dropped", source.dropped)):
-                for reason in sorted(table):
-                    yield name, outcome, reason, table[reason]
-            yield name, "kept", "", source.kept
 
     def to_json(self) -> dict[str, Any]:
         """For funnel.json and `--json`."""

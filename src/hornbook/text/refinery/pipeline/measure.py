@@ -7,6 +7,7 @@ from json import dumps
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import xxhash
 
 from hornbook.errors import IntegrityError
 from hornbook.files.artifact import once
@@ -16,11 +17,9 @@ from hornbook.text.ingest.labels.labelling import edited
 from hornbook.text.ingest.labels.readers import read_labelled
 from hornbook.text.ingest.parts import numbered
 from hornbook.text.ingest.readers import read_file
-from hornbook.text.refinery.build import Steps, build
-from hornbook.text.refinery.pipeline.measured import FIELDS, Measured, MeasureTask, schema_of
-from hornbook.text.refinery.step import Edit
-from hornbook.text.refinery.steps.basics import content_hash
-from hornbook.text.store import ArrayWriter, TableWriter
+from hornbook.text.refinery.pipeline.plan import FIELDS, Measured, MeasureTask, schema_of
+from hornbook.text.refinery.step import Edit, Steps, build
+from hornbook.text.store import ArrayWriter, TableWriter, batched
 
 _BATCH_BYTES, _BATCH_ROWS = 4 * 2**20, 1024
 """Size of the batches in which documents are measured; no result depends on it."""
@@ -61,7 +60,8 @@ def _measure(task: MeasureTask) -> Measured:
         file = stack.enter_context(writing(task.table))
         table = stack.enter_context(TableWriter(file, schema_of(steps.columns()), compression="lz4"))
         sketches = [stack.enter_context(ArrayWriter(task.sketch(step.name))) for step in steps.sketched]
-        for batch in _batches(_documents(task, result, steps.edits, quarantine)):
+        rows = _documents(task, result, steps.edits, quarantine)
+        for batch in batched(rows, lambda each: len(each.data), _BATCH_BYTES, _BATCH_ROWS):
             documents = [each.document for each in batch]
             table.add_batch(_table(batch, documents, steps), sum(len(each.data) for each in batch))
             for sketch, step in zip(sketches, steps.sketched, strict=True):
@@ -110,19 +110,6 @@ def _with_text(document: Document, text: str, step: Edit) -> Document:
     return replace(document, text=text, labels=labels)
 
 
-def _batches(documents: Iterator[Edited]) -> Iterator[list[Edited]]:
-    batch: list[Edited] = []
-    size = 0
-    for each in documents:
-        batch.append(each)
-        size += len(each.data)
-        if size >= _BATCH_BYTES or len(batch) >= _BATCH_ROWS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> pa.Table:
     base = [
         [each.data for each in batch],
@@ -136,7 +123,7 @@ def _table(batch: list[Edited], documents: Sequence[Document], steps: Steps) -> 
         [each.row for each in batch],
         [each.bytes_read for each in batch],
         [len(each.data) for each in batch],
-        [content_hash(each.data) for each in batch],
+        [xxhash.xxh3_128_digest(each.data) for each in batch],
         [each.edited_out for each in batch],
     ]
     counts: list[Any] = [list(column) for column in zip(*(each.counts for each in batch), strict=True)]

@@ -20,29 +20,19 @@ from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import with_names
 from hornbook.text.pool import Where, run_tasks
-from hornbook.text.refinery.build import build
 from hornbook.text.refinery.pipeline import folder
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask, apply
-from hornbook.text.refinery.pipeline.decide import KEPT, decide, decided_before, read_verdicts, write_verdicts
+from hornbook.text.refinery.pipeline.decide import KEPT, decide, read_verdicts, write_verdicts
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
 from hornbook.text.refinery.pipeline.measure import measure
-from hornbook.text.refinery.pipeline.measured import Measured, MeasureTask
-from hornbook.text.refinery.pipeline.plan import list_all, plan, workers_for
+from hornbook.text.refinery.pipeline.plan import Measured, MeasureTask, list_all, plan, workers_for
+from hornbook.text.refinery.step import build
 
 Phase = Literal["measure", "decide", "write"]
 Task = TypeVar("Task", MeasureTask, ApplyTask)
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One of several jobs that do a phase together: it takes tasks index, index + count, ..."""
-
-    index: int
-    count: int
-
-
-WHOLE = Share(0, 1)
+WHOLE = slice(None)
+"""The share of a job that does a phase alone; of `count` jobs, number `index` takes `slice(index, None, count)`."""
 
 
 def prepare(
@@ -81,7 +71,7 @@ def prepare_share(
     config: TextConfig,
     out: Path,
     phase: Phase,
-    share: Share = WHOLE,
+    share: slice = WHOLE,
     *,
     workers: int = 0,
     progress: Progress | None = None,
@@ -100,42 +90,39 @@ def prepare_share(
     if phase == "measure":
         return f"measured {len(job.measure(share))} of {len(job.tasks)} tasks"
     job.require_measured()
+    tasks = job.decide(before=phase == "write")
     if phase == "decide":
-        job.decide()
-        return f"decided about {len(job.tasks)} tasks"
-    job.require_decided()
-    return f"wrote {len(job.write(job.decide(), share))} of {len(job.tasks)} tasks"
+        return f"decided about {len(tasks)} tasks"
+    return f"wrote {len(job.write(tasks, share))} of {len(tasks)} tasks"
 
 
+@dataclass
 class _Job:
     """The phases over the tasks of one folder."""
 
-    def __init__(
-        self,
-        config: TextConfig,
-        inputs: dict[str, list[InputFile]],
-        out: Path,
-        workers: int,
-        progress: Progress,
-        on: Where,
-    ) -> None:
-        self.config, self.out, self._progress = config, out, progress
-        self._on: Where = on
-        self._steps = build(config.all_steps)  # raises before anything is written or deleted
-        self.tasks = plan(config, inputs, out / folder.WORK)
-        self.total = sum(task.size for task in self.tasks)
-        self._workers = workers_for(workers, self.tasks, self.total)
+    config: TextConfig
+    inputs: dict[str, list[InputFile]]
+    out: Path
+    workers: int
+    progress: Progress
+    on: Where
+
+    def __post_init__(self) -> None:
+        self._steps = build(self.config.all_steps)  # raises before anything is written or deleted
+        self.tasks = plan(self.config, self.inputs, self.out / folder.WORK)
+        self._total = sum(task.size for task in self.tasks)
+        self.workers = workers_for(self.workers, self.tasks, self._total)
 
     def _run(self, name: str, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
         total, done = sum(task.size for task in tasks), 0
-        for task, result in zip(tasks, run_tasks(function, tasks, self._workers, self._on), strict=True):
+        for task, result in zip(tasks, run_tasks(function, tasks, self.workers, self.on), strict=True):
             yield result
             done += task.size
-            self._progress(name, done, total)
+            self.progress(name, done, total)
 
-    def measure(self, share: Share = WHOLE) -> list[Measured]:
+    def measure(self, share: slice = WHOLE) -> list[Measured]:
         """Phase 1 for a share of the tasks."""
-        return list(self._run("read and measure", measure, self.tasks[share.index :: share.count]))
+        return list(self._run("read and measure", measure, self.tasks[share]))
 
     def require_measured(self) -> None:
         """Raises UsageError where a task of phase 1 is not done."""
@@ -146,30 +133,27 @@ class _Job:
                 "finish all shards of `--phase measure` first"
             )
 
-    def _key(self) -> str:
-        return digest_of([task.key() for task in self.tasks])
+    def decide(self, *, before: bool = False) -> list[ApplyTask]:
+        """Phase 2, unless an earlier run did it.
 
-    def require_decided(self) -> None:
-        """Raises UsageError where phase 2 is not done: jobs that share phase 3 must not all do it."""
-        if not decided_before(self.out / folder.WORK, self._key()):
+        before: Raises UsageError where none did, because jobs that share phase 3 must not all do phase 2.
+        """
+        work, key = self.out / folder.WORK, digest_of([task.key() for task in self.tasks])
+        found = read_verdicts(work, key)
+        if found is None and before:
             raise UsageError("nothing is decided about these inputs yet: run `--phase decide` first")
-
-    def decide(self) -> list[ApplyTask]:
-        """Phase 2, unless an earlier run did it."""
-        key = self._key()
-        found = read_verdicts(self.out / folder.WORK, key)
         if found is None:
             folder.require_named(self.config, self.tasks, self.out)
-            found = decide(self.tasks, self._steps, self.out / folder.WORK / "scratch")
-            write_verdicts(self.out / folder.WORK, key, *found)
-        self._progress("decide", self.total, self.total)
+            found = decide(self.tasks, self._steps, work / "scratch")
+            write_verdicts(work, key, *found)
+        self.progress("decide", self._total, self._total)
         names, verdicts = found
         pairs = zip(self.tasks, verdicts, strict=True)
         return [ApplyTask(task, tuple(names), verdict, self.out) for task, verdict in pairs]
 
-    def write(self, tasks: Sequence[ApplyTask], share: Share = WHOLE) -> list[Applied]:
+    def write(self, tasks: Sequence[ApplyTask], share: slice = WHOLE) -> list[Applied]:
         """Phase 3 for a share of the tasks."""
-        return list(self._run("write", apply, tasks[share.index :: share.count]))
+        return list(self._run("write", apply, tasks[share]))
 
 
 def _finish(job: _Job) -> Funnel:
@@ -198,15 +182,11 @@ def _count(tasks: list[MeasureTask], measured: list[Measured], applied: list[App
     for task, result, written in zip(tasks, measured, applied, strict=True):
         source = funnel.sources.setdefault(task.source, SourceFunnel())
         source.files += sum(not file.part[0] for file in task.files)
-        for reason, (rows, size) in result.blank.items():
-            source.drop(reason, rows, size)
-        for reason, (rows, size) in result.quarantined.items():
-            source.quarantine(reason, rows, size)
-        for reason, (rows, size) in written.reasons.items():
-            if reason == KEPT:
-                source.keep(rows, size, written.text_bytes)
-            else:
-                source.drop(reason, rows, size)
-        source.count_changes({**written.edits, "cut": written.cut})
-    assert all(source.balanced() for source in funnel.sources.values())
+        source.text_bytes += written.text_bytes
+        for reason, counts in result.quarantined.items():
+            source.quarantined[reason].add(*counts)
+        for reason, counts in (*result.blank.items(), *written.reasons.items()):
+            (source.kept if reason == KEPT else source.dropped[reason]).add(*counts)
+        source.count_changes(written.changed)
+    assert funnel.total().read.rows == sum(result.rows for result in measured)  # every row has one outcome
     return funnel

@@ -15,17 +15,16 @@ from hornbook.kernels.compiled import borrowed, compiled
 from hornbook.kernels.packed import hash_words, pack
 from hornbook.text.config.rules import STOP_WORDS
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.quality import line_counts, repeats, word_counts
-from hornbook.text.refinery.quality.line_counts import count_lines
-from hornbook.text.refinery.quality.repeats import count_parts
+from hornbook.text.refinery.quality import line_counts, word_counts
+from hornbook.text.refinery.quality.line_counts import count_lines, count_parts
 from hornbook.text.refinery.quality.word_counts import count_words
-from hornbook.text.refinery.step import Columns
+from hornbook.text.refinery.step import Columns, Measurer
 from hornbook.text.refinery.words.characters import kinds, sentence_terminals, table_of
 from hornbook.text.refinery.words.words import DEFINITIONS, find_words, most_words
 
-COLUMNS = (*line_counts.COLUMNS, *repeats.PART_COLUMNS, *word_counts.COLUMNS)
+COLUMNS = (*line_counts.COLUMNS, *line_counts.PART_COLUMNS, *word_counts.COLUMNS)
 """In the order in which the kernels write them."""
-_PARTS, _WORDS = len(line_counts.COLUMNS), len(line_counts.COLUMNS) + len(repeats.PART_COLUMNS)
+_PARTS, _WORDS = len(line_counts.COLUMNS), len(line_counts.COLUMNS) + len(line_counts.PART_COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +57,23 @@ class Settings:
         return f"statistics{words}{other}"
 
 
-class Statistics:
+class Statistics(Measurer):
     """The measurer that all rules share; steps with the same settings share one pass."""
 
     columns = dict.fromkeys(COLUMNS, "int64")
 
     def __init__(self, settings: Settings) -> None:
-        self.name = settings.label
-        self._definition = DEFINITIONS.index(settings.words)
-        self._short = settings.short_line
-        self._terminals = settings.terminals or sentence_terminals()
-        self._count = len(settings.stop_words)
-        self._stop = _stop_table(settings.stop_words)
+        self.name, self._settings = settings.label, settings
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """Every column of every document."""
         data, bounds = pack(document.text for document in documents)
         rows = np.zeros((len(documents), len(COLUMNS)), np.int64)
         starts, ends = np.empty((2, most_words(int(np.diff(bounds).max(initial=0)))), np.int64)
-        keys, languages = self._stop
-        terminal, words = table_of(self._terminals), self._definition
-        _measure(data, bounds, kinds(), terminal, self._short, words, keys, languages, self._count, starts, ends, rows)
+        settings = self._settings
+        terminal, short = table_of(settings.terminals or sentence_terminals()), settings.short_line
+        words, count = DEFINITIONS.index(settings.words), len(settings.stop_words)
+        keys, languages = _stop_table(settings.stop_words)
+        _measure(data, bounds, kinds(), terminal, short, words, keys, languages, count, starts, ends, rows)
         return {name: rows[:, place] for place, name in enumerate(COLUMNS)}
 
 

@@ -127,6 +127,7 @@ def _name_words(joined, places, sums, inverses, table, bits, words):
     shift, mask = np.uint64(64 - bits), np.uint64(len(table) - 1)
     for i in range(len(words)):
         value = (sums[i + 1] - sums[i]) * inverses[i]
+        # The upper `bits` bits of the mixed hash are a slot; a taken slot holds the first of equal words.
         at = ((value ^ (value >> _HALF)) * MIX_FIRST) >> shift
         words[i] = i
         while table[at]:
@@ -152,10 +153,7 @@ def _stop_words(data, starts, ends, words, keys, masks, languages):
             if place < len(keys) and keys[place] == key:
                 for language in range(languages):
                     found[language] += (masks[place] >> np.uint64(language)) & _ONE
-    most = 0
-    for language in range(languages):
-        most = max(most, found[language])
-    return most
+    return found.max()
 
 
 @compiled
@@ -169,7 +167,7 @@ def _top_gram(grams, words, n, lengths, table, bits, longer):
     counts = np.zeros(windows, np.uint32)
     table[:] = 0
     for i in range(windows):
-        gram, word = grams[i], words[i + n - 1]
+        gram, word = grams[i], words[i + n - 1]  # equal pairs are equal n-grams: both name first occurrences
         at = ((np.uint64(gram) * GOLDEN ^ np.uint64(word)) * MIX_FIRST) >> shift
         first = np.int64(i)
         while table[at]:
@@ -201,6 +199,7 @@ def _duplicate_grams(joined, places, sums, inverses, lengths, n, table, bits):
                 size = places[i + n] - places[i]
                 found = places[j + n] - places[j] == size and same_bytes(joined, places[j], places[i], size)
             at = (at + _ONE) & mask
+        # An n-gram within one that was counted is neither counted nor stored, so shares cannot exceed 1.
         if found:
             total += lengths[i + n] - lengths[i]
             i += n

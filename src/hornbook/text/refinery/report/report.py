@@ -15,25 +15,11 @@ from hornbook.text.refinery.bias.bias import MentionReport, read_bias
 from hornbook.text.refinery.pipeline.decide import EXAMPLES, KEPT
 from hornbook.text.refinery.pipeline.folder import FUNNEL, read_manifest, read_text_config
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel, Tally
-from hornbook.text.refinery.pipeline.measured import FIELDS
+from hornbook.text.refinery.pipeline.plan import FIELDS
 from hornbook.text.refinery.report.reviews import Example, Precision, precisions, read_examples
-from hornbook.text.refinery.report.sections import STYLE, bias_card, bias_page, curves_page, table
+from hornbook.text.refinery.report.sections import BIAS_CSS, bias_card, bias_page, curves_page, table
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1c2430; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; width: 100%; } td, th { padding: .25rem .6rem; text-align: right; }
-td:first-child, th:first-child { text-align: left; } tr { border-bottom: 1px solid #e3e7ee; }
-.bar { background: #e9edf4; height: .7rem; min-width: 8rem; }
-.bar i { display: block; height: 100%; background: #3566b8; }
-.bar i.kept { background: #2b8a57; } details { margin: .4rem 0; } summary { cursor: pointer; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f7fa; padding: .6rem; font-size: .8rem; }
-.note { color: #5b6677; } .curve td:not(:last-child) { white-space: nowrap; }
-.curve td:last-child, .curve th:last-child { text-align: left; font-size: .85rem; }
-@media (prefers-color-scheme: dark) { body { background: #14181f; color: #dde3ec; } tr { border-color: #2b323d; }
-  .bar, pre { background: #222934; } .note { color: #97a3b6; } }
-"""
-
+_CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 _MARKS, _CELL = frozenset("|<>&[]()`*_\\!"), 100
 
 
@@ -83,16 +69,18 @@ def _counts(data: Path, column: str) -> dict[str, int]:
 
 def page(receipt: Receipt) -> str:
     """The receipt as one self-contained HTML file."""
-    total = receipt.funnel.total()
+    total, sources = receipt.funnel.total(), receipt.funnel.sources
+    if len(sources) > 1:
+        sources = {**sources, "all sources": total}
     reasons = sorted({each.reason for each in receipt.examples}, key=lambda reason: (reason == KEPT, reason))
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(receipt.data.name)}: receipt</title>'
     view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     parts = [
-        f"{head}{view}<style>{_STYLE}{STYLE if receipt.bias else ''}</style>",
+        f"{head}{view}<style>{_CSS}{BIAS_CSS if receipt.bias else ''}</style>",
         f"<h1>What became of the text in {escape(str(receipt.data.name))}</h1>",
         f"<p>{total.read.rows:,} rows were read, {total.kept.rows:,} documents are left "
         f"({total.kept.rows / max(total.read.rows, 1):.1%}), {total.text_bytes:,} bytes of text.</p>",
-        *(_source(name, source) for name, source in _sources(receipt)),
+        *(_source(name, source) for name, source in sources.items()),
         "<h2>Rules and examples</h2>",
         f'<p class="note">Up to {EXAMPLES} documents of each rule, chosen at random (fixed by hash). Judge them with '
         f"<code>hornbook prepare review {escape(str(receipt.data))}</code>; "
@@ -107,11 +95,6 @@ def page(receipt: Receipt) -> str:
         ),
     ]
     return "\n".join(parts) + "\n"
-
-
-def _sources(receipt: Receipt) -> list[tuple[str, SourceFunnel]]:
-    sources = list(receipt.funnel.sources.items())
-    return [*sources, ("all sources", receipt.funnel.total())] if len(sources) > 1 else sources
 
 
 def _source(name: str, source: SourceFunnel) -> str:
@@ -197,10 +180,8 @@ def card(receipt: Receipt) -> str:
 
 
 def _settings(step: Any) -> str:
-    values = step.model_dump(exclude_defaults=True)
-    return ", ".join(
-        [step.label, *(f"{key} = {value}" for key, value in values.items() if key not in ("kind", "name"))]
-    )
+    values = step.model_dump(exclude_defaults=True, exclude={"kind", "name"})
+    return ", ".join([step.label, *(f"{key} = {value}" for key, value in values.items())])
 
 
 def _said(receipt: Receipt, reason: str) -> str:

@@ -9,9 +9,8 @@ settings drop, often the clearer ones) choose what is counted.
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -109,8 +108,3 @@ def precisions(data: Path) -> dict[str, Precision]:
             found.setdefault(example.reason, [0, 0])[not right] += 1
     ordered = sorted(found, key=lambda reason: (reason == KEPT, reason))
     return {reason: Precision(*found[reason]) for reason in ordered}
-
-
-def as_json(found: dict[str, Precision]) -> dict[str, Any]:
-    """For --json."""
-    return {reason: {**asdict(each), "share": each.share, "interval": each.interval} for reason, each in found.items()}

@@ -16,19 +16,10 @@ from hornbook.text.refinery.bias.bias import (
     shares,
     standing_out,
 )
-from hornbook.text.refinery.build import build
 from hornbook.text.refinery.scores.curve import around, curve, curve_table, read_signals, thresholds
-from hornbook.text.refinery.step import Decision
+from hornbook.text.refinery.step import Decision, build
 
-STYLE = """
-table.bias td:nth-child(2), table.bias th:nth-child(2) { text-align: left; }
-table.bias td:last-child { width: 14rem; }
-.pmi { position: relative; background: #e9edf4; height: .7rem; }
-.pmi i, .pmi b, .pmi u { position: absolute; height: 100%; }
-.pmi i { background: #3566b8; } .pmi b { width: 3px; background: #b86a20; }
-.pmi u { top: 43%; height: 14%; background: #1c2430; }
-@media (prefers-color-scheme: dark) { .pmi { background: #222934; } .pmi u { background: #dde3ec; } }
-"""
+BIAS_CSS = Path(__file__).with_name("bias.css").read_text(encoding="utf-8")
 _MOST_ROWS = 2_000_000
 """Documents whose columns a page reads; of more, `prepare curve` reads those of one step."""
 _SHOWN, _IN_CARD = 15, 5
@@ -103,12 +94,12 @@ def _of_source(report: MentionReport, source: SourceMentions) -> str:
 
 
 def _row(pair: Shift) -> list[str]:
-    times, expected, before, now = _numbers(pair)
+    times, expected, before, now = numbers(pair)
     interval = f" ({pair.now.low:+.2f} to {pair.now.high:+.2f})" if pair.now else ""
     return [escape(pair.group), escape(pair.attribute), times, expected, before, now + interval, _bar(pair)]
 
 
-def _numbers(pair: Shift) -> tuple[str, str, str, str]:
+def numbers(pair: Shift) -> tuple[str, str, str, str]:
     """How often the pair occurs, how often it is expected to, its PMI before and now."""
     before = f"{pair.before.pmi:+.2f}" if pair.before else "rare"
     if (now := pair.now) is None:
@@ -145,5 +136,5 @@ def bias_card(reports: list[MentionReport]) -> Iterator[str]:
         if pairs:
             yield from ("", f"| group | with | times | expected | PMI {report.before} | PMI now |", _RULE)
         for pair in pairs:
-            yield f"| {pair.group} | {pair.attribute} | {' | '.join(_numbers(pair))} |"
+            yield f"| {pair.group} | {pair.attribute} | {' | '.join(numbers(pair))} |"
         yield ""

@@ -16,10 +16,9 @@ import pyarrow.parquet as pq
 from hornbook.errors import UsageError
 from hornbook.text.config.step import StepConfig
 from hornbook.text.config.text import KINDS
-from hornbook.text.refinery.build import Steps, build
 from hornbook.text.refinery.pipeline.decide import KEPT, NOTHING_LEFT
 from hornbook.text.refinery.scores.vocabulary import COUNT, SAMPLE, Coverage, SampledWords, Vocabulary
-from hornbook.text.refinery.step import Decision
+from hornbook.text.refinery.step import Decision, Steps, build
 
 
 @dataclass(frozen=True, slots=True)

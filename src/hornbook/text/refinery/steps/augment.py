@@ -15,7 +15,8 @@ from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Edit
 
 PAIRS: list[tuple[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["pairs"]
-_AMBIGUOUS = ("him", "his", "her", "hers")
+_AMBIGUOUS = {"him": ("her", "her"), "his": ("her", "hers"), "her": ("his", "him"), "hers": ("his", "his")}
+"""Word -> its counterpart as a possessive within a phrase, and before what ends a phrase."""
 _WORD = re.compile(r"[^\W\d_]+")
 _OBJECT_ENDS = re.compile(
     r"\s{0,2}(?:[^\w\s]|$|(?:and|or|but|to|in|on|at|for|with|from|by|as|when|that|the|a|an|is|was|had)\b)"
@@ -39,7 +40,6 @@ class Swap(Edit):
         self._english = not config.pairs
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The text with its words swapped, where the document is chosen."""
         if _generator(document, self.config.seed).random() >= self.config.share:
             return document.text, (0,)
         count = 0
@@ -55,11 +55,7 @@ class Swap(Edit):
 
     def _counterpart(self, word: str, found: re.Match[str]) -> str | None:
         if self._english and word in _AMBIGUOUS:
-            if word == "her":  # an object before what ends a phrase, else a possessive
-                return "him" if _OBJECT_ENDS.match(found.string, found.end()) else "his"
-            if word == "his":
-                return "hers" if _OBJECT_ENDS.match(found.string, found.end()) else "her"
-            return "her" if word == "him" else "his"
+            return _AMBIGUOUS[word][_OBJECT_ENDS.match(found.string, found.end()) is not None]
         return self._other.get(word)
 
 
@@ -75,7 +71,6 @@ class WordEdits(Edit):
     counters = ("left_out", "repeated", "exchanged")
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The changed text, where the document is chosen."""
         draw = _generator(document, self.config.seed)
         counts = [0, 0, 0]
         if draw.random() >= self.config.share:

@@ -1,4 +1,4 @@
-"""The steps that every corpus needs: Unicode form, empty documents, exact duplicates."""
+"""The steps that every corpus needs: Unicode form, empty documents, exact duplicates; and a function of the user's."""
 
 import re
 import unicodedata
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import xxhash
 
-from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Columns, CorpusView, Decision, Edit, GlobalDecision
+from hornbook.errors import UsageError
+from hornbook.text.config.modules import load_function
+from hornbook.text.ingest.document import Document, is_valid_unicode
+from hornbook.text.refinery.step import Columns, CorpusView, Decision, Edit, GlobalDecision, Measurer
 
 _LINE_ENDS = re.compile(r"\r\n?")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -25,21 +26,50 @@ class Normalize(Edit):
     counters = ("changed",)
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The normalised text."""
         text = _CONTROLS.sub("", _LINE_ENDS.sub("\n", document.text))
         if self.config.form != "none" and not text.isascii():
             text = unicodedata.normalize(self.config.form, text)
         return text, (int(text != document.text),)
 
 
-class Sizes:
+class PythonStep(Edit):
+    """Calls `package.module:function` with each document; the result replaces the document."""
+
+    counters = ("changed",)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._call = load_function(config.call)
+        self.reasons = (config.name or config.call,)
+
+    def edit(self, document: Document) -> tuple[str | None, tuple[int, ...]]:
+        """The function's text, None to drop the document. Raises UsageError naming document and function."""
+        try:
+            found = self._call(document)
+        except Exception as error:
+            message = f"{self.config.call} failed on document {document.id!r} ({document.origin}): "
+            raise UsageError(f"{message}{type(error).__name__}: {error}") from error
+        text = found.text if isinstance(found, Document) else found
+        if text is not None and not isinstance(text, str):
+            raise UsageError(
+                f"{self.config.call} gave {type(found).__name__} for document {document.id!r}: "
+                "give a Document, its new text, or None to drop it"
+            )
+        if text is not None and not is_valid_unicode(text):
+            raise UsageError(
+                f"{self.config.call} gave text with a lone surrogate for document {document.id!r}: "
+                "it cannot be written as UTF-8; take such characters out"
+            )
+        return text, (int(text is not None and text != document.text),)
+
+
+class Sizes(Measurer):
     """Measures the characters of a document, and whether one of them is visible."""
 
     name = "text"
     columns = {"characters": "int64", "visible": "bool"}  # noqa: RUF012 - read only
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """Both columns."""
         characters = np.array([len(document.text) for document in documents], dtype=np.int64)
         return {"characters": characters, "visible": np.array([is_visible(each.text) for each in documents], bool)}
 
@@ -60,23 +90,20 @@ class DropEmpty(Decision):
         self.needs = ("text.visible",)
 
     def decide(self, columns: Columns) -> np.ndarray:
-        """1 where no character is visible."""
         return (~columns["text.visible"]).astype(np.uint8)
 
 
 class Exclude(Decision):
-    """Documents that the recipe names."""
+    """Documents whose id or origin the recipe names."""
 
     reasons = ("excluded",)
     columns = {"named": "bool"}  # noqa: RUF012 - read only
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """Whether id or origin is one of the names."""
         names = frozenset(self.config.documents)
         return {"named": np.array([not names.isdisjoint((each.id, each.origin)) for each in documents], bool)}
 
     def decide(self, columns: Columns) -> np.ndarray:
-        """1 where it is named."""
         return columns["exclude.named"].astype(np.uint8)
 
 
@@ -92,7 +119,6 @@ class ExactDedup(GlobalDecision):
     """Bytes of memory that it may use, beside a byte per document."""
 
     def decide_all(self, corpus: CorpusView) -> np.ndarray:
-        """1 for the later ones."""
         drop = np.zeros(len(corpus.alive), dtype=np.uint8)
         parts = 1 + _SORTING * len(drop) // self.budget
         for part in range(parts):
@@ -118,8 +144,3 @@ def _hashes(corpus: CorpusView, part: int, parts: int) -> tuple[np.ndarray, np.n
         found.append(hashes[mine])
         rows.append(np.flatnonzero(mine) + first)
     return np.concatenate(found), np.concatenate(rows)
-
-
-def content_hash(data: bytes) -> bytes:
-    """xxh3_128 of the edited text in UTF-8, 16 bytes: the name of the document's cluster of duplicates."""
-    return xxhash.xxh3_128_digest(data)

@@ -34,7 +34,6 @@ class Boilerplate(Edit):
     counters = (*_KINDS, "navigation")
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
-        """The other lines, unchanged."""
         small = document.text.lower()
         rules = [(kind, rule) for kind, marks, rule in _RULES if any(mark in small for mark in marks)]
         rules.append(("navigation", _NAVIGATION))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.text.ingest.document import Document
-from hornbook.text.refinery.step import Columns, Decision
+from hornbook.text.refinery.step import Columns, Decision, Measurer
 
 _HEAD = 4096
 _SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([A-Za-z0-9.+-]+(?: (?:AND|OR|WITH) [A-Za-z0-9.+-]+)*)")
@@ -39,7 +39,7 @@ def licence(text: str) -> str:
     return ""
 
 
-class CodeMeasurer:
+class CodeMeasurer(Measurer):
     """Measures lines, letters, markers and the licence of a file."""
 
     name = "code"
@@ -52,7 +52,6 @@ class CodeMeasurer:
     }
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """Every column of every document."""
         rows = [_measured(document) for document in documents]
         return {
             name: np.array([row[place] for row in rows], dtype=object if dtype == "str" else dtype)

@@ -72,7 +72,6 @@ class Language(Decision):
         self._judge = script_of if config.detector == "script" else _lingua(config.among)
 
     def measure(self, documents: Sequence[Document]) -> Columns:
-        """A row per document."""
         texts = [self._part(document.text) for document in documents]
         judged = [self._judge(text) for text in texts]
         return {

@@ -3,6 +3,7 @@
 import html
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import lru_cache
 
 from hornbook.text.ingest.document import Document
@@ -21,10 +22,10 @@ _QUOTES = (
     "\u201c\u201d\u201e\u2026\u2039\u203a\u2122"
 )
 """Punctuation that may follow a letter in sound text."""
-_C1 = {code: chr(code) for code in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}
+_C1 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
 
 _TABLE = {bytes([code]).decode("cp1252"): code for code in range(0x80, 0x100) if code not in _C1}
-_BYTES = {**_TABLE, **{text: code for code, text in _C1.items()}, **{chr(code): code for code in range(0x80, 0x100)}}
+_BYTES = {**_TABLE, **{chr(code): code for code in range(0x80, 0x100)}}
 """Character -> the byte that cp1252 (or Latin-1, where cp1252 has none) decodes to it."""
 
 _NEXT = "".join(re.escape(text) for text, code in _BYTES.items() if code < 0xC0)
@@ -67,15 +68,20 @@ def _repaired(text: str) -> tuple[str, int]:
     """The repaired text and the number of repairs. Where one sequence is certain, all of the text was misread."""
     if not any(_said(found.group()) != found.group() and _is_certain(found) for found in _SEQUENCES.finditer(text)):
         return text, 0
+    return _replaced(_ONE, _said_by_one, text)
+
+
+def _replaced(pattern: re.Pattern[str], meaning: Callable[[str], str], text: str) -> tuple[str, int]:
+    """The text with each match replaced by its meaning, and the number of matches that this changed."""
     count = 0
 
-    def said(found: re.Match[str]) -> str:
+    def meant(found: re.Match[str]) -> str:
         nonlocal count
-        meant = _said_by_one(found.group())
-        count += meant != found.group()
-        return meant
+        new = meaning(found.group())
+        count += new != found.group()
+        return new
 
-    return _ONE.sub(said, text), count
+    return pattern.sub(meant, text), count
 
 
 class Repair(Edit):
@@ -103,12 +109,4 @@ class Repair(Edit):
     def _entities(self, text: str) -> tuple[str, int]:
         if not self.config.entities or "&" not in text or "<" in text:
             return text, 0  # in text with markup, entities are meant
-        count = 0
-
-        def said(found: re.Match[str]) -> str:
-            nonlocal count
-            meant = html.unescape(found.group())
-            count += meant != found.group()
-            return meant
-
-        return _ENTITY.sub(said, text), count
+        return _replaced(_ENTITY, html.unescape, text)
