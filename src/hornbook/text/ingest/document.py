@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.charsets import UnfitRow
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.ingest.lines import read_whole
+from hornbook.text.ingest.lines import Line, read_whole
 
 EXCERPT_BYTES = 160
 LONE_SURROGATE = "lone surrogate: the text is not valid Unicode"
@@ -60,14 +61,6 @@ class Rejected:
 
 
 Row = Document | Rejected
-
-
-class UnfitRow(Exception):
-    """A row cannot become a document; the text is the reason. `dropped` where nothing is wrong with it."""
-
-    def __init__(self, reason: str = "", dropped: bool = False) -> None:
-        super().__init__(reason)
-        self.dropped = dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +121,26 @@ def reject(
     return Rejected(file.name, line, reason, file.source, excerpt(data), len(data) if size < 0 else size, rows, damaged)
 
 
-def row_document(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions, data: bytes = b"") -> Row:
-    """The document of a row of fields; all but text and name are its metadata. `data`: the row as read."""
+Make = Callable[[InputFile, int, dict[str, Any], ReadOptions], Iterable[Row]]
+"""From a file, the number of a row, its fields and options to rows. May raise UnfitRow."""
+
+
+def row_documents(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions) -> list[Row]:
+    """The document of a row of fields; all but text and name are its metadata. Raises UnfitRow."""
     text = lookup(row, options.text_field)
     if text is None and options.text_field not in row:
-        reason = f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})"
-        return reject(file, number, reason, data)
-    if not isinstance(text, str):
-        return reject(file, number, f"text is not a string: it is a JSON {json_name(text)}", data)
-    if not is_valid_unicode(text):
-        return reject(file, number, LONE_SURROGATE, data)
+        raise UnfitRow(f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})")
+    check_text(text)
     row.pop(options.text_field, None)
-    return fields_document(file, number, text, row, options)
+    return [fields_document(file, number, text, row, options)]
+
+
+def check_text(text: Any) -> None:
+    """Raises UnfitRow for what is no string, or cannot be written as UTF-8."""
+    if not isinstance(text, str):
+        raise UnfitRow(f"text is not a string: it is a JSON {json_name(text)}")
+    if not is_valid_unicode(text):
+        raise UnfitRow(LONE_SURROGATE)
 
 
 def fields_document(file: InputFile, number: int, text: str, fields: dict[str, Any], options: ReadOptions) -> Document:
@@ -150,33 +151,39 @@ def fields_document(file: InputFile, number: int, text: str, fields: dict[str, A
     return Document(text, name, file.source, fields, origin)
 
 
-class _Numbered(Protocol):
-    @property
-    def number(self) -> int: ...
+Item = TypeVar("Item", bound=Line)
 
 
-Numbered = TypeVar("Numbered", bound=_Numbered)
-
-
-def read_each(file: InputFile, items: Iterable[Numbered], read: Callable[[Numbered], Iterable[Row]]) -> Iterator[Row]:
-    """What `read` makes of each line or record; where the stream is damaged, a last row says so."""
+def read_each(file: InputFile, items: Iterable[Item], read: Callable[[Item], Iterable[Row]]) -> Iterator[Row]:
+    """What `read` makes of each line or record, which may raise UnfitRow; a damaged stream ends with a row for it."""
     number = 0
     try:
         for item in items:
             number = item.number
-            yield from read(item)
+            try:
+                yield from read(item)
+            except UnfitRow as why:
+                yield reject(file, number, str(why), item.data, item.size, damaged=not why.dropped)
     except DamagedStream as error:
         yield reject(file, number + 1, str(error))
 
 
+def whole_line(line: Line, options: ReadOptions) -> bytes:
+    """The bytes of a line. Raises UnfitRow where it is beyond the limit."""
+    if line.overlong:
+        raise UnfitRow(why_too_long(line.size, options))
+    return line.data
+
+
 def read_at_once(file: InputFile, stream: Stream, options: ReadOptions, read: Callable[[bytes], Row]) -> Iterator[Row]:
-    """What `read` makes of all bytes of a file; a file over the limit, or a damaged one, is a rejected row."""
+    """What `read` makes of all bytes of a file; it may raise UnfitRow."""
     try:
         data, size = read_whole(stream, options.max_bytes)
     except DamagedStream as error:
         yield reject(file, 0, str(error))
-    else:
-        yield too_long(file, 0, size, options) if data is None else read(data)
+        return
+    whole = Line(0, data or b"", size, overlong=data is None)
+    yield from read_each(file, [whole], lambda line: [read(whole_line(line, options))])
 
 
 def keep_provenance(document: Document, options: ReadOptions) -> None:
@@ -201,8 +208,11 @@ def _as_text(value: Any) -> str:
 
 def too_long(file: InputFile, number: int, size: int, options: ReadOptions, data: bytes = b"") -> Rejected:
     """A row beyond the limit."""
-    reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
-    return reject(file, number, reason, data, size)
+    return reject(file, number, why_too_long(size, options), data, size)
+
+
+def why_too_long(size: int, options: ReadOptions) -> str:
+    return f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
 
 
 def is_valid_unicode(text: str) -> bool:

@@ -62,11 +62,10 @@ class Line:
     data: bytes
     size: int
     """Bytes of the whole line."""
-    ended: bool
+    ended: bool = True
     """Whether a line feed followed."""
     count: int = 1
     """Lines it stands for: a run of empty lines is one."""
-
     overlong: bool = False
     """The line was longer than the limit, so it was not kept."""
 
@@ -86,17 +85,17 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
             if end == start and not size:
                 run = _EMPTY_LINES.match(chunk, start)
                 assert run is not None
-                yield Line(number, b"", 0, True, run.end() - start)
+                yield Line(number, b"", 0, count=run.end() - start)
                 number, start = number + run.end() - start, run.end()
                 continue
             size += end - start
             _hold(kept, chunk[start:end], size, limit)
-            yield Line(number, b"".join(kept), size, True, overlong=size > limit)
+            yield Line(number, b"".join(kept), size, overlong=size > limit)
             number, kept, size, start = number + 1, [], 0, end + 1
         size += len(chunk) - start
         _hold(kept, chunk[start:], size, limit)
     if size:
-        yield Line(number, b"".join(kept), size, False, overlong=size > limit)
+        yield Line(number, b"".join(kept), size, ended=False, overlong=size > limit)
 
 
 def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:
@@ -107,17 +106,11 @@ def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:
         kept[:] = [b"".join([*kept, piece[:_BEGINNING]])[:_BEGINNING]]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a plain-text file."""
+def read_pieces(stream: Stream, limit: int) -> Iterator[tuple[int, bytes, bool]]:
+    """(first line, bytes, whether it is the last) of pieces of a text of at most `limit` bytes.
 
-    line: int
-    data: bytes
-    last: bool
-
-
-def read_pieces(stream: Stream, limit: int) -> Iterator[Piece]:
-    """Cut a text into pieces of at most `limit` bytes: after a line feed if there is one, else between characters."""
+    They are cut after a line feed if there is one, else between characters.
+    """
     buffer, line = bytearray(), 1
     while chunk := stream.read(CHUNK):
         buffer += chunk
@@ -125,9 +118,9 @@ def read_pieces(stream: Stream, limit: int) -> Iterator[Piece]:
             cut = _cut(buffer, limit)
             data = bytes(buffer[:cut])
             del buffer[:cut]
-            yield Piece(line, data, last=False)
+            yield line, data, False
             line += data.count(b"\n")
-    yield Piece(line, bytes(buffer), last=True)
+    yield line, bytes(buffer), True
 
 
 def _cut(buffer: bytearray, limit: int) -> int:

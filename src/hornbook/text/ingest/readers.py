@@ -6,26 +6,26 @@ the damage and then one `Rejected`. Memory is bounded by `max_bytes` (plus a par
 
 import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hornbook.errors import DoesNotFitError
 from hornbook.files.strict_json import DuplicateKey, unique_keys
-from hornbook.text.ingest.charsets import BOM, plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import BOM, UnfitRow, decode_utf8, plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import (
     Document,
+    Make,
     Reader,
     ReadOptions,
-    Rejected,
     Row,
     json_name,
     keep_provenance,
     read_each,
     reject,
-    row_document,
+    row_documents,
     short,
-    too_long,
+    whole_line,
 )
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
 from hornbook.text.ingest.lines import Buffered, HashingFile, Line, open_input, read_pieces
@@ -96,16 +96,13 @@ def read_file(
 
 def read_text(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per file; a longer file becomes `path#0`, `path#1`, ..."""
-    number = 0
-    line = 1
+    number, line = 0, 1
     try:
-        for piece in read_pieces(plain_text(raw, file.compression), options.max_bytes):
-            name = file.name if piece.last and number == 0 else f"{file.name}#{number}"
-            if number and piece.last and not piece.data:
+        for line, data, last in read_pieces(plain_text(raw, file.compression), options.max_bytes):
+            name = file.name if last and number == 0 else f"{file.name}#{number}"
+            if number and last and not data:
                 return
-            data = piece.data.removeprefix(BOM) if number == 0 else piece.data
-            line = piece.line
-            yield _text_row(file, name, line, data)
+            yield _text_row(file, name, line, data if number else data.removeprefix(BOM))
             number += 1
     except DamagedStream as error:
         yield reject(file, line, str(error))
@@ -116,43 +113,45 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
         return Document(data.decode(), name, file.source, origin=name)
     except UnicodeDecodeError as error:
         number = line + data.count(b"\n", 0, error.start)
-        return reject(file, number, why_not_utf8(data, error), data)
+        return reject(file, number, why_not_utf8(error), data)
 
 
-def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """One document per line."""
-    return read_each(file, input_lines(file, raw, options.max_bytes), lambda line: json_row(file, line, options))
+def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions, make: Make = row_documents) -> Iterator[Row]:
+    """What `make` makes of the object of each line."""
+    return read_json_lines(file, input_lines(file, raw, options.max_bytes), options, make)
 
 
-def json_row(file: InputFile, line: Line, options: ReadOptions) -> list[Row]:
-    """The document of a line of JSON."""
-    row = json_object(file, line, options)
-    return [row if isinstance(row, Rejected) else row_document(file, line.number, row, options, line.data)]
+def read_json_lines(
+    file: InputFile, lines: Iterable[Line], options: ReadOptions, make: Make = row_documents
+) -> Iterator[Row]:
+    """As `read_jsonl`, of lines."""
+
+    def read(line: Line) -> Iterable[Row]:
+        data = whole_line(line, options)
+        if not data.strip():
+            return [reject(file, line.number, "blank line", b"", line.size, rows=line.count, damaged=False)]
+        return make(file, line.number, _json_object(decode_utf8(data), line.ended), options)
+
+    return read_each(file, lines, read)
 
 
-def json_object(file: InputFile, line: Line, options: ReadOptions) -> dict[str, Any] | Rejected:
-    """The object of a line of JSON, or what is wrong with the line."""
-    if line.overlong:
-        return too_long(file, line.number, line.size, options, line.data)
-    if not line.data.strip():
-        return reject(file, line.number, "blank line", b"", line.size, rows=line.count, damaged=False)
+def _json_object(text: str, ended: bool) -> dict[str, Any]:
+    """The object of a line of JSON. Raises UnfitRow."""
     try:
-        row = json.loads(line.data.decode(), object_pairs_hook=unique_keys)
+        row = json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
-        return reject(file, line.number, _why_not_json(line, error), line.data, line.size)
+        raise UnfitRow(_why_not_json(error, ended)) from error
     if not isinstance(row, dict):
-        return reject(file, line.number, f"not an object: the row is a JSON {json_name(row)}", line.data, line.size)
+        raise UnfitRow(f"not an object: the row is a JSON {json_name(row)}")
     return row
 
 
-def _why_not_json(line: Line, error: ValueError | RecursionError) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return why_not_utf8(line.data, error)
+def _why_not_json(error: ValueError | RecursionError, ended: bool) -> str:
     if isinstance(error, DuplicateKey):
         return f"duplicate key: {str(error)[:60]!a}"
     if isinstance(error, RecursionError):
         return "invalid JSON: nested too deep"
-    if not line.ended:
+    if not ended:
         return "half-written last line: no line end and no valid JSON"
     return f"invalid JSON: {short(error)}"
 
@@ -163,16 +162,15 @@ def read_xml(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row
 
     stream = Buffered(plain_text(raw, file.compression))
     try:
-        head, rows = stream.peek(_XML_HEAD), 0
-        if b"<mediawiki" in head or b"<posts" in head:
-            read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts
-            for row in read_rows(file, stream, options):
-                rows += 1
-                yield row
-            if not rows:
-                yield reject(file, 0, "empty dump: it holds no page and no post", damaged=False)
-        else:
-            reason = "unknown XML: neither MediaWiki's <mediawiki> nor StackExchange's <posts> is near its beginning"
-            yield reject(file, 0, reason, head, 0)
+        head = stream.peek(_XML_HEAD)
     except DamagedStream as error:
         yield reject(file, 0, str(error))
+        return
+    if b"<mediawiki" in head or b"<posts" in head:
+        read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts
+        rows = read_rows(file, stream, options)
+        yield next(rows, reject(file, 0, "empty dump: it holds no page and no post", damaged=False))
+        yield from rows
+    else:
+        reason = "unknown XML: neither MediaWiki's <mediawiki> nor StackExchange's <posts> is near its beginning"
+        yield reject(file, 0, reason, head, 0)

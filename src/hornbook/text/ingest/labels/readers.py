@@ -6,32 +6,32 @@ As with plain text, no row is lost: what cannot be learned from is yielded as `R
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from hornbook.text.config.labels import LabelsConfig, SpanLabels, TagLabels
-from hornbook.text.ingest.charsets import plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, decode_utf8, plain_text
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import (
     Document,
     Reader,
     ReadOptions,
-    Rejected,
     Row,
-    UnfitRow,
     identifier,
     read_each,
     reject,
     short,
     too_long,
+    whole_line,
 )
-from hornbook.text.ingest.formats.tables.cells import read_table
+from hornbook.text.ingest.formats.tables.cells import missing_column, read_table
 from hornbook.text.ingest.formats.tables.columns import read_row_groups
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import fields_of, label_rows
 from hornbook.text.ingest.lines import Line, read_lines, read_whole
-from hornbook.text.ingest.readers import json_object, read_file
+from hornbook.text.ingest.readers import read_file, read_jsonl
 
 MOST_JSON = 2**30
 """Bytes of a `.json` file, which is held as a whole."""
@@ -65,37 +65,9 @@ def _documents(file: InputFile, number: int, row: Mapping[str, Any], options: Re
             yield Document(text, name, file.source, dict(row), origin, labels)
 
 
-def _read_lines(
-    file: InputFile, raw: Stream, options: ReadOptions, read: Callable[[Line], Iterable[Row]]
-) -> Iterator[Row]:
-    return read_each(file, read_lines(plain_text(raw, file.compression), options.max_bytes), read)
-
-
-def _read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    def read(line: Line) -> Iterable[Row]:
-        row = json_object(file, line, options)
-        return [row] if isinstance(row, Rejected) else _documents(file, line.number, row, options)
-
-    return _read_lines(file, raw, options, read)
-
-
 def _read_table(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """Rows of `.csv` and `.tsv`, whose columns the first line names."""
-
-    def make(number: int, row: Mapping[str, str], data: bytes) -> Iterable[Row]:
-        del data
-        return _documents(file, number, row, options)
-
-    return read_table(file, raw, options, fields_of(_labels(options)), make)
-
-
-def _decoded(file: InputFile, line: Line, options: ReadOptions) -> str | Rejected:
-    if line.overlong:
-        return too_long(file, line.number, line.size, options, line.data)
-    try:
-        return line.data.decode().removesuffix("\r")
-    except UnicodeDecodeError as error:
-        return reject(file, line.number, why_not_utf8(line.data, error), line.data)
+    return read_table(file, raw, options, fields_of(_labels(options)), _documents)
 
 
 def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
@@ -121,20 +93,22 @@ def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
 
     def read(line: Line) -> Iterable[Row]:
         nonlocal first, problem
-        text = _decoded(file, line, options)
-        if isinstance(text, str) and (not text.strip() or text.startswith("-DOCSTART-")):
-            return sentence()
-        first = first if words or problem else line.number
-        columns = text.split() if isinstance(text, str) else []
-        if isinstance(text, Rejected) or len(columns) < 2:
-            unfit = reject(file, line.number, "a word without a tag", line.data, line.size)
-            problem = problem or (text if isinstance(text, Rejected) else unfit)
+        try:
+            text = decode_utf8(whole_line(line, options))
+            columns = text.split()
+            if not columns or text.startswith("-DOCSTART-"):
+                return sentence()
+            if len(columns) < 2:
+                raise UnfitRow("a word without a tag")
+        except UnfitRow as why:
+            problem = problem or reject(file, line.number, str(why), line.data, line.size)
             return []
+        first = first if words else line.number
         words.append(columns[0])
         tags.append(columns[-1])
         return []
 
-    yield from _read_lines(file, raw, options, read)
+    yield from read_each(file, read_lines(plain_text(raw, file.compression), options.max_bytes), read)
     yield from sentence()
 
 
@@ -178,16 +152,11 @@ def _rows(data: Any, config: LabelsConfig, id_field: str) -> list[Any]:
 def _read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     del raw  # parquet is read at random offsets
 
-    def problem(schema: pa.Schema) -> str:
-        for key, name in fields_of(_labels(options)).items():
-            if name not in schema.names:
-                return f"missing {key}: no column {name!r} (columns: {ascii(', '.join(schema.names))[:100]})"
-        return ""
-
     def read(batch: pa.RecordBatch, first: int) -> Iterator[Iterable[Row]]:
         return (_documents(file, number, row, options) for number, row in enumerate(batch.to_pylist(), first))
 
-    return read_row_groups(file, problem, lambda schema: schema.names, read)
+    wanted = fields_of(_labels(options))
+    return read_row_groups(file, lambda schema: missing_column(schema.names, wanted), lambda schema: schema.names, read)
 
 
 def _read_other(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
@@ -197,7 +166,7 @@ def _read_other(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
 
 
 _READERS: dict[str, Reader] = {
-    "jsonl": _read_jsonl,
+    "jsonl": partial(read_jsonl, make=_documents),
     "parquet": _read_parquet,
     "csv": _read_table,
     "tsv": _read_table,

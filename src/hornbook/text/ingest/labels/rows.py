@@ -15,9 +15,10 @@ from hornbook.text.config.labels import (
     SpanLabels,
     TagLabels,
 )
-from hornbook.text.ingest.document import LONE_SURROGATE, UnfitRow
+from hornbook.text.ingest.charsets import UnfitRow
+from hornbook.text.ingest.document import check_text
 from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
-from hornbook.text.ingest.labels.superglue import LayoutError, candidates
+from hornbook.text.ingest.labels.superglue import candidates
 
 Row = Mapping[str, Any]
 _SHOWN = 60
@@ -34,8 +35,8 @@ def label_rows(config: LabelsConfig, row: Row, name: str, origin: str) -> list[t
     if not isinstance(config, ClassLabels) or config.layout not in CANDIDATES:
         return [(name, *label_row(config, row))]
     try:
-        rows = [candidate.labelled() for candidate in candidates(config.layout, row, origin)]
-    except LayoutError as error:
+        rows = candidates(config.layout, row, origin)
+    except UnfitRow as error:
         raise UnfitRow(f"not {config.layout}'s layout: {error}") from None
     return [(each, *_checked(text, labels)) for each, text, labels in rows]
 
@@ -68,10 +69,7 @@ def names_of(config: LabelsConfig, labels: Labelling) -> list[str]:
 
 def _checked(text: str, labels: Labelling) -> tuple[str, Labelling]:
     names = (value for value in (*labels.values, *(value for _, _, value in labels.spans)) if isinstance(value, str))
-    try:
-        (text + "".join(labels.answers) + "".join(names)).encode()
-    except UnicodeEncodeError:
-        raise UnfitRow(LONE_SURROGATE) from None
+    check_text("".join([text, *labels.answers, *names]))
     return text, labels
 
 
@@ -81,9 +79,8 @@ def fields_of(config: LabelsConfig) -> dict[str, str]:
         return {}
     names = {key: value for key, value in config.model_dump(exclude={"kind", "labels", "template"}).items() if value}
     values = names.pop("values", [])
-    return {key: name for key, name in names.items() if isinstance(name, str)} | dict(
-        zip((f"values.{number}" for number in range(len(values))), values, strict=True)
-    )
+    numbered = {f"values.{number}": value for number, value in enumerate(values)}
+    return {key: name for key, name in names.items() if isinstance(name, str)} | numbered
 
 
 def _get(row: Row, name: str, what: str) -> Any:

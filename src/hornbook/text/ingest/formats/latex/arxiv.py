@@ -8,9 +8,9 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from hornbook.text.ingest.charsets import plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, reject, too_long
+from hornbook.text.ingest.document import Document, ReadOptions, Row, reject, too_long
 from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.latex.markup import strip_comments, strip_latex
@@ -43,7 +43,7 @@ def read_latex(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
     try:
         yield Document(strip_latex(data.decode("utf-8-sig")), file.name, file.source, {}, file.name)
     except UnicodeDecodeError as error:
-        yield reject(file, 0, why_not_utf8(data, error), data)
+        yield reject(file, 0, why_not_utf8(error), data)
 
 
 def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
@@ -114,7 +114,7 @@ def _decoded(data: bytes) -> str:
     except UnicodeDecodeError as error:
         if _LATIN.search(data):
             return data.decode("cp1252", "replace")
-        raise UnfitRow(why_not_utf8(data, error)) from None
+        raise UnfitRow(why_not_utf8(error)) from None
 
 
 def _paper(file: InputFile, name: str, number: int, stream: Buffered, options: ReadOptions) -> Row:

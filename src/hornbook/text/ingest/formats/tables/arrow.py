@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, reject, short
-from hornbook.text.ingest.formats.tables.columns import Excess, InPieces, batch_rows, column_problem, wanted_columns
-from hornbook.text.ingest.formats.tables.page_sizes import Batch, arrow_batch
+from hornbook.text.ingest.formats.tables.columns import batch_rows, column_problem, wanted_columns
+from hornbook.text.ingest.formats.tables.page_sizes import Batch, Excess, InPieces, arrow_batch
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import open_input
 
@@ -30,8 +30,6 @@ class _Messages:
         self._ready, self._left = memoryview(b""), 0
         self.batch = Batch(0, 0, ())
         """The message that is being read."""
-        self.excess = ""
-        """Why the message is not given on; empty where it is."""
         self.closed = False
 
     @property
@@ -41,7 +39,7 @@ class _Messages:
 
     def read(self, size: int, /) -> bytes:
         """So many bytes of a message, fewer at its end. Raises ValueError where it is damaged."""
-        if not self._ready and not self._left:
+        if self.whole:
             self._begin()
         if self._ready:
             piece, self._ready = self._ready[:size], self._ready[size:]
@@ -51,7 +49,7 @@ class _Messages:
         return data
 
     def _begin(self) -> None:
-        self.batch, self.excess = Batch(0, 0, ()), ""
+        self.batch = Batch(0, 0, ())
         head = self._source.read(4)
         if head == _CONTINUED:
             head += self._source.read(4)
@@ -60,18 +58,16 @@ class _Messages:
             self._ready = memoryview(head)
             return
         metadata = self._source.read(size)
-        self._ready = memoryview(head + metadata)
-        if len(metadata) < size:
-            return
-        self.batch = arrow_batch(metadata)
-        self._left = self.batch.body
+        message = head + metadata
+        if len(metadata) == size:
+            self.batch = arrow_batch(metadata)
+            self._left = self.batch.body
         if self.batch.buffers:
             body = self._source.read(self._left)
-            self.excess = self.batch.excess(body)
             self._left -= len(body)
-            self._ready = memoryview(b"" if self.excess else head + metadata + body)
-        if self.excess:
-            raise Excess(self.excess)
+            self.batch.check(body)
+            message += body
+        self._ready = memoryview(message)
 
     def close(self) -> None:
         """Nothing: the file belongs to who opened it."""
@@ -82,10 +78,7 @@ def read_arrow(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
     del raw
     with open_input(file) as handle:
         source = InPieces(handle)
-        if source.read(len(_MAGIC)) == _MAGIC:
-            source.seek(_MAGIC_BYTES)
-        else:
-            source.seek(0)
+        source.seek(_MAGIC_BYTES if source.read(len(_MAGIC)) == _MAGIC else 0)
         messages = _Messages(source)
         try:
             table = pa.ipc.open_stream(pa.PythonFile(messages, mode="r"))

@@ -1,7 +1,7 @@
 """Tables of columns: parquet, batch by batch; and rows of batches, which Arrow's streams have too (`arrow`)."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,9 +18,9 @@ from hornbook.text.ingest.document import (
     short,
     too_long,
 )
-from hornbook.text.ingest.formats.tables.page_sizes import Chunk, parquet_chunks, parquet_pages
+from hornbook.text.ingest.formats.tables.page_sizes import Chunk, Excess, InPieces, parquet_chunks, parquet_pages
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, open_input
+from hornbook.text.ingest.lines import open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Most rows that are decoded at once, and the most bytes that they may take."""
@@ -33,14 +33,12 @@ Read = Callable[[pa.RecordBatch, int], Iterator[Iterable[Row]]]
 def read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A document per row."""
     del raw  # parquet is read at random offsets
-
-    def read(batch: pa.RecordBatch, first: int) -> Iterator[Iterable[Row]]:
-        return ((row,) for row in batch_rows(file, batch, first, options))
-
-    def problem(schema: pa.Schema) -> str:
-        return column_problem(schema, options.text_field)
-
-    return read_row_groups(file, problem, lambda schema: wanted_columns(schema, options), read)
+    return read_row_groups(
+        file,
+        lambda schema: column_problem(schema, options.text_field),
+        lambda schema: wanted_columns(schema, options),
+        lambda batch, first: ((row,) for row in batch_rows(file, batch, first, options)),
+    )
 
 
 def read_row_groups(
@@ -56,9 +54,8 @@ def read_row_groups(
         try:
             table = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False)
             rows = table.metadata.num_rows
-            reason, chunks = problem(table.schema_arrow), []
-            if not reason:
-                chunks = parquet_chunks(source)
+            reason = problem(table.schema_arrow)
+            chunks = [] if reason else parquet_chunks(source)
         except DAMAGE as error:
             yield reject(file, 0, f"damaged parquet: {short(error)}", rows=max(rows, 1))
             return
@@ -80,7 +77,7 @@ def read_row_groups(
 
 
 def _batches(
-    source: "InPieces", table: pq.ParquetFile, group: int, chunks: list[Chunk], names: list[str]
+    source: InPieces, table: pq.ParquetFile, group: int, chunks: list[Chunk], names: list[str]
 ) -> Iterator[pa.RecordBatch]:
     size = rows_at_once(source, chunks, names)
     yield from table.iter_batches(batch_size=size, row_groups=[group], columns=names)
@@ -105,54 +102,19 @@ def _read_group(
         yield reject(file, first + done, problem, rows=rows - done)
 
 
-class Excess(Exception):
-    """A page or batch declares more memory than is allowed. The text is the reason."""
-
-
-class InPieces:
-    """A file whose reads take no more memory than the bytes that are left, whatever length is requested."""
-
-    def __init__(self, handle: IO[bytes]) -> None:
-        self._handle = handle
-        self.closed = False
-
-    def read(self, size: int = -1, /) -> bytes:
-        """So many bytes, fewer at the end of the file; all that are left where `size` is negative."""
-        parts = []
-        while size and (data := self._handle.read(CHUNK if size < 0 else min(size, CHUNK))):
-            parts.append(data)
-            size -= len(data) if size > 0 else 0
-        return b"".join(parts)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """As of any file; returns the offset."""
-        return self._handle.seek(offset, whence)
-
-    def tell(self) -> int:
-        """As of any file."""
-        return self._handle.tell()
-
-    def close(self) -> None:
-        """Nothing: the file belongs to who opened it."""
-
-
 def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int:
     """Rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
 
-    A value is never longer than its page. Raises Excess where a page is too large to decode at all, ValueError where
-    its header is damaged.
+    A value is never longer than its page. Raises as `parquet_pages`.
     """
     rows = _BATCH_ROWS
     for chunk in chunks:
         if not any(chunk.path == name or chunk.path.startswith(f"{name}.") for name in names):
             continue
-        whole, largest, repeats = 0, 1, False
-        for page in parquet_pages(source, chunk.start, chunk.end):
-            if page.excess:
-                raise Excess(f"column {chunk.path[:60]!a}: {page.excess}")
-            whole, largest = whole + page.expanded, max(largest, page.expanded)
-            repeats |= page.repeats
-        if repeats or whole > _BATCH_BYTES:
+        whole, largest, shared = 0, 1, False
+        for size, repeats in parquet_pages(source, chunk):
+            whole, largest, shared = whole + size, max(largest, size), shared or repeats
+        if shared or whole > _BATCH_BYTES:
             rows = min(rows, max(1, _BATCH_BYTES // largest))
     return rows
 
@@ -211,5 +173,5 @@ def _table_row(file: InputFile, row: int, value: pa.Buffer | None, fields: dict[
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        return reject(file, row, why_not_utf8(data, error), data)
+        return reject(file, row, why_not_utf8(error), data)
     return fields_document(file, row, text, fields, options)

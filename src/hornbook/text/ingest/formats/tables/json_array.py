@@ -5,22 +5,12 @@ import json
 from collections.abc import Iterator
 
 from hornbook.files.strict_json import unique_keys
-from hornbook.text.ingest.charsets import BOM, plain_text
+from hornbook.text.ingest.charsets import BOM, UnfitRow, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import (
-    ReadOptions,
-    Rejected,
-    Row,
-    json_name,
-    read_each,
-    reject,
-    row_document,
-    short,
-    too_long,
-)
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row, json_name, reject, row_documents, short, too_long
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import CHUNK, Buffered, read_lines
-from hornbook.text.ingest.readers import json_row
+from hornbook.text.ingest.readers import read_json_lines
 
 _WHITESPACE = " \t\r\n"
 
@@ -32,9 +22,7 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     try:
         start = stream.peek(CHUNK).removeprefix(BOM).lstrip()[:1]
         if start != b"[":
-            yield from read_each(
-                file, read_lines(stream, options.max_bytes), lambda line: json_row(file, line, options)
-            )
+            yield from read_json_lines(file, read_lines(stream, options.max_bytes), options)
             return
         for row in _rows(file, _Characters(stream), options):
             number += 1
@@ -92,11 +80,14 @@ def _rows(file: InputFile, text: _Characters, options: ReadOptions) -> Iterator[
         if isinstance(row, Rejected):
             yield row
             return
-        value, size = row
-        if isinstance(value, dict):
-            yield row_document(file, number, value, options, size)
-        else:
+        value, data = row
+        if not isinstance(value, dict):
             yield reject(file, number, f"not an object: the row is a JSON {json_name(value)}")
+            continue
+        try:
+            yield from row_documents(file, number, value, options)
+        except UnfitRow as why:
+            yield reject(file, number, str(why), data)
     shown = f"instead of {expected!r} there is {mark!a}" if mark else "the array is not closed"
     yield reject(file, number + 1, f"invalid JSON: {shown}")
 
@@ -105,22 +96,19 @@ def _value(
     decoder: json.JSONDecoder, file: InputFile, number: int, text: _Characters, options: ReadOptions
 ) -> tuple[object, bytes] | Rejected:
     """(value at the position, its text). What cannot be parsed may be half a row: more is read, up to the limit."""
-    text.next()
     size = CHUNK
     while True:
         text.extend(size)
         try:
             value, end = decoder.raw_decode(text.characters)
+            if end < len(text.characters) or text.ended:
+                text.position = end
+                return value, text.characters[:end].encode("utf-8", "replace")
         except (ValueError, RecursionError) as error:
-            if not text.ended and size <= options.max_bytes:
-                size *= 4
-                continue
-            if len(text.characters) > options.max_bytes:
-                return too_long(file, number, len(text.characters), options, text.characters[:512].encode())
-            reason = "nested too deep" if isinstance(error, RecursionError) else short(error)
-            return reject(file, number, f"invalid JSON: {reason}", text.characters[:512].encode("utf-8", "replace"), 0)
-        text.position = end
-        if end < len(text.characters) or text.ended:
-            return value, text.characters[:end].encode("utf-8", "replace")
+            if text.ended or size > options.max_bytes:
+                data = text.characters[:512].encode("utf-8", "replace")
+                if len(text.characters) > options.max_bytes:
+                    return too_long(file, number, len(text.characters), options, data)
+                reason = "nested too deep" if isinstance(error, RecursionError) else short(error)
+                return reject(file, number, f"invalid JSON: {reason}", data, 0)
         size *= 4
-        text.position = 0
