@@ -111,10 +111,9 @@ def _section(corpus: "PublicCorpus", remotes: "list[Remote]", folder: Path) -> s
     """The [text.sources] section of a recipe. Files that must be unpacked first are named as they will be then."""
     import tomli_w
 
-    from hornbook.text.ingest.corpora.corpora import source_section
     from hornbook.text.ingest.inputs import NAMED_ONLY, format_of
 
     kinds = {(format_of(each.name) or ("",))[0] for each in remotes}
     named = bool(kinds & set(NAMED_ONLY))
     paths = [str(folder / each.name) for each in remotes] if named else [str(folder)]
-    return tomli_w.dumps({"text": {"sources": {corpus.name: source_section(corpus, paths)}}})
+    return tomli_w.dumps({"text": {"sources": {corpus.name: {"paths": paths, **corpus.source}}}})

@@ -10,6 +10,7 @@ import http.client
 import json
 import re
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,11 +95,11 @@ def _last(url: str) -> str:
 
 def _names(urls: list[str]) -> list[str]:
     """A name for each address: its last part, with more of the address where several end alike."""
-    lasts = [_last(url) for url in urls]
-    taken = {name for name in lasts if lasts.count(name) > 1} if len(set(lasts)) < len(lasts) else set()
+    counts = Counter(map(_last, urls))
     names = []
-    for url, last in zip(urls, lasts, strict=True):
-        name = re.sub(r"[^A-Za-z0-9._=-]+", "-", url.partition("://")[2] if last in taken else last).lstrip(".-")
+    for url in urls:
+        last = _last(url)
+        name = re.sub(r"[^A-Za-z0-9._=-]+", "-", url.partition("://")[2] if counts[last] > 1 else last).lstrip(".-")
         if not name:
             raise UsageError(f"{url} names no file")
         names.append(name)
