@@ -31,11 +31,7 @@ MOST_LATEX = 2**22
 def read_latex(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The text of the file without what steers LaTeX."""
     limit = min(MOST_LATEX, options.max_bytes)
-    try:
-        data, size = read_whole(plain_text(raw, file.compression), limit)
-    except DamagedStream as error:
-        yield reject(file, 0, str(error))
-        return
+    data, size = read_whole(plain_text(raw, file.compression), limit)
     if data is None:
         reason = f"row longer than the limit: {size} bytes, at most {limit} of LaTeX are read"
         yield reject(file, 0, reason, b"", size)
@@ -55,8 +51,7 @@ def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
         if stream.peek(_BLOCK)[_MAGIC] != b"ustar":
             yield _paper(file, file.path, 0, stream, options)
             return
-        for member in tar_members(stream):
-            opened += 1
+        for opened, member in enumerate(tar_members(stream), 1):
             if member.kind == "file" and member.name.endswith((".gz", ".pdf")) and not own.files:
                 papers += 1
                 packed = "gzip" if member.name.endswith(".gz") else None
