@@ -1,6 +1,7 @@
 """Bytes to text: UTF-8, what a byte order mark says, or the charset that a file declares, which may be any name."""
 
 import codecs
+from typing import Any
 
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 
@@ -91,3 +92,25 @@ def decode_declared(data: bytes, charset: str, first: int = 0) -> str:
         raise UnfitRow(f"invalid {error.encoding}: byte {first + error.start} is 0x{byte:02x}") from error
     except (LookupError, ValueError) as error:  # names with NUL; codecs from bytes to bytes; codecs that refuse
         raise unknown from error
+
+
+def is_valid_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8 (it has no lone surrogates)."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def check_text(text: Any) -> None:
+    """Raises UnfitRow for what is no string, or cannot be written as UTF-8."""
+    if not isinstance(text, str):
+        raise UnfitRow(f"text is not a string: it is a JSON {json_name(text)}")
+    if not is_valid_unicode(text):
+        raise UnfitRow("lone surrogate: the text is not valid Unicode")
+
+
+def json_name(value: Any) -> str:
+    """What a value is called in JSON."""
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)

@@ -1,21 +1,21 @@
 """What readers yield (documents and rejected rows), their options, and what they share on the way to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.charsets import UnfitRow
+from hornbook.text.ingest.charsets import UnfitRow, check_text, is_valid_unicode
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.labelling import Labelling
+from hornbook.text.ingest.labels.rows import label_rows
 from hornbook.text.ingest.lines import Line, read_whole
 
 EXCERPT_BYTES = 160
-LONE_SURROGATE = "lone surrogate: the text is not valid Unicode"
 _ID_LIMIT = 512
 _FIELD_LIMIT = 2048
 DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError, OverflowError)
@@ -47,7 +47,7 @@ class Rejected:
     reason: str
     source: str
     excerpt: str = ""
-    """The first bytes of the row, for messages."""
+    """The first bytes of the row as printable ASCII, for messages."""
     bytes: int = 0
     """Length of the row as read, where it is known."""
     rows: int = 1
@@ -71,7 +71,7 @@ class ReadOptions:
     id_field: str = "id"
     max_bytes: int = 16 * 2**20
     labels: LabelsConfig | None = None
-    """Rows have labels: `hornbook.text.ingest.labels.readers` reads them."""
+    """What labels rows have: then `hornbook.text.ingest.labels.readers` reads them."""
     reader: str | None = None
     layout: str = "auto"
     licence_field: str = "license"
@@ -102,7 +102,9 @@ class ReadOptions:
 
 
 Reader = Callable[[InputFile, Stream, ReadOptions], Iterator[Row]]
-"""From a file, a stream of its bytes as stored, and options to rows."""
+"""From a file, a stream of its bytes as stored, and options to rows.
+
+May raise DamagedStream or UnfitRow, where no more rows can be read."""
 
 
 def lookup(row: Mapping[str, Any], name: str) -> Any:
@@ -118,15 +120,18 @@ def reject(
     file: InputFile, line: int, reason: str, data: bytes = b"", size: int = -1, *, rows: int = 1, damaged: bool = True
 ) -> Rejected:
     """A rejected row of a file. `data`: the row as read; `size`: its length where `data` is only its beginning."""
-    return Rejected(file.name, line, reason, file.source, excerpt(data), len(data) if size < 0 else size, rows, damaged)
+    head = data[:EXCERPT_BYTES].decode("utf-8", "backslashreplace")
+    excerpt = head.encode("unicode_escape").decode("ascii")[: 2 * EXCERPT_BYTES]
+    return Rejected(file.name, line, reason, file.source, excerpt, len(data) if size < 0 else size, rows, damaged)
 
 
-Make = Callable[[InputFile, int, dict[str, Any], ReadOptions], Iterable[Row]]
-"""From a file, the number of a row, its fields and options to rows. May raise UnfitRow."""
+def row_documents(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions) -> Iterable[Row]:
+    """The document of a row of fields, whose metadata are all but text and name, or its labelled documents.
 
-
-def row_documents(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions) -> list[Row]:
-    """The document of a row of fields; all but text and name are its metadata. Raises UnfitRow."""
+    Raises UnfitRow.
+    """
+    if options.labels is not None:
+        return _labelled_documents(file, number, row, options.labels, options)
     text = lookup(row, options.text_field)
     if text is None and options.text_field not in row:
         raise UnfitRow(f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})")
@@ -135,12 +140,21 @@ def row_documents(file: InputFile, number: int, row: dict[str, Any], options: Re
     return [fields_document(file, number, text, row, options)]
 
 
-def check_text(text: Any) -> None:
-    """Raises UnfitRow for what is no string, or cannot be written as UTF-8."""
-    if not isinstance(text, str):
-        raise UnfitRow(f"text is not a string: it is a JSON {json_name(text)}")
-    if not is_valid_unicode(text):
-        raise UnfitRow(LONE_SURROGATE)
+def _labelled_documents(
+    file: InputFile, number: int, row: Mapping[str, Any], config: LabelsConfig, options: ReadOptions
+) -> Iterator[Row]:
+    origin = f"{file.name}:{number}"
+    try:
+        labelled = label_rows(config, row, identifier(row.get(options.id_field), origin), origin)
+    except UnfitRow as error:
+        yield replace(reject(file, number, str(error)), excerpt=ascii(dict(row))[:EXCERPT_BYTES])
+        return
+    for name, text, labels in labelled:
+        size = len(text.encode())
+        if size > options.max_bytes:
+            yield replace(too_long(file, number, size, options), excerpt=ascii(text)[:EXCERPT_BYTES])
+        else:
+            yield Document(text, name, file.source, dict(row), origin, labels)
 
 
 def fields_document(file: InputFile, number: int, text: str, fields: dict[str, Any], options: ReadOptions) -> Document:
@@ -176,12 +190,8 @@ def whole_line(line: Line, options: ReadOptions) -> bytes:
 
 
 def read_at_once(file: InputFile, stream: Stream, options: ReadOptions, read: Callable[[bytes], Row]) -> Iterator[Row]:
-    """What `read` makes of all bytes of a file; it may raise UnfitRow."""
-    try:
-        data, size = read_whole(stream, options.max_bytes)
-    except DamagedStream as error:
-        yield reject(file, 0, str(error))
-        return
+    """What `read` makes of all bytes of a file; it may raise UnfitRow. Raises DamagedStream."""
+    data, size = read_whole(stream, options.max_bytes)
     whole = Line(0, data or b"", size, overlong=data is None)
     yield from read_each(file, [whole], lambda line: [read(whole_line(line, options))])
 
@@ -215,14 +225,6 @@ def why_too_long(size: int, options: ReadOptions) -> str:
     return f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
 
 
-def is_valid_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8 (it has no lone surrogates)."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
-
-
 def identifier(value: Any, origin: str) -> str:
     """The row's own name where it is a usable one, else its origin."""
     if isinstance(value, bool) or not isinstance(value, str | int):
@@ -231,19 +233,7 @@ def identifier(value: Any, origin: str) -> str:
     return name if 0 < len(name) <= _ID_LIMIT and is_valid_unicode(name) else origin
 
 
-def json_name(value: Any) -> str:
-    """What a value is called in JSON."""
-    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)
-
-
 def short(error: Exception) -> str:
     """The first line of an error, as ASCII."""
     lines = str(error).splitlines()
     return lines[0][:120].encode("ascii", "backslashreplace").decode() if lines else type(error).__name__
-
-
-def excerpt(data: bytes) -> str:
-    """The beginning of a row as printable ASCII."""
-    head = data[:EXCERPT_BYTES].decode("utf-8", "backslashreplace")
-    return head.encode("unicode_escape").decode("ascii")[: 2 * EXCERPT_BYTES]

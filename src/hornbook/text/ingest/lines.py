@@ -28,7 +28,6 @@ class HashingFile:
         self._hash = xxhash.xxh3_128()
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read and hash."""
         data = self._file.read(size)
         self._hash.update(data)
         return data

@@ -6,7 +6,7 @@ from typing import Any
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.text.config.modules import load_function
-from hornbook.text.ingest.charsets import UnfitRow
+from hornbook.text.ingest.charsets import UnfitRow, check_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.ingest.document import (
     EXCERPT_BYTES,
@@ -14,7 +14,6 @@ from hornbook.text.ingest.document import (
     ReadOptions,
     Rejected,
     Row,
-    check_text,
     reject,
     row_documents,
     too_long,

@@ -11,15 +11,13 @@ from typing import Any
 
 from hornbook.errors import DoesNotFitError
 from hornbook.files.strict_json import DuplicateKey, unique_keys
-from hornbook.text.ingest.charsets import BOM, UnfitRow, decode_utf8, plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import BOM, UnfitRow, decode_utf8, json_name, plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import (
     Document,
-    Make,
     Reader,
     ReadOptions,
     Row,
-    json_name,
     keep_provenance,
     read_each,
     reject,
@@ -50,34 +48,30 @@ READERS = {
     "tar": "formats.archives.archives:read_tar",
     "zip": "formats.archives.archives:read_zip",
     "outside": "outside:read",
+    "labelled": "labels.readers:read",
 }
-"""Format -> module of this room and function; imported when a file has it."""
+"""Format (of any file whose rows have labels: labelled) -> module of this room and function; imported when needed."""
 
 
-def reader_of(name: str) -> Reader:
-    """The reader of a format."""
-    module, _, function = READERS[name].partition(":")
-    return getattr(importlib.import_module(f"hornbook.text.ingest.{module}"), function)
+def read_stream(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
+    """The rows of a file's bytes. Where its reader gives up with DamagedStream or UnfitRow, a last row says why."""
+    module, _, function = READERS["labelled" if options.labels else file.format].partition(":")
+    read: Reader = getattr(importlib.import_module(f"hornbook.text.ingest.{module}"), function)
+    try:
+        yield from read(file, raw, options)
+    except (DamagedStream, UnfitRow) as error:
+        yield reject(file, 0, str(error))
 
 
-def read_file(
-    file: InputFile,
-    options: ReadOptions,
-    on_digest: Callable[[str], None] | None = None,
-    reader: Reader | None = None,
-) -> Iterator[Row]:
-    """Yield every row of a file or of its part. After the last row of the first part `on_digest` gets the xxh3_128
-    of all the file's bytes.
-
-    `reader`: another than the format's own.
-    """
+def read_file(file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None) -> Iterator[Row]:
+    """Every row of a file or of its part. After the first part `on_digest` gets the xxh3_128 of the whole file."""
     if file.problem:
         yield reject(file, 0, file.problem)
         return
     try:
         with open_input(file) as raw:
             hashing = HashingFile(raw)
-            for row in (reader or reader_of(file.format))(file, hashing, options):
+            for row in read_stream(file, hashing, options):
                 if isinstance(row, Document):
                     keep_provenance(row, options)
                 yield row
@@ -96,14 +90,14 @@ def read_file(
 
 def read_text(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per file; a longer file becomes `path#0`, `path#1`, ..."""
-    number, line = 0, 1
+    line = 1
     try:
-        for line, data, last in read_pieces(plain_text(raw, file.compression), options.max_bytes):
+        pieces = read_pieces(plain_text(raw, file.compression), options.max_bytes)
+        for number, (line, data, last) in enumerate(pieces):
             name = file.name if last and number == 0 else f"{file.name}#{number}"
             if number and last and not data:
                 return
             yield _text_row(file, name, line, data if number else data.removeprefix(BOM))
-            number += 1
     except DamagedStream as error:
         yield reject(file, line, str(error))
 
@@ -116,21 +110,19 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
         return reject(file, number, why_not_utf8(error), data)
 
 
-def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions, make: Make = row_documents) -> Iterator[Row]:
-    """What `make` makes of the object of each line."""
-    return read_json_lines(file, input_lines(file, raw, options.max_bytes), options, make)
+def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
+    """The documents of the object of each line."""
+    return read_json_lines(file, input_lines(file, raw, options.max_bytes), options)
 
 
-def read_json_lines(
-    file: InputFile, lines: Iterable[Line], options: ReadOptions, make: Make = row_documents
-) -> Iterator[Row]:
+def read_json_lines(file: InputFile, lines: Iterable[Line], options: ReadOptions) -> Iterator[Row]:
     """As `read_jsonl`, of lines."""
 
     def read(line: Line) -> Iterable[Row]:
         data = whole_line(line, options)
         if not data.strip():
             return [reject(file, line.number, "blank line", b"", line.size, rows=line.count, damaged=False)]
-        return make(file, line.number, _json_object(decode_utf8(data), line.ended), options)
+        return row_documents(file, line.number, _json_object(decode_utf8(data), line.ended), options)
 
     return read_each(file, lines, read)
 
@@ -161,11 +153,7 @@ def read_xml(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row
     from hornbook.text.ingest.formats.dumps import stackexchange, wikipedia
 
     stream = Buffered(plain_text(raw, file.compression))
-    try:
-        head = stream.peek(_XML_HEAD)
-    except DamagedStream as error:
-        yield reject(file, 0, str(error))
-        return
+    head = stream.peek(_XML_HEAD)
     if b"<mediawiki" in head or b"<posts" in head:
         read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts
         rows = read_rows(file, stream, options)

@@ -4,9 +4,7 @@ As with plain text, no row is lost: what cannot be learned from is yielded as `R
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -14,34 +12,24 @@ import pyarrow as pa
 from hornbook.text.config.labels import LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.ingest.charsets import UnfitRow, decode_utf8, plain_text
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.document import (
-    Document,
-    Reader,
-    ReadOptions,
-    Row,
-    identifier,
-    read_each,
-    reject,
-    short,
-    too_long,
-    whole_line,
-)
-from hornbook.text.ingest.formats.tables.cells import missing_column, read_table
+from hornbook.text.ingest.document import Reader, ReadOptions, Row, read_each, reject, row_documents, short, whole_line
+from hornbook.text.ingest.formats.tables import cells
 from hornbook.text.ingest.formats.tables.columns import read_row_groups
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.labels.rows import fields_of, label_rows
+from hornbook.text.ingest.labels.rows import fields_of
 from hornbook.text.ingest.lines import Line, read_lines, read_whole
-from hornbook.text.ingest.readers import read_file, read_jsonl
+from hornbook.text.ingest.readers import read_jsonl
 
 MOST_JSON = 2**30
 """Bytes of a `.json` file, which is held as a whole."""
 
 
-def read_labelled(
-    file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None
-) -> Iterator[Row]:
-    """As `read_file`, where each row has labels as `options.labels` says."""
-    return read_file(file, options, on_digest, _READERS.get(file.format, _read_other))
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
+    """The rows of a file, each with labels as `options.labels` says. Raises UnfitRow for other formats."""
+    if file.format in _READERS:
+        return _READERS[file.format](file, raw, options)
+    text = "plain text: labelled sets are .jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
+    raise UnfitRow(f"no labels in {text if file.format == 'text' else f'this format: {file.format}'}")
 
 
 def _labels(options: ReadOptions) -> LabelsConfig:
@@ -49,33 +37,11 @@ def _labels(options: ReadOptions) -> LabelsConfig:
     return options.labels
 
 
-def _documents(file: InputFile, number: int, row: Mapping[str, Any], options: ReadOptions) -> Iterator[Row]:
-    """What a row holds with its labels, or why there is nothing."""
-    origin = f"{file.name}:{number}"
-    try:
-        labelled = label_rows(_labels(options), row, identifier(row.get(options.id_field), origin), origin)
-    except UnfitRow as error:
-        yield replace(reject(file, number, str(error)), excerpt=ascii(dict(row))[:160])
-        return
-    for name, text, labels in labelled:
-        size = len(text.encode())
-        if size > options.max_bytes:
-            yield replace(too_long(file, number, size, options), excerpt=ascii(text)[:160])
-        else:
-            yield Document(text, name, file.source, dict(row), origin, labels)
-
-
-def _read_table(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """Rows of `.csv` and `.tsv`, whose columns the first line names."""
-    return read_table(file, raw, options, fields_of(_labels(options)), _documents)
-
-
 def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A word a line, its tag in the last column; a blank line ends a sentence (CoNLL 2003)."""
     config = _labels(options)
     if not isinstance(config, TagLabels):
-        yield reject(file, 0, f"words with tags: text.labels.kind is {config.kind}")
-        return
+        raise UnfitRow(f"words with tags: text.labels.kind is {config.kind}")
     words: list[str] = []
     tags: list[str] = []
     first = 0
@@ -85,7 +51,7 @@ def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
         nonlocal problem
         rows = [] if problem is None else [problem]
         if words and problem is None:
-            rows = list(_documents(file, first, {config.words: [*words], config.tags: [*tags]}, options))
+            rows = list(row_documents(file, first, {config.words: [*words], config.tags: [*tags]}, options))
         words.clear()
         tags.clear()
         problem = None
@@ -128,7 +94,7 @@ def _read_json(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
     else:
         for number, row in enumerate(rows, 1):
             if isinstance(row, Mapping):
-                yield from _documents(file, number, row, options)
+                yield from row_documents(file, number, row, options)
             else:
                 yield reject(file, number, f"not an object: {ascii(row)[:60]}")
 
@@ -149,27 +115,23 @@ def _rows(data: Any, config: LabelsConfig, id_field: str) -> list[Any]:
     ]
 
 
-def _read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    del raw  # parquet is read at random offsets
+def _read_parquet(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
+    def columns(schema: pa.Schema) -> list[str]:
+        if problem := cells.missing_column(schema.names, fields_of(_labels(options))):
+            raise UnfitRow(problem)
+        return schema.names
 
     def read(batch: pa.RecordBatch, first: int) -> Iterator[Iterable[Row]]:
-        return (_documents(file, number, row, options) for number, row in enumerate(batch.to_pylist(), first))
+        return (row_documents(file, number, row, options) for number, row in enumerate(batch.to_pylist(), first))
 
-    wanted = fields_of(_labels(options))
-    return read_row_groups(file, lambda schema: missing_column(schema.names, wanted), lambda schema: schema.names, read)
-
-
-def _read_other(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    del raw, options
-    read = "plain text: labelled sets are .jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
-    yield reject(file, 0, f"no labels in {read if file.format == 'text' else f'this format: {file.format}'}")
+    return read_row_groups(file, columns, read)
 
 
 _READERS: dict[str, Reader] = {
-    "jsonl": partial(read_jsonl, make=_documents),
+    "jsonl": read_jsonl,
     "parquet": _read_parquet,
-    "csv": _read_table,
-    "tsv": _read_table,
+    "csv": cells.read,
+    "tsv": cells.read,
     "json": _read_json,
     "conll": _read_conll,
 }

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from hornbook.text.ingest.charsets import UnfitRow
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, reject, short
-from hornbook.text.ingest.formats.tables.columns import batch_rows, column_problem, wanted_columns
+from hornbook.text.ingest.formats.tables.columns import batch_rows, wanted_columns
 from hornbook.text.ingest.formats.tables.page_sizes import Batch, Excess, InPieces, arrow_batch
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import open_input
@@ -73,27 +74,24 @@ class _Messages:
         """Nothing: the file belongs to who opened it."""
 
 
-def read_arrow(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
+def read_arrow(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
     """An Arrow stream, or an Arrow file; a damaged batch is one `Rejected` that counts all of its rows."""
-    del raw
     with open_input(file) as handle:
         source = InPieces(handle)
         source.seek(_MAGIC_BYTES if source.read(len(_MAGIC)) == _MAGIC else 0)
         messages = _Messages(source)
         try:
             table = pa.ipc.open_stream(pa.PythonFile(messages, mode="r"))
-            problem = column_problem(table.schema, options.text_field)
+            names = wanted_columns(table.schema, options)
         except (*DAMAGE, Excess) as error:
-            yield reject(file, 0, f"damaged arrow: {short(error)}")
-            return
-        if problem:
-            yield reject(file, 0, problem)
-            return
-        yield from _batches(file, table, messages, options)
+            raise UnfitRow(f"damaged arrow: {short(error)}") from error
+        yield from _batches(file, table, messages, names, options)
 
 
-def _batches(file: InputFile, table: pa.RecordBatchReader, messages: _Messages, options: ReadOptions) -> Iterator[Row]:
-    names, done = wanted_columns(table.schema, options), 0
+def _batches(
+    file: InputFile, table: pa.RecordBatchReader, messages: _Messages, names: list[str], options: ReadOptions
+) -> Iterator[Row]:
+    done = 0
     while True:
         begun = done
         try:

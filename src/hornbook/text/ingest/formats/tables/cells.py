@@ -7,8 +7,9 @@ from typing import Any
 
 from hornbook.text.ingest.charsets import UnfitRow, decode_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import Make, ReadOptions, Rejected, Row, reject, row_documents, short, too_long
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row, reject, row_documents, short, too_long
 from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.labels.rows import fields_of
 from hornbook.text.ingest.lines import Line
 from hornbook.text.ingest.parts import input_lines
 
@@ -47,21 +48,12 @@ class _CsvLines:
 
 
 def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """The document of each row after the header."""
-    return read_table(file, raw, options, {"text": options.text_field}, row_documents)
-
-
-def read_table(
-    file: InputFile, raw: Stream, options: ReadOptions, wanted: Mapping[str, str], make: Make
-) -> Iterator[Row]:
-    """What `make` makes of each row after the header; a quoted cell may hold line ends.
-
-    wanted: what a column holds -> its name; without one of them nothing is read.
-    """
+    """The documents of each row after the header; a quoted cell may hold line ends."""
+    wanted = {"text": options.text_field} if options.labels is None else fields_of(options.labels)
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
     lines = _CsvLines(input_lines(file, raw, options.max_bytes), options.max_bytes)
     table = csv.reader(lines, **_DIALECTS[file.format])
-    header: list[str] | None = None
+    header: list[str] = []
     while True:
         lines.start_row()
         try:
@@ -72,14 +64,13 @@ def read_table(
             yield reject(file, lines.number + 1, str(error))
             return
         except (csv.Error, UnfitRow) as error:
-            if header is None and file.part[0]:  # the first part says so
-                return
-            yield _damaged(file, lines, error, options)
-            if header is None:
+            if header or not file.part[0]:  # the first part says for all that the header is damaged
+                yield _damaged(file, lines, error, options)
+            if not header:
                 return
             continue
-        if header is not None:
-            yield from _row(file, lines, header, cells, options, make)
+        if header:
+            yield from _row(file, lines, header, cells, options)
             continue
         header = cells
         problem = missing_column(header, wanted)
@@ -92,7 +83,7 @@ def read_table(
 
 
 def missing_column(columns: list[str], wanted: Mapping[str, str]) -> str:
-    """Why a table of these columns cannot be read, as in `read_table`; empty where it can."""
+    """Which of the columns that are needed a table lacks; empty where none. wanted: what a column holds -> its name."""
     for what, name in wanted.items():
         if name not in columns:
             return f"missing {what}: no column {name!r} (columns: {', '.join(columns)[:100]!a})"
@@ -108,13 +99,11 @@ def _damaged(file: InputFile, lines: _CsvLines, error: Exception, options: ReadO
     return reject(file, number, reason + where, data, lines.size)
 
 
-def _row(
-    file: InputFile, lines: _CsvLines, header: list[str], cells: list[str], options: ReadOptions, make: Make
-) -> Iterable[Row]:
+def _row(file: InputFile, lines: _CsvLines, header: list[str], cells: list[str], options: ReadOptions) -> Iterable[Row]:
     first = lines.first
     if not cells or (len(cells) == 1 and not first.data.strip()):
         return [reject(file, first.number, "blank line", b"", lines.size, rows=first.count, damaged=False)]
     if len(cells) != len(header):
         reason = f"wrong number of cells: {len(cells)}, the header has {len(header)}"
         return [reject(file, first.number, reason, first.data, lines.size)]
-    return make(file, first.number, dict(zip(header, cells, strict=True)), options)
+    return row_documents(file, first.number, dict(zip(header, cells, strict=True)), options)

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hornbook.text.ingest.charsets import why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, why_not_utf8
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import (
     DAMAGE,
@@ -24,47 +24,43 @@ from hornbook.text.ingest.lines import open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Most rows that are decoded at once, and the most bytes that they may take."""
-
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
 Read = Callable[[pa.RecordBatch, int], Iterator[Iterable[Row]]]
 """From a batch and the number of its first row to what each of its rows becomes."""
 
 
-def read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """A document per row."""
-    del raw  # parquet is read at random offsets
+def read_parquet(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
+    """A document per row. The file is opened anew, for it is read at random offsets."""
     return read_row_groups(
         file,
-        lambda schema: column_problem(schema, options.text_field),
         lambda schema: wanted_columns(schema, options),
         lambda batch, first: ((row,) for row in batch_rows(file, batch, first, options)),
     )
 
 
-def read_row_groups(
-    file: InputFile, problem: Callable[[pa.Schema], str], columns: Callable[[pa.Schema], list[str]], read: Read
-) -> Iterator[Row]:
+def read_row_groups(file: InputFile, columns: Callable[[pa.Schema], list[str]], read: Read) -> Iterator[Row]:
     """Row group by row group (those of the file's part); a damaged one is one `Rejected` that counts all of its rows.
 
-    problem: why a table of this schema cannot be read, else empty. columns: those that `read` asks for.
+    columns: those that `read` asks for; raises UnfitRow where a table of this schema cannot be read.
     """
+    part, parts = file.part
     with open_input(file) as handle:
         source = InPieces(handle)
         rows = 1
         try:
             table = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False)
             rows = table.metadata.num_rows
-            reason = problem(table.schema_arrow)
-            chunks = [] if reason else parquet_chunks(source)
+            names = columns(table.schema_arrow)
+            chunks = parquet_chunks(source)
+        except UnfitRow as why:
+            if not part:  # the first part says so for all
+                yield reject(file, 0, str(why), rows=max(rows, 1))
+            return
         except DAMAGE as error:
             yield reject(file, 0, f"damaged parquet: {short(error)}", rows=max(rows, 1))
             return
-        part, parts = file.part
-        if reason:
-            if not part:  # the first part says so for all
-                yield reject(file, 0, reason, rows=max(rows, 1))
-            return
-        names, groups, first = columns(table.schema_arrow), min(table.num_row_groups, len(chunks)), 1
+        groups, first = min(table.num_row_groups, len(chunks)), 1
         ours = range(groups * part // parts, groups * (part + 1) // parts)
         for group in range(groups):
             size = table.metadata.row_group(group).num_rows
@@ -119,21 +115,20 @@ def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int
     return rows
 
 
-def column_problem(schema: pa.Schema, name: str) -> str:
+def _check_text_column(schema: pa.Schema, name: str) -> None:
     column = _column(schema, name)
     if column is None:
-        return f"missing text: no column {name!r} (columns: {', '.join(schema.names)[:100]!a})"
+        raise UnfitRow(f"missing text: no column {name!r} (columns: {', '.join(schema.names)[:100]!a})")
     kind = schema.field(column).type
     for part in name.split(".")[1:] if column != name else ():
         names = [kind.field(index).name for index in range(kind.num_fields)]
         if part not in names:
-            return f"missing text: no column {name!r} (in {column!r}: {', '.join(names)[:100]!a})"
+            raise UnfitRow(f"missing text: no column {name!r} (in {column!r}: {', '.join(names)[:100]!a})")
         kind = kind.field(names.index(part)).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    return "" if any(test(kind) for test in (*tests, *binary)) else f"text is not a string: column {name!r} is {kind}"
+    if kind not in _TEXTS:
+        raise UnfitRow(f"text is not a string: column {name!r} is {kind}")
 
 
 def _column(schema: pa.Schema, name: str) -> str | None:
@@ -144,7 +139,8 @@ def _column(schema: pa.Schema, name: str) -> str | None:
 
 
 def wanted_columns(schema: pa.Schema, options: ReadOptions) -> list[str]:
-    """The columns that hold what the options name, text first."""
+    """The columns that hold what the options name, text first. Raises UnfitRow where there is no text."""
+    _check_text_column(schema, options.text_field)
     fields = (options.text_field, options.id_field, *(name for name, _ in options.fields.values()))
     return list(dict.fromkeys(name for name in (_column(schema, field) for field in fields) if name is not None))
 

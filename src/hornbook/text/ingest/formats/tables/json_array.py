@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator
 
 from hornbook.files.strict_json import unique_keys
-from hornbook.text.ingest.charsets import BOM, UnfitRow, plain_text
+from hornbook.text.ingest.charsets import BOM, UnfitRow, json_name, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import ReadOptions, Rejected, Row, json_name, reject, row_documents, short, too_long
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row, reject, row_documents, short, too_long
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import CHUNK, Buffered, read_lines
 from hornbook.text.ingest.readers import read_json_lines

@@ -196,12 +196,8 @@ def extractor() -> tuple[Any, Any, Any]:
     Raises UsageError where it is not installed.
     """
     try:
-        from resiliparse.extract.html2text import (  # pyright: ignore[reportMissingModuleSource]
-            extract_plain_text,
-        )
-        from resiliparse.parse.encoding import (  # pyright: ignore[reportMissingModuleSource]
-            map_encoding_to_html5,
-        )
+        from resiliparse.extract.html2text import extract_plain_text  # pyright: ignore[reportMissingModuleSource]
+        from resiliparse.parse.encoding import map_encoding_to_html5  # pyright: ignore[reportMissingModuleSource]
         from resiliparse.parse.html import HTMLTree
     except ImportError as error:
         raise UsageError(
