@@ -34,7 +34,7 @@ _XML_HEAD = 4096
 READERS = {
     "text": "readers:read_text",
     "jsonl": "readers:read_jsonl",
-    "json": "formats.tables.json_array:read",
+    "json": "formats.tables.json_rows:read",
     "csv": "formats.tables.cells:read",
     "tsv": "formats.tables.cells:read",
     "parquet": "formats.tables.columns:read_parquet",
