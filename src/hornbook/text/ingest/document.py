@@ -102,9 +102,7 @@ class ReadOptions:
 
 
 Reader = Callable[[InputFile, Stream, ReadOptions], Iterator[Row]]
-"""From a file, a stream of its bytes as stored, and options to rows.
-
-May raise DamagedStream or UnfitRow, where no more rows can be read."""
+"""From a file, a stream of its bytes as stored, and options to rows. May end with DamagedStream or UnfitRow."""
 
 
 def lookup(row: Mapping[str, Any], name: str) -> Any:
@@ -125,7 +123,7 @@ def reject(
     return Rejected(file.name, line, reason, file.source, excerpt, len(data) if size < 0 else size, rows, damaged)
 
 
-def row_documents(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions) -> Iterable[Row]:
+def to_documents(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions) -> Iterable[Row]:
     """The document of a row of fields, whose metadata are all but text and name, or its labelled documents.
 
     Raises UnfitRow.

@@ -16,7 +16,8 @@ from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.inputs import InputFile, is_url
 
 CHUNK = 1 << 18
-_BEGINNING = 512
+BEGINNING = 512
+"""Bytes that are kept of a line, or of another row, beyond the limit."""
 _EMPTY_LINES = re.compile(rb"\n+")
 
 
@@ -74,7 +75,7 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
 
     A byte order mark at the start of line 1 is removed.
     """
-    kept, size = [], 0
+    kept, size = [], 0  # of the line that is not ended yet: pieces of it, and all its bytes, kept or not
     first = number == 1
     while chunk := stream.read(CHUNK):
         if first:
@@ -102,7 +103,7 @@ def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:
     if size <= limit:
         kept.append(piece)
     else:
-        kept[:] = [b"".join([*kept, piece[:_BEGINNING]])[:_BEGINNING]]
+        kept[:] = [b"".join([*kept, piece[:BEGINNING]])[:BEGINNING]]
 
 
 def read_pieces(stream: Stream, limit: int) -> Iterator[tuple[int, bytes, bool]]:
@@ -199,6 +200,7 @@ class Buffered:
             if index >= 0:
                 pass_over(index + len(mark))
                 return b"".join(chunks), size, True
+            # the mark may lie across two reads, so all but its length less one is passed over
             pass_over(max(self._start, len(self._buffer) - len(mark) + 1))
             if not self._fill():
                 pass_over(len(self._buffer))

@@ -8,16 +8,7 @@ from hornbook.errors import HornbookError, UsageError
 from hornbook.text.config.modules import load_function
 from hornbook.text.ingest.charsets import UnfitRow, check_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import (
-    EXCERPT_BYTES,
-    Document,
-    ReadOptions,
-    Rejected,
-    Row,
-    reject,
-    row_documents,
-    too_long,
-)
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected, Row, reject, to_documents, too_long
 from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.inputs import InputFile
 
@@ -49,15 +40,15 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
 
 def _checked(file: InputFile, number: int, row: Any, options: ReadOptions) -> Row:
     if isinstance(row, Mapping):
-        (row,) = row_documents(file, number, dict(row), options)
+        (row,) = to_documents(file, number, dict(row), options)
     if isinstance(row, Rejected):
         return row
     if not isinstance(row, Document):
         given = f"{options.reader} gave {type(row).__name__} for row {number} of {file.name}"
         raise UsageError(f"{given}: give a mapping of fields, a Document or a Rejected")
     check_text(row.text)
-    size = len(row.text.encode())
-    if size > options.max_bytes:
-        return too_long(file, number, size, options, row.text[:EXCERPT_BYTES].encode())
+    data = row.text.encode()
+    if len(data) > options.max_bytes:
+        return too_long(file, number, len(data), options, data)
     origin = row.origin or f"{file.name}:{number}"
     return replace(row, id=row.id or origin, source=file.source, origin=origin)

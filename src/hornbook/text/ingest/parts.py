@@ -61,21 +61,18 @@ def _lines_before(file: InputFile, work: Path) -> int:
     """Line feeds before the part, except one right before it: reading the part starts with the search for that one."""
     number, count = file.part
     name = digest_of([file.path, file.stamp, count])
-
-    def count_file(part: int) -> Path:
-        return work / f"lines-{name}-{part}.json"
-
+    counts = [work / f"lines-{name}-{part}.json" for part in range(number + 1)]
     known, lines = 0, 0
+    # the last part before this one whose number of lines another task has written down
     for part in range(number, 0, -1):
-        if isinstance(stored := read_json(count_file(part)), int):
+        if isinstance(stored := read_json(counts[part]), int):
             known, lines = part, stored
             break
     with open_input(file) as raw:
+        raw.seek(_search_start(file, known))
         for part in range(known, number):
-            start, end = _search_start(file, part), _search_start(file, part + 1)
-            raw.seek(start)
-            lines += _line_feeds(raw, end - start)
-            write_atomic(count_file(part + 1), str(lines), sync=False)
+            lines += _line_feeds(raw, _search_start(file, part + 1) - _search_start(file, part))
+            write_atomic(counts[part + 1], str(lines), sync=False)
     return lines
 
 

@@ -5,36 +5,21 @@ the damage and then one `Rejected`. Memory is bounded by `max_bytes` (plus a par
 """
 
 import importlib
-import json
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from hornbook.errors import DoesNotFitError
-from hornbook.files.strict_json import DuplicateKey, unique_keys
-from hornbook.text.ingest.charsets import BOM, UnfitRow, decode_utf8, json_name, plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import BOM, UnfitRow, plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import (
-    Document,
-    Reader,
-    ReadOptions,
-    Row,
-    keep_provenance,
-    read_each,
-    reject,
-    row_documents,
-    short,
-    whole_line,
-)
+from hornbook.text.ingest.document import Document, Reader, ReadOptions, Row, keep_provenance, reject
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
-from hornbook.text.ingest.lines import Buffered, HashingFile, Line, open_input, read_pieces
-from hornbook.text.ingest.parts import input_lines
+from hornbook.text.ingest.lines import Buffered, HashingFile, open_input, read_pieces
 
 _XML_HEAD = 4096
 
 READERS = {
     "text": "readers:read_text",
-    "jsonl": "readers:read_jsonl",
-    "json": "formats.tables.json_rows:read",
+    "jsonl": "formats.tables.json_rows:read_jsonl",
+    "json": "formats.tables.json_rows:read_json",
     "csv": "formats.tables.cells:read",
     "tsv": "formats.tables.cells:read",
     "parquet": "formats.tables.columns:read_parquet",
@@ -108,44 +93,6 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
     except UnicodeDecodeError as error:
         number = line + data.count(b"\n", 0, error.start)
         return reject(file, number, why_not_utf8(error), data)
-
-
-def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """The documents of the object of each line."""
-    return read_json_lines(file, input_lines(file, raw, options.max_bytes), options)
-
-
-def read_json_lines(file: InputFile, lines: Iterable[Line], options: ReadOptions) -> Iterator[Row]:
-    """As `read_jsonl`, of lines."""
-
-    def read(line: Line) -> Iterable[Row]:
-        data = whole_line(line, options)
-        if not data.strip():
-            return [reject(file, line.number, "blank line", b"", line.size, rows=line.count, damaged=False)]
-        return row_documents(file, line.number, _json_object(decode_utf8(data), line.ended), options)
-
-    return read_each(file, lines, read)
-
-
-def _json_object(text: str, ended: bool) -> dict[str, Any]:
-    """The object of a line of JSON. Raises UnfitRow."""
-    try:
-        row = json.loads(text, object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:
-        raise UnfitRow(_why_not_json(error, ended)) from error
-    if not isinstance(row, dict):
-        raise UnfitRow(f"not an object: the row is a JSON {json_name(row)}")
-    return row
-
-
-def _why_not_json(error: ValueError | RecursionError, ended: bool) -> str:
-    if isinstance(error, DuplicateKey):
-        return f"duplicate key: {str(error)[:60]!a}"
-    if isinstance(error, RecursionError):
-        return "invalid JSON: nested too deep"
-    if not ended:
-        return "half-written last line: no line end and no valid JSON"
-    return f"invalid JSON: {short(error)}"
 
 
 def read_xml(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:

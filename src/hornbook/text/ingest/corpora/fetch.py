@@ -9,7 +9,6 @@ import hashlib
 import http.client
 import json
 import re
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from hornbook.files.durable import TEMPORARY, publish_file, storage_errors, sync
 from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
 from hornbook.text.ingest.corpora.remote import (
-    AGENT,
     RangeError,
     RemoteBody,
     TransferError,
@@ -136,8 +134,7 @@ def _size(url: str, options: Mapping[str, Any]) -> int | None:
             raise UsageError(f"cannot read {url}: {error}") from error
 
     def ask() -> int | None:
-        request = urllib.request.Request(url, method="HEAD", headers=AGENT)
-        with http_answer(request) as answer:
+        with http_answer(url, {}, "HEAD") as answer:
             length = answer.headers.get("Content-Length")
             return int(length) if length and length.isdigit() else None
 
@@ -150,7 +147,6 @@ def fetch(
     """Fetch files into a folder, one after the other; those that are there as recorded are left alone.
 
     A transfer that breaks is tried again `attempts` times, `pause` seconds apart and then twice as long each time.
-
     Raises UsageError (no such file, given up), IntegrityError (size or digest is not what it should be), StorageError.
     """
     done = 0

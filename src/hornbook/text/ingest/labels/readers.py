@@ -4,7 +4,7 @@ As with plain text, no row is lost: what cannot be learned from is yielded as `R
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -12,13 +12,12 @@ import pyarrow as pa
 from hornbook.text.config.labels import LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.ingest.charsets import UnfitRow, decode_utf8, plain_text
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.document import Reader, ReadOptions, Row, read_each, reject, row_documents, short, whole_line
-from hornbook.text.ingest.formats.tables import cells
+from hornbook.text.ingest.document import Reader, ReadOptions, Row, read_each, reject, short, to_documents, whole_line
+from hornbook.text.ingest.formats.tables import cells, json_rows
 from hornbook.text.ingest.formats.tables.columns import read_row_groups
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import fields_of
 from hornbook.text.ingest.lines import Line, read_lines, read_whole
-from hornbook.text.ingest.readers import read_jsonl
 
 MOST_JSON = 2**30
 """Bytes of a `.json` file, which is held as a whole."""
@@ -51,7 +50,7 @@ def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
         nonlocal problem
         rows = [] if problem is None else [problem]
         if words and problem is None:
-            rows = list(row_documents(file, first, {config.words: [*words], config.tags: [*tags]}, options))
+            rows = list(to_documents(file, first, {config.words: [*words], config.tags: [*tags]}, options))
         words.clear()
         tags.clear()
         problem = None
@@ -93,8 +92,8 @@ def _read_json(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
         yield reject(file, 0, f"neither rows nor SQuAD's layout: {short(error)}")
     else:
         for number, row in enumerate(rows, 1):
-            if isinstance(row, Mapping):
-                yield from row_documents(file, number, row, options)
+            if isinstance(row, dict):
+                yield from to_documents(file, number, row, options)
             else:
                 yield reject(file, number, f"not an object: {ascii(row)[:60]}")
 
@@ -122,13 +121,13 @@ def _read_parquet(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[
         return schema.names
 
     def read(batch: pa.RecordBatch, first: int) -> Iterator[Iterable[Row]]:
-        return (row_documents(file, number, row, options) for number, row in enumerate(batch.to_pylist(), first))
+        return (to_documents(file, number, row, options) for number, row in enumerate(batch.to_pylist(), first))
 
     return read_row_groups(file, columns, read)
 
 
 _READERS: dict[str, Reader] = {
-    "jsonl": read_jsonl,
+    "jsonl": json_rows.read_jsonl,
     "parquet": _read_parquet,
     "csv": cells.read,
     "tsv": cells.read,

@@ -91,6 +91,7 @@ def _matching(text: str) -> dict[int, int]:
         elif mark == "}" and braces:
             opening = braces.pop()
             pairs[opening] = position
+            # brackets that were opened within these braces are never closed
             while brackets and brackets[-1] > opening:
                 brackets.pop()
         elif mark == "]" and brackets and brackets[-1] > (braces[-1] if braces else -1):

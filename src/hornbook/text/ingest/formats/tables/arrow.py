@@ -12,7 +12,7 @@ from hornbook.text.ingest.charsets import UnfitRow
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, reject, short
 from hornbook.text.ingest.formats.tables.columns import batch_rows, wanted_columns
-from hornbook.text.ingest.formats.tables.page_sizes import Batch, Excess, InPieces, arrow_batch
+from hornbook.text.ingest.formats.tables.page_sizes import Excess, InPieces, arrow_batch, check_buffers
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import open_input
 
@@ -29,8 +29,8 @@ class _Messages:
     def __init__(self, source: Stream) -> None:
         self._source = source
         self._ready, self._left = memoryview(b""), 0
-        self.batch = Batch(0, 0, ())
-        """The message that is being read."""
+        self.rows = 0
+        """Rows of the batch that is being read; 0 where the message is none."""
         self.closed = False
 
     @property
@@ -50,7 +50,7 @@ class _Messages:
         return data
 
     def _begin(self) -> None:
-        self.batch = Batch(0, 0, ())
+        self.rows = 0
         head = self._source.read(4)
         if head == _CONTINUED:
             head += self._source.read(4)
@@ -61,12 +61,10 @@ class _Messages:
         metadata = self._source.read(size)
         message = head + metadata
         if len(metadata) == size:
-            self.batch = arrow_batch(metadata)
-            self._left = self.batch.body
-        if self.batch.buffers:
-            body = self._source.read(self._left)
-            self._left -= len(body)
-            self.batch.check(body)
+            declared, self.rows, buffers = arrow_batch(metadata)
+            body = self._source.read(declared) if buffers else b""
+            self._left = declared - len(body)
+            check_buffers(body, declared, buffers)
             message += body
         self._ready = memoryview(message)
 
@@ -104,8 +102,8 @@ def _batches(
             return
         except (*DAMAGE, Excess) as error:
             kind = "arrow bomb" if isinstance(error, Excess) else "damaged arrow"
-            lost = max(1, messages.batch.rows - (done - begun))
+            lost = max(1, messages.rows - (done - begun))
             yield reject(file, done + 1, f"{kind}: {short(error)}", rows=lost)
             done += lost
-            if not messages.whole or not messages.batch.rows:
+            if not messages.whole or not messages.rows:
                 return

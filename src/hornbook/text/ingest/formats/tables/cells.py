@@ -7,7 +7,7 @@ from typing import Any
 
 from hornbook.text.ingest.charsets import UnfitRow, decode_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import ReadOptions, Rejected, Row, reject, row_documents, short, too_long
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row, reject, short, to_documents, too_long
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import fields_of
 from hornbook.text.ingest.lines import Line
@@ -106,4 +106,4 @@ def _row(file: InputFile, lines: _CsvLines, header: list[str], cells: list[str],
     if len(cells) != len(header):
         reason = f"wrong number of cells: {len(cells)}, the header has {len(header)}"
         return [reject(file, first.number, reason, first.data, lines.size)]
-    return row_documents(file, first.number, dict(zip(header, cells, strict=True)), options)
+    return to_documents(file, first.number, dict(zip(header, cells, strict=True)), options)

@@ -8,19 +8,10 @@ import pyarrow.parquet as pq
 
 from hornbook.text.ingest.charsets import UnfitRow, why_not_utf8
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.document import (
-    DAMAGE,
-    EXCERPT_BYTES,
-    ReadOptions,
-    Row,
-    fields_document,
-    reject,
-    short,
-    too_long,
-)
+from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, fields_document, reject, short, too_long
 from hornbook.text.ingest.formats.tables.page_sizes import Chunk, Excess, InPieces, parquet_chunks, parquet_pages
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import open_input
+from hornbook.text.ingest.lines import BEGINNING, open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Most rows that are decoded at once, and the most bytes that they may take."""
@@ -62,7 +53,7 @@ def read_row_groups(file: InputFile, columns: Callable[[pa.Schema], list[str]], 
             return
         groups, first = min(table.num_row_groups, len(chunks)), 1
         ours = range(groups * part // parts, groups * (part + 1) // parts)
-        for group in range(groups):
+        for group in range(groups):  # of all parts, since `first` is the number of the group's first row in the file
             size = table.metadata.row_group(group).num_rows
             if group in ours:
                 batches = _batches(source, table, group, chunks[group], names)
@@ -164,7 +155,7 @@ def _table_row(file: InputFile, row: int, value: pa.Buffer | None, fields: dict[
     if value is None:
         return reject(file, row, "text is not a string: it is null")
     if value.size > options.max_bytes:
-        return too_long(file, row, value.size, options, value[:EXCERPT_BYTES].to_pybytes())
+        return too_long(file, row, value.size, options, value[:BEGINNING].to_pybytes())
     data = value.to_pybytes()
     try:
         text = data.decode()

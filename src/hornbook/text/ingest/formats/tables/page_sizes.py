@@ -186,23 +186,12 @@ class _Thrift:
         return [self._value(kind, depth + 1) for _ in range(count)]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A message of an Arrow stream."""
-
-    body: int
-    """Bytes of its body."""
-    rows: int
-    """Of a batch of records; 0 of other messages."""
-    buffers: tuple[tuple[int, int], ...]
-    """(offset in the body, bytes) of the buffers, if they are compressed."""
-
-    def check(self, body: bytes) -> None:
-        """Raises Excess where the buffers, which are compressed, must not be decoded."""
-        expanded = sum(_expanded(body, offset, size) for offset, size in self.buffers)
-        limit = max(FREE, EXPANSION * self.body)
-        if expanded > limit:
-            raise Excess(f"a batch of {self.body} bytes expands to {expanded}, at most {limit}")
+def check_buffers(body: bytes, size: int, buffers: list[tuple[int, int]]) -> None:
+    """Raises Excess where compressed buffers must not be decoded. size: bytes of the whole body, as declared."""
+    expanded = sum(_expanded(body, *buffer) for buffer in buffers)
+    limit = max(FREE, EXPANSION * size)
+    if expanded > limit:
+        raise Excess(f"a batch of {size} bytes expands to {expanded}, at most {limit}")
 
 
 def _expanded(body: bytes, offset: int, size: int) -> int:
@@ -212,8 +201,11 @@ def _expanded(body: bytes, offset: int, size: int) -> int:
     return max(int.from_bytes(body[offset : offset + 8], "little", signed=True), size)
 
 
-def arrow_batch(metadata: bytes) -> Batch:
-    """The message that its metadata describe. Raises ValueError where they are damaged."""
+def arrow_batch(metadata: bytes) -> tuple[int, int, list[tuple[int, int]]]:
+    """(bytes of its body, rows, (offset in the body, bytes) of each buffer) of a message of an Arrow stream.
+
+    Messages that are no batch of records have 0 rows, those that are not compressed no buffers. Raises ValueError.
+    """
     try:
         table = _Table(metadata, struct.unpack_from("<I", metadata)[0])
         body, kind = table.number(3, "<q"), table.number(1, "<B")
@@ -223,9 +215,9 @@ def arrow_batch(metadata: bytes) -> Batch:
         if body < 0:
             raise ValueError("a message's length is negative")
         if batch is None:
-            return Batch(body, 0, ())
+            return body, 0, []
         packed = batch.table(3) is not None
-        return Batch(body, batch.number(0, "<q") if kind == 3 else 0, tuple(batch.pairs(2)) if packed else ())
+        return body, batch.number(0, "<q") if kind == 3 else 0, list(batch.pairs(2)) if packed else []
     except struct.error as error:
         raise ValueError("a message's metadata cannot be read") from error
 

@@ -37,6 +37,7 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
 
 def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
     number = 0
+    # here the stream is at the beginning of a record, or at garbage before one
     while _skip_line_ends(stream):
         if stream.peek(5) != _MAGIC:
             number += 1
