@@ -66,17 +66,17 @@ def test_an_overlong_line_is_not_held():
 @given(st.text(st.sampled_from("ab\né数😀"), max_size=300), st.integers(4, 40))
 def test_pieces_join_to_the_text_and_never_cut_a_character(text: str, limit: int):
     pieces = list(read_pieces(io.BytesIO(text.encode()), limit))
-    assert b"".join(piece.data for piece in pieces) == text.encode()
-    assert all(len(piece.data) <= limit for piece in pieces)
-    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    for number, piece in enumerate(pieces):
-        piece.data.decode()
-        before = b"".join(each.data for each in pieces[:number])
-        assert piece.line == before.count(b"\n") + 1
+    assert b"".join(data for _, data, _ in pieces) == text.encode()
+    assert all(len(data) <= limit for _, data, _ in pieces)
+    assert [last for _, _, last in pieces] == [False] * (len(pieces) - 1) + [True]
+    for number, (line, data, _) in enumerate(pieces):
+        data.decode()
+        before = b"".join(each for _, each, _ in pieces[:number])
+        assert line == before.count(b"\n") + 1
 
 
 def test_pieces_end_at_a_line_where_there_is_one():
-    pieces = [piece.data for piece in read_pieces(io.BytesIO(b"one\ntwo\nthree\n"), 9)]
+    pieces = [data for _, data, _ in read_pieces(io.BytesIO(b"one\ntwo\nthree\n"), 9)]
     assert pieces == [b"one\ntwo\n", b"three\n"]
 
 

@@ -105,4 +105,4 @@ def _section(corpus: PublicCorpus, remotes: "list[Remote]", folder: Path) -> str
     kinds = {(format_of(each.name) or ("",))[0] for each in remotes}
     named = bool(kinds & set(NAMED_ONLY))
     paths = [str(folder / each.name) for each in remotes] if named else [str(folder)]
-    return tomli_w.dumps({"text": {"sources": {corpus.name: source_section(corpus, paths)}}})
+    return tomli_w.dumps({"text": {"sources": {corpus.name: {"paths": paths, **corpus.source}}}})

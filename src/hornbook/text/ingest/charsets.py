@@ -1,6 +1,7 @@
 """Bytes to text: UTF-8, what a byte order mark says, or the charset that a file declares, which may be any name."""
 
 import codecs
+from typing import Any
 
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 
@@ -55,21 +56,30 @@ def plain_text(file: Stream, compression: str | None) -> Stream:
     return _Utf8(decompressed(file, compression))
 
 
-def why_not_utf8(data: bytes, error: UnicodeDecodeError) -> str:
+class UnfitRow(Exception):
+    """A row cannot become a document; the text is the reason. `dropped` where nothing is wrong with it."""
+
+    def __init__(self, reason: str = "", dropped: bool = False) -> None:
+        super().__init__(reason)
+        self.dropped = dropped
+
+
+def why_not_utf8(error: UnicodeDecodeError) -> str:
     """Why bytes are not UTF-8: the first byte that is wrong."""
-    return f"invalid UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
+    return f"invalid UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
 
 
-class Undecodable(ValueError):
-    """The bytes are not text of that charset, or the charset is unknown. The text is the reason."""
+def decode_utf8(data: bytes) -> str:
+    """The text of bytes. Raises UnfitRow."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UnfitRow(why_not_utf8(error)) from error
 
 
 def decode_declared(data: bytes, charset: str, first: int = 0) -> str:
-    """The text of bytes in a declared charset. `first`: their offset in the file, for messages.
-
-    Raises Undecodable.
-    """
-    unknown = Undecodable(f"unknown charset: {charset[:_LONGEST_NAME]!a}")
+    """The text of bytes in a declared charset. `first`: their offset in the file, for messages. Raises UnfitRow."""
+    unknown = UnfitRow(f"unknown charset: {charset[:_LONGEST_NAME]!a}")
     if len(charset) > _LONGEST_NAME:
         raise unknown
     try:
@@ -79,6 +89,28 @@ def decode_declared(data: bytes, charset: str, first: int = 0) -> str:
         return data.decode(codec.name)
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise Undecodable(f"invalid {error.encoding}: byte {first + error.start} is 0x{byte:02x}") from error
+        raise UnfitRow(f"invalid {error.encoding}: byte {first + error.start} is 0x{byte:02x}") from error
     except (LookupError, ValueError) as error:  # names with NUL; codecs from bytes to bytes; codecs that refuse
         raise unknown from error
+
+
+def is_valid_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8 (it has no lone surrogates)."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def check_text(text: Any) -> None:
+    """Raises UnfitRow for what is no string, or cannot be written as UTF-8."""
+    if not isinstance(text, str):
+        raise UnfitRow(f"text is not a string: it is a JSON {json_name(text)}")
+    if not is_valid_unicode(text):
+        raise UnfitRow("lone surrogate: the text is not valid Unicode")
+
+
+def json_name(value: Any) -> str:
+    """What a value is called in JSON."""
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return "null" if value is None else names.get(type(value), type(value).__name__)

@@ -7,7 +7,9 @@ but tape blocks end so, and `gzip -d` skips them; the specification of xz has th
 import bz2
 import lzma
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 import zstandard
@@ -40,7 +42,6 @@ class _Gzip:
         self._full = False
         """The last output was as long as the limit, so the decoder may hold more."""
         self._error: zlib.error | None = None
-        self._saved = memoryview(b"")
 
     @property
     def eof(self) -> bool:
@@ -56,19 +57,18 @@ class _Gzip:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         """At most `max_length` bytes. Raises zlib.error once all output before the damage has been returned."""
-        if self._error is None:
-            data, before = self._decoder.unconsumed_tail + data, self._decoder.copy()
-            try:
-                output = self._decoder.decompress(data, max_length)
-            except zlib.error as error:
-                self._error, self._saved = error, memoryview(_until_damage(before, data))
-            else:
-                self._full = len(output) == max_length
-                return output
-        if not self._saved:
+        if self._error is not None:
             raise self._error
-        output, self._saved = self._saved[:max_length], self._saved[max_length:]
-        return bytes(output)
+        data, before = self._decoder.unconsumed_tail + data, self._decoder.copy()
+        try:
+            output = self._decoder.decompress(data, max_length)
+        except zlib.error as error:
+            self._error = error
+            output = _until_damage(before, data)  # at most `max_length`, or the decoder would have stopped before
+            if not output:
+                raise
+        self._full = len(output) == max_length
+        return output
 
 
 def _until_damage(decoder: "zlib._Decompress", data: bytes) -> bytes:
@@ -111,15 +111,12 @@ _Decoder = _Gzip | _Zstd | bz2.BZ2Decompressor | lzma.LZMADecompressor
 """One member; the interface is that of bz2 and lzma."""
 
 
-def _decoder(compression: str) -> _Decoder:
-    match compression:
-        case "gzip":
-            return _Gzip()
-        case "bz2":
-            return bz2.BZ2Decompressor()
-        case "xz":
-            return lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
-    return _Zstd()
+_DECODERS: dict[str, Callable[[], _Decoder]] = {
+    "gzip": _Gzip,
+    "bz2": bz2.BZ2Decompressor,
+    "xz": partial(lzma.LZMADecompressor, memlimit=_XZ_MEMORY),
+    "zstd": _Zstd,
+}
 
 
 class Members:
@@ -159,7 +156,7 @@ class Members:
             if self._members:
                 self._rest = self._rest.lstrip(b"\0")
             if self._rest:
-                self._decoder, self._begun = _decoder(self._name), False
+                self._decoder, self._begun = _DECODERS[self._name](), False
                 return True
         return False
 

@@ -1,20 +1,21 @@
 """What readers yield (documents and rejected rows), their options, and what they share on the way to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, Self, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.charsets import UnfitRow, check_text, is_valid_unicode
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.ingest.lines import read_whole
+from hornbook.text.ingest.labels.rows import label_rows
+from hornbook.text.ingest.lines import Line, read_whole
 
 EXCERPT_BYTES = 160
-LONE_SURROGATE = "lone surrogate: the text is not valid Unicode"
 _ID_LIMIT = 512
 _FIELD_LIMIT = 2048
 DAMAGE = (OSError, pa.ArrowException, ValueError, KeyError, OverflowError)
@@ -46,7 +47,7 @@ class Rejected:
     reason: str
     source: str
     excerpt: str = ""
-    """The first bytes of the row, for messages."""
+    """The first bytes of the row as printable ASCII, for messages."""
     bytes: int = 0
     """Length of the row as read, where it is known."""
     rows: int = 1
@@ -62,14 +63,6 @@ class Rejected:
 Row = Document | Rejected
 
 
-class UnfitRow(Exception):
-    """A row cannot become a document; the text is the reason. `dropped` where nothing is wrong with it."""
-
-    def __init__(self, reason: str = "", dropped: bool = False) -> None:
-        super().__init__(reason)
-        self.dropped = dropped
-
-
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
     """What a reader needs besides the file; as in `SourceConfig`."""
@@ -78,7 +71,7 @@ class ReadOptions:
     id_field: str = "id"
     max_bytes: int = 16 * 2**20
     labels: LabelsConfig | None = None
-    """Rows have labels: `hornbook.text.ingest.labels.readers` reads them."""
+    """What labels rows have: then `hornbook.text.ingest.labels.readers` reads them."""
     reader: str | None = None
     layout: str = "auto"
     licence_field: str = "license"
@@ -109,7 +102,7 @@ class ReadOptions:
 
 
 Reader = Callable[[InputFile, Stream, ReadOptions], Iterator[Row]]
-"""From a file, a stream of its bytes as stored, and options to rows."""
+"""From a file, a stream of its bytes as stored, and options to rows. May end with DamagedStream or UnfitRow."""
 
 
 def lookup(row: Mapping[str, Any], name: str) -> Any:
@@ -125,21 +118,41 @@ def reject(
     file: InputFile, line: int, reason: str, data: bytes = b"", size: int = -1, *, rows: int = 1, damaged: bool = True
 ) -> Rejected:
     """A rejected row of a file. `data`: the row as read; `size`: its length where `data` is only its beginning."""
-    return Rejected(file.name, line, reason, file.source, excerpt(data), len(data) if size < 0 else size, rows, damaged)
+    head = data[:EXCERPT_BYTES].decode("utf-8", "backslashreplace")
+    excerpt = head.encode("unicode_escape").decode("ascii")[: 2 * EXCERPT_BYTES]
+    return Rejected(file.name, line, reason, file.source, excerpt, len(data) if size < 0 else size, rows, damaged)
 
 
-def row_document(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions, data: bytes = b"") -> Row:
-    """The document of a row of fields; all but text and name are its metadata. `data`: the row as read."""
+def to_documents(file: InputFile, number: int, row: dict[str, Any], options: ReadOptions) -> Iterable[Row]:
+    """The document of a row of fields, whose metadata are all but text and name, or its labelled documents.
+
+    Raises UnfitRow.
+    """
+    if options.labels is not None:
+        return _labelled_documents(file, number, row, options.labels, options)
     text = lookup(row, options.text_field)
     if text is None and options.text_field not in row:
-        reason = f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})"
-        return reject(file, number, reason, data)
-    if not isinstance(text, str):
-        return reject(file, number, f"text is not a string: it is a JSON {json_name(text)}", data)
-    if not is_valid_unicode(text):
-        return reject(file, number, LONE_SURROGATE, data)
+        raise UnfitRow(f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})")
+    check_text(text)
     row.pop(options.text_field, None)
-    return fields_document(file, number, text, row, options)
+    return [fields_document(file, number, text, row, options)]
+
+
+def _labelled_documents(
+    file: InputFile, number: int, row: Mapping[str, Any], config: LabelsConfig, options: ReadOptions
+) -> Iterator[Row]:
+    origin = f"{file.name}:{number}"
+    try:
+        labelled = label_rows(config, row, identifier(row.get(options.id_field), origin), origin)
+    except UnfitRow as error:
+        yield replace(reject(file, number, str(error)), excerpt=ascii(dict(row))[:EXCERPT_BYTES])
+        return
+    for name, text, labels in labelled:
+        size = len(text.encode())
+        if size > options.max_bytes:
+            yield replace(too_long(file, number, size, options), excerpt=ascii(text)[:EXCERPT_BYTES])
+        else:
+            yield Document(text, name, file.source, dict(row), origin, labels)
 
 
 def fields_document(file: InputFile, number: int, text: str, fields: dict[str, Any], options: ReadOptions) -> Document:
@@ -150,33 +163,35 @@ def fields_document(file: InputFile, number: int, text: str, fields: dict[str, A
     return Document(text, name, file.source, fields, origin)
 
 
-class _Numbered(Protocol):
-    @property
-    def number(self) -> int: ...
+Item = TypeVar("Item", bound=Line)
 
 
-Numbered = TypeVar("Numbered", bound=_Numbered)
-
-
-def read_each(file: InputFile, items: Iterable[Numbered], read: Callable[[Numbered], Iterable[Row]]) -> Iterator[Row]:
-    """What `read` makes of each line or record; where the stream is damaged, a last row says so."""
+def read_each(file: InputFile, items: Iterable[Item], read: Callable[[Item], Iterable[Row]]) -> Iterator[Row]:
+    """What `read` makes of each line or record, which may raise UnfitRow; a damaged stream ends with a row for it."""
     number = 0
     try:
         for item in items:
             number = item.number
-            yield from read(item)
+            try:
+                yield from read(item)
+            except UnfitRow as why:
+                yield reject(file, number, str(why), item.data, item.size, damaged=not why.dropped)
     except DamagedStream as error:
         yield reject(file, number + 1, str(error))
 
 
+def whole_line(line: Line, options: ReadOptions) -> bytes:
+    """The bytes of a line. Raises UnfitRow where it is beyond the limit."""
+    if line.overlong:
+        raise UnfitRow(why_too_long(line.size, options))
+    return line.data
+
+
 def read_at_once(file: InputFile, stream: Stream, options: ReadOptions, read: Callable[[bytes], Row]) -> Iterator[Row]:
-    """What `read` makes of all bytes of a file; a file over the limit, or a damaged one, is a rejected row."""
-    try:
-        data, size = read_whole(stream, options.max_bytes)
-    except DamagedStream as error:
-        yield reject(file, 0, str(error))
-    else:
-        yield too_long(file, 0, size, options) if data is None else read(data)
+    """What `read` makes of all bytes of a file; it may raise UnfitRow. Raises DamagedStream."""
+    data, size = read_whole(stream, options.max_bytes)
+    whole = Line(0, data or b"", size, overlong=data is None)
+    yield from read_each(file, [whole], lambda line: [read(whole_line(line, options))])
 
 
 def keep_provenance(document: Document, options: ReadOptions) -> None:
@@ -201,16 +216,11 @@ def _as_text(value: Any) -> str:
 
 def too_long(file: InputFile, number: int, size: int, options: ReadOptions, data: bytes = b"") -> Rejected:
     """A row beyond the limit."""
-    reason = f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
-    return reject(file, number, reason, data, size)
+    return reject(file, number, why_too_long(size, options), data, size)
 
 
-def is_valid_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8 (it has no lone surrogates)."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False
+def why_too_long(size: int, options: ReadOptions) -> str:
+    return f"row longer than the limit: {size} bytes, max_document_bytes is {options.max_bytes}"
 
 
 def identifier(value: Any, origin: str) -> str:
@@ -221,19 +231,7 @@ def identifier(value: Any, origin: str) -> str:
     return name if 0 < len(name) <= _ID_LIMIT and is_valid_unicode(name) else origin
 
 
-def json_name(value: Any) -> str:
-    """What a value is called in JSON."""
-    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)
-
-
 def short(error: Exception) -> str:
     """The first line of an error, as ASCII."""
     lines = str(error).splitlines()
     return lines[0][:120].encode("ascii", "backslashreplace").decode() if lines else type(error).__name__
-
-
-def excerpt(data: bytes) -> str:
-    """The beginning of a row as printable ASCII."""
-    head = data[:EXCERPT_BYTES].decode("utf-8", "backslashreplace")
-    return head.encode("unicode_escape").decode("ascii")[: 2 * EXCERPT_BYTES]

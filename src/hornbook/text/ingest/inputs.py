@@ -21,18 +21,10 @@ CODE = "c cc cpp cs go h hpp java jl js kt lua m php pl py r rb rs scala sh sql 
 
 FORMATS = {
     **dict.fromkeys((".txt", ".md", ".rst", *(f".{ending}" for ending in CODE.split())), "text"),
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".json": "json",
+    **{f".{name}": name for name in ("jsonl", "parquet", "arrow", "csv", "tsv", "json", "xml", "tar", "zip")},
     **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
     **dict.fromkeys((".warc", ".wet"), "warc"),
     ".tex": "latex",
-    ".xml": "xml",
-    ".tar": "tar",
-    ".zip": "zip",
 }
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 SHORT_ENDINGS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
@@ -133,8 +125,8 @@ def _list_local(source: str, path: str, layout: str) -> Iterator[InputFile]:
     for match in matches:
         if os.path.isdir(match):
             yield from _walk(source, match, layout)
-        elif format_of(match, layout):
-            yield _local_file(source, match, layout)
+        elif known := format_of(match, layout):
+            yield _local_file(source, match, known)
 
 
 def _local_entry(source: str, path: str, layout: str) -> Iterator[InputFile]:
@@ -151,9 +143,10 @@ def _local_entry(source: str, path: str, layout: str) -> Iterator[InputFile]:
         raise UsageError(f"source {source!r}: cannot read {path}: {error.strerror}") from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"source {source!r}: {path} is not a regular file")
-    if format_of(path, layout) is None:
+    known = format_of(path, layout)
+    if known is None:
         raise UsageError(f"source {source!r}: cannot tell what {path} is by its ending; {SUPPORTED} are read")
-    yield _local_file(source, path, layout)
+    yield _local_file(source, path, known)
 
 
 def _walk(source: str, folder: str, layout: str, parents: tuple[tuple[int, int], ...] = ()) -> Iterator[InputFile]:
@@ -176,18 +169,17 @@ def _walk(source: str, folder: str, layout: str, parents: tuple[tuple[int, int],
         if os.path.isdir(path):
             yield from _walk(source, path, layout, (*parents, me))
         elif (known := format_of(path, layout)) and known[0] not in NAMED_ONLY:
-            yield _local_file(source, path, layout)
+            yield _local_file(source, path, known)
 
 
-def _local_file(source: str, path: str, layout: str) -> InputFile:
-    kind, compression = format_of(path, layout) or ("text", None)
+def _local_file(source: str, path: str, known: tuple[str, str | None]) -> InputFile:
     try:
         status = os.stat(path)
     except OSError as error:
-        return InputFile(source, path, 0, "", kind, compression, problem=f"cannot read: {error.strerror}")
+        return InputFile(source, path, 0, "", *known, problem=f"cannot read: {error.strerror}")
     if not stat.S_ISREG(status.st_mode):
-        return InputFile(source, path, 0, "", kind, compression, problem="not a regular file")
-    return InputFile(source, path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", kind, compression)
+        return InputFile(source, path, 0, "", *known, problem="not a regular file")
+    return InputFile(source, path, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", *known)
 
 
 def _list_url(source: str, url: str, layout: str) -> Iterator[InputFile]:
@@ -226,7 +218,6 @@ def is_hidden(relative: str) -> bool:
 
 
 def _url_stamp(size: int, info: dict[str, Any]) -> str:
-    known = [
-        str(info[key]) for key in ("ETag", "etag", "mtime", "LastModified", "last_modified", "created") if info.get(key)
-    ]
+    keys = ("ETag", "etag", "mtime", "LastModified", "last_modified", "created")
+    known = [str(info[key]) for key in keys if info.get(key)]
     return "-".join([str(size), *known[:1]])

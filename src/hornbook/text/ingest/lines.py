@@ -16,7 +16,8 @@ from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.inputs import InputFile, is_url
 
 CHUNK = 1 << 18
-_BEGINNING = 512
+BEGINNING = 512
+"""Bytes that are kept of a line, or of another row, beyond the limit."""
 _EMPTY_LINES = re.compile(rb"\n+")
 
 
@@ -28,7 +29,6 @@ class HashingFile:
         self._hash = xxhash.xxh3_128()
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read and hash."""
         data = self._file.read(size)
         self._hash.update(data)
         return data
@@ -62,11 +62,10 @@ class Line:
     data: bytes
     size: int
     """Bytes of the whole line."""
-    ended: bool
+    ended: bool = True
     """Whether a line feed followed."""
     count: int = 1
     """Lines it stands for: a run of empty lines is one."""
-
     overlong: bool = False
     """The line was longer than the limit, so it was not kept."""
 
@@ -76,7 +75,7 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
 
     A byte order mark at the start of line 1 is removed.
     """
-    kept, size = [], 0
+    kept, size = [], 0  # of the line that is not ended yet: pieces of it, and all its bytes, kept or not
     first = number == 1
     while chunk := stream.read(CHUNK):
         if first:
@@ -86,17 +85,17 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
             if end == start and not size:
                 run = _EMPTY_LINES.match(chunk, start)
                 assert run is not None
-                yield Line(number, b"", 0, True, run.end() - start)
+                yield Line(number, b"", 0, count=run.end() - start)
                 number, start = number + run.end() - start, run.end()
                 continue
             size += end - start
             _hold(kept, chunk[start:end], size, limit)
-            yield Line(number, b"".join(kept), size, True, overlong=size > limit)
+            yield Line(number, b"".join(kept), size, overlong=size > limit)
             number, kept, size, start = number + 1, [], 0, end + 1
         size += len(chunk) - start
         _hold(kept, chunk[start:], size, limit)
     if size:
-        yield Line(number, b"".join(kept), size, False, overlong=size > limit)
+        yield Line(number, b"".join(kept), size, ended=False, overlong=size > limit)
 
 
 def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:
@@ -104,20 +103,14 @@ def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:
     if size <= limit:
         kept.append(piece)
     else:
-        kept[:] = [b"".join([*kept, piece[:_BEGINNING]])[:_BEGINNING]]
+        kept[:] = [b"".join([*kept, piece[:BEGINNING]])[:BEGINNING]]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a plain-text file."""
+def read_pieces(stream: Stream, limit: int) -> Iterator[tuple[int, bytes, bool]]:
+    """(first line, bytes, whether it is the last) of pieces of a text of at most `limit` bytes.
 
-    line: int
-    data: bytes
-    last: bool
-
-
-def read_pieces(stream: Stream, limit: int) -> Iterator[Piece]:
-    """Cut a text into pieces of at most `limit` bytes: after a line feed if there is one, else between characters."""
+    They are cut after a line feed if there is one, else between characters.
+    """
     buffer, line = bytearray(), 1
     while chunk := stream.read(CHUNK):
         buffer += chunk
@@ -125,9 +118,9 @@ def read_pieces(stream: Stream, limit: int) -> Iterator[Piece]:
             cut = _cut(buffer, limit)
             data = bytes(buffer[:cut])
             del buffer[:cut]
-            yield Piece(line, data, last=False)
+            yield line, data, False
             line += data.count(b"\n")
-    yield Piece(line, bytes(buffer), last=True)
+    yield line, bytes(buffer), True
 
 
 def _cut(buffer: bytearray, limit: int) -> int:
@@ -207,6 +200,7 @@ class Buffered:
             if index >= 0:
                 pass_over(index + len(mark))
                 return b"".join(chunks), size, True
+            # the mark may lie across two reads, so all but its length less one is passed over
             pass_over(max(self._start, len(self._buffer) - len(mark) + 1))
             if not self._fill():
                 pass_over(len(self._buffer))

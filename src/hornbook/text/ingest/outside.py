@@ -6,20 +6,9 @@ from typing import Any
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.text.config.modules import load_function
+from hornbook.text.ingest.charsets import UnfitRow, check_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import (
-    EXCERPT_BYTES,
-    LONE_SURROGATE,
-    Document,
-    ReadOptions,
-    Rejected,
-    Row,
-    is_valid_unicode,
-    json_name,
-    reject,
-    row_document,
-    too_long,
-)
+from hornbook.text.ingest.document import Document, ReadOptions, Rejected, Row, reject, to_documents, too_long
 from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.inputs import InputFile
 
@@ -36,7 +25,10 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     number = 0
     try:
         for number, row in enumerate(function(file, stream, options), 1):
-            yield _checked(file, number, row, options)
+            try:
+                yield _checked(file, number, row, options)
+            except UnfitRow as why:
+                yield reject(file, number, str(why))
     except DamagedStream as error:
         yield reject(file, number + 1, str(error))
     except (HornbookError, OSError, MemoryError):
@@ -48,18 +40,15 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
 
 def _checked(file: InputFile, number: int, row: Any, options: ReadOptions) -> Row:
     if isinstance(row, Mapping):
-        row = row_document(file, number, dict(row), options)
+        (row,) = to_documents(file, number, dict(row), options)
     if isinstance(row, Rejected):
         return row
     if not isinstance(row, Document):
         given = f"{options.reader} gave {type(row).__name__} for row {number} of {file.name}"
         raise UsageError(f"{given}: give a mapping of fields, a Document or a Rejected")
-    if not isinstance(row.text, str):
-        return reject(file, number, f"text is not a string: it is a JSON {json_name(row.text)}")
-    if not is_valid_unicode(row.text):
-        return reject(file, number, LONE_SURROGATE)
-    size = len(row.text.encode())
-    if size > options.max_bytes:
-        return too_long(file, number, size, options, row.text[:EXCERPT_BYTES].encode())
+    check_text(row.text)
+    data = row.text.encode()
+    if len(data) > options.max_bytes:
+        return too_long(file, number, len(data), options, data)
     origin = row.origin or f"{file.name}:{number}"
     return replace(row, id=row.id or origin, source=file.source, origin=origin)

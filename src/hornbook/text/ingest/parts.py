@@ -5,6 +5,7 @@ known without reading. Lines are numbered from the beginning of the file, so the
 each range once, but by tasks that start at the same time, which count what the others have not written down yet.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -22,8 +23,6 @@ from hornbook.text.ingest.lines import CHUNK, Line, open_input, read_lines
 
 LINES = ("jsonl", "tsv")
 """Formats in which every line is a row. Cells of csv may hold line ends, so its rows are known only from the start."""
-HEADED = ("tsv",)
-"""Those whose first line is a header."""
 _LEAST = 16
 """Least bytes of a part, more than a byte order mark has."""
 
@@ -62,27 +61,28 @@ def _lines_before(file: InputFile, work: Path) -> int:
     """Line feeds before the part, except one right before it: reading the part starts with the search for that one."""
     number, count = file.part
     name = digest_of([file.path, file.stamp, count])
-
-    def count_file(part: int) -> Path:
-        return work / f"lines-{name}-{part}.json"
-
+    counts = [work / f"lines-{name}-{part}.json" for part in range(number + 1)]
     known, lines = 0, 0
+    # the last part before this one whose number of lines another task has written down
     for part in range(number, 0, -1):
-        if isinstance(stored := read_json(count_file(part)), int):
+        if isinstance(stored := read_json(counts[part]), int):
             known, lines = part, stored
             break
     with open_input(file) as raw:
+        raw.seek(_search_start(file, known))
         for part in range(known, number):
-            start, end = _search_start(file, part), _search_start(file, part + 1)
-            raw.seek(start)
-            lines += _line_feeds(raw, end - start)
-            write_atomic(count_file(part + 1), str(lines), sync=False)
+            lines += _line_feeds(raw, _search_start(file, part + 1) - _search_start(file, part))
+            write_atomic(counts[part + 1], str(lines), sync=False)
     return lines
 
 
 def _search_start(file: InputFile, part: int) -> int:
-    """Where the search for the first line of a part starts: at the byte before its range."""
-    return max(0, file.size * part // file.part[1] - 1)
+    """Where the search for the first line of a part starts: at the byte before its range.
+
+    Behind the last part there is no limit: it goes on to the end of the file, wherever that is by now.
+    """
+    count = file.part[1]
+    return max(0, file.size * part // count - 1) if part < count else sys.maxsize
 
 
 def _line_feeds(stream: Stream, size: int) -> int:
@@ -103,23 +103,21 @@ def input_lines(file: InputFile, raw: Stream, limit: int) -> Iterator[Line]:
 
 def _later_lines(file: InputFile, limit: int) -> Iterator[Line]:
     """Of a part that is not the first."""
-    number, count = file.part
-    start, size = _search_start(file, number), _search_start(file, number + 1) - _search_start(file, number)
-    left = size if number + 1 < count else None  # the last part goes on to the end, wherever that is by now
+    start, end = (_search_start(file, part) for part in (file.part[0], file.part[0] + 1))
     with open_input(file) as raw:
-        if file.format in HEADED:
+        if file.format == "tsv":  # its first line is a header
             yield from islice(read_lines(raw, limit), 1)
         raw.seek(start)
-        if skipped := _skip_line(raw, left):
-            raw.seek(start + skipped)
-            rest = raw if left is None else _WholeLines(raw, left + 1 - skipped)
-            yield from read_lines(rest, limit, file.line)
+        if skipped := _skip_line(raw, end - start):
+            start += skipped
+            raw.seek(start)
+            yield from read_lines(_WholeLines(raw, end + 1 - start), limit, file.line)
 
 
-def _skip_line(raw: Stream, size: int | None) -> int:
-    """Bytes to the first line feed and with it; 0 where there is none in the next `size` bytes (None: to the end)."""
+def _skip_line(raw: Stream, size: int) -> int:
+    """Bytes to the first line feed and with it; 0 where there is none in the next `size` bytes."""
     skipped = 0
-    while data := raw.read(CHUNK if size is None else min(CHUNK, size - skipped)):
+    while data := raw.read(min(CHUNK, size - skipped)):
         if end := data.find(b"\n") + 1:
             return skipped + end
         skipped += len(data)
@@ -127,13 +125,12 @@ def _skip_line(raw: Stream, size: int | None) -> int:
 
 
 class _WholeLines:
-    """A stream up to the end of the line that its byte `size` belongs to (count_file from 1)."""
+    """A stream up to the end of the line that its byte `size` belongs to (counted from 1)."""
 
     def __init__(self, stream: Stream, size: int) -> None:
         self._stream, self._left, self._ended = stream, size, False
 
     def read(self, size: int, /) -> bytes:
-        """At most `size` bytes; empty at the end."""
         if self._ended:
             return b""
         data = self._stream.read(min(size, self._left) if self._left else size)

@@ -5,38 +5,21 @@ the damage and then one `Rejected`. Memory is bounded by `max_bytes` (plus a par
 """
 
 import importlib
-import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from hornbook.errors import DoesNotFitError
-from hornbook.files.strict_json import DuplicateKey, unique_keys
-from hornbook.text.ingest.charsets import BOM, plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import BOM, UnfitRow, plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import (
-    Document,
-    Reader,
-    ReadOptions,
-    Rejected,
-    Row,
-    json_name,
-    keep_provenance,
-    read_each,
-    reject,
-    row_document,
-    short,
-    too_long,
-)
+from hornbook.text.ingest.document import Document, Reader, ReadOptions, Row, keep_provenance, reject
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
-from hornbook.text.ingest.lines import Buffered, HashingFile, Line, open_input, read_pieces
-from hornbook.text.ingest.parts import input_lines
+from hornbook.text.ingest.lines import Buffered, HashingFile, open_input, read_pieces
 
 _XML_HEAD = 4096
 
 READERS = {
     "text": "readers:read_text",
-    "jsonl": "readers:read_jsonl",
-    "json": "formats.tables.json_array:read",
+    "jsonl": "formats.tables.json_rows:read_jsonl",
+    "json": "formats.tables.json_rows:read_json",
     "csv": "formats.tables.cells:read",
     "tsv": "formats.tables.cells:read",
     "parquet": "formats.tables.columns:read_parquet",
@@ -50,34 +33,30 @@ READERS = {
     "tar": "formats.archives.archives:read_tar",
     "zip": "formats.archives.archives:read_zip",
     "outside": "outside:read",
+    "labelled": "labels.readers:read",
 }
-"""Format -> module of this room and function; imported when a file has it."""
+"""Format (of any file whose rows have labels: labelled) -> module of this room and function; imported when needed."""
 
 
-def reader_of(name: str) -> Reader:
-    """The reader of a format."""
-    module, _, function = READERS[name].partition(":")
-    return getattr(importlib.import_module(f"hornbook.text.ingest.{module}"), function)
+def read_stream(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
+    """The rows of a file's bytes. Where its reader gives up with DamagedStream or UnfitRow, a last row says why."""
+    module, _, function = READERS["labelled" if options.labels else file.format].partition(":")
+    read: Reader = getattr(importlib.import_module(f"hornbook.text.ingest.{module}"), function)
+    try:
+        yield from read(file, raw, options)
+    except (DamagedStream, UnfitRow) as error:
+        yield reject(file, 0, str(error))
 
 
-def read_file(
-    file: InputFile,
-    options: ReadOptions,
-    on_digest: Callable[[str], None] | None = None,
-    reader: Reader | None = None,
-) -> Iterator[Row]:
-    """Yield every row of a file or of its part. After the last row of the first part `on_digest` gets the xxh3_128
-    of all the file's bytes.
-
-    `reader`: another than the format's own.
-    """
+def read_file(file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None) -> Iterator[Row]:
+    """Every row of a file or of its part. After the first part `on_digest` gets the xxh3_128 of the whole file."""
     if file.problem:
         yield reject(file, 0, file.problem)
         return
     try:
         with open_input(file) as raw:
             hashing = HashingFile(raw)
-            for row in (reader or reader_of(file.format))(file, hashing, options):
+            for row in read_stream(file, hashing, options):
                 if isinstance(row, Document):
                     keep_provenance(row, options)
                 yield row
@@ -96,17 +75,14 @@ def read_file(
 
 def read_text(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per file; a longer file becomes `path#0`, `path#1`, ..."""
-    number = 0
     line = 1
     try:
-        for piece in read_pieces(plain_text(raw, file.compression), options.max_bytes):
-            name = file.name if piece.last and number == 0 else f"{file.name}#{number}"
-            if number and piece.last and not piece.data:
+        pieces = read_pieces(plain_text(raw, file.compression), options.max_bytes)
+        for number, (line, data, last) in enumerate(pieces):
+            name = file.name if last and number == 0 else f"{file.name}#{number}"
+            if number and last and not data:
                 return
-            data = piece.data.removeprefix(BOM) if number == 0 else piece.data
-            line = piece.line
-            yield _text_row(file, name, line, data)
-            number += 1
+            yield _text_row(file, name, line, data if number else data.removeprefix(BOM))
     except DamagedStream as error:
         yield reject(file, line, str(error))
 
@@ -116,45 +92,7 @@ def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
         return Document(data.decode(), name, file.source, origin=name)
     except UnicodeDecodeError as error:
         number = line + data.count(b"\n", 0, error.start)
-        return reject(file, number, why_not_utf8(data, error), data)
-
-
-def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """One document per line."""
-    return read_each(file, input_lines(file, raw, options.max_bytes), lambda line: json_row(file, line, options))
-
-
-def json_row(file: InputFile, line: Line, options: ReadOptions) -> list[Row]:
-    """The document of a line of JSON."""
-    row = json_object(file, line, options)
-    return [row if isinstance(row, Rejected) else row_document(file, line.number, row, options, line.data)]
-
-
-def json_object(file: InputFile, line: Line, options: ReadOptions) -> dict[str, Any] | Rejected:
-    """The object of a line of JSON, or what is wrong with the line."""
-    if line.overlong:
-        return too_long(file, line.number, line.size, options, line.data)
-    if not line.data.strip():
-        return reject(file, line.number, "blank line", b"", line.size, rows=line.count, damaged=False)
-    try:
-        row = json.loads(line.data.decode(), object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:
-        return reject(file, line.number, _why_not_json(line, error), line.data, line.size)
-    if not isinstance(row, dict):
-        return reject(file, line.number, f"not an object: the row is a JSON {json_name(row)}", line.data, line.size)
-    return row
-
-
-def _why_not_json(line: Line, error: ValueError | RecursionError) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return why_not_utf8(line.data, error)
-    if isinstance(error, DuplicateKey):
-        return f"duplicate key: {str(error)[:60]!a}"
-    if isinstance(error, RecursionError):
-        return "invalid JSON: nested too deep"
-    if not line.ended:
-        return "half-written last line: no line end and no valid JSON"
-    return f"invalid JSON: {short(error)}"
+        return reject(file, number, why_not_utf8(error), data)
 
 
 def read_xml(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
@@ -162,17 +100,12 @@ def read_xml(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row
     from hornbook.text.ingest.formats.dumps import stackexchange, wikipedia
 
     stream = Buffered(plain_text(raw, file.compression))
-    try:
-        head, rows = stream.peek(_XML_HEAD), 0
-        if b"<mediawiki" in head or b"<posts" in head:
-            read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts
-            for row in read_rows(file, stream, options):
-                rows += 1
-                yield row
-            if not rows:
-                yield reject(file, 0, "empty dump: it holds no page and no post", damaged=False)
-        else:
-            reason = "unknown XML: neither MediaWiki's <mediawiki> nor StackExchange's <posts> is near its beginning"
-            yield reject(file, 0, reason, head, 0)
-    except DamagedStream as error:
-        yield reject(file, 0, str(error))
+    head = stream.peek(_XML_HEAD)
+    if b"<mediawiki" in head or b"<posts" in head:
+        read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts
+        rows = read_rows(file, stream, options)
+        yield next(rows, reject(file, 0, "empty dump: it holds no page and no post", damaged=False))
+        yield from rows
+    else:
+        reason = "unknown XML: neither MediaWiki's <mediawiki> nor StackExchange's <posts> is near its beginning"
+        yield reject(file, 0, reason, head, 0)

@@ -15,7 +15,7 @@ import pytest
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.corpora import fetch as module
-from hornbook.text.ingest.corpora.corpora import CORPORA, PublicCorpus, corpus_of, filled, source_section
+from hornbook.text.ingest.corpora.corpora import CORPORA, PublicCorpus, corpus_of, filled
 from hornbook.text.ingest.corpora.fetch import RECORD, Remote, fetch, plan
 from hornbook.text.ingest.inputs import format_of
 
@@ -254,7 +254,7 @@ def test_every_corpus_of_the_table_is_whole(corpus: PublicCorpus):
     assert corpus.urls or corpus.listing
     for pattern in (*corpus.urls, corpus.listing, corpus.checksums):
         assert "{" not in pattern.format(**filled(corpus, {}))
-    config = SourceConfig.model_validate(source_section(corpus, ["x"]))
+    config = SourceConfig.model_validate({"paths": ["x"], **corpus.source})
     for url in corpus.urls:
         readable = format_of(url.replace("/*", "/x").replace("*", ""), config.layout) is not None
         assert readable or "archive" in corpus.note or "unzip" in corpus.note

@@ -13,7 +13,7 @@ from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.document import Document, ReadOptions, Rejected
 from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.labels.labelling import Labelling
-from hornbook.text.ingest.labels.readers import read_labelled
+from hornbook.text.ingest.readers import read_file
 
 CLASSES = ClassLabels(labels=["neg", "pos"])
 PAIRS = ClassLabels(labels=["no", "yes"], text="a", pair="b")
@@ -22,7 +22,7 @@ TAGS = TagLabels(labels=["O", "B-PER", "I-PER"])
 
 def read(path: Path, config: LabelsConfig) -> list[Document | Rejected]:
     (file,) = list_inputs("s", SourceConfig(paths=[str(path)]), labelled=True)
-    return list(read_labelled(file, ReadOptions(labels=config)))
+    return list(read_file(file, ReadOptions(labels=config)))
 
 
 def only(path: Path, config: LabelsConfig) -> tuple[str, Labelling]:

@@ -16,7 +16,7 @@ from hornbook.text.config.labels import ClassLabels
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.document import Document, ReadOptions, Rejected
 from hornbook.text.ingest.inputs import list_inputs
-from hornbook.text.ingest.labels.readers import read_labelled
+from hornbook.text.ingest.readers import read_file
 
 COPA: dict[str, Any] = {
     "premise": "The ice melted.",
@@ -76,9 +76,7 @@ RECORD: dict[str, Any] = {
 
 def read(path: Path, layout: Any) -> list[Document | Rejected]:
     (file,) = list_inputs("s", SourceConfig(paths=[str(path)]), labelled=True)
-    return list(
-        read_labelled(file, ReadOptions(id_field="idx", labels=ClassLabels(labels=["no", "yes"], layout=layout)))
-    )
+    return list(read_file(file, ReadOptions(id_field="idx", labels=ClassLabels(labels=["no", "yes"], layout=layout))))
 
 
 def pairs(rows: list[Document | Rejected]) -> list[tuple[str, str, str, tuple[float, ...], tuple[str, ...]]]:

@@ -35,27 +35,20 @@ class PublicCorpus:
     """What must be known before or done after."""
 
 
-def _read_table() -> dict[str, PublicCorpus]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {name: PublicCorpus(name, **entry) for name, entry in table.items()}
-
-
-CORPORA = _read_table()
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CORPORA = {name: PublicCorpus(name, **entry) for name, entry in _TABLE.items()}
 """By name, as `corpora.toml` says."""
 
 
 def corpus_of(name: str) -> PublicCorpus:
     """A corpus of the table, or one of a single address. Raises UsageError."""
     if "://" in name:
-        return PublicCorpus(name=_stem(name), what=name, size="", licence="", cites="", urls=(name,))
+        stem = name.rstrip("/").rpartition("/")[2].partition(".")[0].partition("*")[0]
+        plain = "".join(char if char.isalnum() or char in "-_" else "-" for char in stem).strip("-")
+        return PublicCorpus(name=plain or "fetched", what=name, size="", licence="", cites="", urls=(name,))
     if name not in CORPORA:
         raise UsageError(f"there is no corpus {name!r}: name one of {', '.join(CORPORA)}, or an address")
     return CORPORA[name]
-
-
-def _stem(url: str) -> str:
-    stem = url.rstrip("/").rpartition("/")[2].partition(".")[0].partition("*")[0]
-    return "".join(char if char.isalnum() or char in "-_" else "-" for char in stem).strip("-") or "fetched"
 
 
 def filled(corpus: PublicCorpus, given: Mapping[str, str]) -> dict[str, str]:
@@ -67,8 +60,3 @@ def filled(corpus: PublicCorpus, given: Mapping[str, str]) -> dict[str, str]:
         if not value or any(part in ("", ".", "..") for part in value.split("/")) or set(value) & set("?#*%\\ "):
             raise UsageError(f"{name}={value}: write a name as it stands in the address")
     return {**corpus.variables, **given}
-
-
-def source_section(corpus: PublicCorpus, paths: list[str]) -> dict[str, object]:
-    """What a recipe says under `text.sources.NAME` to read what was fetched."""
-    return {"paths": paths, **corpus.source}

@@ -9,7 +9,7 @@ import hashlib
 import http.client
 import json
 import re
-import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,6 @@ from hornbook.files.durable import TEMPORARY, publish_file, storage_errors, sync
 from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
 from hornbook.text.ingest.corpora.remote import (
-    AGENT,
     RangeError,
     RemoteBody,
     TransferError,
@@ -94,11 +93,11 @@ def _last(url: str) -> str:
 
 def _names(urls: list[str]) -> list[str]:
     """A name for each address: its last part, with more of the address where several end alike."""
-    lasts = [_last(url) for url in urls]
-    taken = {name for name in lasts if lasts.count(name) > 1} if len(set(lasts)) < len(lasts) else set()
+    counts = Counter(map(_last, urls))
     names = []
-    for url, last in zip(urls, lasts, strict=True):
-        name = re.sub(r"[^A-Za-z0-9._=-]+", "-", url.partition("://")[2] if last in taken else last).lstrip(".-")
+    for url in urls:
+        last = _last(url)
+        name = re.sub(r"[^A-Za-z0-9._=-]+", "-", url.partition("://")[2] if counts[last] > 1 else last).lstrip(".-")
         if not name:
             raise UsageError(f"{url} names no file")
         names.append(name)
@@ -135,8 +134,7 @@ def _size(url: str, options: Mapping[str, Any]) -> int | None:
             raise UsageError(f"cannot read {url}: {error}") from error
 
     def ask() -> int | None:
-        request = urllib.request.Request(url, method="HEAD", headers=AGENT)
-        with http_answer(request) as answer:
+        with http_answer(url, {}, "HEAD") as answer:
             length = answer.headers.get("Content-Length")
             return int(length) if length and length.isdigit() else None
 
@@ -149,7 +147,6 @@ def fetch(
     """Fetch files into a folder, one after the other; those that are there as recorded are left alone.
 
     A transfer that breaks is tried again `attempts` times, `pause` seconds apart and then twice as long each time.
-
     Raises UsageError (no such file, given up), IntegrityError (size or digest is not what it should be), StorageError.
     """
     done = 0

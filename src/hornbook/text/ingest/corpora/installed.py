@@ -8,6 +8,7 @@ import ast
 import json
 import os
 import random
+import string
 import sysconfig
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -30,30 +31,6 @@ COPY_SHARE, NEAR_SHARE, BLANK_SHARE = 0.06, 0.03, 0.02
 BLANKS = ("", " ", "\n\n\n", "\t \n", "\r\n", "\u200b")
 
 
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """The truth about a written corpus."""
-
-    documents: dict[str, int]
-    """Rows per source, planted ones included."""
-    bytes: dict[str, int]
-    """UTF-8 bytes of text per source."""
-    duplicates: frozenset[str]
-    """Ids that a right deduplication removes: all but the first of each group of equal texts."""
-    copies: dict[str, int]
-    """How many exact copies were planted, by what was done to them."""
-    natural: int
-    """Duplicates that the library itself contains."""
-    near: frozenset[str]
-    """Ids of planted copies that differ in what can be seen: removing one is an error."""
-    blank: frozenset[str]
-    """Ids of planted documents without a visible character."""
-
-    def to_json(self) -> dict[str, object]:
-        """Sets as sorted lists."""
-        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(self).items()}
-
-
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Row = tuple[str, str]
 """(id, text)"""
@@ -68,6 +45,30 @@ DISGUISES: dict[str, Callable[[str], str]] = {
 """What is done to exact copies; the refinery's normalisation takes all of it away again."""
 
 
+@dataclass(slots=True)
+class Planted:
+    """The truth about a written corpus."""
+
+    documents: dict[str, int] = field(default_factory=dict)
+    """Rows per source, planted ones included."""
+    bytes: dict[str, int] = field(default_factory=dict)
+    """UTF-8 bytes of text per source."""
+    duplicates: set[str] = field(default_factory=set)
+    """Ids that a right deduplication removes: all but the first of each group of equal texts."""
+    copies: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DISGUISES, 0))
+    """How many exact copies were planted, by what was done to them."""
+    natural: int = 0
+    """Duplicates that the library itself contains."""
+    near: set[str] = field(default_factory=set)
+    """Ids of planted copies that differ in what can be seen: removing one is an error."""
+    blank: set[str] = field(default_factory=set)
+    """Ids of planted documents without a visible character."""
+
+    def to_json(self) -> dict[str, object]:
+        """Sets as sorted lists."""
+        return {name: sorted(value) if isinstance(value, set) else value for name, value in asdict(self).items()}
+
+
 def write_installed_corpus(folder: Path, *, max_bytes: int, seed: int) -> Planted:
     """Write `code.jsonl`, `docstrings.jsonl` and the truth, `planted.json`, into `folder`.
 
@@ -77,35 +78,21 @@ def write_installed_corpus(folder: Path, *, max_bytes: int, seed: int) -> Plante
     draw = random.Random(seed)
     library = _library_rows(max_bytes, draw)
     folder.mkdir(parents=True, exist_ok=True)
-    notes = _Notes()
-    rows: dict[str, list[Row]] = {}
+    planted = Planted()
+    written: list[Row] = []
+    texts: dict[str, str] = {}
     for source in SOURCES:
-        rows[source] = _make_dirty(library[source], draw, notes)
-        lines = (json.dumps({"id": name, "text": text}, ensure_ascii=False) for name, text in rows[source])
+        rows = _make_dirty(library[source], draw, planted, texts)
+        lines = (json.dumps({"id": name, "text": text}, ensure_ascii=False) for name, text in rows)
         write_atomic(folder / f"{source}.jsonl", "".join(line + "\n" for line in lines))
-    duplicates = _later_members([row for source in SOURCES for row in rows[source]], notes.texts)
-    planted = Planted(
-        documents={source: len(rows[source]) for source in SOURCES},
-        bytes={source: sum(len(text.encode()) for _, text in rows[source]) for source in SOURCES},
-        duplicates=frozenset(duplicates),
-        copies=notes.copies,
-        natural=len(duplicates) - sum(notes.copies.values()),
-        near=frozenset(notes.near - duplicates),
-        blank=frozenset(notes.blank),
-    )
+        planted.documents[source] = len(rows)
+        planted.bytes[source] = sum(len(text.encode()) for _, text in rows)
+        written += rows
+    planted.duplicates = _later_members(written, texts)
+    planted.natural = len(planted.duplicates) - sum(planted.copies.values())
+    planted.near -= planted.duplicates
     write_atomic(folder / "planted.json", json.dumps(planted.to_json(), indent=1) + "\n")
     return planted
-
-
-@dataclass(slots=True)
-class _Notes:
-    """What was planted so far."""
-
-    copies: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DISGUISES, 0))
-    near: set[str] = field(default_factory=set)
-    blank: set[str] = field(default_factory=set)
-    texts: dict[str, str] = field(default_factory=dict)
-    """Id -> the text before its disguise: equal documents share it. Blank documents have none."""
 
 
 def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
@@ -121,10 +108,13 @@ def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
     filled = 0
     source = "code"
     for path in names:
-        text = _read(path)
-        if text is not None and source == "docstrings":
+        try:
+            text = path.read_text(encoding="utf-8")  # line ends become LF
+        except (UnicodeDecodeError, OSError):  # some files declare another encoding
+            continue
+        if source == "docstrings":
             text = join_docstrings(text)
-        if text is None or not text.strip() or filled + len(text.encode()) > max_bytes:
+        if not text.strip() or filled + len(text.encode()) > max_bytes:
             continue
         filled += len(text.encode())
         rows[source].append((f"{source}/{path.relative_to(root).as_posix()}", text))
@@ -140,14 +130,6 @@ def _python_files(root: Path) -> Iterator[Path]:
         for name in sorted(names):
             if name.endswith(".py") and not name.startswith("_sysconfigdata"):
                 yield Path(folder, name)
-
-
-def _read(path: Path) -> str | None:
-    """The text with line ends LF, or None where it is no UTF-8 (some files declare another encoding)."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError):
-        return None
 
 
 def join_docstrings(text: str) -> str:
@@ -170,37 +152,35 @@ def _documented(node: ast.AST) -> Iterator[Documented]:
                 yield from _documented(child)
 
 
-def _make_dirty(rows: list[Row], draw: random.Random, notes: _Notes) -> list[Row]:
-    """The rows with planted ones at random positions."""
-    notes.texts.update(rows)
+def _make_dirty(rows: list[Row], draw: random.Random, notes: Planted, texts: dict[str, str]) -> list[Row]:
+    """The rows with planted ones at random positions, which `notes` then names.
+
+    texts: id -> the text before its disguise: equal documents share it. Blank documents have none.
+    """
+    texts.update(rows)
     planted: list[Row] = []
     for number in range(max(len(DISGUISES), round(COPY_SHARE * len(rows)))):
         kind = list(DISGUISES)[number % len(DISGUISES)]
         name, text = draw.choice(rows)
         planted.append((f"{name}#copy-{number}-{kind}", DISGUISES[kind](text)))
-        notes.texts[planted[-1][0]] = text
+        texts[planted[-1][0]] = text
         notes.copies[kind] += 1
     for number in range(max(2, round(NEAR_SHARE * len(rows)))):
         name, text = draw.choice(rows)
-        planted.append((f"{name}#near-{number}", _change_visibly(text, draw)))
+        position = draw.randrange(len(text) + 1)  # one visible character more: as near as different documents can be
+        text = text[:position] + draw.choice(string.ascii_lowercase) + text[position:]
+        planted.append((f"{name}#near-{number}", text))
         notes.near.add(planted[-1][0])
-        notes.texts.update(planted[-1:])
+        texts[planted[-1][0]] = text
     for number in range(max(2, round(BLANK_SHARE * len(rows)))):
         planted.append((f"{rows[0][0].partition('/')[0]}/blank-{number}", draw.choice(BLANKS)))
         notes.blank.add(planted[-1][0])
     positions = sorted(draw.choices(range(len(rows) + 1), k=len(planted)))
     draw.shuffle(planted)
-    dirty, start = [], 0
-    for position, row in zip(positions, planted, strict=True):
-        dirty += [*rows[start:position], row]
-        start = position
-    return dirty + rows[start:]
-
-
-def _change_visibly(text: str, draw: random.Random) -> str:
-    """One visible character more, at a random position: as near as two different documents can be."""
-    position = draw.randrange(len(text) + 1)
-    return text[:position] + draw.choice("abcdefghijklmnopqrstuvwxyz") + text[position:]
+    dirty = list(rows)
+    for position, row in zip(reversed(positions), reversed(planted), strict=True):
+        dirty.insert(position, row)
+    return dirty
 
 
 def _later_members(rows: list[Row], texts: dict[str, str]) -> set[str]:
@@ -208,20 +188,19 @@ def _later_members(rows: list[Row], texts: dict[str, str]) -> set[str]:
     first: set[str] = set()
     later: set[str] = set()
     for name, _ in rows:
-        if name not in texts:
-            continue
-        text = texts[name]
-        (later if text in first else first).add(name if text in first else text)
+        text = texts.get(name)
+        if text in first:
+            later.add(name)
+        elif text is not None:
+            first.add(text)
     return later
 
 
 def score(data: Path, planted: Planted) -> tuple[float, float]:
     """(precision, recall) of exact deduplication in the prepared folder `data`, against the truth."""
     removed: set[str] = set()
-    for path in sorted((data / "signals").glob("*.parquet")):
-        table = pq.read_table(path, columns=["id", "reason"]).to_pydict()
-        removed |= {
-            name for name, reason in zip(table["id"], table["reason"], strict=True) if reason == "exact duplicate"
-        }
+    for path in (data / "signals").glob("*.parquet"):
+        table = pq.read_table(path, columns=["id"], filters=[("reason", "==", "exact duplicate")])
+        removed.update(table["id"].to_pylist())
     right = len(removed & planted.duplicates)
     return right / max(len(removed), 1), right / max(len(planted.duplicates), 1)

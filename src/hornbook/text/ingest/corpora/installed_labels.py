@@ -8,7 +8,6 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from hornbook.files.durable import write_atomic
@@ -27,19 +26,14 @@ def write_passages(folder: Path, *, max_bytes: int = 3_000_000, seed: int = 0) -
         for source in SOURCES:
             for line in (Path(scratch) / f"{source}.jsonl").read_text(encoding="utf-8").splitlines():
                 document = json.loads(line)
-                for number, text in enumerate(_passages(document["text"])):
+                passages = [text[: PASSAGE[1]] for text in document["text"].split("\n\n") if len(text) >= PASSAGE[0]]
+                for number, text in enumerate(passages):
                     rows.append({"id": f"{document['id']}#{number}", "text": text, "label": LABELS[source]})
     random.Random(seed).shuffle(rows)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "passages.jsonl"
     write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def _passages(text: str) -> Iterator[str]:
-    for paragraph in text.split("\n\n"):
-        if len(paragraph) >= PASSAGE[0]:
-            yield paragraph[: PASSAGE[1]]
 
 
 if __name__ == "__main__":

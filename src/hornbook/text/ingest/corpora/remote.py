@@ -14,7 +14,7 @@ import fsspec
 
 from hornbook.errors import UsageError
 
-AGENT = {"User-Agent": "hornbook (https://pypi.org/project/hornbook)"}
+_AGENT = {"User-Agent": "hornbook (https://pypi.org/project/hornbook)"}
 _TIMEOUT = 60
 _LATER = (408, 425, 429)
 _LONGEST_PAUSE = 30
@@ -50,7 +50,7 @@ def open_remote(url: str, start: int, tag: str, options: Mapping[str, Any]) -> I
     """A file from `start` on, or from its beginning where it has changed since. Raises TransferError, UsageError."""
     if is_http(url):
         headers = {"Range": f"bytes={start}-", "If-Range": tag} if start else {}
-        with http_answer(urllib.request.Request(url, headers={**AGENT, **headers})) as answer:
+        with http_answer(url, headers) as answer:
             yield _http_part(answer, start)
         return
     try:
@@ -84,8 +84,9 @@ def _http_part(answer: Any, start: int) -> RemoteBody:
 
 
 @contextmanager
-def http_answer(request: urllib.request.Request) -> Iterator[Any]:
-    url = request.full_url
+def http_answer(url: str, headers: Mapping[str, str], method: str = "GET") -> Iterator[Any]:
+    """What a server answers. Raises TransferError, UsageError."""
+    request = urllib.request.Request(url, method=method, headers={**_AGENT, **headers})
     try:
         answer = urllib.request.urlopen(request, timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:

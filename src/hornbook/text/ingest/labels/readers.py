@@ -4,44 +4,31 @@ As with plain text, no row is lost: what cannot be learned from is yielded as `R
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from hornbook.text.config.labels import LabelsConfig, SpanLabels, TagLabels
-from hornbook.text.ingest.charsets import plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, decode_utf8, plain_text
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.document import (
-    Document,
-    Reader,
-    ReadOptions,
-    Rejected,
-    Row,
-    UnfitRow,
-    identifier,
-    read_each,
-    reject,
-    short,
-    too_long,
-)
-from hornbook.text.ingest.formats.tables.cells import read_table
+from hornbook.text.ingest.document import Reader, ReadOptions, Row, read_each, reject, short, to_documents, whole_line
+from hornbook.text.ingest.formats.tables import cells, json_rows
 from hornbook.text.ingest.formats.tables.columns import read_row_groups
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.labels.rows import fields_of, label_rows
+from hornbook.text.ingest.labels.rows import fields_of
 from hornbook.text.ingest.lines import Line, read_lines, read_whole
-from hornbook.text.ingest.readers import json_object, read_file
 
 MOST_JSON = 2**30
 """Bytes of a `.json` file, which is held as a whole."""
 
 
-def read_labelled(
-    file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None
-) -> Iterator[Row]:
-    """As `read_file`, where each row has labels as `options.labels` says."""
-    return read_file(file, options, on_digest, _READERS.get(file.format, _read_other))
+def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
+    """The rows of a file, each with labels as `options.labels` says. Raises UnfitRow for other formats."""
+    if file.format in _READERS:
+        return _READERS[file.format](file, raw, options)
+    text = "plain text: labelled sets are .jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
+    raise UnfitRow(f"no labels in {text if file.format == 'text' else f'this format: {file.format}'}")
 
 
 def _labels(options: ReadOptions) -> LabelsConfig:
@@ -49,61 +36,11 @@ def _labels(options: ReadOptions) -> LabelsConfig:
     return options.labels
 
 
-def _documents(file: InputFile, number: int, row: Mapping[str, Any], options: ReadOptions) -> Iterator[Row]:
-    """What a row holds with its labels, or why there is nothing."""
-    origin = f"{file.name}:{number}"
-    try:
-        labelled = label_rows(_labels(options), row, identifier(row.get(options.id_field), origin), origin)
-    except UnfitRow as error:
-        yield replace(reject(file, number, str(error)), excerpt=ascii(dict(row))[:160])
-        return
-    for name, text, labels in labelled:
-        size = len(text.encode())
-        if size > options.max_bytes:
-            yield replace(too_long(file, number, size, options), excerpt=ascii(text)[:160])
-        else:
-            yield Document(text, name, file.source, dict(row), origin, labels)
-
-
-def _read_lines(
-    file: InputFile, raw: Stream, options: ReadOptions, read: Callable[[Line], Iterable[Row]]
-) -> Iterator[Row]:
-    return read_each(file, read_lines(plain_text(raw, file.compression), options.max_bytes), read)
-
-
-def _read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    def read(line: Line) -> Iterable[Row]:
-        row = json_object(file, line, options)
-        return [row] if isinstance(row, Rejected) else _documents(file, line.number, row, options)
-
-    return _read_lines(file, raw, options, read)
-
-
-def _read_table(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """Rows of `.csv` and `.tsv`, whose columns the first line names."""
-
-    def make(number: int, row: Mapping[str, str], data: bytes) -> Iterable[Row]:
-        del data
-        return _documents(file, number, row, options)
-
-    return read_table(file, raw, options, fields_of(_labels(options)), make)
-
-
-def _decoded(file: InputFile, line: Line, options: ReadOptions) -> str | Rejected:
-    if line.overlong:
-        return too_long(file, line.number, line.size, options, line.data)
-    try:
-        return line.data.decode().removesuffix("\r")
-    except UnicodeDecodeError as error:
-        return reject(file, line.number, why_not_utf8(line.data, error), line.data)
-
-
 def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A word a line, its tag in the last column; a blank line ends a sentence (CoNLL 2003)."""
     config = _labels(options)
     if not isinstance(config, TagLabels):
-        yield reject(file, 0, f"words with tags: text.labels.kind is {config.kind}")
-        return
+        raise UnfitRow(f"words with tags: text.labels.kind is {config.kind}")
     words: list[str] = []
     tags: list[str] = []
     first = 0
@@ -113,7 +50,7 @@ def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
         nonlocal problem
         rows = [] if problem is None else [problem]
         if words and problem is None:
-            rows = list(_documents(file, first, {config.words: [*words], config.tags: [*tags]}, options))
+            rows = list(to_documents(file, first, {config.words: [*words], config.tags: [*tags]}, options))
         words.clear()
         tags.clear()
         problem = None
@@ -121,20 +58,22 @@ def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
 
     def read(line: Line) -> Iterable[Row]:
         nonlocal first, problem
-        text = _decoded(file, line, options)
-        if isinstance(text, str) and (not text.strip() or text.startswith("-DOCSTART-")):
-            return sentence()
-        first = first if words or problem else line.number
-        columns = text.split() if isinstance(text, str) else []
-        if isinstance(text, Rejected) or len(columns) < 2:
-            unfit = reject(file, line.number, "a word without a tag", line.data, line.size)
-            problem = problem or (text if isinstance(text, Rejected) else unfit)
+        try:
+            text = decode_utf8(whole_line(line, options))
+            columns = text.split()
+            if not columns or text.startswith("-DOCSTART-"):
+                return sentence()
+            if len(columns) < 2:
+                raise UnfitRow("a word without a tag")
+        except UnfitRow as why:
+            problem = problem or reject(file, line.number, str(why), line.data, line.size)
             return []
+        first = first if words else line.number
         words.append(columns[0])
         tags.append(columns[-1])
         return []
 
-    yield from _read_lines(file, raw, options, read)
+    yield from read_each(file, read_lines(plain_text(raw, file.compression), options.max_bytes), read)
     yield from sentence()
 
 
@@ -153,8 +92,8 @@ def _read_json(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
         yield reject(file, 0, f"neither rows nor SQuAD's layout: {short(error)}")
     else:
         for number, row in enumerate(rows, 1):
-            if isinstance(row, Mapping):
-                yield from _documents(file, number, row, options)
+            if isinstance(row, dict):
+                yield from to_documents(file, number, row, options)
             else:
                 yield reject(file, number, f"not an object: {ascii(row)[:60]}")
 
@@ -175,32 +114,23 @@ def _rows(data: Any, config: LabelsConfig, id_field: str) -> list[Any]:
     ]
 
 
-def _read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    del raw  # parquet is read at random offsets
-
-    def problem(schema: pa.Schema) -> str:
-        for key, name in fields_of(_labels(options)).items():
-            if name not in schema.names:
-                return f"missing {key}: no column {name!r} (columns: {ascii(', '.join(schema.names))[:100]})"
-        return ""
+def _read_parquet(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
+    def columns(schema: pa.Schema) -> list[str]:
+        if problem := cells.missing_column(schema.names, fields_of(_labels(options))):
+            raise UnfitRow(problem)
+        return schema.names
 
     def read(batch: pa.RecordBatch, first: int) -> Iterator[Iterable[Row]]:
-        return (_documents(file, number, row, options) for number, row in enumerate(batch.to_pylist(), first))
+        return (to_documents(file, number, row, options) for number, row in enumerate(batch.to_pylist(), first))
 
-    return read_row_groups(file, problem, lambda schema: schema.names, read)
-
-
-def _read_other(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    del raw, options
-    read = "plain text: labelled sets are .jsonl (also .gz, .zst) .parquet .csv .tsv .json .conll"
-    yield reject(file, 0, f"no labels in {read if file.format == 'text' else f'this format: {file.format}'}")
+    return read_row_groups(file, columns, read)
 
 
 _READERS: dict[str, Reader] = {
-    "jsonl": _read_jsonl,
+    "jsonl": json_rows.read_jsonl,
     "parquet": _read_parquet,
-    "csv": _read_table,
-    "tsv": _read_table,
+    "csv": cells.read,
+    "tsv": cells.read,
     "json": _read_json,
     "conll": _read_conll,
 }

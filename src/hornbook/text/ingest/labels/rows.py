@@ -15,9 +15,9 @@ from hornbook.text.config.labels import (
     SpanLabels,
     TagLabels,
 )
-from hornbook.text.ingest.document import LONE_SURROGATE, UnfitRow
+from hornbook.text.ingest.charsets import UnfitRow, check_text
 from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
-from hornbook.text.ingest.labels.superglue import LayoutError, candidates
+from hornbook.text.ingest.labels.superglue import candidates
 
 Row = Mapping[str, Any]
 _SHOWN = 60
@@ -34,8 +34,8 @@ def label_rows(config: LabelsConfig, row: Row, name: str, origin: str) -> list[t
     if not isinstance(config, ClassLabels) or config.layout not in CANDIDATES:
         return [(name, *label_row(config, row))]
     try:
-        rows = [candidate.labelled() for candidate in candidates(config.layout, row, origin)]
-    except LayoutError as error:
+        rows = candidates(config.layout, row, origin)
+    except UnfitRow as error:
         raise UnfitRow(f"not {config.layout}'s layout: {error}") from None
     return [(each, *_checked(text, labels)) for each, text, labels in rows]
 
@@ -68,10 +68,7 @@ def names_of(config: LabelsConfig, labels: Labelling) -> list[str]:
 
 def _checked(text: str, labels: Labelling) -> tuple[str, Labelling]:
     names = (value for value in (*labels.values, *(value for _, _, value in labels.spans)) if isinstance(value, str))
-    try:
-        (text + "".join(labels.answers) + "".join(names)).encode()
-    except UnicodeEncodeError:
-        raise UnfitRow(LONE_SURROGATE) from None
+    check_text("".join([text, *labels.answers, *names]))
     return text, labels
 
 
@@ -81,9 +78,8 @@ def fields_of(config: LabelsConfig) -> dict[str, str]:
         return {}
     names = {key: value for key, value in config.model_dump(exclude={"kind", "labels", "template"}).items() if value}
     values = names.pop("values", [])
-    return {key: name for key, name in names.items() if isinstance(name, str)} | dict(
-        zip((f"values.{number}" for number in range(len(values))), values, strict=True)
-    )
+    numbered = {f"values.{number}": value for number, value in enumerate(values)}
+    return {key: name for key, name in names.items() if isinstance(name, str)} | numbered
 
 
 def _get(row: Row, name: str, what: str) -> Any:
@@ -117,13 +113,13 @@ def _is_number(label: str) -> bool:
 
 def _label(labels: Sequence[str], value: Any) -> float | str:
     """The number of a label in the list or, where there is no list, its name."""
+    if isinstance(value, float) and value.is_integer():  # columns of numbers with gaps are stored so
+        value = int(value)
     return float(_number_of(labels, value)) if labels else _name_of(value)
 
 
 def _name_of(value: Any) -> str:
     """The name of a label without a list: a string unchanged, an integer or boolean as in JSON."""
-    if isinstance(value, float) and value.is_integer():  # columns of numbers with gaps are stored so
-        value = int(value)
     if isinstance(value, float) and not math.isnan(value):
         raise UnfitRow(f'label is no name: {value}; text.labels.kind "regression" learns numbers')
     if value is None or isinstance(value, float) or (isinstance(value, str) and not value.strip()):
@@ -142,8 +138,6 @@ def _number_of(labels: Sequence[str], value: Any) -> int:
     Where every name is a number (stars from 1 to 5), a number is a name.
     """
     numbers = all(map(_is_number, labels))
-    if isinstance(value, float) and value.is_integer():  # as in `_name_of`
-        value = int(value)
     given = str(value) if numbers and type(value) is int else value
     if isinstance(given, str):
         if given in labels:
@@ -163,10 +157,10 @@ def _class_row(config: ClassLabels, row: Row) -> tuple[str, Labelling]:
         return text, Labelling(parts, values=(_label(config.labels, label),))
     if not isinstance(label, list | tuple):
         raise UnfitRow(f"labels are no list: {config.label!r} is {_short(label)}, and text.labels.multiple is set")
+    given = {_label(config.labels, each) for each in label}
     if not config.labels:
-        return text, Labelling(parts, values=tuple(sorted({_name_of(each) for each in label})))
-    numbers = {_number_of(config.labels, each) for each in label}
-    return text, Labelling(parts, values=tuple(float(number in numbers) for number in range(len(config.labels))))
+        return text, Labelling(parts, values=tuple(sorted(map(str, given))))
+    return text, Labelling(parts, values=tuple(float(number in given) for number in range(len(config.labels))))
 
 
 def _number_row(config: NumberLabels, row: Row) -> tuple[str, Labelling]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hornbook.text.ingest.charsets import UnfitRow
 from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
 
 Row = Mapping[str, Any]
@@ -19,41 +20,22 @@ _PLACEHOLDER = "@placeholder"
 _HIGHLIGHT = re.compile(r"\s*@highlight\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One possible answer to a question."""
-
-    question: str
-    """Name of the question, unique in its source."""
-    number: int
-    before: str
-    """The text that holds the candidate is `before + text + after`."""
-    text: str
-    after: str
-    other: str
-    """The other text of the pair."""
-    right: bool
-    answers: tuple[str, ...] = ()
-    """All right answers to the question."""
-    first: bool = True
-    """Whether the candidate is in the first text of the pair."""
-
-    def labelled(self) -> tuple[str, str, Labelling]:
-        """Name, text and labels; the span is the candidate."""
-        own = self.before + self.text + self.after
-        text, parts = joined_parts(*((own, self.other) if self.first else (self.other, own)))
-        start = parts[0 if self.first else 1][0] + len(self.before)
-        span = (start, start + len(self.text), float(self.right))
-        return f"{self.question}#{self.number}", text, Labelling(parts, (span,), (float(self.right),), self.answers)
+Labelled = tuple[str, str, Labelling]
+"""Name, text and labels of a candidate."""
 
 
-class LayoutError(Exception):
-    """A row does not have the layout's fields; the text says which."""
-
-
-def candidates(layout: str, row: Row, origin: str) -> list[Candidate]:
-    """The candidates of a row. origin: its path and number. Raises LayoutError."""
+def candidates(layout: str, row: Row, origin: str) -> list[Labelled]:
+    """The candidates of a row. origin: its path and number. Raises UnfitRow where it lacks a field of the layout."""
     return list(_LAYOUTS[layout](_Fields(row, ""), origin))
+
+
+def _labelled(
+    name: str, pair: tuple[str, str], start: int, candidate: str, right: bool, answers: tuple[str, ...] = ()
+) -> Labelled:
+    """A pair of texts as one, with the candidate, which starts there, as its span. answers: all that are right."""
+    text, parts = joined_parts(*pair)
+    span = (start, start + len(candidate), float(right))
+    return name, text, Labelling(parts, (span,), (float(right),), answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +51,10 @@ class _Fields:
     def get(self, key: str, *kinds: type) -> Any:
         where = f"{self.path}{key}"
         if not self.has(key):
-            raise LayoutError(f"missing {where}")
+            raise UnfitRow(f"missing {where}")
         value = self.row[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise LayoutError(f"{where} is {ascii(value)[:40]}")
+            raise UnfitRow(f"{where} is {ascii(value)[:40]}")
         return value
 
     def text(self, key: str) -> str:
@@ -81,7 +63,7 @@ class _Fields:
     def right(self, key: str) -> bool:
         value = self.get(key, int, bool)
         if value not in (0, 1):
-            raise LayoutError(f"{self.path}{key} is {value}, neither 0 nor 1")
+            raise UnfitRow(f"{self.path}{key} is {value}, neither 0 nor 1")
         return bool(value)
 
     def inner(self, key: str) -> "_Fields":
@@ -92,17 +74,18 @@ class _Fields:
         return [_Fields(item, f"{self.path}{key}[{number}].") for number, item in enumerate(items)]
 
 
-def _copa(row: _Fields, origin: str) -> Iterator[Candidate]:
+def _copa(row: _Fields, origin: str) -> Iterator[Labelled]:
     question_text = row.text("question")
     if question_text not in _COPA_QUESTIONS:
-        raise LayoutError(f"question is {question_text[:40]!a}, neither 'cause' nor 'effect'")
+        raise UnfitRow(f"question is {question_text[:40]!a}, neither 'cause' nor 'effect'")
     premise, right = f"{row.text('premise')} {_COPA_QUESTIONS[question_text]}", int(row.right("label"))
     choices = (row.text("choice1"), row.text("choice2"))
     for number, choice in enumerate(choices):
-        yield Candidate(origin, number, "", choice, "", premise, number == right, (choices[right],), first=False)
+        start = len(premise) + 1
+        yield _labelled(f"{origin}#{number}", (premise, choice), start, choice, number == right, (choices[right],))
 
 
-def _multirc(row: _Fields, origin: str) -> Iterator[Candidate]:
+def _multirc(row: _Fields, origin: str) -> Iterator[Labelled]:
     if row.has("paragraph"):  # the Hub's: a row is an answer
         index = row.inner("idx")
         passage, question, answer = index.get("paragraph", int), index.get("question", int), index.get("answer", int)
@@ -117,11 +100,12 @@ def _multirc(row: _Fields, origin: str) -> Iterator[Candidate]:
             yield _answer(f"{origin}-{number}", which, question_text, answer.text("text"), text, answer)
 
 
-def _answer(question: str, number: int, question_text: str, answer: str, passage: str, row: _Fields) -> Candidate:
-    return Candidate(question, number, f"{question_text} ", answer, "", passage, row.right("label"))
+def _answer(question: str, number: int, question_text: str, answer: str, passage: str, row: _Fields) -> Labelled:
+    pair = (f"{question_text} {answer}", passage)
+    return _labelled(f"{question}#{number}", pair, len(question_text) + 1, answer, row.right("label"))
 
 
-def _record(row: _Fields, origin: str) -> Iterator[Candidate]:
+def _record(row: _Fields, origin: str) -> Iterator[Labelled]:
     if row.has("query"):  # the Hub's: a row is a query, names and answers are lists of texts
         names, answers = row.get("entities", list, tuple), row.get("answers", list, tuple)
         yield from _query(origin, row, row.text("passage"), names, answers)
@@ -131,25 +115,26 @@ def _record(row: _Fields, origin: str) -> Iterator[Candidate]:
     spans = [(each.get("start", int), each.get("end", int)) for each in passage.each("entities")]  # ends are inclusive
     odd = next((span for span in spans if not 0 <= span[0] <= span[1] < len(text)), None)
     if odd is not None:
-        raise LayoutError(f"passage.entities: {odd} is not within the {len(text)} characters of the passage")
+        raise UnfitRow(f"passage.entities: {odd} is not within the {len(text)} characters of the passage")
     names = [text[start : end + 1] for start, end in spans]
     for number, query in enumerate(row.each("qas")):
         answers = [answer.text("text") for answer in query.each("answers")]
         yield from _query(f"{origin}-{number}", query, text, names, answers)
 
 
-def _query(question: str, row: _Fields, passage: str, names: list[Any], answers: list[Any]) -> Iterator[Candidate]:
+def _query(question: str, row: _Fields, passage: str, names: list[Any], answers: list[Any]) -> Iterator[Labelled]:
     if not answers or not names or not all(isinstance(each, str) for each in [*names, *answers]):
-        raise LayoutError(f"{row.path}answers or entities: none, or no texts")
+        raise UnfitRow(f"{row.path}answers or entities: none, or no texts")
     before, placeholder, after = row.text("query").partition(_PLACEHOLDER)
     if not placeholder:
-        raise LayoutError(f"{row.path}query has no {_PLACEHOLDER}")
+        raise UnfitRow(f"{row.path}query has no {_PLACEHOLDER}")
     text = _HIGHLIGHT.sub("\n", passage)
     for number, name in enumerate(dict.fromkeys(names)):
-        yield Candidate(question, number, before, name, after, text, name in answers, tuple(answers))
+        pair = (before + name + after, text)
+        yield _labelled(f"{question}#{number}", pair, len(before), name, name in answers, tuple(answers))
 
 
-_LAYOUTS: dict[str, Callable[[_Fields, str], Iterator[Candidate]]] = {
+_LAYOUTS: dict[str, Callable[[_Fields, str], Iterator[Labelled]]] = {
     "copa": _copa,
     "multirc": _multirc,
     "record": _record,

@@ -14,7 +14,6 @@ from hornbook.files.artifact import once
 from hornbook.files.durable import writing
 from hornbook.text.ingest.document import Document, Rejected
 from hornbook.text.ingest.labels.labelling import edited
-from hornbook.text.ingest.labels.readers import read_labelled
 from hornbook.text.ingest.parts import numbered
 from hornbook.text.ingest.readers import read_file
 from hornbook.text.refinery.pipeline.plan import FIELDS, Measured, MeasureTask, schema_of
@@ -146,10 +145,9 @@ def _as_text(texts: list[bytes]) -> pa.Array:
 
 
 def _rows(task: MeasureTask, result: Measured) -> Iterator[Document | Rejected]:
-    read = read_file if task.options.labels is None else read_labelled
     for file in task.files:
         digests: list[str] = []
-        yield from read(numbered(file, task.work), task.options, digests.append)
+        yield from read_file(numbered(file, task.work), task.options, digests.append)
         if not file.part[0]:
             result.files.append({"path": file.path, "size": file.size, "digest": digests[0] if digests else ""})
 

@@ -14,7 +14,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.document import Document, ReadOptions, Rejected
-from hornbook.text.ingest.formats.tables.page_sizes import parquet_pages
+from hornbook.text.ingest.formats.tables.page_sizes import Chunk, InPieces, parquet_pages
 from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.readers import read_file
 
@@ -193,4 +193,4 @@ def test_an_absurd_length_is_damage_of_the_file(read_bytes: Any):
 )
 def test_a_damaged_header_of_a_page_is_a_value_error(header: bytes):
     with pytest.raises(ValueError, match=r"header|nested|unknown"):
-        list(parquet_pages(io.BytesIO(header), 0, 100))
+        list(parquet_pages(InPieces(io.BytesIO(header)), Chunk("a", 0, 100)))

@@ -12,7 +12,7 @@ from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.archives.zip import ZipMember, zip_members
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, format_of, is_hidden
 from hornbook.text.ingest.lines import Buffered, open_input
-from hornbook.text.ingest.readers import reader_of
+from hornbook.text.ingest.readers import read_stream
 
 EXPANSION, FREE = 200, 2**28
 """An archive may expand to EXPANSION times its size, and to FREE bytes in any case."""
@@ -31,15 +31,8 @@ class Budget:
         """Raises DamagedStream beyond the limit."""
         self._done += size
         if self._done > self._limit:
-            raise DamagedStream(self.excess)
-
-    @property
-    def excess(self) -> str:
-        """Why reading stopped; empty within the limit."""
-        reason = (
-            f"archive bomb: it expands to more than {self._limit} bytes, the larger of {FREE} and {EXPANSION} times"
-        )
-        return f"{reason} its size" if self._done > self._limit else ""
+            reason = f"it expands to more than {self._limit} bytes, the larger of {FREE} and {EXPANSION} times its size"
+            raise DamagedStream(f"archive bomb: {reason}")
 
 
 class Bounded:
@@ -61,17 +54,15 @@ def read_tar(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row
     return _rows(file, ((member, member) for member in tar_members(stream)), options)
 
 
-def read_zip(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """The rows of all members, in the order of the directory."""
-    del raw  # zip is read at random offsets
+def read_zip(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
+    """The rows of all members, in the order of the directory. The file is read at random offsets."""
     budget = Budget(file.size)
     with open_input(file) as handle:
 
         def members() -> Iterator[tuple[ZipMember, Bounded]]:
             for member in zip_members(handle):
                 yield member, Bounded(member, budget)
-                if budget.excess:
-                    raise DamagedStream(budget.excess)
+                budget.spend(0)  # after a bomb, of which its reader made a row, no member is read
 
         yield from _rows(file, members(), options)
 
@@ -104,7 +95,7 @@ def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, op
     elif inner.format in AT_RANDOM:
         yield reject(inner, 0, f"{inner.format} in an archive: it is read at random places, so unpack it first")
     else:
-        yield from reader_of(inner.format)(inner, stream, options)
+        yield from read_stream(inner, stream, options)
 
 
 def _problem(member: Member | ZipMember) -> str:

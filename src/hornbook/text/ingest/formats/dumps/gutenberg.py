@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hornbook.text.ingest.charsets import BOM, Undecodable, decode_declared, plain_text
+from hornbook.text.ingest.charsets import BOM, UnfitRow, decode_declared, plain_text
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.document import Document, ReadOptions, Row, read_at_once, reject
+from hornbook.text.ingest.document import Document, ReadOptions, Row, read_at_once
 from hornbook.text.ingest.inputs import InputFile
 
 _START = re.compile(rb"^\*\*\* ?START OF (?:THE|THIS) PROJECT GUTENBERG EBOOK[^\r\n]{0,400}", re.M | re.I)
@@ -30,16 +30,12 @@ def _book(file: InputFile, data: bytes) -> Row:
     data = data.removeprefix(BOM)
     start = _START.search(data) or _OLD_START.search(data)
     if start is None:
-        reason = "no Gutenberg header: there is no line '*** START OF THE PROJECT GUTENBERG EBOOK'"
-        return reject(file, 0, reason, data)
+        raise UnfitRow("no Gutenberg header: there is no line '*** START OF THE PROJECT GUTENBERG EBOOK'")
     header = data[: min(start.start(), _HEADER_BYTES)]
     metadata, charset = _header(header)
     end = _END.search(data, start.end())
     book = data[start.end() : end.start() if end else len(data)]
-    try:
-        text = decode_declared(book, charset, start.end())
-    except Undecodable as error:
-        return reject(file, 0, str(error), data)
+    text = decode_declared(book, charset, start.end())
     return Document(text.strip(), file.name, file.source, metadata, file.name)
 
 

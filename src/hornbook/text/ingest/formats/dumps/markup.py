@@ -44,7 +44,6 @@ class _Frame:
     """An open element: the mark that closes it, and its text by arguments."""
 
     closing: str
-    opening: str = ""
     arguments: list[list[str]] = field(default_factory=lambda: [[]])
 
 
@@ -106,7 +105,7 @@ class _WikiStripper:
         if len(self._stack) > _DEPTH:
             self._write(opening)
             return
-        self._stack.append(_Frame(closing, opening))
+        self._stack.append(_Frame(closing))
         self._waiting[closing] = self._waiting.get(closing, 0) + 1
 
     def _close(self, closing: str) -> None:

@@ -11,17 +11,8 @@ from contextlib import closing
 from typing import Any
 from xml.etree import ElementTree
 
-from hornbook.text.ingest.document import (
-    LONE_SURROGATE,
-    Document,
-    ReadOptions,
-    Row,
-    is_valid_unicode,
-    read_each,
-    reject,
-    short,
-    too_long,
-)
+from hornbook.text.ingest.charsets import UnfitRow
+from hornbook.text.ingest.document import Document, ReadOptions, Row, read_each, reject, short, too_long, whole_line
 from hornbook.text.ingest.formats.dumps.markup import plain_html
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import Buffered, Line, read_lines
@@ -60,42 +51,35 @@ def read_posts(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
 
 def _keep(posts: sqlite3.Connection, file: InputFile, line: Line, options: ReadOptions) -> Iterator[Row]:
     """Put the posts of a line into the database; a row for each that is none."""
-    if line.overlong:
-        yield too_long(file, line.number, line.size, options, line.data)
-        return
-    frame = _FRAME.match(line.data)
-    text = line.data[frame.end() if frame else 0 :].strip().removesuffix(b"</posts>")
+    data = whole_line(line, options)
+    frame = _FRAME.match(data)
+    text = data[frame.end() if frame else 0 :].strip().removesuffix(b"</posts>")
     if not text:
         return
     try:
         elements = list(ElementTree.fromstring(b"<posts>" + text + b"</posts>"))
     except (ElementTree.ParseError, ValueError) as error:
-        yield reject(file, line.number, f"invalid XML: {short(error)}", line.data, line.size)
-        return
+        raise UnfitRow(f"invalid XML: {short(error)}") from error
     if not elements:
-        yield reject(file, line.number, "not a post: text outside of rows", line.data, line.size)
+        raise UnfitRow("not a post: text outside of rows")
     for post in elements:
-        if (row := _keep_post(posts, file, line, post)) is not None:
-            yield row
+        kind = post.get("PostTypeId")
+        if post.tag != "row":
+            reason = f"not a post: the element is {post.tag[:20]!a}, not 'row'"
+            yield reject(file, line.number, reason, data)
+        elif kind not in (_QUESTION, _ANSWER):
+            reason = f"neither question nor answer: post type {str(kind)[:12]!a}"
+            yield reject(file, line.number, reason, b"", line.size, damaged=kind is None)
+        else:
+            try:
+                _insert(posts, line.number, post.attrib)
+            except (ValueError, OverflowError) as error:
+                yield reject(file, line.number, f"invalid post: {short(error)}", data)
 
 
-def _keep_post(posts: sqlite3.Connection, file: InputFile, line: Line, post: ElementTree.Element) -> Row | None:
-    if post.tag != "row":
-        reason = f"not a post: the element is {post.tag[:20]!a}, not 'row'"
-        return reject(file, line.number, reason, line.data, line.size)
-    kind, number = post.get("PostTypeId"), post.get("Id", "")
-    if kind not in (_QUESTION, _ANSWER):
-        reason = f"neither question nor answer: post type {str(kind)[:12]!a}"
-        return reject(file, line.number, reason, b"", line.size, damaged=kind is None)
-    try:
-        _insert(posts, line.number, int(number), post.attrib)
-    except (ValueError, OverflowError) as error:
-        return reject(file, line.number, f"invalid post: {short(error)}", line.data, line.size)
-    return None
-
-
-def _insert(posts: sqlite3.Connection, line: int, number: int, post: dict[str, str]) -> None:
-    body = post.get("Body", "")
+def _insert(posts: sqlite3.Connection, line: int, post: dict[str, str]) -> None:
+    """Put a question or an answer into its table. Raises ValueError or OverflowError for a number that is none."""
+    number, body = int(post.get("Id", "")), post.get("Body", "")
     if post["PostTypeId"] == _ANSWER:
         values: tuple[Any, ...] = (str(number), line, int(post.get("ParentId", "")), int(post.get("Score", "0")), body)
         posts.execute("INSERT INTO answer VALUES (?, ?, ?, ?, ?)", values)
@@ -111,8 +95,6 @@ def _thread(posts: sqlite3.Connection, file: InputFile, post: tuple[Any, ...], s
     answers = posts.execute(_BEST, (number, accepted, accepted, BEST_ANSWERS)).fetchall()
     parts = [title, plain_html(body), *(f"Answer:\n{plain_html(answer)}" for (answer,) in answers)]
     text = "\n\n".join(part for part in parts if part)
-    if not is_valid_unicode(text):
-        return reject(file, line, LONE_SURROGATE)
     if len(text) > options.max_bytes:
         return too_long(file, line, len(text), options)
     metadata = {"date": date, "licence": licence, "url": f"https://{site}/q/{number}" if site else ""}

@@ -6,7 +6,6 @@ row.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from urllib.parse import quote
 from xml.etree import ElementTree
 
@@ -25,18 +24,10 @@ _FILES = (b"6", b"14")
 """Namespaces of media and categories: links there are no words of the article."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wiki:
-    base: str
-    """The address of a page without its title; empty where the dump does not say."""
-    dropped: frozenset[str]
-    """Lower-case prefixes of links that are not text, in English and in the wiki's language."""
-
-
 def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Iterator[Row]:
     """Redirects and pages of other namespaces are dropped with their reason."""
     line = 1
-    wiki: _Wiki | None = None
+    wiki: tuple[str, frozenset[str]] | None = None
     limit = options.max_bytes + _MARKUP_ROOM
     while True:
         try:
@@ -57,7 +48,7 @@ def read_pages(file: InputFile, stream: Buffered, options: ReadOptions) -> Itera
         if not complete:
             yield reject(file, line, "truncated page: it has no </page>", page, size)
             return
-        yield too_long(file, line, size, options, page) if size > limit else _page(file, line, page, wiki)
+        yield too_long(file, line, size, options, page) if size > limit else _page(file, line, page, *wiki)
         line += page.count(b"\n")
 
 
@@ -68,14 +59,15 @@ def _strange(before: bytes, *, first: bool) -> bytes:
     return rest.removesuffix(b"<page>").removesuffix(b"</mediawiki>").strip()
 
 
-def _wiki(head: bytes) -> _Wiki:
+def _wiki(head: bytes) -> tuple[str, frozenset[str]]:
+    """(the address of a page without its title, if the dump says it; lower-case prefixes of links that are no text)."""
     base = _BASE.search(head)
     address = base.group(1).decode("utf-8", "replace").rpartition("/")[0] + "/" if base else ""
     own = {name.decode("utf-8", "replace").lower() for key, name in _NAMESPACE.findall(head) if key in _FILES}
-    return _Wiki(address, DROPPED_LINKS | own)
+    return address, DROPPED_LINKS | own
 
 
-def _page(file: InputFile, line: int, data: bytes, wiki: _Wiki) -> Row:
+def _page(file: InputFile, line: int, data: bytes, address: str, dropped: frozenset[str]) -> Row:
     try:
         page = ElementTree.fromstring(b"<page>" + data)
     except (ElementTree.ParseError, ValueError) as error:
@@ -91,9 +83,9 @@ def _page(file: InputFile, line: int, data: bytes, wiki: _Wiki) -> Row:
         return reject(file, line, "missing text: the page has no <text>", data)
     origin = f"{file.name}:{line}"
     metadata = {"title": title, "date": revision.findtext("timestamp", "")}
-    if wiki.base:
-        metadata["url"] = wiki.base + quote(title.replace(" ", "_"), safe="/:@!$*(),;~'")
-    body = strip_markup(text, wiki.dropped)
+    if address:
+        metadata["url"] = address + quote(title.replace(" ", "_"), safe="/:@!$*(),;~'")
+    body = strip_markup(text, dropped)
     return Document(
         f"{title}\n\n{body}" if body else "", identifier(page.findtext("id"), origin), file.source, metadata, origin
     )

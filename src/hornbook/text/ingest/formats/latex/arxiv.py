@@ -8,9 +8,9 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from hornbook.text.ingest.charsets import plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, plain_text, why_not_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
-from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, reject, too_long
+from hornbook.text.ingest.document import Document, ReadOptions, Row, reject, too_long
 from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
 from hornbook.text.ingest.formats.archives.tar import Member, tar_members
 from hornbook.text.ingest.formats.latex.markup import strip_comments, strip_latex
@@ -31,11 +31,7 @@ MOST_LATEX = 2**22
 def read_latex(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The text of the file without what steers LaTeX."""
     limit = min(MOST_LATEX, options.max_bytes)
-    try:
-        data, size = read_whole(plain_text(raw, file.compression), limit)
-    except DamagedStream as error:
-        yield reject(file, 0, str(error))
-        return
+    data, size = read_whole(plain_text(raw, file.compression), limit)
     if data is None:
         reason = f"row longer than the limit: {size} bytes, at most {limit} of LaTeX are read"
         yield reject(file, 0, reason, b"", size)
@@ -43,7 +39,7 @@ def read_latex(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
     try:
         yield Document(strip_latex(data.decode("utf-8-sig")), file.name, file.source, {}, file.name)
     except UnicodeDecodeError as error:
-        yield reject(file, 0, why_not_utf8(data, error), data)
+        yield reject(file, 0, why_not_utf8(error), data)
 
 
 def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
@@ -55,8 +51,7 @@ def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
         if stream.peek(_BLOCK)[_MAGIC] != b"ustar":
             yield _paper(file, file.path, 0, stream, options)
             return
-        for member in tar_members(stream):
-            opened += 1
+        for opened, member in enumerate(tar_members(stream), 1):
             if member.kind == "file" and member.name.endswith((".gz", ".pdf")) and not own.files:
                 papers += 1
                 packed = "gzip" if member.name.endswith(".gz") else None
@@ -114,7 +109,7 @@ def _decoded(data: bytes) -> str:
     except UnicodeDecodeError as error:
         if _LATIN.search(data):
             return data.decode("cp1252", "replace")
-        raise UnfitRow(why_not_utf8(data, error)) from None
+        raise UnfitRow(why_not_utf8(error)) from None
 
 
 def _paper(file: InputFile, name: str, number: int, stream: Buffered, options: ReadOptions) -> Row:

@@ -7,6 +7,7 @@ become lines; macros without arguments are expanded once, within a budget. Formu
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 _TOKENS = re.compile(r"\\[a-zA-Z@]+\*?|\\.|[{}\[\]$%~]|\n|&", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^[ \t]*%[^\n]*\n", re.MULTILINE)
@@ -16,14 +17,12 @@ _ENDS = ("\\end{document}", "\\begin{thebibliography}", "\\bibliography{", "\\pr
 _MACRO = re.compile(
     r"\\(?:newcommand|renewcommand|providecommand|def)\*?\s{0,4}\{?(\\[a-zA-Z]{1,30})\}?\s{0,4}\{((?:[^{}]|\{[^{}]{0,60}\}){0,100})\}"
 )
-_NAMES: dict[str, list[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _DROPPED, _HEADINGS = frozenset(_NAMES["dropped"]), frozenset(_NAMES["headings"])
 _DROPPED_ENVIRONMENTS, _FORMULAS = frozenset(_NAMES["dropped_environments"]), frozenset(_NAMES["formulas"])
-_CHARACTERS = {"\\%": "%", "\\&": "&", "\\$": "$", "\\#": "#", "\\_": "_", "\\{": "{", "\\}": "}", "\\ ": " "}
-_CHARACTERS |= {"\\\\": "\n", "\\,": " ", "\\;": " ", "\\:": " ", "\\!": "", "\\/": "", "\\-": "", "\\@": ""}
-_WORDS = {"\\ldots": "...", "\\dots": "...", "\\LaTeX": "LaTeX", "\\TeX": "TeX", "\\par": "\n\n", "\\item": "\n- "}
-_WORDS |= {"\\newline": "\n", "\\ss": "\u00df", "\\ae": "\u00e6", "\\o": "\u00f8", "\\l": "\u0142", "\\S": "\u00a7"}
-_ACCENTS = {"`": "\u0300", "'": "\u0301", "^": "\u0302", "~": "\u0303", '"': "\u0308", "c": "\u0327", "v": "\u030c"}
+_CHARACTERS: dict[str, str] = _NAMES["characters"]
+_WORDS: dict[str, str] = _NAMES["words"]
+_ACCENTS: dict[str, str] = _NAMES["accents"]
 _ACCENT = re.compile(r"\\(?:([`'^~\"])\s?|([cv])(?=[\s{])\s?)\{?([a-zA-Z])\}?")
 _BLANKS = re.compile(r"[ \t]+")
 _LINES = re.compile(r"\n[ \t]*\n[ \t\n]*")
@@ -92,6 +91,7 @@ def _matching(text: str) -> dict[int, int]:
         elif mark == "}" and braces:
             opening = braces.pop()
             pairs[opening] = position
+            # brackets that were opened within these braces are never closed
             while brackets and brackets[-1] > opening:
                 brackets.pop()
         elif mark == "]" and brackets and brackets[-1] > (braces[-1] if braces else -1):

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from hornbook.text.ingest.charsets import UnfitRow
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, reject, short
-from hornbook.text.ingest.formats.tables.columns import Excess, InPieces, batch_rows, column_problem, wanted_columns
-from hornbook.text.ingest.formats.tables.page_sizes import Batch, arrow_batch
+from hornbook.text.ingest.formats.tables.columns import batch_rows, wanted_columns
+from hornbook.text.ingest.formats.tables.page_sizes import Excess, InPieces, arrow_batch, check_buffers
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import open_input
 
@@ -28,10 +29,8 @@ class _Messages:
     def __init__(self, source: Stream) -> None:
         self._source = source
         self._ready, self._left = memoryview(b""), 0
-        self.batch = Batch(0, 0, ())
-        """The message that is being read."""
-        self.excess = ""
-        """Why the message is not given on; empty where it is."""
+        self.rows = 0
+        """Rows of the batch that is being read; 0 where the message is none."""
         self.closed = False
 
     @property
@@ -41,7 +40,7 @@ class _Messages:
 
     def read(self, size: int, /) -> bytes:
         """So many bytes of a message, fewer at its end. Raises ValueError where it is damaged."""
-        if not self._ready and not self._left:
+        if self.whole:
             self._begin()
         if self._ready:
             piece, self._ready = self._ready[:size], self._ready[size:]
@@ -51,7 +50,7 @@ class _Messages:
         return data
 
     def _begin(self) -> None:
-        self.batch, self.excess = Batch(0, 0, ()), ""
+        self.rows = 0
         head = self._source.read(4)
         if head == _CONTINUED:
             head += self._source.read(4)
@@ -60,47 +59,37 @@ class _Messages:
             self._ready = memoryview(head)
             return
         metadata = self._source.read(size)
-        self._ready = memoryview(head + metadata)
-        if len(metadata) < size:
-            return
-        self.batch = arrow_batch(metadata)
-        self._left = self.batch.body
-        if self.batch.buffers:
-            body = self._source.read(self._left)
-            self.excess = self.batch.excess(body)
-            self._left -= len(body)
-            self._ready = memoryview(b"" if self.excess else head + metadata + body)
-        if self.excess:
-            raise Excess(self.excess)
+        message = head + metadata
+        if len(metadata) == size:
+            declared, self.rows, buffers = arrow_batch(metadata)
+            body = self._source.read(declared) if buffers else b""
+            self._left = declared - len(body)
+            check_buffers(body, declared, buffers)
+            message += body
+        self._ready = memoryview(message)
 
     def close(self) -> None:
         """Nothing: the file belongs to who opened it."""
 
 
-def read_arrow(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
+def read_arrow(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
     """An Arrow stream, or an Arrow file; a damaged batch is one `Rejected` that counts all of its rows."""
-    del raw
     with open_input(file) as handle:
         source = InPieces(handle)
-        if source.read(len(_MAGIC)) == _MAGIC:
-            source.seek(_MAGIC_BYTES)
-        else:
-            source.seek(0)
+        source.seek(_MAGIC_BYTES if source.read(len(_MAGIC)) == _MAGIC else 0)
         messages = _Messages(source)
         try:
             table = pa.ipc.open_stream(pa.PythonFile(messages, mode="r"))
-            problem = column_problem(table.schema, options.text_field)
+            names = wanted_columns(table.schema, options)
         except (*DAMAGE, Excess) as error:
-            yield reject(file, 0, f"damaged arrow: {short(error)}")
-            return
-        if problem:
-            yield reject(file, 0, problem)
-            return
-        yield from _batches(file, table, messages, options)
+            raise UnfitRow(f"damaged arrow: {short(error)}") from error
+        yield from _batches(file, table, messages, names, options)
 
 
-def _batches(file: InputFile, table: pa.RecordBatchReader, messages: _Messages, options: ReadOptions) -> Iterator[Row]:
-    names, done = wanted_columns(table.schema, options), 0
+def _batches(
+    file: InputFile, table: pa.RecordBatchReader, messages: _Messages, names: list[str], options: ReadOptions
+) -> Iterator[Row]:
+    done = 0
     while True:
         begun = done
         try:
@@ -113,8 +102,8 @@ def _batches(file: InputFile, table: pa.RecordBatchReader, messages: _Messages, 
             return
         except (*DAMAGE, Excess) as error:
             kind = "arrow bomb" if isinstance(error, Excess) else "damaged arrow"
-            lost = max(1, messages.batch.rows - (done - begun))
+            lost = max(1, messages.rows - (done - begun))
             yield reject(file, done + 1, f"{kind}: {short(error)}", rows=lost)
             done += lost
-            if not messages.whole or not messages.batch.rows:
+            if not messages.whole or not messages.rows:
                 return

@@ -2,13 +2,14 @@
 
 import csv
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hornbook.text.ingest.charsets import why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, decode_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
-from hornbook.text.ingest.document import ReadOptions, Rejected, Row, UnfitRow, reject, row_document, short, too_long
+from hornbook.text.ingest.document import ReadOptions, Rejected, Row, reject, short, to_documents, too_long
 from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.labels.rows import fields_of
 from hornbook.text.ingest.lines import Line
 from hornbook.text.ingest.parts import input_lines
 
@@ -26,54 +27,33 @@ class _CsvLines:
 
     def __init__(self, lines: Iterator[Line], limit: int) -> None:
         self._lines, self._limit = lines, limit
-        self.first: Line | None = None
+        self.first = Line(0, b"", 0)
         self.number = self.size = self.count = 0
 
     def start_row(self) -> None:
         """The next line starts a row."""
-        self.first, self.size, self.count = None, 0, 0
+        self.size = self.count = 0
 
     def __iter__(self) -> "_CsvLines":
         return self
 
     def __next__(self) -> str:
         line = next(self._lines)
-        self.first = self.first or line
+        self.first = self.first if self.count else line
         self.number = line.number + line.count - 1
         self.size, self.count = self.size + line.size + 1, self.count + line.count
         if line.overlong or self.size > self._limit:
             raise UnfitRow
-        try:
-            text = line.data.decode()
-        except UnicodeDecodeError as error:
-            raise UnfitRow(why_not_utf8(line.data, error)) from error
-        return text + "\n" * line.count
-
-
-Make = Callable[[int, dict[str, str], bytes], Iterable[Row]]
-"""Called with a row's number, its cells by column and its first line as read."""
+        return decode_utf8(line.data) + "\n" * line.count
 
 
 def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """The document of each row after the header."""
-
-    def make(number: int, row: dict[str, str], data: bytes) -> Iterable[Row]:
-        return [row_document(file, number, row, options, data)]
-
-    return read_table(file, raw, options, {"text": options.text_field}, make)
-
-
-def read_table(
-    file: InputFile, raw: Stream, options: ReadOptions, wanted: Mapping[str, str], make: Make
-) -> Iterator[Row]:
-    """What `make` makes of each row after the header; a quoted cell may hold line ends.
-
-    wanted: what a column holds -> its name; without one of them nothing is read.
-    """
+    """The documents of each row after the header; a quoted cell may hold line ends."""
+    wanted = {"text": options.text_field} if options.labels is None else fields_of(options.labels)
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
     lines = _CsvLines(input_lines(file, raw, options.max_bytes), options.max_bytes)
     table = csv.reader(lines, **_DIALECTS[file.format])
-    header: list[str] | None = None
+    header: list[str] = []
     while True:
         lines.start_row()
         try:
@@ -84,32 +64,33 @@ def read_table(
             yield reject(file, lines.number + 1, str(error))
             return
         except (csv.Error, UnfitRow) as error:
-            if header is None and file.part[0]:  # the first part says so
-                return
-            yield _damaged(file, lines, error, options)
-            if header is None:
+            if header or not file.part[0]:  # the first part says for all that the header is damaged
+                yield _damaged(file, lines, error, options)
+            if not header:
                 return
             continue
-        if header is not None:
-            yield from _row(file, lines, header, cells, make)
+        if header:
+            yield from _row(file, lines, header, cells, options)
             continue
         header = cells
-        if problem := _header_problem(header, wanted):
+        problem = missing_column(header, wanted)
+        if not problem and len(set(header)) < len(header):
+            problem = f"a column is named twice (columns: {', '.join(header)[:100]!a})"
+        if problem:
             if not file.part[0]:
                 yield reject(file, 1, problem)
             return
 
 
-def _header_problem(header: list[str], wanted: Mapping[str, str]) -> str:
-    names = ", ".join(header)[:100]
+def missing_column(columns: list[str], wanted: Mapping[str, str]) -> str:
+    """Which of the columns that are needed a table lacks; empty where none. wanted: what a column holds -> its name."""
     for what, name in wanted.items():
-        if name not in header:
-            return f"missing {what}: no column {name!r} (columns: {names!a})"
-    return f"a column is named twice (columns: {names!a})" if len(set(header)) < len(header) else ""
+        if name not in columns:
+            return f"missing {what}: no column {name!r} (columns: {', '.join(columns)[:100]!a})"
+    return ""
 
 
 def _damaged(file: InputFile, lines: _CsvLines, error: Exception, options: ReadOptions) -> Rejected:
-    assert lines.first is not None
     number, data = lines.first.number, lines.first.data
     if not str(error):
         return too_long(file, number, lines.size, options, data)
@@ -118,12 +99,11 @@ def _damaged(file: InputFile, lines: _CsvLines, error: Exception, options: ReadO
     return reject(file, number, reason + where, data, lines.size)
 
 
-def _row(file: InputFile, lines: _CsvLines, header: list[str], cells: list[str], make: Make) -> Iterable[Row]:
+def _row(file: InputFile, lines: _CsvLines, header: list[str], cells: list[str], options: ReadOptions) -> Iterable[Row]:
     first = lines.first
-    assert first is not None
     if not cells or (len(cells) == 1 and not first.data.strip()):
         return [reject(file, first.number, "blank line", b"", lines.size, rows=first.count, damaged=False)]
     if len(cells) != len(header):
         reason = f"wrong number of cells: {len(cells)}, the header has {len(header)}"
         return [reject(file, first.number, reason, first.data, lines.size)]
-    return make(first.number, dict(zip(header, cells, strict=True)), first.data)
+    return to_documents(file, first.number, dict(zip(header, cells, strict=True)), options)

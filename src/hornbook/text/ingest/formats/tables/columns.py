@@ -1,75 +1,59 @@
 """Tables of columns: parquet, batch by batch; and rows of batches, which Arrow's streams have too (`arrow`)."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hornbook.text.ingest.charsets import why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, why_not_utf8
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.document import (
-    DAMAGE,
-    EXCERPT_BYTES,
-    ReadOptions,
-    Row,
-    fields_document,
-    reject,
-    short,
-    too_long,
-)
-from hornbook.text.ingest.formats.tables.page_sizes import Chunk, parquet_chunks, parquet_pages
+from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, fields_document, reject, short, too_long
+from hornbook.text.ingest.formats.tables.page_sizes import Chunk, Excess, InPieces, parquet_chunks, parquet_pages
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import CHUNK, open_input
+from hornbook.text.ingest.lines import BEGINNING, open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
 """Most rows that are decoded at once, and the most bytes that they may take."""
-
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
 Read = Callable[[pa.RecordBatch, int], Iterator[Iterable[Row]]]
 """From a batch and the number of its first row to what each of its rows becomes."""
 
 
-def read_parquet(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """A document per row."""
-    del raw  # parquet is read at random offsets
-
-    def read(batch: pa.RecordBatch, first: int) -> Iterator[Iterable[Row]]:
-        return ((row,) for row in batch_rows(file, batch, first, options))
-
-    def problem(schema: pa.Schema) -> str:
-        return column_problem(schema, options.text_field)
-
-    return read_row_groups(file, problem, lambda schema: wanted_columns(schema, options), read)
+def read_parquet(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
+    """A document per row. The file is opened anew, for it is read at random offsets."""
+    return read_row_groups(
+        file,
+        lambda schema: wanted_columns(schema, options),
+        lambda batch, first: ((row,) for row in batch_rows(file, batch, first, options)),
+    )
 
 
-def read_row_groups(
-    file: InputFile, problem: Callable[[pa.Schema], str], columns: Callable[[pa.Schema], list[str]], read: Read
-) -> Iterator[Row]:
+def read_row_groups(file: InputFile, columns: Callable[[pa.Schema], list[str]], read: Read) -> Iterator[Row]:
     """Row group by row group (those of the file's part); a damaged one is one `Rejected` that counts all of its rows.
 
-    problem: why a table of this schema cannot be read, else empty. columns: those that `read` asks for.
+    columns: those that `read` asks for; raises UnfitRow where a table of this schema cannot be read.
     """
+    part, parts = file.part
     with open_input(file) as handle:
         source = InPieces(handle)
         rows = 1
         try:
             table = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False)
             rows = table.metadata.num_rows
-            reason, chunks = problem(table.schema_arrow), []
-            if not reason:
-                chunks = parquet_chunks(source)
+            names = columns(table.schema_arrow)
+            chunks = parquet_chunks(source)
+        except UnfitRow as why:
+            if not part:  # the first part says so for all
+                yield reject(file, 0, str(why), rows=max(rows, 1))
+            return
         except DAMAGE as error:
             yield reject(file, 0, f"damaged parquet: {short(error)}", rows=max(rows, 1))
             return
-        part, parts = file.part
-        if reason:
-            if not part:  # the first part says so for all
-                yield reject(file, 0, reason, rows=max(rows, 1))
-            return
-        names, groups, first = columns(table.schema_arrow), min(table.num_row_groups, len(chunks)), 1
+        groups, first = min(table.num_row_groups, len(chunks)), 1
         ours = range(groups * part // parts, groups * (part + 1) // parts)
-        for group in range(groups):
+        for group in range(groups):  # of all parts, since `first` is the number of the group's first row in the file
             size = table.metadata.row_group(group).num_rows
             if group in ours:
                 batches = _batches(source, table, group, chunks[group], names)
@@ -80,7 +64,7 @@ def read_row_groups(
 
 
 def _batches(
-    source: "InPieces", table: pq.ParquetFile, group: int, chunks: list[Chunk], names: list[str]
+    source: InPieces, table: pq.ParquetFile, group: int, chunks: list[Chunk], names: list[str]
 ) -> Iterator[pa.RecordBatch]:
     size = rows_at_once(source, chunks, names)
     yield from table.iter_batches(batch_size=size, row_groups=[group], columns=names)
@@ -105,73 +89,37 @@ def _read_group(
         yield reject(file, first + done, problem, rows=rows - done)
 
 
-class Excess(Exception):
-    """A page or batch declares more memory than is allowed. The text is the reason."""
-
-
-class InPieces:
-    """A file whose reads take no more memory than the bytes that are left, whatever length is requested."""
-
-    def __init__(self, handle: IO[bytes]) -> None:
-        self._handle = handle
-        self.closed = False
-
-    def read(self, size: int = -1, /) -> bytes:
-        """So many bytes, fewer at the end of the file; all that are left where `size` is negative."""
-        parts = []
-        while size and (data := self._handle.read(CHUNK if size < 0 else min(size, CHUNK))):
-            parts.append(data)
-            size -= len(data) if size > 0 else 0
-        return b"".join(parts)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """As of any file; returns the offset."""
-        return self._handle.seek(offset, whence)
-
-    def tell(self) -> int:
-        """As of any file."""
-        return self._handle.tell()
-
-    def close(self) -> None:
-        """Nothing: the file belongs to who opened it."""
-
-
 def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int:
     """Rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
 
-    A value is never longer than its page. Raises Excess where a page is too large to decode at all, ValueError where
-    its header is damaged.
+    A value is never longer than its page. Raises as `parquet_pages`.
     """
     rows = _BATCH_ROWS
     for chunk in chunks:
         if not any(chunk.path == name or chunk.path.startswith(f"{name}.") for name in names):
             continue
-        whole, largest, repeats = 0, 1, False
-        for page in parquet_pages(source, chunk.start, chunk.end):
-            if page.excess:
-                raise Excess(f"column {chunk.path[:60]!a}: {page.excess}")
-            whole, largest = whole + page.expanded, max(largest, page.expanded)
-            repeats |= page.repeats
-        if repeats or whole > _BATCH_BYTES:
+        whole, largest, shared = 0, 1, False
+        for size, repeats in parquet_pages(source, chunk):
+            whole, largest, shared = whole + size, max(largest, size), shared or repeats
+        if shared or whole > _BATCH_BYTES:
             rows = min(rows, max(1, _BATCH_BYTES // largest))
     return rows
 
 
-def column_problem(schema: pa.Schema, name: str) -> str:
+def _check_text_column(schema: pa.Schema, name: str) -> None:
     column = _column(schema, name)
     if column is None:
-        return f"missing text: no column {name!r} (columns: {', '.join(schema.names)[:100]!a})"
+        raise UnfitRow(f"missing text: no column {name!r} (columns: {', '.join(schema.names)[:100]!a})")
     kind = schema.field(column).type
     for part in name.split(".")[1:] if column != name else ():
         names = [kind.field(index).name for index in range(kind.num_fields)]
         if part not in names:
-            return f"missing text: no column {name!r} (in {column!r}: {', '.join(names)[:100]!a})"
+            raise UnfitRow(f"missing text: no column {name!r} (in {column!r}: {', '.join(names)[:100]!a})")
         kind = kind.field(names.index(part)).type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    return "" if any(test(kind) for test in (*tests, *binary)) else f"text is not a string: column {name!r} is {kind}"
+    if kind not in _TEXTS:
+        raise UnfitRow(f"text is not a string: column {name!r} is {kind}")
 
 
 def _column(schema: pa.Schema, name: str) -> str | None:
@@ -182,7 +130,8 @@ def _column(schema: pa.Schema, name: str) -> str | None:
 
 
 def wanted_columns(schema: pa.Schema, options: ReadOptions) -> list[str]:
-    """The columns that hold what the options name, text first."""
+    """The columns that hold what the options name, text first. Raises UnfitRow where there is no text."""
+    _check_text_column(schema, options.text_field)
     fields = (options.text_field, options.id_field, *(name for name, _ in options.fields.values()))
     return list(dict.fromkeys(name for name in (_column(schema, field) for field in fields) if name is not None))
 
@@ -206,10 +155,10 @@ def _table_row(file: InputFile, row: int, value: pa.Buffer | None, fields: dict[
     if value is None:
         return reject(file, row, "text is not a string: it is null")
     if value.size > options.max_bytes:
-        return too_long(file, row, value.size, options, value[:EXCERPT_BYTES].to_pybytes())
+        return too_long(file, row, value.size, options, value[:BEGINNING].to_pybytes())
     data = value.to_pybytes()
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        return reject(file, row, why_not_utf8(data, error), data)
+        return reject(file, row, why_not_utf8(error), data)
     return fields_document(file, row, text, fields, options)

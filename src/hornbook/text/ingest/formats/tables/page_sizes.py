@@ -7,7 +7,9 @@ parquet: headers of pages in Thrift's compact protocol (parquet-format, "Data Pa
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import IO, Any
+
+from hornbook.text.ingest.lines import CHUNK
 
 EXPANSION, FREE = 200, 2**26
 """A page or a batch may expand to EXPANSION times its size, and to FREE bytes in any case."""
@@ -18,31 +20,33 @@ _HEADER_BYTES = (1 << 10, 1 << 16, 1 << 24)
 _DEEPEST = 16
 
 
-class SeekableStream(Protocol):
-    """A file with random access."""
-
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-    def read(self, size: int, /) -> bytes: ...
+class Excess(Exception):
+    """A page or batch declares more memory than is allowed. The text is the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One page of a column in a row group."""
+class InPieces:
+    """A file whose reads take no more memory than the bytes that are left, whatever length is requested."""
 
-    size: int
-    """Bytes as stored, compressed."""
-    expanded: int
-    """Bytes of it decompressed, as its header says."""
-    repeats: bool
-    """A value in it may be shared by many rows, so that the page does not bound their size."""
+    def __init__(self, handle: IO[bytes]) -> None:
+        self._handle = handle
+        self.closed = False
 
-    @property
-    def excess(self) -> str:
-        """Why it must not be decoded; empty where it may be."""
-        limit = max(FREE, min(LARGEST_PAGE, EXPANSION * self.size))
-        return (
-            f"a page of {self.size} bytes expands to {self.expanded}, at most {limit}" if self.expanded > limit else ""
-        )
+    def read(self, size: int = -1, /) -> bytes:
+        """So many bytes, fewer at the end of the file; all that are left where `size` is negative."""
+        parts = []
+        while size and (data := self._handle.read(CHUNK if size < 0 else min(size, CHUNK))):
+            parts.append(data)
+            size -= len(data) if size > 0 else 0
+        return b"".join(parts)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._handle.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._handle.tell()
+
+    def close(self) -> None:
+        """Nothing: the file belongs to who opened it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Chunk:
     end: int
 
 
-def parquet_chunks(handle: SeekableStream) -> list[list[Chunk]]:
+def parquet_chunks(handle: InPieces) -> list[list[Chunk]]:
     """The column chunks of each row group, from the footer. Raises ValueError where it is damaged.
 
     pyarrow's own view of them (`RowGroupMetaData.column`) ends the process where statistics of a chunk are damaged.
@@ -76,10 +80,13 @@ def _chunk(column: dict[int, Any]) -> Chunk:
     return Chunk(b".".join(column[3]).decode("utf-8", "replace"), start, start + column[7])
 
 
-def parquet_pages(handle: SeekableStream, start: int, end: int) -> Iterator[Page]:
-    """The pages of a column chunk that lies at these bytes of the file. Raises ValueError where they are damaged."""
-    offset = start
-    while offset < end:
+def parquet_pages(handle: InPieces, chunk: Chunk) -> Iterator[tuple[int, bool]]:
+    """(decompressed bytes, whether rows may share its values, so that it does not bound their size) of each page.
+
+    Raises Excess where a page must not be decoded, ValueError where its header is damaged.
+    """
+    offset = chunk.start
+    while offset < chunk.end:
         header, length = _page_header(handle, offset)
         expanded, size, kind = header.get(2), header.get(3), header.get(1)
         if not (isinstance(expanded, int) and isinstance(size, int) and expanded >= 0 and size >= 0):
@@ -88,11 +95,15 @@ def parquet_pages(handle: SeekableStream, start: int, end: int) -> Iterator[Page
         if not isinstance(data, dict):
             raise ValueError("a page's header holds a number where it describes the page")
         encoding = data.get(2 if 5 in header else 4)
-        yield Page(size, expanded, kind == _DICTIONARY or encoding == _DELTA_BYTE_ARRAY)
+        limit = max(FREE, min(LARGEST_PAGE, EXPANSION * size))
+        if expanded > limit:
+            reason = f"a page of {size} bytes expands to {expanded}, at most {limit}"
+            raise Excess(f"column {chunk.path[:60]!a}: {reason}")
+        yield expanded, kind == _DICTIONARY or encoding == _DELTA_BYTE_ARRAY
         offset += length + size
 
 
-def _page_header(handle: SeekableStream, offset: int) -> tuple[dict[int, Any], int]:
+def _page_header(handle: InPieces, offset: int) -> tuple[dict[int, Any], int]:
     """(fields by number, bytes of the header); it may hold statistics of any length."""
     for size in _HEADER_BYTES:
         handle.seek(offset)
@@ -175,22 +186,12 @@ class _Thrift:
         return [self._value(kind, depth + 1) for _ in range(count)]
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A message of an Arrow stream."""
-
-    body: int
-    """Bytes of its body."""
-    rows: int
-    """Of a batch of records; 0 of other messages."""
-    buffers: tuple[tuple[int, int], ...]
-    """(offset in the body, bytes) of the buffers, if they are compressed."""
-
-    def excess(self, body: bytes) -> str:
-        """Why a batch with compressed buffers must not be decoded; empty where it may be."""
-        expanded = sum(_expanded(body, offset, size) for offset, size in self.buffers)
-        limit = max(FREE, EXPANSION * self.body)
-        return f"a batch of {self.body} bytes expands to {expanded}, at most {limit}" if expanded > limit else ""
+def check_buffers(body: bytes, size: int, buffers: list[tuple[int, int]]) -> None:
+    """Raises Excess where compressed buffers must not be decoded. size: bytes of the whole body, as declared."""
+    expanded = sum(_expanded(body, *buffer) for buffer in buffers)
+    limit = max(FREE, EXPANSION * size)
+    if expanded > limit:
+        raise Excess(f"a batch of {size} bytes expands to {expanded}, at most {limit}")
 
 
 def _expanded(body: bytes, offset: int, size: int) -> int:
@@ -200,8 +201,11 @@ def _expanded(body: bytes, offset: int, size: int) -> int:
     return max(int.from_bytes(body[offset : offset + 8], "little", signed=True), size)
 
 
-def arrow_batch(metadata: bytes) -> Batch:
-    """The message that its metadata describe. Raises ValueError where they are damaged."""
+def arrow_batch(metadata: bytes) -> tuple[int, int, list[tuple[int, int]]]:
+    """(bytes of its body, rows, (offset in the body, bytes) of each buffer) of a message of an Arrow stream.
+
+    Messages that are no batch of records have 0 rows, those that are not compressed no buffers. Raises ValueError.
+    """
     try:
         table = _Table(metadata, struct.unpack_from("<I", metadata)[0])
         body, kind = table.number(3, "<q"), table.number(1, "<B")
@@ -211,9 +215,9 @@ def arrow_batch(metadata: bytes) -> Batch:
         if body < 0:
             raise ValueError("a message's length is negative")
         if batch is None:
-            return Batch(body, 0, ())
+            return body, 0, []
         packed = batch.table(3) is not None
-        return Batch(body, batch.number(0, "<q") if kind == 3 else 0, tuple(batch.pairs(2)) if packed else ())
+        return body, batch.number(0, "<q") if kind == 3 else 0, list(batch.pairs(2)) if packed else []
     except struct.error as error:
         raise ValueError("a message's metadata cannot be read") from error
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
-from hornbook.text.ingest.charsets import BOM
+from hornbook.text.ingest.charsets import BOM, UnfitRow
 from hornbook.text.ingest.compressions import Stream, decompressed
-from hornbook.text.ingest.document import Document, ReadOptions, Row, UnfitRow, read_at_once, reject, short
+from hornbook.text.ingest.document import Document, ReadOptions, Row, read_at_once, short
 from hornbook.text.ingest.inputs import InputFile
 
 _HEAD_BYTES = 4096
@@ -44,10 +44,7 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One document per file."""
 
     def page(data: bytes) -> Row:
-        try:
-            text, metadata = page_text(data)
-        except UnfitRow as error:
-            return reject(file, 0, str(error), data)
+        text, metadata = page_text(data)
         return Document(text, file.name, file.source, metadata, file.name)
 
     return read_at_once(file, decompressed(raw, file.compression), options, page)
@@ -199,12 +196,8 @@ def extractor() -> tuple[Any, Any, Any]:
     Raises UsageError where it is not installed.
     """
     try:
-        from resiliparse.extract.html2text import (  # pyright: ignore[reportMissingModuleSource]
-            extract_plain_text,
-        )
-        from resiliparse.parse.encoding import (  # pyright: ignore[reportMissingModuleSource]
-            map_encoding_to_html5,
-        )
+        from resiliparse.extract.html2text import extract_plain_text  # pyright: ignore[reportMissingModuleSource]
+        from resiliparse.parse.encoding import map_encoding_to_html5  # pyright: ignore[reportMissingModuleSource]
         from resiliparse.parse.html import HTMLTree
     except ImportError as error:
         raise UsageError(

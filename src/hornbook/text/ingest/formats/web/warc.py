@@ -5,24 +5,15 @@ A row is a response, a resource or a conversion; other records say nothing that 
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.text.ingest.charsets import Undecodable, decode_declared, why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, decode_declared, why_not_utf8
 from hornbook.text.ingest.compressions import Stream, decompressed
-from hornbook.text.ingest.document import (
-    Document,
-    ReadOptions,
-    Row,
-    UnfitRow,
-    identifier,
-    read_each,
-    reject,
-    too_long,
-)
+from hornbook.text.ingest.document import Document, ReadOptions, Row, identifier, read_each, reject, whole_line
 from hornbook.text.ingest.formats.web.html import page_text
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import Buffered
+from hornbook.text.ingest.lines import Buffered, Line
 
 _MAGIC = b"WARC/"
 _HEAD_LIMIT = 2**16
@@ -30,36 +21,34 @@ _PAGES = ("text/html", "application/xhtml+xml")
 _ROWS = ("response", "resource", "conversion")
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    number: int
-    headers: Mapping[str, str]
-    size: int
-    """Bytes of its block as they were found."""
-    block: bytes | None
-    """None where it is longer than the limit."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record(Line):
+    """A record as a line: `data` and `size` are those of its block."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
 
 
 def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One row per record that holds a page or text."""
     records = _records(Buffered(decompressed(raw, file.compression)), options.max_bytes)
-    return read_each(file, records, lambda record: [_row(file, record, options)])
+    return read_each(file, records, lambda record: [_document(file, record, options)])
 
 
 def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
     number = 0
+    # here the stream is at the beginning of a record, or at garbage before one
     while _skip_line_ends(stream):
         if stream.peek(5) != _MAGIC:
             number += 1
-            yield _Record(number, {}, _find_record(stream), b"", "not a WARC record: garbage between records")
+            yield _Record(number, b"", _find_record(stream), problem="not a WARC record: garbage between records")
             continue
         head, size, whole = stream.until(b"\r\n\r\n", _HEAD_LIMIT)
         headers = parse_headers(head) if whole and size <= _HEAD_LIMIT else {}
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdigit() and len(length) < 19):
             number += 1
-            yield _Record(number, {}, size, head[:_HEAD_LIMIT], "not a WARC record: its header cannot be read")
+            yield _Record(number, head[:_HEAD_LIMIT], size, problem="not a WARC record: its header cannot be read")
             _find_record(stream)
             continue
         block, available = stream.take(int(length), limit)
@@ -71,7 +60,7 @@ def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
             problem = f"truncated record: {available} of {length} bytes"
         elif stream.peek(4) not in (b"\r\n\r\n", b""):
             problem = "a record is longer than it says: its Content-Length is wrong"
-        yield _Record(number, headers, available, block, problem)
+        yield _Record(number, block or b"", available, overlong=block is None, headers=headers, problem=problem)
         if problem:
             _find_record(stream)
 
@@ -104,19 +93,10 @@ def parse_headers(head: bytes) -> dict[str, str]:
     return headers
 
 
-def _row(file: InputFile, record: _Record, options: ReadOptions) -> Row:
+def _document(file: InputFile, record: _Record, options: ReadOptions) -> Row:
     if record.problem:
-        return reject(file, record.number, record.problem, record.block or b"", record.size)
-    if record.block is None:
-        return too_long(file, record.number, record.size, options)
-    try:
-        return _document(file, record, record.block, options)
-    except UnfitRow as why:
-        return reject(file, record.number, str(why), record.block, damaged=not why.dropped)
-
-
-def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptions) -> Row:
-    headers = record.headers
+        raise UnfitRow(record.problem)
+    block, headers = whole_line(record, options), record.headers
     kind, charset = content_type(headers.get("content-type", ""))
     if kind == "application/http":
         kind, charset, block = _payload(block, options.max_bytes)
@@ -128,22 +108,15 @@ def _document(file: InputFile, record: _Record, block: bytes, options: ReadOptio
         metadata = own | metadata
     elif kind != "text/plain":
         raise UnfitRow(f"not a page: {kind[:60]!a}", dropped=True)
+    elif charset and charset.lower() not in ("utf-8", "utf8"):
+        text = decode_declared(block, charset).encode("utf-8", "replace").decode()
     else:
-        if charset and charset.lower() not in ("utf-8", "utf8"):
-            block = _recoded(block, charset)
         try:
             text = block.decode()
         except UnicodeDecodeError as error:
-            return reject(file, record.number, why_not_utf8(block, error), block)
+            return reject(file, record.number, why_not_utf8(error), block)
     origin = f"{file.name}:{record.number}"
     return Document(text, identifier(name, origin), file.source, metadata, origin)
-
-
-def _recoded(block: bytes, charset: str) -> bytes:
-    try:
-        return decode_declared(block, charset).encode("utf-8", "replace")
-    except Undecodable as error:
-        raise UnfitRow(str(error)) from error
 
 
 def content_type(value: str) -> tuple[str, str]:
