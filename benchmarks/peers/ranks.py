@@ -82,7 +82,7 @@ def bare(spec: dict, world: World) -> Step:
             batch = make_batch(rows)
             hidden, _ = call(batch.tokens, batch.positions, batch.document_lengths)
             assert model.head is not None
-            loss = model.head.loss(hidden, batch.targets, batch.weights) / count
+            loss = model.head.losses(hidden, batch.targets, batch.weights)["loss"] / count
             loss.backward()
             total += float(loss.detach())
         clip_grad_norm_(model.parameters(), 1.0)

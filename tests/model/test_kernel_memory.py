@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hornbook.model.cpu import dropout, gate, heads, norm, softmax
 from hornbook.model.cpu.scalar import OPTIONS, bf16, f32
-from hornbook.model.cpu.team import Kernel, arguments, chunks, is_bf16, launch
+from hornbook.model.cpu.team import Kernel, chunks, is_bf16, launch
 
 ROWS, TIME, HEADS, KV_HEADS = 64, 8, 2, 1
 Case = tuple[Kernel, int, tuple[int | float, ...], list[Tensor]]
@@ -39,7 +39,7 @@ def case(name: str, dtype: torch.dtype, width: int) -> Case:
     weight, partial = torch.randn(width), torch.zeros(chunks(ROWS), width)
     seen, biased = (width, width, 4 * width, 0, 0.3), (width, width, 4 * width, 0, 4, 2 * width - 1, width - 1, 0.3)
     table, sinks, rest = torch.randn(4, 2 * width - 1), torch.randn(4), torch.zeros(4 * width)
-    dropped = (4, width, width, 3, 5, 2**23, 2.0)
+    dropped = (4, width, width, 1 << 48, 1 << 24, (3 << 24) + 5, 2**23, 2.0)
     cases: dict[str, Case] = {
         "swiglu": (gate._forward_kernel, ROWS, (width,), [both, x]),
         "swiglu_backward": (gate._backward_kernel, ROWS, (width,), [both, x, draw(ROWS, 2 * width)]),
@@ -50,7 +50,7 @@ def case(name: str, dtype: torch.dtype, width: int) -> Case:
         "biased_softmax": (softmax._biased_kernel, 4 * width, biased, [block, starts, ends, table, sinks, rest]),
         "softmax_backward": (softmax._backward_kernel, 4 * width, seen, [block, block + 1, starts, ends]),
         "diagonals": (softmax._diagonal_kernel, 4, (width, width), [block, torch.zeros(4, 2 * width - 1)]),
-        "attention_dropout": (dropout._attention_kernel, 4 * width, dropped, [block, targets[:1], block + 1]),
+        "attention_dropout": (dropout._kernel, 4 * width, dropped, [block, targets[:1], block + 1]),
         "split": (heads._kernel, 2 * TIME, (0, *shape, 0), [fused, *turned, *angles]),
         "merge": (heads._kernel, 2 * TIME, (1, *shape, 0), [fused, *turned, *angles]),
         "split_neighbours": (heads._kernel, 2 * TIME, (0, *shape, 1), [fused, *turned, *angles]),
@@ -145,11 +145,11 @@ def test_a_dtype_compiled_alone_has_the_bits_of_both_in_one(name: str) -> None:
     def choosing(kernel: Kernel) -> Kernel:
         body = njit(inline="always", **OPTIONS)(kernel._function)
 
-        def both(pointer: Any, values: Any) -> None:  # noqa: ARG001
-            if arguments(pointer)[0]:
-                body(pointer, bf16)
+        def both(first: Any, last: Any, chunk: Any, a: Any, values: Any) -> None:  # noqa: ARG001
+            if a[0]:
+                body(first, last, chunk, a, bf16)
             else:
-                body(pointer, f32)
+                body(first, last, chunk, a, f32)
 
         return Kernel(both)
 

@@ -137,7 +137,7 @@ def test_a_part_from_outside_is_configured_counted_trained_and_saved(tmp_path: P
     tokens = torch.arange(24).view(2, 12)
     hidden, _ = model(tokens)
     assert model.head is not None
-    model.head.loss(hidden, tokens, torch.ones(2, 12)).backward()
+    model.head.losses(hidden, tokens, torch.ones(2, 12))["loss"].backward()
     assert all(float(each.grad.abs().max()) > 0 for each in model.parameters() if each.grad is not None)
     assert all(each.grad is not None for each in model.parameters())
     write_hf(tmp_path / "saved", model, config, 64, None)

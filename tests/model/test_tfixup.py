@@ -42,7 +42,7 @@ def losses(init: config_init.InitConfig, steps: int) -> list[float]:
         tokens = torch.cat([torch.zeros(ROWS, 1, dtype=torch.long), targets[:, :-1]], 1)
         adam.zero_grad()
         hidden, _ = model(tokens, source=Source(source))
-        loss = model.head.loss(hidden, targets, torch.ones(ROWS, TIME)) / (ROWS * TIME)
+        loss = model.head.losses(hidden, targets, torch.ones(ROWS, TIME))["loss"] / (ROWS * TIME)
         loss.backward()
         adam.step()
         found.append(loss.item())

@@ -69,17 +69,12 @@ class Block(nn.Module):
         self.add2 = residual_adds[1]
 
     def forward(self, x: Stream, context: Context) -> tuple[Stream, Auxiliary]:
-        def attend(h: Stream) -> tuple[Stream, Auxiliary]:
-            return self.attention(h, context), {}
-
-        def attend_across(h: Stream) -> tuple[Stream, Auxiliary]:
-            assert self.cross is not None
-            return self.cross(h, context), {}
-
-        x, _ = _sublayer(x, attend, Norms(self.norm1, self.out_norm1, self.sum_norm1), self.add1, context)
-        if self.cross is not None:
+        norms = Norms(self.norm1, self.out_norm1, self.sum_norm1)
+        x, _ = _sublayer(x, lambda h: (self.attention(h, context), {}), norms, self.add1, context)
+        cross = self.cross
+        if cross is not None:
             norms = Norms(self.cross_norm, self.cross_out_norm, self.cross_sum_norm)
-            x, _ = _sublayer(x, attend_across, norms, self.cross_add, context)
+            x, _ = _sublayer(x, lambda h: (cross(h, context), {}), norms, self.cross_add, context)
         norms = Norms(self.norm2, self.out_norm2, self.sum_norm2)
         return _sublayer(x, lambda h: call_mlp(self.mlp, h, context), norms, self.add2, context)
 

@@ -39,10 +39,8 @@ def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict
     }
 
 
-def _input_layers(cfg: config.ModelConfig) -> InputLayers | None:
+def _input_layers(cfg: config.ModelConfig) -> InputLayers:
     part = cfg.embedding
-    if part == config.EmbeddingConfig():
-        return None
     project = Linear(part.width, cfg.width, bias=False) if part.width else None
     types = TokenTypes(part.types, cfg.width) if part.types else None
     return InputLayers(part.scale, project, types, cfg.norm.build(cfg.width) if part.norm else None)

@@ -38,7 +38,7 @@ class Context:
     cache: KVCache | None = None
     """Keys and values of earlier calls."""
     bias: Float[Tensor, "heads distances"] | None = None
-    """Scores by distance (`hornbook.model.attention.attend.Bias`), if the stack's positions are of that kind."""
+    """Scores by distance (`hornbook.model.attention.tiled_attention.Scoring`), where the positions are of that kind."""
     memory: Memory | None = None
     """Encoder output that the layers of a decoder attend to."""
     token_mask: Bool[Tensor, "batch time"] | None = None

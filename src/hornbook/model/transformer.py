@@ -13,16 +13,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.mask import AttentionMask, as_tuples
-from hornbook.model.attention.position import (
-    LearnedPositions,
-    Lengths,
-    Rope,
-    SinusoidalPositions,
-    check_length,
-    document_positions,
-)
+from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import Dropout
@@ -30,7 +24,7 @@ from hornbook.model.layers.embedding import Embedding, InputLayers
 
 
 class Source(NamedTuple):
-    """Input of the encoder of an encoder-decoder."""
+    """Input of a stack, as of the encoder of an encoder-decoder."""
 
     tokens: Int[Tensor, "batch time"]
     positions: Int[Tensor, "batch time"] | None = None
@@ -48,9 +42,9 @@ class Stack(nn.Module):
         *,
         kind: Literal["causal", "bidirectional"],
         embedding: Embedding | None = None,
-        positions: LearnedPositions | SinusoidalPositions | None,
+        positions: AddedPositions | None,
         bias: nn.Module | None,
-        entrance: InputLayers | None,
+        entrance: InputLayers,
         dropout: Dropout,
         blocks: dict[str, nn.Module],
         norm: nn.Module | None,
@@ -74,18 +68,18 @@ class Stack(nn.Module):
             return positions
         if lengths is not None:
             return document_positions(lengths, tokens.device)
-        if self.positions is not None:
-            check_length(start + tokens.shape[1], self.positions.length)
-        return torch.arange(start, start + tokens.shape[1], device=tokens.device)[None]
+        end = start + tokens.shape[1]
+        if self.positions is not None and end > self.positions.length:
+            known = self.positions.length
+            raise UsageError(f"{end} positions asked for, but the model has learned only {known} of them")
+        return torch.arange(start, end, device=tokens.device)[None]
 
     def embed(
         self, x: Float[Tensor, "batch time vector"], positions: Tensor, types: Tensor | None, dtype: torch.dtype
     ) -> Float[Tensor, "batch time width"]:
         """From token vectors to the input of the first block, before dropout."""
         added = None if self.positions is None else self.positions(positions)
-        if self.entrance is not None:
-            return self.entrance(x, added, types).to(dtype)
-        return (x if added is None else x + added).to(dtype)
+        return self.entrance(x, added, types).to(dtype)
 
     def run_blocks(
         self, x: Float[Tensor, "batch time width"], context: Context
@@ -151,7 +145,8 @@ class Transformer(Stack):
         auxiliary: Auxiliary = {}
         if source is not None:
             memory, auxiliary = self._encode(source, keys)
-        x, context = self._prepare(self, tokens, positions, lengths, keys, cache, prefixes, types, memory, token_mask)
+        inputs = Source(tokens, positions, lengths, token_mask)
+        x, context = self._prepare(self, inputs, keys, cache, prefixes, types, memory)
         x, found = self.run_blocks(x, context)
         add_auxiliary(auxiliary, found)
         if cache is not None:
@@ -164,25 +159,22 @@ class Transformer(Stack):
 
     def _encode(self, source: Source, keys: Tensor | None) -> tuple[Memory, Auxiliary]:
         assert self.encoder is not None
-        placed = source.positions, source.lengths
-        x, context = self._prepare(self.encoder, source.tokens, *placed, keys, token_mask=source.token_mask)
+        x, context = self._prepare(self.encoder, source, keys)
         x, auxiliary = self.encoder.run_blocks(x, context)
         return Memory(x, as_tuples(source.lengths)), auxiliary
 
     def _prepare(
         self,
         stack: Stack,
-        tokens: Tensor,
-        positions: Tensor | None,
-        lengths: Lengths | None,
+        inputs: Source,
         keys: Tensor | None,
         cache: KVCache | None = None,
         prefixes: Lengths | None = None,
         types: Tensor | None = None,
         memory: Memory | None = None,
-        token_mask: Tensor | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Context]:
         """Input of the first block of a stack, and the context that its blocks share."""
+        tokens, positions, lengths, token_mask = inputs
         start = 0 if cache is None else cache.length
         positions = stack.position_ids(tokens, positions, lengths, start)
         context = Context(

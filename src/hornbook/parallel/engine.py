@@ -171,7 +171,7 @@ class Engine:
 
     def _types(self, batch: Batch) -> Tensor | None:
         """Token types, where the model has two of them."""
-        kinds = None if self.model.entrance is None else self.model.entrance.types
+        kinds = self.model.entrance.types
         return None if batch.types is None or kinds is None or len(kinds.weight) < 2 else self._to_device(batch.types)
 
     def _source(self, batch: Batch, mask: Tensor | None) -> Source | None:

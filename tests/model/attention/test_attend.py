@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hornbook.model.attention.attend import attend, reference_attention
 from hornbook.model.attention.mask import AttentionMask, DocumentLengths, dense_mask
+from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.attention.tiles import QUERIES, plan_tiles
 from hornbook.model.layers.dropout import AttentionDropout
 
@@ -103,7 +104,8 @@ def compare(
         name: value.detach().double().requires_grad_() if isinstance(value, Tensor) else value
         for name, value in chosen.items()
     }
-    out, want = attend(*parts, mask, **chosen), reference_attention(*exact, mask, **wide)
+    scoring = Scoring(**{"scale": exact[0].shape[-1] ** -0.5, **wide})
+    out, want = attend(*parts, mask, **chosen), reference_attention(*exact, mask, scoring)
     assert out.shape == want.shape
     assert float((out - want).detach().abs().max()) < tolerance
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(dtype)

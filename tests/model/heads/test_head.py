@@ -40,7 +40,7 @@ def naive(head: Head, hidden: Tensor, targets: Tensor, weights: Tensor) -> Tenso
 def test_chunked_loss_equals_the_naive_one(chunk: int, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_module, "CHUNK_BYTES", chunk)
     head, (hidden, targets, weights) = random_head(tied), problem()
-    loss = head.loss(hidden, targets, weights)
+    loss = head.losses(hidden, targets, weights)["loss"]
     want = naive(head, hidden, targets, weights)
     assert loss.dtype == torch.float32
     assert abs(float(loss.detach() - want.detach())) < 1e-6 * float(want.detach())
@@ -54,7 +54,7 @@ def test_chunked_loss_equals_the_naive_one(chunk: int, tied: bool, monkeypatch: 
 def test_chunked_loss_in_bfloat16() -> None:
     """Logits of size up to 30 are rounded to 2^-9 of themselves, 0.06; over 150 tokens the errors cancel."""
     head, (hidden, targets, weights) = random_head(), problem(torch.bfloat16)
-    loss, want = head.loss(hidden, targets, weights), naive(head, hidden, targets, weights)
+    loss, want = head.losses(hidden, targets, weights)["loss"], naive(head, hidden, targets, weights)
     assert abs(float(loss.detach() - want.detach())) < 0.01 * float(want.detach())
     leaves = [hidden, head.matrix]
     for got, true in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(want, leaves), strict=True):
@@ -133,10 +133,10 @@ def test_every_part_may_be_trained_alone() -> None:
         leaves = {"hidden": hidden.detach().requires_grad_(), "weight": head.weight, "bias": head.bias}
         for parameter in head.parameters():
             torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
-        (whole,) = torch.autograd.grad(head.loss(leaves["hidden"], targets, weights), leaves[trained])
+        (whole,) = torch.autograd.grad(head.losses(leaves["hidden"], targets, weights)["loss"], leaves[trained])
         for name, leaf in leaves.items():
             leaf.requires_grad_(name == trained)
-        head.loss(leaves["hidden"], targets, weights).backward()
+        head.losses(leaves["hidden"], targets, weights)["loss"].backward()
         assert torch.equal(leaves[trained].grad, whole)
         assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [trained]
 
@@ -147,12 +147,12 @@ def test_a_head_with_a_step_before_it_counts_only_what_has_weight() -> None:
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
     hidden, targets, weights = problem()
-    loss, nll = head.loss(hidden, targets, weights), head.token_losses(hidden, targets)
+    loss, nll = head.losses(hidden, targets, weights)["loss"], head.token_losses(hidden, targets)
     assert torch.allclose(loss, (nll * weights).sum(), rtol=1e-5)
     assert torch.allclose(nll, -head.logits(hidden).log_softmax(-1).gather(-1, targets[..., None])[..., 0], atol=1e-5)
     (gradient,) = torch.autograd.grad(loss, hidden)
     assert torch.equal(gradient.abs().sum(-1) > 0, weights > 0)
-    nothing = head.loss(hidden, targets, torch.zeros_like(weights))
+    nothing = head.losses(hidden, targets, torch.zeros_like(weights))["loss"]
     assert float(nothing.detach()) == 0
     assert float(torch.autograd.grad(nothing, hidden)[0].abs().max()) == 0
 
@@ -162,14 +162,14 @@ def test_token_losses_sum_to_the_loss() -> None:
     losses = head.token_losses(hidden, targets)
     assert losses.shape == targets.shape
     assert not losses.requires_grad
-    assert torch.allclose((losses * weights).sum(), head.loss(hidden, targets, weights), rtol=1e-6)
+    assert torch.allclose((losses * weights).sum(), head.losses(hidden, targets, weights)["loss"], rtol=1e-6)
 
 
 def test_a_loss_without_gradients_computes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     head, (hidden, targets, weights) = random_head(), problem()
     monkeypatch.setattr(torch, "zeros_like", None)  # the matrix's gradient would begin with it
     with torch.no_grad():
-        assert torch.isfinite(head.loss(hidden, targets, weights))
+        assert torch.isfinite(head.losses(hidden, targets, weights)["loss"])
 
 
 def test_logits_are_float32() -> None:
@@ -192,11 +192,11 @@ def test_never_all_logits_at_once() -> None:
 
     head = Head(4000, WIDTH, None)
     torch.nn.init.normal_(head.matrix)
-    rows = head_module.chunk_rows(torch.float32)
+    rows = head_module.CHUNK_BYTES // 4
     hidden = torch.randn(1, 3 * rows, WIDTH, requires_grad=True)
     targets = torch.zeros(hidden.shape[:2], dtype=torch.int64)
     with Watch():
-        head.loss(hidden, targets, torch.ones(targets.shape)).backward()
+        head.losses(hidden, targets, torch.ones(targets.shape))["loss"].backward()
     assert largest == rows * 4000
 
 
@@ -214,7 +214,7 @@ def test_all_gradients_are_scaled_by_the_same_factor(total: float) -> None:
     for divisor in (1.0, total):
         leaf = hidden.bfloat16().requires_grad_()
         head.weight.grad = None
-        (head.loss(leaf, targets, torch.ones(1, 64)) / divisor).backward()
+        (head.losses(leaf, targets, torch.ones(1, 64))["loss"] / divisor).backward()
         assert leaf.grad is not None
         assert head.weight.grad is not None
         norms.append((float(leaf.grad.double().norm()) * divisor, float(head.weight.grad.double().norm()) * divisor))

@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config import head as config_head
 from hornbook.model.config import init as config_init
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.config import model as config
 from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.mup import learning_factors, parametrized, scaled
+from hornbook.model.config.mup import derived_factors, learning_factors, unfit_for_mup, with_value
 from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
@@ -46,6 +45,20 @@ def base(width: int, layers: int) -> config.ModelConfig:
     )
 
 
+def parametrized(cfg: config.ModelConfig) -> config.ModelConfig:
+    """With the factors that follow from the sizes, as a recipe has them."""
+    for keys, value in derived_factors(cfg).items():
+        cfg = with_value(cfg, keys, value)
+    return cfg
+
+
+def scaled(start: config.ModelConfig, width: int, layers: int) -> config.ModelConfig:
+    """At another size, under muP, with `start` as the size its settings were tuned at."""
+    init = config_init.MuP(base_width=start.width, base_layers=start.layers, overrides=start.init.overrides)
+    sizes = {"width": width, "heads": width // HEAD_DIM, "layers": layers, "init": init}
+    return parametrized(start.model_copy(update=sizes))
+
+
 def train(cfg: config.ModelConfig, steps: int, lr: float, seed: int) -> Transformer:
     """A model after a few Adam steps on rows in which each token follows from the one before."""
     model = build_model(cfg, VOCAB).to_empty(device="cpu")
@@ -58,7 +71,7 @@ def train(cfg: config.ModelConfig, steps: int, lr: float, seed: int) -> Transfor
         model.zero_grad()
         hidden, _ = model(tokens[:, :-1])
         assert model.head is not None
-        (model.head.loss(hidden, tokens[:, 1:], torch.ones(2, 32)) / 64).backward()
+        (model.head.losses(hidden, tokens[:, 1:], torch.ones(2, 32))["loss"] / 64).backward()
         optimizer.step()
     return model
 
@@ -112,13 +125,13 @@ def slope(sizes: Sequence[int], values: Sequence[float]) -> float:
 def by_width(widths: Sequence[int], seeds: int, mup: bool) -> dict[int, list[config.ModelConfig]]:
     start = base(widths[0], layers=2)
     plain = {width: start.model_copy(update={"width": width, "heads": width // HEAD_DIM}) for width in widths}
-    return {width: [scaled(start, width=width) if mup else plain[width]] * seeds for width in widths}
+    return {width: [scaled(start, width, 2) if mup else plain[width]] * seeds for width in widths}
 
 
 def by_depth(depths: Sequence[int], seeds: int, mup: bool) -> dict[int, list[config.ModelConfig]]:
     start = base(64, layers=depths[0])
     plain = {depth: start.model_copy(update={"layers": depth}) for depth in depths}
-    return {depth: [scaled(start, layers=depth) if mup else plain[depth]] * seeds for depth in depths}
+    return {depth: [scaled(start, 64, depth) if mup else plain[depth]] * seeds for depth in depths}
 
 
 def assert_flat(found: dict[str, float]) -> None:
@@ -179,7 +192,7 @@ def test_one_curve_of_the_loss_over_the_learning_rate_for_three_widths() -> None
 def loss(model: Transformer) -> float:
     tokens = rows()
     assert model.head is not None
-    return float(model.head.loss(model(tokens[:, :-1])[0], tokens[:, 1:], torch.ones(2, 32)) / 64)
+    return float(model.head.losses(model(tokens[:, :-1])[0], tokens[:, 1:], torch.ones(2, 32))["loss"] / 64)
 
 
 # ---- The tables
@@ -212,18 +225,13 @@ def test_factors_of_the_optimizer() -> None:
 
 
 def test_factors_of_the_model() -> None:
-    start = base(64, layers=2).model_copy(update={"attention": FullAttentionConfig(kv_heads=1)})
-    grown = scaled(start, width=256, layers=8)
-    assert (grown.heads, grown.kv_heads, grown.head_dim) == (8, 4, HEAD_DIM)
+    grown = scaled(base(64, layers=2), width=256, layers=8)
     assert isinstance(grown.head, config_head.LMHead)
     assert grown.head.scale == 1 / 4
     assert isinstance(grown.block, config.PreNorm)
     assert grown.block.multiplier == 1 / 4
     assert isinstance(grown.attention, FullAttentionConfig)
     assert grown.attention.scale == 1 / HEAD_DIM
-    assert isinstance(grown.init, config_init.MuP)
-    assert grown.init.overrides == start.init.overrides
-    assert scaled(grown, width=64, layers=2) == scaled(start)
 
 
 def test_layers_of_a_pattern_have_their_scale_too() -> None:
@@ -238,12 +246,10 @@ def test_layers_of_a_pattern_have_their_scale_too() -> None:
 
 def test_what_has_no_place_for_a_factor_is_refused() -> None:
     deep = config_init.MuP(base_width=64, base_layers=2)
-    with pytest.raises(UsageError, match=r"block.kind: model.init.base_layers scales branches, which 'post' cannot"):
-        parametrized(config.ModelConfig(init=deep, block=config.PostNorm()))
-    with pytest.raises(UsageError, match=r"head.kind: muP scales what the head reads"):
-        parametrized(config.ModelConfig(kind="encoder", init=deep, head=config_head.MaskedHead()))
-    with pytest.raises(UsageError, match="3 heads at width 96 come out uneven at width 80"):
-        scaled(base(96, layers=2), width=80)
+    ((key, text),) = unfit_for_mup(config.ModelConfig(init=deep, block=config.PostNorm()))
+    assert (key, text[:52]) == ("model.block.kind", "model.init.base_layers scales branches, which 'post'")
+    ((key, text),) = unfit_for_mup(config.ModelConfig(kind="encoder", init=deep, head=config_head.MaskedHead()))
+    assert (key, text[:32]) == ("model.head.kind", "muP scales what the head reads, ")
 
 
 def test_slope() -> None:

@@ -18,34 +18,19 @@ from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import is_widened, matmul
 
 Heads = Float[Tensor, "batch heads time dim"]
-Bias = Float[Tensor, "heads distances"]
-"""Scores by key position minus query position; distance 0 stands in the middle."""
-Sinks = Float[Tensor, " heads"]
 FEW_QUERIES = 16
 """Up to this number of queries a tile is not worth its preparation."""
 
 
-def reference_attention(
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    mask: AttentionMask,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    bias: Bias | None = None,
-    sinks: Sinks | None = None,
-    dropout: AttentionDropout | None = None,
-) -> Heads:
+def reference_attention(query: Heads, key: Heads, value: Heads, mask: AttentionMask, scoring: Scoring) -> Heads:
     """Attention written as its formula: softmax(scale Q K^T + bias) V over the keys each query sees.
 
-    Each group of heads / kv_heads queries shares a key-value head; `scale` is 1 / sqrt(dim) if not given. `softcap` c
-    makes scores s to c tanh(s / c), before `bias` is added. `sinks` are one more score per head, which takes part in
-    the softmax and has no value. A query that sees nothing gets zeros.
+    Each group of heads / kv_heads queries shares a key-value head. A query that sees nothing gets zeros.
     """
+    scale, softcap, bias, sinks, dropout = scoring
     groups, (queries, keys) = query.shape[1] // key.shape[1], (query.shape[2], key.shape[2])
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = matmul(query, key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = matmul(query, key.transpose(-1, -2)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
@@ -61,7 +46,7 @@ def reference_attention(
     return matmul(probabilities, value)
 
 
-def spread(bias: Bias, queries: int, keys: int) -> Float[Tensor, "heads queries keys"]:
+def spread(bias: Float[Tensor, "heads distances"], queries: int, keys: int) -> Float[Tensor, "heads queries keys"]:
     """The table's score of each pair; queries are the last of the keys' positions."""
     device = bias.device
     distance = torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]
@@ -76,23 +61,19 @@ def attend(
     *,
     scale: float | None = None,
     softcap: float | None = None,
-    bias: Bias | None = None,
-    sinks: Sinks | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     dropout: AttentionDropout | None = None,
 ) -> Heads:
-    """Attention by the fastest way; arguments as of `reference_attention`."""
+    """Attention by the fastest way; arguments as of `Scoring`, `scale` is 1 / sqrt(dim) if not given."""
     scoring = Scoring(query.shape[-1] ** -0.5 if scale is None else scale, softcap, bias, sinks, dropout)
     plain = type(query) is Tensor and query.device.type == "cpu" and not torch.compiler.is_compiling()
     if plain and query.shape[2] > FEW_QUERIES:
         rest = scoring._replace(bias=None, sinks=None)
-        out = TiledAttention.apply(query, key, value, bias, sinks, mask, rest, torch.is_grad_enabled())
-        assert isinstance(out, Tensor)
-        return out
+        return TiledAttention.apply(query, key, value, bias, sinks, mask, rest, torch.is_grad_enabled())
     if softcap is None and sinks is None and dropout is None:
         return _attend_by_torch(query, key, value, mask, scoring)
-    return reference_attention(
-        query, key, value, mask, scale=scale, softcap=softcap, bias=bias, sinks=sinks, dropout=dropout
-    )
+    return reference_attention(query, key, value, mask, scoring)
 
 
 def _attend_by_torch(query: Heads, key: Heads, value: Heads, mask: AttentionMask, scoring: Scoring) -> Heads:

@@ -109,16 +109,15 @@ class CrossAttention(FullAttention):
 
     def _memory(self, context: Context) -> tuple[Heads, Heads]:
         """Keys and values of the memory."""
-        held = None if context.cache is None else context.cache.fixed(self.layer)
-        if held is not None:
-            return held
+        if context.cache is not None and self.layer in context.cache.fixed:
+            return context.cache.fixed[self.layer]
         assert context.memory is not None
         # A node of its own adds up what keys and values say to the memory, then come the layers. Without it the order
         # of that sum, and its last bits, would be another under fully_shard, which puts such a node before each block.
         states = context.memory.states.view_as(context.memory.states)
         pair = self._ready(self.key, self.key_norm, states), self._ready(self.value, None, states)
         if context.cache is not None:
-            context.cache.fix(self.layer, *pair)
+            context.cache.fixed[self.layer] = pair
         return pair
 
     def _ready(self, layer: Linear, norm: nn.Module | None, x: Tensor) -> Heads:

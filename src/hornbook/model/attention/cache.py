@@ -25,17 +25,10 @@ class KVCache:
         """Positions every layer holds."""
         self._capacity = max(capacity, 1)
         self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * layers
-        self._fixed: dict[int, tuple[Tensor, Tensor]] = {}
+        self.fixed: dict[int, tuple[Tensor, Tensor]] = {}
+        """Keys and values of the encoder output in each layer of a decoder, once they are computed."""
         self._states: dict[int, dict[int, tuple[Tensor, ...]]] = {}
         """Of each layer, states by the number of positions they have seen."""
-
-    def fixed(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of the encoder output in a decoder's layer; None before they are computed."""
-        return self._fixed.get(layer)
-
-    def fix(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep a layer's keys and values of the encoder output for every later call."""
-        self._fixed[layer] = key, value
 
     def recall(self, layer: int) -> tuple[Tensor, ...] | None:
         """State of a recurrent layer after all `length` positions; None at the start."""
@@ -68,14 +61,9 @@ class KVCache:
     def select(self, rows: Int[Tensor, " batch"]) -> None:
         """Keep these rows of the batch, in this order; one may be taken several times (beam search)."""
         self._buffers = [None if held is None else (held[0][rows], held[1][rows]) for held in self._buffers]
-        self._fixed = {layer: (key[rows], value[rows]) for layer, (key, value) in self._fixed.items()}
+        self.fixed = {layer: (key[rows], value[rows]) for layer, (key, value) in self.fixed.items()}
         for layer, states in self._states.items():
             self._states[layer] = {at: tuple(part[rows] for part in state) for at, state in states.items()}
-
-    def truncate(self, length: int) -> None:
-        """Forget everything from position `length` on (to try another continuation)."""
-        assert 0 <= length <= self.length
-        self.length = length
 
     def _room(self, layer: int, key: Tensor, value: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """The buffers of a layer's keys and values [batch, kv_heads, capacity, dim], with room for `end` positions."""
@@ -84,13 +72,8 @@ class KVCache:
             return old
         while self._capacity < end:
             self._capacity *= 2
-        new = self._grown(key, None if old is None else old[0]), self._grown(value, None if old is None else old[1])
-        self._buffers[layer] = new
-        return new
-
-    def _grown(self, like: Tensor, old: Tensor | None) -> Tensor:
-        batch, heads, _, width = like.shape
-        new = like.new_empty(batch, heads, self._capacity, width)
+        keys, values = (part.new_empty(*part.shape[:2], self._capacity, part.shape[3]) for part in (key, value))
         if old is not None:
-            new[:, :, : self.length] = old[:, :, : self.length]
-        return new
+            keys[:, :, : self.length], values[:, :, : self.length] = (part[:, :, : self.length] for part in old)
+        self._buffers[layer] = keys, values
+        return keys, values

@@ -23,7 +23,6 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_delta_rule
 from hornbook.model.attention.mask import DocumentLengths
 from hornbook.model.config import init as config_init
@@ -98,7 +97,8 @@ class DeltaAttention(nn.Module):
             raise UsageError('model.attention of kind "delta" sees earlier tokens only: use "full" for prefixes')
         starts = None if mask.lengths is None else _starts(mask.lengths).to(x.device)
         mixed, gate, rate, decay = self._project(x)
-        tail, state = (None, None) if cache is None else self._recall(cache)
+        held = None if cache is None else cache.recall(self.layer)
+        tail, state = (None, None) if held is None else held
         mixed, tail = self.convolution(mixed, tail, starts)
         query, key, value = self._heads(mixed)
         log = -widened(self.log_decay).exp() * F.softplus(widened(decay) + self.decay_bias)
@@ -127,10 +127,6 @@ class DeltaAttention(nn.Module):
             for each in (query, key)
         )
         return query * self.key_dim**-0.5, key, value.unflatten(-1, (self.value_heads, -1)).transpose(1, 2)
-
-    def _recall(self, cache: KVCache) -> tuple[Tensor | None, Tensor | None]:
-        tail, state = cache.recall(self.layer) or (None, None)
-        return tail, state
 
 
 def _unit(x: Tensor) -> Tensor:

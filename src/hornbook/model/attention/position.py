@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.errors import UsageError
 from hornbook.model.attention.rope_scaling import scaled_frequencies
 from hornbook.model.config import position as config_position
 
@@ -166,13 +165,3 @@ def relative_buckets(
 def distances(length: int, device: torch.device) -> Int[Tensor, " distances"]:
     """Key position minus query position, from -(length - 1) to length - 1."""
     return torch.arange(1 - length, length, device=device)
-
-
-ScoreBias = Alibi | RelativeBuckets
-"""Tables of scores by distance, made once per forward for all layers of a stack."""
-
-
-def check_length(positions_end: int, length: int) -> None:
-    """Learned positions end; a longer row is the user's error."""
-    if positions_end > length:
-        raise UsageError(f"{positions_end} positions asked for, but the model has learned only {length} of them")

@@ -42,10 +42,6 @@ def _frequencies(theta: float, dim: int, device: torch.device) -> Frequencies:
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
 
 
-def _linear(cfg: config_position.LinearScaling, theta: float, dim: int, device: torch.device) -> Frequencies:
-    return _frequencies(theta, dim, device) / cfg.factor
-
-
 def _ntk(cfg: config_position.NTKScaling, theta: float, dim: int, device: torch.device) -> Frequencies:
     assert dim > 2
     return _frequencies(theta * cfg.factor ** (dim / (dim - 2)), dim, device)
@@ -73,8 +69,8 @@ def _llama3(cfg: config_position.Llama3Scaling, theta: float, dim: int, device: 
 
 
 _SCALINGS: dict[type, Callable[[Any, float, int, torch.device], Frequencies]] = {
-    config_position.NoScaling: lambda _, theta, dim, device: _frequencies(theta, dim, device),
-    config_position.LinearScaling: _linear,
+    config_position.NoScaling: lambda _, *sizes: _frequencies(*sizes),
+    config_position.LinearScaling: lambda cfg, *sizes: _frequencies(*sizes) / cfg.factor,
     config_position.NTKScaling: _ntk,
     config_position.YaRN: _yarn,
     config_position.Llama3Scaling: _llama3,

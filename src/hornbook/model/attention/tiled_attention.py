@@ -8,6 +8,7 @@ the length of a row and not with its square.
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hornbook.model.attention.mask import AttentionMask
@@ -25,11 +26,12 @@ class Scoring(NamedTuple):
 
     scale: float
     softcap: float | None = None
-    bias: Tensor | None = None
-    """[heads, distances]: scores by key position minus query position; distance 0 stands in the middle."""
-    sinks: Tensor | None = None
-    """[heads]: a score per head without a value."""
-    drop: AttentionDropout | None = None
+    """Scores s become softcap * tanh(s / softcap), before `bias` is added."""
+    bias: Float[Tensor, "heads distances"] | None = None
+    """Scores by key position minus query position; distance 0 stands in the middle."""
+    sinks: Float[Tensor, " heads"] | None = None
+    """One more score per head, which takes part in the softmax and has no value."""
+    dropout: AttentionDropout | None = None
 
 
 class TiledAttention(torch.autograd.Function):
@@ -62,7 +64,7 @@ class TiledAttention(torch.autograd.Function):
             q, k, v = _parts(tile, query, key, value)
             probabilities = _probabilities(q, k, tile, scoring, rest)
             values = matmul(_dropped(probabilities, tile, scoring), v)
-            out[tile.rows, :, tile.first : tile.last] = _ungroup(values, tile)
+            out[tile.rows, :, tile.first : tile.last] = _shaped(values, tile)
             if keep:
                 kept.append(probabilities)
         ctx.tiles, ctx.scoring = whole.tiles, scoring._replace(bias=None, sinks=None)
@@ -81,7 +83,7 @@ class TiledAttention(torch.autograd.Function):
             probabilities = kept[i] if kept else _probabilities(q, k, tile, scoring, None)
             d_scores = _dropped(matmul(d_out, v.transpose(1, 2)), tile, scoring)
             _to_scores_(d_scores, probabilities, (q, k), tile, scoring, d_bias)
-            d_query[tile.rows, :, tile.first : tile.last] = _ungroup(matmul(d_scores, k), tile)
+            d_query[tile.rows, :, tile.first : tile.last] = _shaped(matmul(d_scores, k), tile)
             add_products_(_keys_of(d_key, tile), d_scores.transpose(1, 2), q)
             dropped = _dropped(probabilities, tile, scoring)
             add_products_(_keys_of(d_value, tile), dropped.transpose(1, 2), d_out)
@@ -137,14 +139,14 @@ def _table(tile: QueryTile, scoring: Scoring, scores: Tensor) -> tuple[Tensor, i
 
 def _dropped(x: Tensor, tile: QueryTile, scoring: Scoring) -> Tensor:
     """Probabilities with some of them zero and the rest scaled; or gradients, likewise. What is given stays."""
-    if scoring.drop is None:
+    if scoring.dropout is None:
         return x
     queries = range(tile.position, tile.position + tile.last - tile.first)
-    return scoring.drop(_shaped(x, tile), tile.rows, queries, range(tile.begin, tile.end)).view_as(x)
+    return scoring.dropout(_shaped(x, tile), tile.rows, queries, range(tile.begin, tile.end)).view_as(x)
 
 
 def _shaped(x: Tensor, tile: QueryTile) -> Tensor:
-    """[rows kv_heads, groups queries, keys] -> [rows, heads, queries, keys]."""
+    """[rows kv_heads, groups queries, ...] -> [rows, heads, queries, ...]: the inverse of `_group`."""
     rows, queries = tile.rows.stop - tile.rows.start, tile.last - tile.first
     return x.view(rows, -1, queries, x.shape[2])
 
@@ -159,11 +161,6 @@ def _group(x: Tensor, tile: QueryTile, kv_heads: int) -> Tensor:
     """[batch, heads, time, dim] -> the tile's [rows kv_heads, (heads / kv_heads) queries, dim]."""
     part = x[tile.rows, :, tile.first : tile.last]
     return part.reshape(part.shape[0] * kv_heads, -1, part.shape[3])
-
-
-def _ungroup(x: Tensor, tile: QueryTile) -> Tensor:
-    """The inverse of `_group`: [rows, heads, queries, dim]."""
-    return _shaped(x, tile)
 
 
 def _keys_of(x: Tensor, tile: QueryTile) -> Tensor:

@@ -29,10 +29,6 @@ class HeadPart(Part):
         """Weights that a position of the stream is multiplied by, shared with the embedding or not."""
         raise NotImplementedError
 
-    def problems(self, _model: Model, /) -> Problems:
-        """Settings that do not go together in this model; by default none."""
-        return iter(())
-
 
 # ---- Heads of language models
 

@@ -27,7 +27,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from hornbook.errors import UsageError
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.init import MuP
@@ -73,10 +72,8 @@ def unfit_for_mup(model: ModelConfig) -> Iterator[tuple[str, str]]:
     if init.base_layers is None:
         return
     if not isinstance(model.block, PreNorm):
-        yield (
-            "model.block.kind",
-            f"model.init.base_layers scales branches, which {model.block.kind!r} cannot: take 'pre'",
-        )
+        text = f"model.init.base_layers scales branches, which {model.block.kind!r} cannot: take 'pre'"
+        yield "model.block.kind", text
     if model.encoder_layers not in (None, model.layers):
         yield "model.encoder_layers", "model.init.base_layers scales both stacks alike: give them the same depth"
 
@@ -93,43 +90,6 @@ def with_value(node: Node, keys: Keys, value: float) -> Node:
     else:
         new = with_value(part, rest, value)
     return node.model_copy(update={name: new})
-
-
-def parametrized(model: ModelConfig) -> ModelConfig:
-    """`model` with all factors that follow from its `init`. UsageError where a part has no place for one."""
-    for key, text in unfit_for_mup(model):
-        raise UsageError(f"{key}: {text}")
-    for keys, value in derived_factors(model).items():
-        model = with_value(model, keys, value)
-    return model
-
-
-def scaled(base: ModelConfig, *, width: int | None = None, layers: int | None = None) -> ModelConfig:
-    """`base` at another width and depth, such that the learning rate, decay and eps tuned at `base` still hold.
-
-    Heads keep their width, so there are more of them; hidden widths grow alike. A `base` that is not under muP yet is
-    taken as the size the settings were tuned at (its attention then turns to 1 / head_dim, which is part of muP).
-    UsageError if heads would not come out whole.
-    """
-    width, layers = width or base.width, layers or base.layers
-    init = base.init
-    if not isinstance(init, MuP):
-        std = getattr(init, "std", MuP.model_fields["std"].default)
-        init = MuP(base_width=base.width, base_layers=base.layers, std=std, overrides=init.overrides)
-    sizes = {"width": width, "heads": _grown(base.heads, width, base.width, "heads"), "layers": layers, "init": init}
-    attention, mlp = base.attention, base.mlp
-    if isinstance(attention, FullAttentionConfig) and attention.kv_heads is not None:
-        kv_heads = _grown(attention.kv_heads, width, base.width, "key-value heads")
-        attention = attention.model_copy(update={"kv_heads": kv_heads})
-    if mlp.hidden is not None:
-        mlp = mlp.model_copy(update={"hidden": _grown(mlp.hidden, width, base.width, "hidden units")})
-    return parametrized(base.model_copy(update=sizes | {"attention": attention, "mlp": mlp}))
-
-
-def _grown(count: int, width: int, base_width: int, what: str) -> int:
-    if count * width % base_width:
-        raise UsageError(f"{count} {what} at width {base_width} come out uneven at width {width}: take a multiple")
-    return count * width // base_width
 
 
 def differs(given: float | None, wanted: float) -> bool:

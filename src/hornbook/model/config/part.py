@@ -34,6 +34,10 @@ class Part(Config):
         module, _, name = self.builder.partition(":")
         return getattr(importlib.import_module(f"hornbook.model.{module}"), name)(*args)
 
+    def problems(self, _model: Model, /) -> Problems:
+        """Settings that do not go together in this model, of attention and MLPs in this layer; by default none."""
+        return iter(())
+
 
 class LayerPart(Part):
     """Attention or an MLP of one layer."""
@@ -56,10 +60,6 @@ class LayerPart(Part):
         Over the pairs of query and key that see each other, and over all pairs; by default none.
         """
         return 0, 0
-
-    def problems(self, _model: Model, /) -> Problems:
-        """Settings that do not go together in this layer; by default none."""
-        return iter(())
 
 
 def method(part: Any, name: str) -> Callable[..., Any]:

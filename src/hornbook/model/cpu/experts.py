@@ -6,11 +6,10 @@ g = W^T dy: dw = sum(g h), d gate = w g up s (1 + gate (1 - s)), d up = w g gate
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, load, store
-from hornbook.model.cpu.team import Kernel, arguments, chunks, is_bf16, launch, next_rows
+from hornbook.model.cpu.scalar import exponential, f32, i64, load, store
+from hornbook.model.cpu.team import Kernel, chunks, is_bf16, launch
 
 
 def weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:
@@ -40,8 +39,9 @@ def sum_rows(rows: Tensor, slots: Tensor) -> Tensor:
     return y
 
 
-@njit(inline="always", **OPTIONS)
-def _gate(first, last, hidden, gate_up, weights, y):
+@Kernel
+def _gate_kernel(first, last, _chunk, a, values):
+    hidden, gate_up, weights, y = a[1], values(a[2]), f32(a[3]), values(a[4])
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
         gate_row, up_row, y_row = gate_up[start:middle], gate_up[middle:end], y[row * hidden : (row + 1) * hidden]
@@ -51,9 +51,10 @@ def _gate(first, last, hidden, gate_up, weights, y):
             store(y_row, j, gate / (np.float32(1) + exponential(-gate)) * load(up_row, j) * weight)
 
 
-@njit(inline="always", **OPTIONS)
-def _gate_backward(first, last, hidden, gate_up, weights, g, d_gate_up, d_weights, y):
-    one = np.float32(1)
+@Kernel
+def _gate_backward_kernel(first, last, _chunk, a, values):
+    hidden, gate_up, weights, g = a[1], values(a[2]), f32(a[3]), values(a[4])
+    d_gate_up, d_weights, y, one = values(a[5]), f32(a[6]), values(a[7]), np.float32(1)
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
         gate_row, up_row, g_row = gate_up[start:middle], gate_up[middle:end], g[row * hidden : (row + 1) * hidden]
@@ -72,8 +73,10 @@ def _gate_backward(first, last, hidden, gate_up, weights, g, d_gate_up, d_weight
             store(d_up_row, j, grad * gate * sigmoid)
 
 
-@njit(inline="always", **OPTIONS)
-def _sum(first, last, width, active, rows, slots, y, scratch):
+@Kernel
+def _sum_kernel(first, last, chunk, a, values):
+    width, active, rows, slots, y = a[1], a[2], values(a[3]), i64(a[4]), values(a[5])
+    scratch = f32(a[6])[chunk * width : (chunk + 1) * width]  # sums in float32, whatever the dtype
     for token in range(first, last):
         y_row = y[token * width : (token + 1) * width]
         for j in range(width):
@@ -86,37 +89,3 @@ def _sum(first, last, width, active, rows, slots, y, scratch):
                     scratch[j] += load(row, j)
         for j in range(width):
             store(y_row, j, scratch[j])
-
-
-@Kernel
-def _gate_kernel(pointer, values):
-    a = arguments(pointer)
-    weights = f32(a[3])
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _gate(first, last, a[1], values(a[2]), weights, values(a[4]))
-
-
-@Kernel
-def _gate_backward_kernel(pointer, values):
-    a = arguments(pointer)
-    weights, d_weights = f32(a[3]), f32(a[6])
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _gate_backward(first, last, a[1], values(a[2]), weights, values(a[4]), values(a[5]), d_weights, values(a[7]))
-
-
-@Kernel
-def _sum_kernel(pointer, values):
-    a = arguments(pointer)
-    width, slots = a[1], i64(a[4])
-    while True:
-        first, last, chunk = next_rows(pointer)
-        if first == last:
-            return
-        scratch = f32(a[6])[chunk * width : (chunk + 1) * width]
-        _sum(first, last, width, a[2], values(a[3]), slots, values(a[5]), scratch)

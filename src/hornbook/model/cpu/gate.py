@@ -5,11 +5,10 @@ With s = sigmoid(gate): d gate = dy up s (1 + gate (1 - s)), d up = dy gate s; w
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, exponential, load, store
-from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
+from hornbook.model.cpu.scalar import exponential, load, store
+from hornbook.model.cpu.team import Kernel, is_bf16, launch
 from hornbook.model.layers.products import linear, matmul
 
 
@@ -65,8 +64,9 @@ def swiglu_backward_(gate_up: Tensor, dy: Tensor) -> Tensor:
     return d_gate_up
 
 
-@njit(inline="always", **OPTIONS)
-def _forward(first, last, hidden, gate_up, y):
+@Kernel
+def _forward_kernel(first, last, _chunk, a, values):
+    hidden, gate_up, y = a[1], values(a[2]), values(a[3])
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
         gate_row, up_row, y_row = gate_up[start:middle], gate_up[middle:end], y[row * hidden : (row + 1) * hidden]
@@ -75,9 +75,9 @@ def _forward(first, last, hidden, gate_up, y):
             store(y_row, j, gate / (np.float32(1) + exponential(-gate)) * load(up_row, j))
 
 
-@njit(inline="always", **OPTIONS)
-def _backward(first, last, hidden, gate_up, dy, d_gate_up):
-    one = np.float32(1)
+@Kernel
+def _backward_kernel(first, last, _chunk, a, values):
+    hidden, gate_up, dy, d_gate_up, one = a[1], values(a[2]), values(a[3]), values(a[4]), np.float32(1)
     for row in range(first, last):
         start, middle, end = 2 * row * hidden, (2 * row + 1) * hidden, (2 * row + 2) * hidden
         gate_row, up_row, dy_row = gate_up[start:middle], gate_up[middle:end], dy[row * hidden : (row + 1) * hidden]
@@ -89,23 +89,3 @@ def _backward(first, last, hidden, gate_up, dy, d_gate_up):
             store(d_gate_row, j, grad * up * (sigmoid + silu * (one - sigmoid)))
             store(d_up_row, j, grad * silu)
             store(dy_row, j, silu * up)
-
-
-@Kernel
-def _forward_kernel(pointer, values):
-    a = arguments(pointer)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _forward(first, last, a[1], values(a[2]), values(a[3]))
-
-
-@Kernel
-def _backward_kernel(pointer, values):
-    a = arguments(pointer)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _backward(first, last, a[1], values(a[2]), values(a[3]), values(a[4]))

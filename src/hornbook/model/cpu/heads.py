@@ -10,7 +10,7 @@ from numba import njit
 from torch import Tensor
 
 from hornbook.model.cpu.scalar import OPTIONS, f32, load, store
-from hornbook.model.cpu.team import Kernel, arguments, is_bf16, launch, next_rows
+from hornbook.model.cpu.team import Kernel, is_bf16, launch
 
 
 class SplitHeads(torch.autograd.Function):
@@ -51,24 +51,19 @@ def _run(
 
 
 @njit(inline="always", **OPTIONS)
-def _turn(source, target, cos, sin, half):
-    for j in range(half):
-        a, b = load(source, j), load(source, half + j)
-        store(target, j, a * cos[j] - b * sin[j])
-        store(target, half + j, b * cos[j] + a * sin[j])
-
-
-@njit(inline="always", **OPTIONS)
-def _turn_neighbours(source, target, cos, sin, pairs):
+def _turn(source, target, cos, sin, pairs, step, apart):
+    """Pair j are the values at j * step and `apart` behind it."""
     for j in range(pairs):
-        a, b = load(source, 2 * j), load(source, 2 * j + 1)
-        store(target, 2 * j, a * cos[j] - b * sin[j])
-        store(target, 2 * j + 1, b * cos[j] + a * sin[j])
+        a, b = load(source, j * step), load(source, j * step + apart)
+        store(target, j * step, a * cos[j] - b * sin[j])
+        store(target, j * step + apart, b * cos[j] + a * sin[j])
 
 
-@njit(inline="always", **OPTIONS)
-def _split(first, last, a, fused, query, key, value, cos, sin):
-    merge, time, heads, kv_heads, dim, turns, half = a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+@Kernel
+def _kernel(first, last, _chunk, a, values):
+    merge, time, heads, kv_heads, dim, turns, half, neighbours = a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8]
+    fused, query, key, value = values(a[9]), values(a[10]), values(a[11]), values(a[12])
+    cos, sin = f32(a[13]), f32(a[14])
     width = (heads + 2 * kv_heads) * dim
     for row in range(first, last):
         batch, position = row // time, row % time
@@ -85,19 +80,10 @@ def _split(first, last, a, fused, query, key, value, cos, sin):
             here = part[(index * time + position) * dim : (index * time + position + 1) * dim]
             source, target = (here, whole) if merge else (whole, here)
             rotary_dim = 2 * half if head < heads + kv_heads else 0
-            if rotary_dim and a[8]:
-                _turn_neighbours(source, target, c, s, half)
+            # Written twice with constants, so that each becomes a loop that vectorises.
+            if rotary_dim and neighbours:
+                _turn(source, target, c, s, half, 2, 1)
             elif rotary_dim:
-                _turn(source, target, c, s, half)
+                _turn(source, target, c, s, half, 1, half)
             for j in range(rotary_dim, dim):
                 target[j] = source[j]
-
-
-@Kernel
-def _kernel(pointer, values):
-    a = arguments(pointer)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _split(first, last, a, values(a[9]), values(a[10]), values(a[11]), values(a[12]), f32(a[13]), f32(a[14]))

@@ -49,4 +49,4 @@ def _kernels_of_attention(module: FullAttention, biased: bool) -> Iterator[Kerne
     plain = module.sinks is None and (not biased or isinstance(module, CrossAttention))
     yield softmax._softmax_kernel if plain else softmax._biased_kernel
     if module.cfg.dropout:
-        yield dropout._attention_kernel
+        yield dropout._kernel

@@ -5,11 +5,10 @@ With s = 1 / sqrt(mean(x^2) + eps): y = x s w, and dx = s (w dy) - x s^3 mean(x 
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, f32, load, store
-from hornbook.model.cpu.team import Kernel, arguments, chunks, float_argument, is_bf16, launch, next_rows
+from hornbook.model.cpu.scalar import f32, load, store
+from hornbook.model.cpu.team import Kernel, chunks, float_argument, is_bf16, launch
 
 
 class RMSNormFunction(torch.autograd.Function):
@@ -35,8 +34,10 @@ class RMSNormFunction(torch.autograd.Function):
         return dx, partial.sum(0), None
 
 
-@njit(inline="always", **OPTIONS)
-def _forward(first, last, width, eps, x, weight, y, scales):
+@Kernel
+def _forward_kernel(first, last, _chunk, a, values):
+    width, eps = a[1], float_argument(a, 2)
+    x, weight, y, scales = values(a[3]), f32(a[4]), values(a[5]), f32(a[6])
     for row in range(first, last):
         start, end = row * width, (row + 1) * width
         x_row, y_row = x[start:end], y[start:end]
@@ -50,8 +51,11 @@ def _forward(first, last, width, eps, x, weight, y, scales):
             store(y_row, j, load(x_row, j) * scale * weight[j])
 
 
-@njit(inline="always", **OPTIONS)
-def _backward(first, last, width, x, weight, scales, dy, dx, partial):
+@Kernel
+def _backward_kernel(first, last, chunk, a, values):
+    width, x, weight, scales, dy, dx = a[1], values(a[2]), f32(a[3]), f32(a[4]), values(a[5]), values(a[6])
+    # Each chunk adds up a row of its own: the sum over chunks does not depend on which thread took which.
+    partial = f32(a[7])[chunk * width : (chunk + 1) * width]
     for row in range(first, last):
         start, end = row * width, (row + 1) * width
         x_row, dy_row, dx_row = x[start:end], dy[start:end], dx[start:end]
@@ -64,26 +68,3 @@ def _backward(first, last, width, x, weight, scales, dy, dx, partial):
             value, grad = load(x_row, j), load(dy_row, j)
             partial[j] += value * grad * scale
             store(dx_row, j, scale * weight[j] * grad - back * value)
-
-
-@Kernel
-def _forward_kernel(pointer, values):
-    a = arguments(pointer)
-    width, eps = a[1], float_argument(a, 2)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _forward(first, last, width, eps, values(a[3]), f32(a[4]), values(a[5]), f32(a[6]))
-
-
-@Kernel
-def _backward_kernel(pointer, values):
-    a = arguments(pointer)
-    width, weight, scales = a[1], f32(a[3]), f32(a[4])
-    while True:
-        first, last, chunk = next_rows(pointer)
-        if first == last:
-            return
-        partial = f32(a[7])[chunk * width : (chunk + 1) * width]
-        _backward(first, last, width, values(a[2]), weight, scales, values(a[5]), values(a[6]), partial)

@@ -5,9 +5,11 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic, overload
 from numba.np.numpy_support import carray
+
+from hornbook.kernels.compiled import pointer
 
 OPTIONS = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "boundscheck": False}
 """How kernels are compiled: sums may be reordered (so they vectorise), infinities and NaN keep their meaning.
@@ -20,50 +22,6 @@ arrays lie, and where they are close it takes one value at a time: a sum has oth
 """
 UNBOUNDED = 1 << 40
 """Declared length of an argument array: kernels index within the shapes they are told."""
-
-
-def _float_bits_code(typingctx, value):  # noqa: ARG001
-    def generate(_context, builder, _signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-float_bits: Any = intrinsic(_float_bits_code)
-"""The bits of a float32."""
-
-
-def _bits_float_code(typingctx, bits):  # noqa: ARG001
-    def generate(_context, builder, _signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-bits_float: Any = intrinsic(_bits_float_code)
-"""The float32 of these bits."""
-
-
-def _bits_double_code(typingctx, bits):  # noqa: ARG001
-    def generate(_context, builder, _signature, arguments):
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return types.float64(types.int64), generate
-
-
-bits_double: Any = intrinsic(_bits_double_code)
-"""The float64 of these bits (an int64)."""
-
-
-def _pointer_code(typingctx, number):  # noqa: ARG001
-    def generate(_context, builder, _signature, arguments):
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
-
-
-_pointer: Any = intrinsic(_pointer_code)
-"""An integer as a pointer."""
 
 
 def _fetch_add_code(typingctx, pointer):  # noqa: ARG001
@@ -93,19 +51,19 @@ _greater: Any = intrinsic(_greater_code)
 @njit(inline="always")
 def bf16(address):
     """The bfloat16 values (as bits) at an address."""
-    return carray(_pointer(address), UNBOUNDED, np.uint16)
+    return carray(pointer(address), UNBOUNDED, np.uint16)
 
 
 @njit(inline="always")
 def f32(address):
     """The float32 values at an address."""
-    return carray(_pointer(address), UNBOUNDED, np.float32)
+    return carray(pointer(address), UNBOUNDED, np.float32)
 
 
 @njit(inline="always")
 def i64(address):
     """The int64 values at an address."""
-    return carray(_pointer(address), UNBOUNDED, np.int64)
+    return carray(pointer(address), UNBOUNDED, np.int64)
 
 
 def load(values, i):
@@ -121,7 +79,7 @@ def store(values, i, value):
 @overload(load, inline="always")
 def _load(values, i):  # noqa: ARG001
     if values.dtype == types.uint16:
-        return lambda values, i: bits_float(np.uint32(np.uint32(values[i]) << np.uint32(16)))
+        return lambda values, i: np.uint32(np.uint32(values[i]) << np.uint32(16)).view(np.float32)
     return lambda values, i: values[i]
 
 
@@ -135,7 +93,8 @@ def _store(values, i, value):  # noqa: ARG001
         return plain
 
     def rounded(values, i, value):
-        bits = float_bits(np.float32(value))
+        bits = np.float32(value).view(np.uint32)
+        # Half of the last bit that is kept, less one where that bit is 0: what lies in the middle goes to the even one.
         even = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
         values[i] = np.uint16(np.uint32(bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
 
@@ -160,7 +119,7 @@ def exponential(x):
     y = COEFFICIENTS[6]
     for k in (5, 4, 3, 2, 1, 0):
         y = y * r + COEFFICIENTS[k]
-    y *= bits_float(np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    y *= np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
     # Comparisons, not sums like x - x, which the compiler may cancel.
     y = np.float32(0) if x < np.float32(-87) else y
     y = np.float32(np.inf) if x > np.float32(88) else y

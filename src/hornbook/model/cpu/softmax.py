@@ -14,7 +14,7 @@ from numba import njit
 from torch import Tensor
 
 from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, largest, load, store, total
-from hornbook.model.cpu.team import Kernel, arguments, float_argument, is_bf16, launch, next_rows, supports
+from hornbook.model.cpu.team import Kernel, float_argument, is_bf16, launch, supports
 
 
 def softmax_(scores: Tensor, starts: Tensor, ends: Tensor, scale: float) -> None:
@@ -100,9 +100,10 @@ def _clear(row, start, end):
         row[j] = 0
 
 
-@njit(inline="always", **OPTIONS)
-def _softmax(first, last, a, scale, scores, starts, ends):
-    queries, keys, group, step = a[1], a[2], a[3], a[4]
+@Kernel
+def _softmax_kernel(first, last, _chunk, a, values):
+    queries, keys, group, step, scale = a[1], a[2], a[3], a[4], float_argument(a, 5)
+    scores, starts, ends = values(a[6]), i64(a[7]), i64(a[8])
     exponentials = np.empty(keys, np.float32)
     for row in range(first, last):
         query = row // group * step + row % queries
@@ -111,6 +112,7 @@ def _softmax(first, last, a, scale, scores, starts, ends):
         whole = scores[base : base + keys]
         seen = scores[base + start : base + end]
         count = end - start
+        # exp((s - top) scale) is at most 1 since scale > 0, and the row of scratch lets the sum be a loop of its own.
         top = largest(seen, count)
         for j in range(count):
             exponentials[j] = exponential((load(seen, j) - top) * scale)
@@ -120,13 +122,16 @@ def _softmax(first, last, a, scale, scores, starts, ends):
         _clear(whole, start, end)
 
 
-@njit(inline="always", **OPTIONS)
-def _biased(first, last, a, scale, scores, starts, ends, table, sinks, rest):
+@Kernel
+def _biased_kernel(first, last, _chunk, a, values):
     queries, keys, group, step, heads, width, column = a[1], a[2], a[3], a[4], a[5], a[6], a[7]
+    scale, scores, starts, ends = float_argument(a, 8), values(a[9]), i64(a[10]), i64(a[11])
+    table, sinks, rest = f32(a[12]), f32(a[13]), f32(a[14])
     exponentials = np.empty(keys, np.float32)
     for row in range(first, last):
         query, head = row // group * step + row % queries, row // queries % heads
         start, end = starts[query], ends[query]
+        # The table's row for this head, at the distance of this query from the first key: one column less per query.
         base, away = row * keys, head * width + column - row % queries
         whole = scores[base : base + keys]
         seen, bias = scores[base + start : base + end], table[away + start : away + end]
@@ -144,9 +149,10 @@ def _biased(first, last, a, scale, scores, starts, ends, table, sinks, rest):
         rest[row] = beside * inverse
 
 
-@njit(inline="always", **OPTIONS)
-def _backward(first, last, a, scale, grads, probabilities, starts, ends):
-    queries, keys, group, step = a[1], a[2], a[3], a[4]
+@Kernel
+def _backward_kernel(first, last, _chunk, a, values):
+    queries, keys, group, step, scale = a[1], a[2], a[3], a[4], float_argument(a, 5)
+    grads, probabilities, starts, ends = values(a[6]), values(a[7]), i64(a[8]), i64(a[9])
     for row in range(first, last):
         query = row // group * step + row % queries
         start, end = starts[query], ends[query]
@@ -161,58 +167,17 @@ def _backward(first, last, a, scale, grads, probabilities, starts, ends):
         _clear(whole, start, end)
 
 
-@njit(inline="always", **OPTIONS)
-def _diagonals(first, last, queries, keys, grads, sums):
+@Kernel
+def _diagonal_kernel(first, last, _chunk, a, values):
+    queries, keys, grads, sums = a[1], a[2], values(a[3]), f32(a[4])
     for matrix in range(first, last):
         for i in range(queries):
+            # Key j minus query i is distance j - i, which stands in column j - i + queries - 1.
             begin = matrix * (queries + keys - 1) + queries - 1 - i
             target = sums[begin : begin + keys]
             source = grads[(matrix * queries + i) * keys : (matrix * queries + i + 1) * keys]
             for j in range(keys):
                 target[j] += load(source, j)
-
-
-@Kernel
-def _softmax_kernel(pointer, values):
-    a = arguments(pointer)
-    scale = float_argument(a, 5)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _softmax(first, last, a, scale, values(a[6]), i64(a[7]), i64(a[8]))
-
-
-@Kernel
-def _biased_kernel(pointer, values):
-    a = arguments(pointer)
-    scale = float_argument(a, 8)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _biased(first, last, a, scale, values(a[9]), i64(a[10]), i64(a[11]), f32(a[12]), f32(a[13]), f32(a[14]))
-
-
-@Kernel
-def _backward_kernel(pointer, values):
-    a = arguments(pointer)
-    scale = float_argument(a, 5)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _backward(first, last, a, scale, values(a[6]), values(a[7]), i64(a[8]), i64(a[9]))
-
-
-@Kernel
-def _diagonal_kernel(pointer, values):
-    a = arguments(pointer)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _diagonals(first, last, a[1], a[2], values(a[3]), f32(a[4]))
 
 
 # ---- Cross-entropy of a chunk of logits, and its gradient in the same place
@@ -226,8 +191,9 @@ def cross_entropy_(logits: Tensor, targets: Tensor, weights: Tensor, losses: Ten
     launch(_cross_entropy_kernel, rows, is_bf16(logits), vocab, int(want_grad), logits, targets, weights, losses)
 
 
-@njit(inline="always", **OPTIONS)
-def _cross_entropy(first, last, vocab, want_grad, logits, targets, weights, losses):
+@Kernel
+def _cross_entropy_kernel(first, last, _chunk, a, values):
+    vocab, want_grad, logits, targets, weights, losses = a[1], a[2], values(a[3]), i64(a[4]), f32(a[5]), f32(a[6])
     exponentials = np.empty(vocab, np.float32)
     for row in range(first, last):
         z = logits[row * vocab : (row + 1) * vocab]
@@ -241,14 +207,5 @@ def _cross_entropy(first, last, vocab, want_grad, logits, targets, weights, loss
             factor = weight / normalizer
             for j in range(vocab):
                 store(z, j, exponentials[j] * factor)
+            # Again from the float32 exponential: subtracting from the rounded value would round twice.
             store(z, target, exponentials[target] * factor - weight)
-
-
-@Kernel
-def _cross_entropy_kernel(pointer, values):
-    a = arguments(pointer)
-    while True:
-        first, last, _ = next_rows(pointer)
-        if first == last:
-            return
-        _cross_entropy(first, last, a[1], a[2], values(a[3]), i64(a[4]), f32(a[5]), f32(a[6]))

@@ -24,25 +24,27 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from hornbook.kernels.cache import is_kept, kept_callback
-from hornbook.model.cpu.scalar import OPTIONS, bf16, bits_double, f32, fetch_add
+from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, fetch_add
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 """Of every kernel."""
 NAMES = ("libgomp*", "libomp*", "libiomp*")
 """File names of OpenMP libraries."""
-HEADER = 3
-"""Slots before the arguments."""
+SLOTS, HEADER = 64, 3
+"""Length of the argument array at most, and what stands before the arguments."""
 CHUNKS = 64
 """Largest number of chunks of rows, for any number of threads: so sums over chunks keep their bits."""
 
 
 class Kernel:
-    """A function of (argument array's pointer, how to read values), compiled for a dtype when first launched with it.
+    """Work on some rows, compiled for a dtype when first launched with it.
 
-    Which dtype, the first argument says (`is_bf16`). A run computes in one, so the other's code is not waited for.
+    The function takes the first row, one past the last, the number of their chunk, the arguments, and how to read
+    values of the dtype. Which dtype, the first argument says (`is_bf16`). A run computes in one, so the other's code is
+    not waited for.
     """
 
-    def __init__(self, function: Callable[[Any, Any], None]) -> None:
+    def __init__(self, function: Callable[..., None]) -> None:
         self._function, self._callbacks = function, dict[bool, Any]()
 
     def callback(self, bfloat16: bool) -> Any:
@@ -57,10 +59,16 @@ class Kernel:
 
     def variant(self, bfloat16: bool) -> Callable[[Any], None]:
         """The function of the pointer alone that is compiled for a dtype."""
-        function, values = njit(inline="always", **OPTIONS)(self._function), bf16 if bfloat16 else f32
+        work, values = njit(inline="always", **OPTIONS)(self._function), bf16 if bfloat16 else f32
 
         def kernel(pointer: Any) -> None:
-            function(pointer, values)
+            arguments = carray(pointer, SLOTS)[HEADER:]
+            # Chunks come from a counter that all threads share, so a slow thread takes fewer of them.
+            while True:
+                first, last, chunk = _next_rows(pointer)
+                if first == last:
+                    return
+                work(first, last, chunk, arguments, values)
 
         kernel.__module__ = self._function.__module__
         kernel.__qualname__ = f"{self._function.__qualname__}_{'bf16' if bfloat16 else 'f32'}"
@@ -155,22 +163,16 @@ def openmp_libraries(
 
 
 @njit
-def arguments(pointer):
-    """The argument array of a kernel."""
-    return carray(pointer, 64)[HEADER:]
-
-
-@njit
 def float_argument(a, slot):
     """A float argument, as float32."""
-    return np.float32(bits_double(a[slot]))
+    return np.float32(np.int64(a[slot]).view(np.float64))
 
 
 @njit
-def next_rows(pointer):
+def _next_rows(pointer):
     """The next rows to work on and their chunk: (first, last, chunk); first == last when none are left."""
     header = carray(pointer, HEADER)
-    chunk = fetch_add(pointer)
+    chunk = fetch_add(pointer)  # slot 0; slots 1 and 2 are rows per chunk and rows
     first = min(chunk * header[1], header[2])
     return first, min(first + header[1], header[2]), chunk
 

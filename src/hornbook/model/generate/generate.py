@@ -6,6 +6,7 @@ computation, and what lies further back than the window is forgotten.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import takewhile
 
 import torch
 from jaxtyping import Float
@@ -71,39 +72,29 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, greedy, seed)
     if not tokens:
         raise UsageError("there is no token to continue: begin with the tokenizer's delimiter")
-    room = _room(model, length)
-    return _continue(
-        model,
-        list(tokens),
-        sampling,
-        max_tokens=max_tokens,
-        stop=stop,
-        vocab=vocab,
-        room=room,
-        agree=agree,
-        memory=memory,
-        past=past or Past(),
-    )
-
-
-def _room(model: Transformer, length: int | None) -> int | None:
     learned = None if model.positions is None else model.positions.length
-    return min((each for each in (learned, length) if each is not None), default=None)
+    room = min((each for each in (learned, length) if each is not None), default=None)
+
+    def choose(logits: Tensor, index: int) -> int:
+        if vocab is not None:
+            logits[vocab:] = REMOVED
+        token = choose_token(logits, sampling, index)
+        return token if agree is None else agree(token)
+
+    ids = _continue(model, list(tokens), choose, max_tokens, room, memory, past or Past())
+    return takewhile(lambda token: token not in stop, ids)
 
 
 def _continue(
     model: Transformer,
     history: list[int],
-    sampling: Sampling,
-    *,
+    choose: Callable[[Tensor, int], int],
     max_tokens: int,
-    stop: Collection[int],
-    vocab: int | None,
     room: int | None,
-    agree: Callable[[int], int] | None,
     memory: Memory | None,
     past: Past,
 ) -> Iterator[int]:
+    """Ids that `choose` takes, each by its logits and its number."""
     (cache, pending), ahead = past.take(model, history), prompt_length(model)
     held = history[: len(history) - len(pending)]
     for index in range(max_tokens):
@@ -112,13 +103,7 @@ def _continue(
         logits = next_logits(model, pending, cache, memory)
         held += pending
         past.keep(cache, held)
-        if vocab is not None:
-            logits[vocab:] = REMOVED
-        token = choose_token(logits, sampling, index)
-        if agree is not None:
-            token = agree(token)
-        if token in stop:
-            return
+        token = choose(logits, index)
         yield token
         history.append(token)
         pending = [token]

@@ -133,7 +133,10 @@ def _answer(context: str, windows: list[Window], outputs: list[Tensor]) -> Findi
         scores += [each[:1], each[choosable]]
         found = best_span(each, choosable)
         if found is not None and found.score > best:
-            best, span = found.score, _characters(window, found.first, found.last)
+            first, last = window.spans[found.first], window.spans[found.last]
+            assert first is not None
+            assert last is not None
+            best, span = found.score, (first[0], last[1])  # the part of the context that its tokens are made of
     chance = float((best - torch.cat(scores).logsumexp(0).sum()).exp())  # of begin times end, over all that is open
     if span is None:
         return {"answer": None, "probability": chance}
@@ -141,14 +144,6 @@ def _answer(context: str, windows: list[Window], outputs: list[Tensor]) -> Findi
     begin = span[0] + len(text) - len(text.lstrip())  # a piece may begin with the blank before its word
     text = text.strip()
     return {"answer": text, "probability": chance, "begin": begin, "end": begin + len(text)}
-
-
-def _characters(window: Window, first: int, last: int) -> tuple[int, int]:
-    """The part of the context that tokens are made of."""
-    begin, end = window.spans[first], window.spans[last]
-    assert begin is not None
-    assert end is not None
-    return begin[0], end[1]
 
 
 # ---- Batches

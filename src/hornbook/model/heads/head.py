@@ -56,11 +56,6 @@ CHUNK_BYTES = 2048
 since each chunk adds to a gradient of the matrix's size, and save little memory beside that gradient."""
 
 
-def chunk_rows(dtype: torch.dtype) -> int:
-    """Tokens whose logits are held at once."""
-    return CHUNK_BYTES // dtype.itemsize
-
-
 class Head(nn.Module):
     """Projection by `weight` [vocab, width]: its own, or the embedding's where they are tied.
 
@@ -97,8 +92,7 @@ class Head(nn.Module):
     def logits(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch vocab"]:
         """Logits in float32."""
         hidden = hidden if self.before is None else self.before(hidden)
-        bias = None if self.bias is None else self.bias.to(hidden.dtype)
-        logits = linear(hidden, self.matrix.to(hidden.dtype), bias).float()
+        logits = self._project(hidden, self.matrix.to(hidden.dtype)).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def losses(
@@ -118,24 +112,15 @@ class Head(nn.Module):
         row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`).
         """
         del lengths, keys
-        hidden, targets, weights = _trained_rows(hidden, targets, weights, self.before is not None)
-        hidden = hidden if self.before is None else self.before(hidden)
-        trained = (
-            hidden.requires_grad or self.matrix.requires_grad or (self.bias is not None and self.bias.requires_grad)
-        )
+        hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
+        if self.before is not None:  # costly, and a masked model predicts few of its tokens
+            rows = weights.nonzero().squeeze(1)
+            hidden, targets, weights = self.before(hidden[rows]), targets[rows], weights[rows]
+        trained = any(each is not None and each.requires_grad for each in (hidden, self.matrix, self.bias))
         grad = torch.is_grad_enabled() and trained
         terms = LossTerms(smoothing, z_loss, self.softcap, self.num_real_tokens)
         total, extra = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, grad)
         return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
-
-    def loss(
-        self,
-        hidden: Float[Tensor, "batch time width"],
-        targets: Int[Tensor, "batch time"],
-        weights: Float[Tensor, "batch time"],
-    ) -> Float[Tensor, ""]:
-        """Sum over tokens of weight * negative log-likelihood (nats), float32."""
-        return self.losses(hidden, targets, weights)["loss"]
 
     @torch.no_grad()
     def token_losses(
@@ -156,7 +141,7 @@ class Head(nn.Module):
             found[counts] = self.token_losses(hidden[counts][None], targets[counts][None])[0].to(found.dtype)
             return found
         hidden = hidden if self.before is None else self.before(hidden)
-        rows, terms = chunk_rows(hidden.dtype), LossTerms(softcap=self.softcap)
+        rows, terms = CHUNK_BYTES // hidden.element_size(), LossTerms(softcap=self.softcap)
         matrix, weights = self.matrix.to(hidden.dtype), torch.ones(rows, device=hidden.device)
         parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         losses = [loss_and_grad_(self._project(h, matrix), t, weights[: len(t)], False, terms)[0] for h, t in parts]
@@ -184,17 +169,6 @@ def masked_head(cfg: MaskedHead, model: ModelConfig, vocab: int, embedding: Embe
     return Head(vocab, model.width, embedding if cfg.tied else None, before, cfg.bias)
 
 
-def _trained_rows(
-    hidden: Tensor, targets: Tensor, weights: Tensor, costly: bool
-) -> tuple[Float[Tensor, "rows width"], Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """As rows; where the head is costly, only rows with a weight: a masked model predicts few of its tokens."""
-    hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
-    if not costly:
-        return hidden, targets, weights
-    rows = weights.nonzero().squeeze(1)
-    return hidden[rows], targets[rows], weights[rows]
-
-
 class ChunkedLoss(torch.autograd.Function):
     """Weighted cross-entropy of a linear projection, chunk by chunk; gradients are computed in forward.
 
@@ -214,7 +188,7 @@ class ChunkedLoss(torch.autograd.Function):
         terms: LossTerms,
         grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        cast, rows = matrix.to(hidden.dtype), chunk_rows(hidden.dtype)
+        cast, rows = matrix.to(hidden.dtype), CHUNK_BYTES // hidden.element_size()
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         extra = losses.new_zeros(())
         # None: it is frozen, and for hidden states all that made them.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
@@ -55,11 +55,9 @@ class LabelHead(Head):
         independent of each other; for spans bits [batch, time]. smoothing: of a softmax over labels. z_loss: for
         vocabularies; 0 here.
         """
-        del lengths
         assert z_loss == 0, "cross_check refuses it"
-        counts = weights > 0
-        outputs = self._read(hidden[counts], None if keys is None else _token_keys(keys, counts))
-        return {"loss": (self.label_losses(outputs, targets[counts], smoothing) * weights[counts]).sum()}
+        counts, found = self._losses(hidden, targets, weights, smoothing, lengths, keys)
+        return {"loss": (found * weights[counts]).sum()}
 
     @torch.no_grad()
     def token_losses(
@@ -69,12 +67,27 @@ class LabelHead(Head):
         weights: Float[Tensor, "batch time"] | None = None,
         lengths: Lengths | None = None,
     ) -> Float[Tensor, "batch time"]:
-        """Loss of each label, float32, where weights are not 0; no gradients."""
-        del lengths
-        counts = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if weights is None else weights > 0
+        """Loss of each label, float32, at its token where weights are not 0; no gradients."""
+        weights = hidden.new_ones(hidden.shape[:2]) if weights is None else weights
+        counts, losses = self._losses(hidden, targets, weights, 0.0, lengths, None)
         found = hidden.new_zeros(hidden.shape[:2], dtype=torch.float32)
-        found[counts] = self.label_losses(self.logits(hidden[counts]), targets[counts], 0.0).float()
+        found[counts] = losses.float()
         return found
+
+    def _losses(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        smoothing: float,
+        lengths: Lengths | None,
+        keys: Tensor | None,
+    ) -> tuple[Bool[Tensor, "batch time"], Float[Tensor, " labels"]]:
+        """Which tokens carry a label that counts, and the loss of each label, unweighted."""
+        del lengths
+        counts = weights > 0
+        outputs = self._read(hidden[counts], counts, keys)
+        return counts, self.label_losses(outputs, targets[counts], smoothing)
 
     def label_losses(
         self, outputs: Float[Tensor, "labels outputs"], targets: Tensor, smoothing: float
@@ -82,20 +95,17 @@ class LabelHead(Head):
         """Loss of each label, unweighted."""
         raise NotImplementedError
 
-    def _read(self, hidden: Float[Tensor, "tokens width"], keys: Int[Tensor, " tokens"] | None) -> Tensor:
-        """Outputs of some tokens, each of which is a row of its own to the dropout."""
+    def _read(self, hidden: Float[Tensor, "tokens width"], where: Tensor, keys: Tensor | None) -> Tensor:
+        """Outputs of tokens, those at which `where` [batch, time] is not 0; dropout takes each for a row of its own."""
         hidden = hidden if self.before is None else self.before(hidden)
+        if keys is not None:
+            rows, columns = where.nonzero(as_tuple=True)
+            keys = mix(keys[rows] + columns)
         return self._project(self.dropout(hidden[:, None], Context(keys=keys))[:, 0], self.matrix)
 
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
         wide = torch.promote_types(hidden.dtype, matrix.dtype)
         return F.linear(hidden.to(wide), matrix, self.bias)
-
-
-def _token_keys(keys: Int[Tensor, " batch"], counts: Tensor) -> Int[Tensor, " tokens"]:
-    """A dropout key for each token that counts, from its row's key and its place in the row."""
-    rows, columns = counts.nonzero(as_tuple=True)
-    return mix(keys[rows] + columns)
 
 
 class Tagger(LabelHead):
@@ -132,38 +142,22 @@ class SpanFinder(LabelHead):
     A document counts with the weight of its first token, so that weights add up to the number of answers.
     """
 
-    def losses(
+    def _losses(
         self,
-        hidden: Float[Tensor, "batch time width"],
+        hidden: Tensor,
         targets: Tensor,
-        weights: Float[Tensor, "batch time"],
-        *,
-        smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        lengths: Lengths | None = None,
-        keys: Int[Tensor, " batch"] | None = None,
-    ) -> dict[str, Float[Tensor, ""]]:
+        weights: Tensor,
+        smoothing: float,
+        lengths: Lengths | None,
+        keys: Tensor | None,
+    ) -> tuple[Bool[Tensor, "batch time"], Float[Tensor, " labels"]]:
         """As of `LabelHead`. lengths: documents of each row, which answers are found in; None takes the row as one."""
-        assert smoothing == z_loss == 0, "cross_check refuses them"
-        token_keys = None if keys is None else _token_keys(keys, torch.ones_like(weights))
-        outputs = self._read(hidden.flatten(0, 1), token_keys)
+        assert smoothing == 0, "cross_check refuses it"
+        outputs = self._read(hidden.flatten(0, 1), torch.ones_like(weights), keys)
         first, found = _span_losses(outputs, targets, weights, lengths)
-        return {"loss": (found * weights.flatten()[first]).sum()}
-
-    @torch.no_grad()
-    def token_losses(
-        self,
-        hidden: Float[Tensor, "batch time width"],
-        targets: Tensor,
-        weights: Float[Tensor, "batch time"] | None = None,
-        lengths: Lengths | None = None,
-    ) -> Float[Tensor, "batch time"]:
-        """Loss of each document at its first token, float32, where that has a weight; no gradients."""
-        weights = hidden.new_ones(hidden.shape[:2]) if weights is None else weights
-        first, losses = _span_losses(self.logits(hidden).flatten(0, 1), targets, weights, lengths)
-        found = hidden.new_zeros(targets.numel(), dtype=torch.float32)
-        found[first] = losses.float()
-        return found.view(targets.shape)
+        counts = torch.zeros(targets.numel(), dtype=torch.bool, device=targets.device)
+        counts[first] = True
+        return counts.view(targets.shape), found
 
 
 def _span_losses(

@@ -5,7 +5,6 @@ otherwise or the recipe overrides it. Here numbers are drawn, one matrix at a ti
 order, another mesh, a part of the model alone give the same ones.
 """
 
-import contextlib
 import difflib
 import hashlib
 import math
@@ -126,10 +125,6 @@ def _hint(glob: str, names: list[str]) -> str:
 # ---- Distributions
 
 
-def _draw_normal(chosen: config_init.NormalValues, out: Tensor, generator: Generator) -> Tensor:
-    return out.normal_(0.0, chosen.std, generator=generator)
-
-
 def _draw_truncated(chosen: config_init.TruncatedValues, out: Tensor, generator: Generator) -> Tensor:
     uncut = chosen.std / truncated_std(chosen.cut)
     edge = chosen.cut * uncut
@@ -142,19 +137,11 @@ def truncated_std(cut: float) -> float:
     return math.sqrt(1 - 2 * cut * density / math.erf(cut / math.sqrt(2)))
 
 
-def _draw_uniform(chosen: config_init.UniformValues, out: Tensor, generator: Generator) -> Tensor:
-    return out.uniform_(-chosen.bound, chosen.bound, generator=generator)
-
-
-def _draw_orthogonal(chosen: config_init.OrthogonalValues, out: Tensor, generator: Generator) -> Tensor:
-    return nn.init.orthogonal_(out, chosen.gain, generator=generator)
-
-
 DRAWS: dict[type, Callable[..., Tensor]] = {
-    config_init.NormalValues: _draw_normal,
+    config_init.NormalValues: lambda chosen, out, source: out.normal_(0.0, chosen.std, generator=source),
     config_init.TruncatedValues: _draw_truncated,
-    config_init.UniformValues: _draw_uniform,
-    config_init.OrthogonalValues: _draw_orthogonal,
+    config_init.UniformValues: lambda chosen, out, source: out.uniform_(-chosen.bound, chosen.bound, generator=source),
+    config_init.OrthogonalValues: lambda chosen, out, source: nn.init.orthogonal_(out, chosen.gain, generator=source),
     config_init.ConstantValues: lambda chosen, out, _: out.fill_(chosen.value),
 }
 """Type of a distribution -> how its values are drawn into a tensor."""
@@ -184,18 +171,13 @@ def scale_to_unit_variance(model: nn.Module, forward: Callable[[], object]) -> N
     Layers have no bias other than zero yet. A layer that `forward` does not reach keeps its values; one
     reached twice is scaled twice.
     """
-    with _hung(model), torch.compiler.set_stance("force_eager"):
-        forward()
-
-
-@contextlib.contextmanager
-def _hung(model: nn.Module) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     before = [layer.adapter for layer in layers]
     try:
         for layer in layers:
             layer.adapter = _Scaling()
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            forward()
     finally:
         for layer, adapter in zip(layers, before, strict=True):
             layer.adapter = adapter

@@ -68,16 +68,6 @@ class Matrix:
         return self.path[2] if self.path[0] == "blocks" else ""
 
     @property
-    def inputs(self) -> int:
-        """Numbers that one output is a sum over."""
-        return self.shape[-1]
-
-    @property
-    def outputs(self) -> int:
-        """Rows."""
-        return self.shape[0]
-
-    @property
     def in_encoder(self) -> bool:
         """Whether it belongs to the encoder of an encoder-decoder."""
         return self.name.startswith("encoder.")
@@ -126,7 +116,7 @@ def _xavier(matrix: Matrix, scheme: config_init.Xavier) -> Distribution:
 
 
 def _glorot(matrix: Matrix, gain: float) -> Distribution:
-    return config_init.UniformValues(bound=gain * math.sqrt(6 / (matrix.inputs + matrix.outputs)))
+    return config_init.UniformValues(bound=gain * math.sqrt(6 / (matrix.shape[-1] + matrix.shape[0])))
 
 
 def _by_width(matrix: Matrix, factor: float = 1.0) -> Distribution:
@@ -134,7 +124,7 @@ def _by_width(matrix: Matrix, factor: float = 1.0) -> Distribution:
 
 
 def _he(matrix: Matrix) -> Distribution:
-    return NormalValues(std=math.sqrt(2 / matrix.inputs)) if matrix.role == "matrix" else _by_width(matrix)
+    return NormalValues(std=math.sqrt(2 / matrix.shape[-1])) if matrix.role == "matrix" else _by_width(matrix)
 
 
 def _t5(matrix: Matrix, scheme: config_init.T5) -> Distribution:
@@ -142,7 +132,7 @@ def _t5(matrix: Matrix, scheme: config_init.T5) -> Distribution:
         return _by_width(matrix, scheme.factor)
     if matrix.role != "matrix":
         return NormalValues(std=scheme.factor)
-    attention, std = matrix.stack.attention, scheme.factor / math.sqrt(matrix.inputs)
+    attention, std = matrix.stack.attention, scheme.factor / math.sqrt(matrix.shape[-1])
     if matrix.part == "query" and isinstance(attention, FullAttentionConfig):
         # T5 has no factor of the scores (scale = 1): its query holds it. Where there is one, the query need not.
         scale = matrix.stack.head_dim**-0.5 if attention.scale is None else attention.scale
@@ -153,16 +143,12 @@ def _t5(matrix: Matrix, scheme: config_init.T5) -> Distribution:
 def _tfixup(matrix: Matrix) -> Distribution:
     if matrix.role == "head":
         return _by_width(matrix)
-    factor = _tfixup_factor(matrix)
+    decoding = matrix.model.kind == "encoder_decoder" and not matrix.in_encoder
+    factor = (9 * matrix.stack.layers) ** -0.25 if decoding else 0.67 * matrix.stack.layers**-0.25
     if matrix.role != "matrix":
         return _by_width(matrix, factor)
     scaled = matrix.part == "value" or matrix.writes_to_stream or matrix.part in ("gate", "up")
     return _glorot(matrix, factor if scaled else 1.0)
-
-
-def _tfixup_factor(matrix: Matrix) -> float:
-    decoding = matrix.model.kind == "encoder_decoder" and not matrix.in_encoder
-    return (9 * matrix.stack.layers) ** -0.25 if decoding else 0.67 * matrix.stack.layers**-0.25
 
 
 def _mup(matrix: Matrix, scheme: config_init.MuP) -> Distribution:

@@ -83,9 +83,7 @@ class Dropout(nn.Module):
         hashes = site_keys(context.keys, self.layer, self.site)
         threshold, scale = round((1 - self.rate) * 2**24), 1 / (1 - self.rate)
         if supports(x):
-            y = DropoutFunction.apply(x, hashes, threshold, scale)
-            assert isinstance(y, Tensor)
-            return y
+            return DropoutFunction.apply(x, hashes, threshold, scale)
         time, width = x.shape[1:]
         return x * keep_mask(hashes, threshold, range(time), range(width), width) * scale
 

@@ -66,9 +66,7 @@ def rms_norm(
 ) -> Float[Tensor, "*batch width"]:
     """`x / sqrt(mean(x^2) + eps) * weight`, in the dtype of x."""
     if supports(x):
-        y = RMSNormFunction.apply(x, weight, eps)
-        assert isinstance(y, Tensor)
-        return y
+        return RMSNormFunction.apply(x, weight, eps)
     return F.rms_norm(widened(x), weight.shape, weight, eps).to(x.dtype)
 
 

@@ -37,18 +37,14 @@ def linear(
     """x W^T + b; all of one dtype."""
     if not is_widened(x):
         return F.linear(x, weight, bias)
-    y = WideLinear.apply(x, weight, bias)
-    assert isinstance(y, Tensor)
-    return y
+    return WideLinear.apply(x, weight, bias)
 
 
 def matmul(left: Float[Tensor, "*batch n k"], right: Float[Tensor, "*batch k m"]) -> Float[Tensor, "*batch n m"]:
     """left @ right, of the same number of dims; a batch dim of 1 is spread."""
     if not is_widened(left):
         return left @ right
-    y = WideProduct.apply(left, right)
-    assert isinstance(y, Tensor)
-    return y
+    return WideProduct.apply(left, right)
 
 
 def mm_into(left: Float[Tensor, "n k"], right: Float[Tensor, "k m"], out: Float[Tensor, "n m"]) -> Tensor:

@@ -79,9 +79,7 @@ def _by_segments(
 ) -> Float[Tensor, "tokens width"]:
     """One product per expert; how many tokens it has is known to Python, so nothing here can be traced."""
     if activation == "silu" and supports(x, *matrices):
-        y = GroupedSwiGLU.apply(x, weights, *matrices, plan)
-        assert isinstance(y, Tensor)
-        return y
+        return GroupedSwiGLU.apply(x, weights, *matrices, plan)
     counts = plan.counts.tolist()
     order = plan.order[: sum(counts)]
     rows = x.index_select(0, order // plan.slots.shape[1])
@@ -149,13 +147,14 @@ class GroupedSwiGLU(torch.autograd.Function):
 
 
 class _Segments:
-    """A plan whose counts Python knows: (expert, rows) of every expert that serves anything."""
+    """A plan whose counts Python knows: (expert, rows) of every expert that serves anything, and the `idle` ones."""
 
     def __init__(self, plan: DispatchPlan) -> None:
         counts = plan.counts.tolist()
         ends = plan.counts.cumsum(0).tolist()
         self.served = ends[-1]
         self.parts = [(e, slice(end - n, end)) for e, (n, end) in enumerate(zip(counts, ends, strict=True)) if n]
+        self.idle = [e for e, n in enumerate(counts) if n == 0]
         self._order = plan.order[: self.served]
         self._tokens = self._order // plan.slots.shape[1]
         self.slots = plan.slots.where(plan.slots < self.served, -1)
@@ -181,16 +180,12 @@ def _beside(gate: Tensor, up: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _products(left: Tensor, right: Tensor, segments: _Segments, like: Tensor) -> Tensor:
     """left^T right of every expert [experts, ...], in the shape and dtype of the matrices whose gradients they are."""
-    same = like.dtype == left.dtype
     found = torch.empty_like(like)
-    served = set()
     for e, part in segments.parts:
-        served.add(e)
-        if same:
+        if like.dtype == left.dtype:
             torch.mm(left[part].T, right[part], out=found[e])
         else:
             found[e].copy_(matmul(left[part].T, right[part]))
-    for e in range(len(like)):
-        if e not in served:
-            found[e].zero_()
+    for e in segments.idle:
+        found[e].zero_()
     return found

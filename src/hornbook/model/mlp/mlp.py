@@ -32,9 +32,7 @@ def activate(x: Tensor, kind: config_mlp.Activation) -> Tensor:
 def gated(gate_up: Float[Tensor, "*batch double"], kind: config_mlp.Activation) -> Float[Tensor, "*batch hidden"]:
     """`activation(gate) * up` of gate and up side by side."""
     if kind == "silu" and supports(gate_up):
-        y = SwiGLUFunction.apply(gate_up)
-        assert isinstance(y, Tensor)
-        return y
+        return SwiGLUFunction.apply(gate_up)
     gate, up = torch.chunk(gate_up, 2, dim=-1)
     return activate(gate, kind) * up
 
@@ -65,7 +63,5 @@ class GLU(nn.Module):
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         gate_up = fused_linear(x, [self.gate, self.up])
         if self.activation == "silu" and self.down.bias is None and self.down.plain and supports(gate_up):
-            y = SwiGLUDown.apply(gate_up, self.down.weight.to(gate_up.dtype))
-            assert isinstance(y, Tensor)
-            return y
+            return SwiGLUDown.apply(gate_up, self.down.weight.to(gate_up.dtype))
         return self.down(gated(gate_up, self.activation))

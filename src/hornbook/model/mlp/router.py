@@ -11,7 +11,7 @@ et al. 2021 (arXiv 2101.03961). The bias of (2) takes part in the choice only: n
 step it moves against the excess load (`load_direction`; Wang et al. 2024, arXiv 2408.15664).
 """
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -67,37 +67,33 @@ class Router(nn.Module):
 
     role: ClassVar = "matrix"
 
-    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int, jitter: float = 0.0) -> None:
+    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         super().__init__()
         for key, text in cfg.problems():
             raise UsageError(f"model.{key}: {text}")
-        self.active, self.layer, self.jitter = cfg.active, layer, jitter
+        self.cfg: Any = cfg.router
+        """Settings of the kind of router that the subclass is."""
+        self.active, self.layer = cfg.active, layer
         self.weight = nn.Parameter(torch.empty(cfg.count, width))
 
-    def logits(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time experts"]:
-        if self.jitter and context.keys is not None:
+    def logits(
+        self, x: Float[Tensor, "batch time width"], context: Context, jitter: float = 0.0
+    ) -> Float[Tensor, "batch time experts"]:
+        if jitter and context.keys is not None:
             hashes = site_keys(context.keys, self.layer, JITTER_SITE)
             noise = uniform(hashes, range(x.shape[1]), range(x.shape[2]), x.shape[2])
-            x = widened(x) * (1 - self.jitter + 2 * self.jitter * noise)
-        logits = RouterProduct.apply(x, self.weight)
-        assert isinstance(logits, Tensor)
-        return logits
+            x = widened(x) * (1 - jitter + 2 * jitter * noise)
+        return RouterProduct.apply(x, self.weight)
 
 
 class SoftmaxRouter(Router):
     """Equation (1)."""
 
-    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
-        part = cfg.router
-        assert isinstance(part, config_mlp.SoftmaxRouterConfig)
-        super().__init__(width, cfg, layer, part.jitter)
-        self.renormalize = part.renormalize
-
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
-        logits = self.logits(x, context)
+        logits = self.logits(x, context, self.cfg.jitter)
         scores = logits.softmax(-1)
         weights, experts = scores.topk(self.active, -1)
-        if self.renormalize:
+        if self.cfg.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
         return Routing(experts, weights, scores, logits)
 
@@ -105,13 +101,8 @@ class SoftmaxRouter(Router):
 class SwitchRouter(Router):
     """Equation (3)."""
 
-    def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
-        part = cfg.router
-        assert isinstance(part, config_mlp.SwitchRouterConfig)
-        super().__init__(width, cfg, layer, part.jitter)
-
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
-        logits = self.logits(x, context)
+        logits = self.logits(x, context, self.cfg.jitter)
         scores = logits.softmax(-1)
         weights, experts = scores.max(-1, keepdim=True)
         return Routing(experts, weights, scores, logits)
@@ -121,11 +112,8 @@ class SigmoidRouter(Router):
     """Equation (2); `bias` [experts] takes no gradient."""
 
     def __init__(self, width: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
-        part = cfg.router
-        assert isinstance(part, config_mlp.SigmoidRouterConfig)
         super().__init__(width, cfg, layer)
-        self.renormalize, self.scale, self.rate = part.renormalize, float(part.scale), float(part.balance_rate)
-        self.groups, self.groups_active = part.groups, part.groups_active
+        self.rate = float(self.cfg.balance_rate)
         self.bias = nn.Parameter(torch.empty(cfg.count), requires_grad=False)
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Routing:
@@ -133,14 +121,14 @@ class SigmoidRouter(Router):
         scores = logits.sigmoid()
         experts = self._choice(scores.detach() + self.bias)
         weights = scores.gather(-1, experts)
-        if self.renormalize:
+        if self.cfg.renormalize:
             weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
-        return Routing(experts, weights * self.scale, scores / scores.sum(-1, keepdim=True), logits)
+        return Routing(experts, weights * self.cfg.scale, scores / scores.sum(-1, keepdim=True), logits)
 
     def _choice(self, scores: Float[Tensor, "batch time experts"]) -> Int[Tensor, "batch time active"]:
-        if self.groups > 1:
-            grouped = scores.unflatten(-1, (self.groups, -1))
-            best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(self.groups_active, -1).indices
+        if self.cfg.groups > 1:
+            grouped = scores.unflatten(-1, (self.cfg.groups, -1))
+            best = grouped.topk(min(2, grouped.shape[-1]), -1).values.sum(-1).topk(self.cfg.groups_active, -1).indices
             closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
             scores = grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
         return scores.topk(self.active, -1).indices

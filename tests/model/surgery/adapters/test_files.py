@@ -113,7 +113,7 @@ def test_one_training_step_is_pefts(
     theirs.save_pretrained(tmp_path / "theirs")
     hidden, _ = model(tokens)
     assert model.head is not None
-    loss = model.head.loss(hidden[:, :-1], tokens[:, 1:], torch.ones(2, 47)) / (2 * 47)
+    loss = model.head.losses(hidden[:, :-1], tokens[:, 1:], torch.ones(2, 47))["loss"] / (2 * 47)
     torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)
     loss.backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

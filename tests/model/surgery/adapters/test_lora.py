@@ -154,7 +154,7 @@ def test_a_frozen_head_has_no_gradient_and_the_rest_the_same(dtype: torch.dtype)
     for trained in (True, False):
         head.weight.requires_grad_(trained)
         hidden = states.clone().requires_grad_()
-        head.loss(hidden, ids(), torch.ones(2, 48)).backward()
+        head.losses(hidden, ids(), torch.ones(2, 48))["loss"].backward()
         found.append(hidden.grad)
         assert (head.weight.grad is not None) is trained
         head.weight.grad = None
