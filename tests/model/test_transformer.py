@@ -74,7 +74,7 @@ def test_no_gradient_crosses_documents_or_time(cfg: config.ModelConfig, random_m
 @torch.no_grad()
 def test_cached_equals_uncached(cfg: config.ModelConfig, pieces: list[int], random_model) -> None:
     model, ids = random_model(cfg, VOCAB), tokens(2, sum(pieces))
-    cache, parts = KVCache(cfg.layers, capacity=4), []
+    cache, parts = KVCache(capacity=4), []
     for piece in ids.split(pieces, dim=1):
         parts.append(model(piece, cache=cache)[0])
     assert cache.length == sum(pieces)
@@ -84,7 +84,7 @@ def test_cached_equals_uncached(cfg: config.ModelConfig, pieces: list[int], rand
 
 @torch.no_grad()
 def test_a_cache_can_be_cut_back(random_model) -> None:
-    model, ids, cache = random_model(LLAMA, VOCAB), tokens(1, 9), KVCache(2)
+    model, ids, cache = random_model(LLAMA, VOCAB), tokens(1, 9), KVCache()
     first = model(ids, cache=cache)[0]
     cache.truncate(4)
     assert torch.allclose(model(ids[:, 4:], cache=cache)[0], first[:, 4:], atol=1e-5)
