@@ -246,11 +246,6 @@ class Engine:
             hidden, _ = model(self._to_device(tokens))
             return self._head.logits(hidden)
 
-    def export_stream(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole parameter, float32 on the CPU), one at a time; every rank must go through all of them."""
-        for name in self.shards:
-            yield name, self._data_parallel.full_tensor(name).to(device="cpu", dtype=torch.float32)
-
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
         shards, found = self.shards, {}
