@@ -18,6 +18,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.router import load_direction
+from hornbook.model.transformer import Transformer
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import DATA, World
 
@@ -61,6 +62,12 @@ class Balance:
             move = load_direction(world.all_reduce_sum(loads, DATA)) * applied * self._rates[name]
             shard.tensor.add_(move[shard.slices].to(shard.tensor.dtype))
         self._loads = {}
+
+
+def loss_names(model: Transformer) -> list[str]:
+    """Names of the auxiliary losses that the layers of a model say they give, in the order of the forward pass."""
+    modules = (module for block in model.all_blocks() for module in block.modules())
+    return list(dict.fromkeys(name for module in modules for name in getattr(module, "loss_names", ())))
 
 
 def token_masks(batch: Batch) -> tuple[Bool[Tensor, "rows sequence"], Bool[Tensor, "rows inputs"] | None]:
