@@ -28,7 +28,7 @@ Action = tuple[str, int, int]
 Schedule = Callable[[int], Iterator[Action]]
 
 EXPERTS = {"kind": "experts", "count": 4, "active": 2, "hidden": 16, "balance_loss": 0.01, "z_loss": 0.001}
-SIGMOID = {"kind": "experts", "count": 4, "active": 2, "hidden": 16, "router": {"kind": "sigmoid", "balance_rate": 0.02}}
+SIGMOID = {**EXPERTS, "router": {"kind": "sigmoid", "balance_rate": 0.02}, "z_loss": 0}
 MODELS = {
     "tied": {"layers": 4},
     "untied": {"layers": 3, "head": {"kind": "lm", "tied": False}},

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from hornbook.data.config.objective import Component, Family, Noise, Objective, Start, checked_objective
-from hornbook.settings.fields import OPEN, Config, Number
+from hornbook.data.config.objective import Component, Family, Noise, Objective, Start
+from hornbook.settings.fields import Config, Number, open_to
 
 if TYPE_CHECKING:
     from hornbook.data.batch_builder import BatchBuilder, BuildContext
@@ -157,10 +157,14 @@ class UL2(Objective):
             yield Component(weight * each.weight / total, f"{key}.denoisers.{number}", self, noise)
 
 
-def _mixable(value: Config) -> Objective:
-    objective = checked_objective(value)
+OPEN = open_to("objective", Objective)
+
+
+def _mixable(objective: Objective) -> Objective:
     if type(objective).build is not Objective.build:
-        raise ValueError(f"{type(value).__name__} builds batches of its own, so its rows cannot be mixed with others")
+        raise ValueError(
+            f"{type(objective).__name__} builds batches of its own, so its rows cannot be mixed with others"
+        )
     return objective
 
 
@@ -246,5 +250,4 @@ ObjectiveConfig = Annotated[
     Causal | Prefix | FillInTheMiddle | Masked | Span | Infill | UL2 | Mixture | Labels | Answer | Seq2Seq,
     Field(discriminator="kind"),
     *OPEN,
-    AfterValidator(checked_objective),
 ]
