@@ -79,10 +79,8 @@ class Sampler:
                 total += stage.draws(min(end, samples) - stage.first)
         return total
 
-    def locate(
-        self, positions: Int64[np.ndarray, " n"]
-    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    def locate(self, positions: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, "3 n"]:
         """Source, row and epoch of each position."""
         out = np.empty((3, len(positions)), np.int64)
         _locate(self._table, self._kind, positions, out)
-        return out[0], out[1], out[2]
+        return out
