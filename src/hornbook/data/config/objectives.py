@@ -193,7 +193,17 @@ class Mixture(Objective):
             yield from each.objective.components(f"{key}.parts.{number}.objective", weight * each.weight / total)
 
 
-class Labels(Objective):
+class _Labelled(Objective):
+    """Base of the objectives of labelled sets."""
+
+    def build(self, context: "BuildContext") -> "BatchBuilder":
+        """Raises UsageError where the data has no labels, or labels for another objective."""
+        from hornbook.data.labelled.labelled import build_labelled
+
+        return build_labelled(context, self)
+
+
+class Labels(_Labelled):
     """Learn the labels of a labelled set (`text.labels`), for models whose head gives such labels.
 
     Rows are filled with whole documents; one that is longer than a row is cut at its end.
@@ -209,37 +219,19 @@ class Labels(Objective):
     balance: bool = False
     """Texts of rarer labels come as often as those of the commonest, in each pass."""
 
-    def build(self, context: "BuildContext") -> "BatchBuilder":
-        """Raises UsageError where the data has no labels, or labels for another objective."""
-        from hornbook.data.labelled.labelled import build_labelled_rows
 
-        return build_labelled_rows(context, self)
-
-
-class Answer(Objective):
+class Answer(_Labelled):
     """Causal on prompts and answers (`text.labels` of the kind `answer`): only answers are predicted."""
 
     kind: Literal["answer"] = "answer"
 
-    def build(self, context: "BuildContext") -> "BatchBuilder":
-        """Raises UsageError where the data has no labels, or labels for another objective."""
-        from hornbook.data.labelled.labelled import build_labelled_rows
 
-        return build_labelled_rows(context, self)
-
-
-class Seq2Seq(Objective):
+class Seq2Seq(_Labelled):
     """Prompts and answers for encoder-decoders: the encoder reads the prompt, the decoder writes the answer."""
 
     kind: Literal["seq2seq"] = "seq2seq"
     start: Start = "pad"
     """First token of the decoder's input; where the tokenizer has no padding token, `pad` means the end token."""
-
-    def build(self, context: "BuildContext") -> "BatchBuilder":
-        """Raises UsageError where the data has no labels, or labels for another objective."""
-        from hornbook.data.labelled.labelled import build_answer_pairs
-
-        return build_answer_pairs(context, self)
 
     @property
     def decoder_start(self) -> Start:
