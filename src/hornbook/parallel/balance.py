@@ -18,7 +18,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.router import load_direction
-from hornbook.model.transformer import Transformer
+from hornbook.model.transformer import Transformer, add_auxiliary
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import DATA, World
 
@@ -49,7 +49,7 @@ class Balance:
             if not name.startswith("load."):
                 losses[name] = (value * rows).sum()
             elif name in self._biases and not is_empty:
-                self._loads[name] = self._loads[name] + value if name in self._loads else value
+                add_auxiliary(self._loads, {name: value})
         return losses
 
     @torch.no_grad()

@@ -43,6 +43,8 @@ class Engine:
         loss: LossConfig = LossConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.model, self.world, self.scaler = model, world, scaler
+        self.shards: dict[str, ParameterShard] = data_parallel.shards
+        """This rank's shard of every parameter; a tied one once, under its first name."""
         self.runner: Runner = InOrder(data_parallel.module)
         """Calls the model in training."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
@@ -56,11 +58,6 @@ class Engine:
     def _head(self) -> Head:
         assert self.model.head is not None, "one process holds the whole model"
         return self.model.head
-
-    @property
-    def shards(self) -> dict[str, ParameterShard]:
-        """This rank's shard of every parameter; a tied one once, under its first name."""
-        return self._data_parallel.shards
 
     @property
     def named_parameters(self) -> dict[str, nn.Parameter]:
