@@ -18,7 +18,7 @@ from hornbook.data.batch_builder import BatchBuilder, BuildContext, SampleRefs
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objectives import Causal, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.order.permutation import key_of, permute
+from hornbook.data.order.random_keys import key_of, permute
 from hornbook.data.packing.plan import Plan
 from hornbook.errors import UsageError
 

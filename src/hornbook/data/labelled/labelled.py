@@ -11,7 +11,7 @@ from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.labelled.answer_pairs import AnswerPairs, answer_plan
 from hornbook.data.labelled.plan import row_plan
 from hornbook.data.labelled.rows import LabelledRows
-from hornbook.data.order.permutation import key_of
+from hornbook.data.order.random_keys import key_of
 from hornbook.data.packing.plan import Plan
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError

@@ -20,7 +20,7 @@ import numpy as np
 
 from hornbook.data.config.objectives import FillInTheMiddle
 from hornbook.data.corpus import Corpus
-from hornbook.data.order.permutation import key_of
+from hornbook.data.order.random_keys import key_of
 from hornbook.data.shards.shard import TokenShard
 from hornbook.data.vocabulary import Vocabulary, load_vocabulary
 from hornbook.errors import IntegrityError, UsageError

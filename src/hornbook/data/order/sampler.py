@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from hornbook.data.order.mixture import BLOCK, Stage
-from hornbook.data.order.permutation import key_of, permuted
+from hornbook.data.order.random_keys import key_of, permuted
 from hornbook.kernels.compiled import compiled, count_up_to, mix
 
 Kind = Literal["shuffled", "sequential", "replacement"]
