@@ -189,7 +189,7 @@ def _cut(ids: Tensor, logits: Tensor, lengths: tuple[int, ...]) -> list[tuple[Te
 
 def cached(pair: Pair) -> float:
     """A prompt, then one token, then several, against the whole row."""
-    ids, cache = tokens(2, LENGTH), KVCache(pair.config.layers)
+    ids, cache = tokens(2, LENGTH), KVCache()
     steps = [our_logits(pair.ours, part, cache=cache) for part in ids.split((LENGTH - 5, 1, 4), 1)]
     return difference(torch.cat(steps, 1), their_logits(pair.theirs, ids))
 
@@ -235,7 +235,7 @@ def packed_pairs(pair: Pair) -> float:
 
 def cached_pair(pair: Pair) -> float:
     """A target step by step, the source encoded once."""
-    source, ids, cache = tokens(2, LENGTH), tokens(2, 19), KVCache(pair.config.layers)
+    source, ids, cache = tokens(2, LENGTH), tokens(2, 19), KVCache()
     memory = pair.ours.encode(Source(source))
     steps = [our_logits(pair.ours, part, cache=cache, memory=memory) for part in ids.split((14, 1, 4), 1)]
     return difference(torch.cat(steps, 1), their_logits(pair.theirs, ids, source))

@@ -74,7 +74,7 @@ def test_no_gradient_crosses_documents_or_time(cfg: config.ModelConfig, random_m
 @torch.no_grad()
 def test_cached_equals_uncached(cfg: config.ModelConfig, pieces: list[int], random_model) -> None:
     model, ids = random_model(cfg, VOCAB), tokens(2, sum(pieces))
-    cache, parts = KVCache(cfg.layers, capacity=4), []
+    cache, parts = KVCache(capacity=4), []
     for piece in ids.split(pieces, dim=1):
         parts.append(model(piece, cache=cache)[0])
     assert cache.length == sum(pieces)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from hornbook.data.batch import rank_share
+from hornbook.model.config.mlp import GLUConfig
+from hornbook.model.mlp.mlp import GLU
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.exact import ExactReduceScatter, TreeSum, exact_all_reduce_, exact_norm, fill_neutral_
@@ -177,3 +179,54 @@ def uneven_order(rank_info: RankInfo) -> list[float]:
         mine = leaves(rank_info.size, (1000,), 3)[rank_info.rank][0]
         dist.all_reduce(mine)
         return mine.tolist()
+
+
+class CopyToAxis(torch.autograd.Function):
+    """The values as they are; backward adds the gradients of the ranks of an axis (f of arXiv 1909.08053)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: World, axis: world_module.Axis) -> Tensor:
+        ctx.world, ctx.axis = world, axis
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.world.all_reduce_sum(grads[0].clone(), [ctx.axis]), None, None
+
+
+class ReduceFromAxis(torch.autograd.Function):
+    """The sum over the ranks of an axis; backward leaves gradients as they are (g of arXiv 1909.08053)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: World, axis: world_module.Axis) -> Tensor:
+        del ctx
+        return world.all_reduce_sum(x.clone(), [axis])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        del ctx
+        return grads[0], None, None
+
+
+def divided_mlp(rank_info: RankInfo) -> list[float]:
+    """Differences of a GLU whose columns, then rows, two ranks of the axis `tensor` hold, from one that is whole."""
+    world_module.axis_sizes = lambda _: {"replica": rank_info.size // 2, "tensor": 2}
+    with distributed(parallel(rank_info), CPU, rank_info) as world:
+        torch.manual_seed(3 + world.axis_rank(["replica"]))  # replicas differ: only tensor ranks are to be added
+        whole, own = (GLU(6, hidden, GLUConfig()).double() for hidden in (10, 5))
+        for each in whole.parameters():
+            nn.init.normal_(each)
+        half = slice(5 * world.axis_rank(["tensor"]), 5 * world.axis_rank(["tensor"]) + 5)
+        cuts = {"gate.weight": (half,), "up.weight": (half,), "down.weight": (slice(None), half)}
+        own.load_state_dict({name: each[cuts[name]] for name, each in whole.state_dict().items()})
+        own.register_forward_pre_hook(lambda _, args: (CopyToAxis.apply(args[0], world, "tensor"),))
+        own.register_forward_hook(lambda _, _args, y: ReduceFromAxis.apply(y, world, "tensor"))
+        x, seen = torch.randn(2, 3, 6).double(), []
+        for model in (whole, own):
+            read = x.clone().requires_grad_()
+            y = model(read)
+            y.square().sum().backward()
+            seen.append([y.detach(), read.grad, *(each.grad for each in model.parameters())])
+        names = [(), (), *(cuts[name] for name, _ in whole.named_parameters())]
+        pairs = zip(names, *seen, strict=True)
+        return [float((expected[part] - found).abs().max()) for part, expected, found in pairs]

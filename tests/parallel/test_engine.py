@@ -136,9 +136,12 @@ def test_clipping_is_by_the_global_norm(limit: float) -> None:
         assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(engine).items())
 
 
+def weights_of(engine: Engine) -> dict[str, Tensor]:
+    return {name: shard.tensor.detach().clone() for name, shard in engine.shards.items()}
+
+
 def snapshot(engine: Engine, optimizer: Optimizer) -> dict[str, Tensor]:
-    weights = {name: parameter.detach().clone() for name, parameter in engine.named_parameters.items()}
-    return weights | {f"{name}.{each.name}": tensor.clone() for name, each, tensor in optimizer.state()}
+    return weights_of(engine) | {f"{name}.{each.name}": tensor.clone() for name, each, tensor in optimizer.state()}
 
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -199,7 +202,7 @@ def test_evaluation_equals_the_training_loss_and_touches_nothing() -> None:
     batch = make_batch(3)
     engine.zero_gradients()
     loss = engine.forward_backward([batch], 48.0)["loss"]
-    before, weights = gradients(engine), dict(engine.export_stream())
+    before, weights = gradients(engine), weights_of(engine)
     state = torch.get_rng_state()
     nll = engine.evaluate(batch)
     logits = engine.logits(batch.tokens)
@@ -210,7 +213,7 @@ def test_evaluation_equals_the_training_loss_and_touches_nothing() -> None:
     assert engine.model.training
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(engine).items())
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in engine.export_stream())
+    assert same_bits(weights_of(engine), weights)
 
 
 def test_dropout_follows_seed_step_and_sample_only() -> None:
@@ -263,9 +266,9 @@ def test_recomputation_keeps_less() -> None:
 
 def test_streams_carry_every_bit_and_refuse_what_does_not_fit() -> None:
     source, target = make_engine(), make_engine(CONFIG.model_copy(update={"layers": 2}))
-    tensors = {name: torch.randn_like(tensor) for name, tensor in source.export_stream()}
+    tensors = {name: torch.randn_like(tensor) for name, tensor in weights_of(source).items()}
     target.load_stream(tensors.items())
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in target.export_stream())
+    assert same_bits(weights_of(target), tensors)
     with pytest.raises(IntegrityError, match=r"norm\.weight is missing"):
         target.load_stream((name, tensor) for name, tensor in tensors.items() if name != "norm.weight")
     with pytest.raises(IntegrityError, match="other is not of this model"):
@@ -281,7 +284,7 @@ def test_a_batch_without_targets_is_harmless() -> None:
     assert float(engine.forward_backward([make_batch(2, masked=16)], 0.0)["loss"]) == 0.0
     assert float(engine.clip_gradients(1.0)) == 0.0
     assert float(engine.step(optimizer)) == 1.0
-    assert all(bool(torch.isfinite(tensor).all()) for _, tensor in engine.export_stream())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in weights_of(engine).values())
 
 
 @pytest.mark.slow

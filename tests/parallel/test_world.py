@@ -118,3 +118,9 @@ def test_no_rank_goes_on_before_all_have_met(run_ranks: Callable[..., list[list[
     # One that went on, had nothing to say and left took its connections along while others were still opening theirs.
     done, entered = zip(*run_ranks("tests/parallel/cases.py:enter", 3, 1), strict=True)
     assert max(done) <= min(entered)
+
+
+def test_a_sublayer_can_be_divided_by_hooks_around_it(run_ranks: Callable[..., list[list[float]]]) -> None:
+    """Output, gradient of the input, and of each rank's part of the weights, on two replicas of two tensor ranks."""
+    differences = run_ranks("tests/parallel/cases.py:divided_mlp", 4)
+    assert max(max(each) for each in differences) < 1e-11, differences

@@ -1,7 +1,7 @@
 """The interface that turns samples into microbatches: rows of text, pairs of source and target, labelled texts."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -9,7 +9,8 @@ from jaxtyping import Int64
 from hornbook.data.batch import Batch
 from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.packing.plan import Plan, Segments
+from hornbook.data.order.random_keys import Keys, stream_keys
+from hornbook.data.packing.plan import Plan, PlanSet, Segments
 
 
 class BuildContext(NamedTuple):
@@ -23,6 +24,11 @@ class BuildContext(NamedTuple):
     seed: int
     evaluation: bool = False
     """Random draws other than in training, masks at their evaluation rate, packing always `concat`."""
+
+    @property
+    def keys(self) -> Keys:
+        """Keys that random draws for rows of each stream follow from."""
+        return stream_keys(self.seed, [stream.source for stream in self.streams], evaluation=self.evaluation)
 
 
 class SampleRefs(NamedTuple):
@@ -46,16 +52,18 @@ class BuiltBatch(NamedTuple):
     """Microbatch of a number."""
 
 
-class BatchBuilder(Protocol):
-    """Builds batches from some streams."""
+class BatchBuilder:
+    """Base of what builds batches from some streams."""
 
-    plans: Sequence[Plan]
-    """How each stream is cut into rows in its first epoch."""
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.plans = plans
+        """How each stream is cut into rows in its first epoch."""
+        self._plan_set = PlanSet(plans)
 
     def segments(self, refs: SampleRefs) -> Segments:
         """Spans of the streams that each sample is made from."""
-        ...
+        return self._plan_set.segments(refs.sources, refs.rows)
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         """The samples as one global batch, in microbatches of `micro_batch` rows."""
-        ...
+        raise NotImplementedError

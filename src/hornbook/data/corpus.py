@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
-from hornbook.data.shards.shard import REMEDY, Shard, watch
+from hornbook.data.shards.shard import REMEDY, TokenShard, watch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.files.file_records import FileRecord, Size, first_problem, read_record
 from hornbook.text.config.labels import LabelsConfig, outputs_of
@@ -30,7 +30,7 @@ class Stream:
     """The shards of one source in one split, in order, addressed as one line of tokens."""
 
     source: str
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -102,7 +102,7 @@ class Corpus:
         self.wide = index["dtype"] == "uint32"
         """Token ids are uint32, else uint16."""
         self.tokenizer_digest = str(index["tokenizer_digest"])
-        self.labels: LabelsConfig | None = _labels_of(index)
+        self.labels: LabelsConfig | None = _labels_of(root, index)
         """The kind of labels of a labelled set; None for plain text."""
 
     @staticmethod
@@ -110,40 +110,31 @@ class Corpus:
         """Map the shards of the data folder `path` (or of its `tokens` folder).
 
         Reads no tokens: sizes are compared with the index here, contents when they are first read (`shards/shard.py`).
-
-        Raises:
-            UsageError: there are no token shards at `path`.
-            IntegrityError: a shard is missing, truncated or not the one the index describes.
+        Raises UsageError where there are no token shards, IntegrityError where one is not as the index describes it.
         """
         root = Path(path)
         if root.name == "tokens" and not (root / "tokens").exists():
             root = root.parent
         index = _read_index(root)
         _allow_open_files(2 * len(index["shards"]))
-        streams: dict[str, dict[str, list[Shard]]] = {"train": {}, "validation": {}}
+        outputs = 0 if (labels := _labels_of(root, index)) is None else outputs_of(labels)
+        shards: dict[str, dict[str, list[TokenShard]]] = {"train": {}, "validation": {}}
         try:
             for entry in index["shards"]:
-                split = streams[entry["split"]]
-                outputs = 0 if (labels := _labels_of(index)) is None else outputs_of(labels)
-                split.setdefault(entry["source"], []).append(Shard(root, entry, index["dtype"], outputs))
+                shard = TokenShard(root, entry, index["dtype"], outputs)
+                shards[entry["split"]].setdefault(entry["source"], []).append(shard)
         except HornbookError:
             raise
-        except ValidationError as error:
+        except (KeyError, ValueError) as error:
             where = root / "tokens" / "index.json"
-            raise IntegrityError(f"{where} is damaged ({first_problem(error)}): {REMEDY}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(
-                f"{root / 'tokens' / 'index.json'} lists a shard wrongly ({error}): {REMEDY}"
-            ) from error
-        watch(shard for by_source in streams.values() for shards in by_source.values() for shard in shards)
-        return Corpus(
-            root,
-            index,
-            {
-                split: {source: Stream(source, tuple(shards)) for source, shards in by_source.items()}
-                for split, by_source in streams.items()
-            },
-        )
+            raise IntegrityError(f"{where} lists a shard wrongly ({error}): {REMEDY}") from error
+        streams = {
+            split: {source: Stream(source, tuple(some)) for source, some in by_source.items()}
+            for split, by_source in shards.items()
+        }
+        corpus = Corpus(root, index, streams)
+        watch(corpus.shards)
+        return corpus
 
     @property
     def streams(self) -> Iterator[Stream]:
@@ -152,7 +143,7 @@ class Corpus:
         yield from self.validation.values()
 
     @property
-    def shards(self) -> Iterator[Shard]:
+    def shards(self) -> Iterator[TokenShard]:
         """All shards."""
         return (shard for stream in self.streams for shard in stream.shards)
 
@@ -164,30 +155,26 @@ class Corpus:
 
     def lock(self) -> dict[str, Any]:
         """The contents of a run's data.lock: digests of the tokenizer and of each shard."""
-        shards = {shard.name: shard.digest for stream in self.streams for shard in stream.shards}
+        shards = {shard.name: shard.digest for shard in self.shards}
         return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer_digest, "shards": shards}
 
     def verify(self, progress: Callable[[str], None] | None = None) -> None:
         """Read every shard whole and compare it with its checksums and with the index.
 
-        Args:
-            progress: called with the name of each sound shard.
-
-        Raises:
-            IntegrityError: names the first damaged file and, in a .bin, the first damaged block of 1 MiB.
+        `progress` is called with the name of each sound shard. IntegrityError names the first damaged file and, in a
+        .bin, the first damaged block of 1 MiB.
         """
-        for stream in self.streams:
-            for shard in stream.shards:
-                verify_shard(shard.root / shard.name)
-                stated = read_sidecar(shard.root / shard.name).digests.bin
-                if stated != shard.digest:
-                    raise IntegrityError(
-                        f"{shard.path('.bin')}: the index expects digest {shard.digest}, found {stated}: {REMEDY}"
-                    )
-                if np.any(shard.ends[1:] < shard.ends[:-1]):
-                    raise IntegrityError(f"{shard.path('.idx')}: document ends do not ascend: {REMEDY}")
-                if progress is not None:
-                    progress(shard.name)
+        for shard in self.shards:
+            verify_shard(shard.root / shard.name)
+            stated = read_sidecar(shard.root / shard.name).digests.bin
+            if stated != shard.digest:
+                raise IntegrityError(
+                    f"{shard.path('.bin')}: the index expects digest {shard.digest}, found {stated}: {REMEDY}"
+                )
+            if np.any(shard.ends[1:] < shard.ends[:-1]):
+                raise IntegrityError(f"{shard.path('.idx')}: document ends do not ascend: {REMEDY}")
+            if progress is not None:
+                progress(shard.name)
 
 
 def _read_index(root: Path) -> dict[str, Any]:
@@ -205,8 +192,12 @@ def _read_index(root: Path) -> dict[str, Any]:
     return index.model_dump(exclude_unset=True)
 
 
-def _labels_of(index: dict[str, Any]) -> LabelsConfig | None:
-    return _labels.validate_python(index["labels"]) if "labels" in index else None
+def _labels_of(root: Path, index: dict[str, Any]) -> LabelsConfig | None:
+    try:
+        return _labels.validate_python(index["labels"]) if "labels" in index else None
+    except ValidationError as error:
+        where = root / "tokens" / "index.json"
+        raise IntegrityError(f"{where} is damaged ({first_problem(error)}): {REMEDY}") from error
 
 
 def _allow_open_files(count: int) -> None:

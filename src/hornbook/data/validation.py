@@ -18,7 +18,7 @@ from hornbook.data.batch_builder import BatchBuilder, BuildContext, SampleRefs
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objectives import Causal, ObjectiveConfig
 from hornbook.data.corpus import Corpus
-from hornbook.data.order.permutation import key_of, permute
+from hornbook.data.order.random_keys import key_of, permute
 from hornbook.data.packing.plan import Plan
 from hornbook.errors import UsageError
 
@@ -87,10 +87,8 @@ def held_out(
     """The validation rows of `source`: all, or as many as hold at most `max_tokens` tokens, and at least one.
 
     Under `document_mask` a row that starts inside a document sees nothing before the row. Random draws of an objective
-    (masks, spans) follow from `seed` and the row.
-
-    Raises:
-        UsageError: the source has no validation shards, or the tokenizer lacks tokens that the objective needs.
+    (masks, spans) follow from `seed` and the row. Raises UsageError where the source has no validation shards, or the
+    tokenizer lacks tokens that the objective needs.
     """
     if source not in corpus.validation:
         known = ", ".join(corpus.validation) or "none"

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from hornbook.settings.fields import OPEN, Config, Count
+from hornbook.settings.fields import Config, Count, open_to
 
 if TYPE_CHECKING:
     from hornbook.evals.task import Task, TaskContext
@@ -18,12 +18,6 @@ class TaskConfig(Config):
         raise NotImplementedError
 
 
-def _is_task(value: Config) -> TaskConfig:
-    if not isinstance(value, TaskConfig) or type(value) is TaskConfig:
-        raise ValueError("name a task by the import path of a subclass of hornbook.evals.config.TaskConfig")
-    return value
-
-
 class EvalConfig(Config):
     """Validation loss, bits-per-byte and samples while training."""
 
@@ -34,7 +28,7 @@ class EvalConfig(Config):
 
     After the last step all are scored.
     """
-    tasks: list[Annotated[TaskConfig, *OPEN, AfterValidator(_is_task)]] = Field(default_factory=list)
+    tasks: list[Annotated[TaskConfig, *open_to("task", TaskConfig)]] = Field(default_factory=list)
     """Tasks of other packages that are scored besides, such as `{kind = "package.module:Class"}`."""
     sample_every: Count = Field(default=0, ge=0)
     """Steps between samples of `prompt`; 0 means with each evaluation."""

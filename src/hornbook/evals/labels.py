@@ -192,18 +192,18 @@ class _Reader:
     def _answer_rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
         found: list[tuple[float, ...]] = []
         for piece, row, part, facts in self._pieces(batch):
-            predicted, answers = self._answer(facts, outputs[row, part], batch.targets[row, part])
+            predicted = self._answer(facts["context"], outputs[row, part], batch.targets[row, part])
             loss = float(losses[row, part.start]) if batch.weights[row, part.start] else math.nan
-            found.append((loss, float(piece), *metrics.answer_scores(predicted, answers)))
+            found.append((loss, float(piece), *metrics.answer_scores(predicted, facts["answers"])))
         return np.array(found).reshape(-1, 4)
 
-    def _answer(self, facts: dict[str, Any], outputs: Tensor, marks: Tensor) -> tuple[str, list[str]]:
-        """(text of the best span, right answers); no text where "no answer", at the first token, scores no less."""
+    def _answer(self, context: str, outputs: Tensor, marks: Tensor) -> str:
+        """Text of the best span; none where "no answer", at the first token, scores no less."""
         choosable = (marks & CHOOSABLE) > 0
         choosable[0] = False
         best = best_span(outputs, choosable)
         if best is None or best.score <= float(outputs[0].float().sum()):
-            return "", facts["answers"]
-        ((_, spans),) = self._tokenizer.encode_offsets([facts["context"]])
+            return ""
+        ((_, spans),) = self._tokenizer.encode_offsets([context])
         first = int(choosable.int().argmax())
-        return facts["context"][spans[best.first - first][0] : spans[best.last - first][1]], facts["answers"]
+        return context[spans[best.first - first][0] : spans[best.last - first][1]]

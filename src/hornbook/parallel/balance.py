@@ -18,6 +18,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.router import load_direction
+from hornbook.model.transformer import Transformer, add_auxiliary
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import DATA, World
 
@@ -30,12 +31,11 @@ class Balance:
         self.present = bool(experts)
         """Whether there are any."""
         # A frozen router, as under an adapter, keeps its bias.
-        moving = {
-            name: each for name, each in experts.items() if each.balance_rate and each.router.weight.requires_grad
+        self._biases = {
+            each.load_name: (f"{name}.router.bias", each.balance_rate)
+            for name, each in experts.items()
+            if each.balance_rate and each.router.weight.requires_grad
         }
-        self._biases = {each.load_name: f"{name}.router.bias" for name, each in moving.items()}
-        self._rates = {each.load_name: each.balance_rate for each in moving.values()}
-        assert len(self._biases) == len(moving), "two layers have one number"
         self._loads: dict[str, Tensor] = {}
 
     def begin_step(self) -> None:
@@ -49,18 +49,24 @@ class Balance:
             if not name.startswith("load."):
                 losses[name] = (value * rows).sum()
             elif name in self._biases and not is_empty:
-                self._loads[name] = self._loads[name] + value if name in self._loads else value
+                add_auxiliary(self._loads, {name: value})
         return losses
 
     @torch.no_grad()
     def step(self, shards: Mapping[str, ParameterShard], world: World, applied: Tensor) -> None:
         """Move this rank's shard of every bias if the step was applied (1.0); all ranks call it together."""
-        for name, bias in self._biases.items():
+        for name, (bias, rate) in self._biases.items():
             shard = shards[bias]
             loads = self._loads.get(name, torch.zeros(shard.shape, dtype=torch.int64, device=world.device))
-            move = load_direction(world.all_reduce_sum(loads, DATA)) * applied * self._rates[name]
+            move = load_direction(world.all_reduce_sum(loads, DATA)) * applied * rate
             shard.tensor.add_(move[shard.slices].to(shard.tensor.dtype))
         self._loads = {}
+
+
+def loss_names(model: Transformer) -> list[str]:
+    """Names of the auxiliary losses that the layers of a model say they give, in the order of the forward pass."""
+    modules = (module for block in model.all_blocks() for module in block.modules())
+    return list(dict.fromkeys(name for module in modules for name in getattr(module, "loss_names", ())))
 
 
 def token_masks(batch: Batch) -> tuple[Bool[Tensor, "rows sequence"], Bool[Tensor, "rows inputs"] | None]:

@@ -61,10 +61,6 @@ class SingleProcess:
         """Global L2 norm, from the gradients of this rank's shards; the same on every rank."""
         return global_norm(gradients)
 
-    def full_tensor(self, name: str) -> Tensor:
-        """A whole parameter, on every rank."""
-        return self.shards[name].tensor.detach()
-
     def reshard(self) -> None:
         """Called after evaluation and samples: free whatever training does not hold."""
 
@@ -163,9 +159,6 @@ class FSDP(SingleProcess):
     def norm(self, gradients: list[Tensor]) -> Tensor:
         squares = self._world.all_reduce_sum(global_norm(gradients).double().square(), ["shard"])
         return squares.sqrt().to(gradients[0].dtype)
-
-    def full_tensor(self, name: str) -> Tensor:
-        return self._parameters[name].full_tensor().detach()
 
     def reshard(self) -> None:
         for module in self._fsdp_modules:

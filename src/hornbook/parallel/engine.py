@@ -5,21 +5,25 @@ divided over ranks, `hornbook.parallel.parallelize` builds an engine.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
+from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel.balance import Balance, token_masks
+from hornbook.parallel.balance import Balance, loss_names, token_masks
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
 from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_below
+from hornbook.parallel.runner import InOrder, Runner
 from hornbook.parallel.shard import ParameterShard, check_cover
 from hornbook.parallel.world import DATA, World
 from hornbook.run.config import LossConfig
@@ -39,8 +43,14 @@ class Engine:
         loss: LossConfig = LossConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.model, self.world, self.scaler = model, world, scaler
+        self.shards: dict[str, ParameterShard] = data_parallel.shards
+        """This rank's shard of every parameter; a tied one once, under its first name."""
+        self.runner: Runner = InOrder(data_parallel.module)
+        """Calls the model in training."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._balance = Balance(model)
+        self.loss_names = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
+        """Of the terms of the objective, in the order in which they are added."""
         self._objective: Tensor | None = None
         self._nonfinite: Tensor | None = None
 
@@ -48,11 +58,6 @@ class Engine:
     def _head(self) -> Head:
         assert self.model.head is not None, "one process holds the whole model"
         return self.model.head
-
-    @property
-    def shards(self) -> dict[str, ParameterShard]:
-        """This rank's shard of every parameter; a tied one once, under its first name."""
-        return self._data_parallel.shards
 
     @property
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -87,38 +92,24 @@ class Engine:
         """
         self.model.train()
         factor = (self.scaler.scale if self.scaler else 1.0) / max(total_weight, 1.0)
-        tree = TreeSum() if self._exact else None
-        found: list[dict[str, Tensor]] = []
-        for number, batch in enumerate(batches):
-            self._data_parallel.begin_microbatch(last=number == len(batches) - 1, is_empty=batch.is_empty)
-            terms = self._terms(batch, key, factor)
-            (torch.stack(list(terms.values())).sum() * factor).backward()
-            found.append({name: term.detach() for name, term in terms.items()})
-            if tree is not None:
-                tree.push(self._take_gradients())
-        self._data_parallel.finish_gradients() if tree is None else self._set_gradients(tree.total())
-        sums = self._sum_exactly(found) if self._exact else self._sum(found)
-        self._objective = torch.stack(list(sums.values())).sum()
-        return sums
+        step = _Step(self, batches, key, factor)
+        self.runner.run(step)
+        self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
+        sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
+        self._objective = sums.sum()
+        return dict(zip(self.loss_names, sums.unbind(), strict=True))
 
-    def _sum(self, found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Sums by name over the microbatches of all ranks."""
-        sums: dict[str, Tensor] = {}
-        for terms in found:
-            for name, term in terms.items():
-                sums[name] = sums[name] + term if name in sums else term
+    def _sum(self, found: list[Tensor]) -> Tensor:
+        """Sums of [loss names] over the microbatches of all ranks."""
+        total = functools.reduce(torch.add, found)
         if self.world.data_size == 1:
-            return sums
-        total = self.world.all_reduce_sum(torch.stack([value.double() for value in sums.values()]), DATA)
-        return dict(zip(sums, total.to(next(iter(sums.values())).dtype), strict=True))
+            return total
+        return self.world.all_reduce_sum(total.double(), DATA).to(total.dtype)
 
-    def _sum_exactly(self, found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    def _sum_exactly(self, found: list[Tensor]) -> Tensor:
         """The same, correctly rounded, so that neither order nor number of ranks matters."""
-        mine = torch.stack([torch.stack(list(terms.values())).double() for terms in found])
-        columns = self.world.all_gather(mine, DATA)
-        rows = torch.cat(columns).T.tolist()
-        device = self.world.device
-        return {name: torch.tensor(math.fsum(row), device=device) for name, row in zip(found[0], rows, strict=True)}
+        columns = self.world.all_gather(torch.stack(found).double(), DATA)
+        return torch.tensor([math.fsum(row) for row in torch.cat(columns).T.tolist()], device=self.world.device)
 
     def _take_gradients(self) -> list[Tensor]:
         """Sum over ranks of the gradients of one microbatch each; the parameters have none afterwards."""
@@ -134,14 +125,14 @@ class Engine:
         for parameter, gradient in zip(self.named_parameters.values(), gradients, strict=True):
             parameter.grad = gradient
 
-    def _terms(self, batch: Batch, key: tuple[int, int] | None, factor: float) -> dict[str, Tensor]:
+    def _terms(
+        self, batch: Batch, hidden: Tensor, auxiliary: Auxiliary, keys: Tensor | None, factor: float
+    ) -> dict[str, Tensor]:
         """The summands of the objective: the weighted loss, then what the model adds by name.
 
         `factor` is what their sum is multiplied by. The head makes its gradients in the forward pass, before that: in
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
-        keys = None if key is None else row_keys(*key, self._to_device(batch.samples))
-        hidden, auxiliary = self._forward(batch, keys)
         targets, weights = self._targets(batch), self._to_device(batch.weights)
         loss = self._loss
         early = power_below(factor) if self.scaler else 1.0
@@ -150,20 +141,19 @@ class Engine:
         rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
-    def _forward(self, batch: Batch, keys: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        call = self._data_parallel.module if torch.is_grad_enabled() else self.model
-        tokens, positions = self._to_device(batch.tokens), self._to_device(batch.positions)
+    def _inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
+        """Arguments of `Transformer.forward`."""
         mask, source_mask = token_masks(batch) if self._balance.present else (None, None)
-        return call(
-            tokens,
-            positions,
-            batch.document_lengths,
-            keys,
-            prefixes=batch.prefixes,
-            types=self._types(batch),
-            source=self._source(batch, source_mask),
-            token_mask=None if mask is None else self._to_device(mask),
-        )
+        return {
+            "tokens": self._to_device(batch.tokens),
+            "positions": self._to_device(batch.positions),
+            "lengths": batch.document_lengths,
+            "keys": keys,
+            "prefixes": batch.prefixes,
+            "types": self._types(batch),
+            "source": self._source(batch, source_mask),
+            "token_mask": None if mask is None else self._to_device(mask),
+        }
 
     def _targets(self, batch: Batch) -> Tensor:
         """Targets of the head: labels that are numbers, or ids."""
@@ -226,13 +216,13 @@ class Engine:
     def evaluate(self, batch: Batch) -> Tensor:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
         with self.evaluation_mode():
-            hidden, _ = self._forward(batch)
+            hidden, _ = self.model(**self._inputs(batch))
             return self._token_losses(hidden, batch)
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
         with self.evaluation_mode():
-            hidden, _ = self._forward(batch)
+            hidden, _ = self.model(**self._inputs(batch))
             return self._token_losses(hidden, batch), self._head.logits(hidden)
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
@@ -246,11 +236,6 @@ class Engine:
             hidden, _ = model(self._to_device(tokens))
             return self._head.logits(hidden)
 
-    def export_stream(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole parameter, float32 on the CPU), one at a time; every rank must go through all of them."""
-        for name in self.shards:
-            yield name, self._data_parallel.full_tensor(name).to(device="cpu", dtype=torch.float32)
-
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
         shards, found = self.shards, {}
@@ -260,3 +245,44 @@ class Engine:
                 if name in shards and shards[name].shape == tensor.shape:
                     shards[name].tensor.copy_(tensor[shards[name].slices])
         check_cover({name: shard.shape for name, shard in shards.items()}, found)
+
+
+class _Step:
+    """The microbatches of one step of this rank, as a runner sees them (`hornbook.parallel.runner.Step`)."""
+
+    def __init__(self, engine: Engine, batches: Sequence[Batch], key: tuple[int, int] | None, factor: float) -> None:
+        self._engine, self._batches, self._key, self._factor = engine, batches, key, factor
+        self._keys: dict[int, Tensor | None] = {}
+        self.tree = TreeSum() if engine._exact else None
+        self.terms: list[Tensor] = []
+        """Of each microbatch, the terms of the objective in the order of `Engine.loss_names`."""
+
+    @property
+    def num_microbatches(self) -> int:
+        return len(self._batches)
+
+    def begin(self, number: int) -> None:
+        batch = self._batches[number]
+        key, samples = self._key, self._engine._to_device(batch.samples)
+        self._keys[number] = None if key is None else row_keys(*key, samples)
+        last = number == self.num_microbatches - 1
+        self._engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
+
+    def inputs(self, number: int) -> dict[str, Any]:
+        return self._engine._inputs(self._batches[number], self._keys[number])
+
+    def objective(self, hidden: Tensor, auxiliary: Auxiliary, number: int) -> Tensor:
+        engine, batch = self._engine, self._batches[number]
+        found = engine._terms(batch, hidden, auxiliary, self._keys[number], self._factor)
+        # A part from outside may give losses that it has not named: they were 0 in the microbatches before.
+        if unnamed := tuple(name for name in found if name not in engine.loss_names):
+            engine.loss_names += unnamed
+            self.terms = [nn.functional.pad(each, (0, len(unnamed))) for each in self.terms]
+        none = torch.zeros_like(found["loss"])
+        terms = torch.stack([found.get(name, none) for name in engine.loss_names])
+        self.terms.append(terms.detach())
+        return terms.sum() * self._factor
+
+    def end(self) -> None:
+        if self.tree is not None:
+            self.tree.push(self._engine._take_gradients())

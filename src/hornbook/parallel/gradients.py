@@ -14,7 +14,6 @@ same global norm, so all hold the same scale without a collective.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -47,23 +46,6 @@ def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None
     clip_grads_with_norm_(parameters, limit, norm)
 
 
-@dataclass(frozen=True)
-class ScaleState:
-    """Scale of the next step."""
-
-    scale: float = FIRST_SCALE
-    good_steps: int = 0
-    """Steps applied since the scale last changed."""
-
-    def after(self, *, applied: bool) -> "ScaleState":
-        """The state that follows a step that was applied, or refused because something was not finite."""
-        if not applied:
-            return ScaleState(max(self.scale / 2, FLOOR))
-        if self.good_steps + 1 < GROWTH_STEPS:
-            return ScaleState(self.scale, self.good_steps + 1)
-        return ScaleState(min(self.scale * 2, CEILING))
-
-
 def power_below(factor: float) -> float:
     """The largest power of two up to `factor`, and 1 at least; multiplying and dividing by it rounds nothing."""
     _, exponent = math.frexp(factor)
@@ -74,26 +56,28 @@ class Scaler:
     """The loss scale of a run."""
 
     def __init__(self) -> None:
-        self._state = ScaleState()
-
-    @property
-    def scale(self) -> float:
+        self.scale = FIRST_SCALE
         """Factor on the loss; gradients are divided by it."""
-        return self._state.scale
+        self._good_steps = 0
+        """Steps applied since the scale last changed."""
 
     @property
     def spent(self) -> bool:
         """Whether the scale is at its minimum: it no longer explains a refused step, which the guard then counts."""
-        return self._state.scale <= FLOOR
+        return self.scale <= FLOOR
 
     def update(self, *, applied: bool) -> None:
-        """Adapt the scale after a step that was applied or refused."""
-        self._state = self._state.after(applied=applied)
+        """Adapt the scale after a step that was applied, or refused because something was not finite."""
+        self._good_steps += 1
+        if applied and self._good_steps < GROWTH_STEPS:
+            return
+        self.scale = min(self.scale * 2, CEILING) if applied else max(self.scale / 2, FLOOR)
+        self._good_steps = 0
 
     def state(self) -> dict[str, float]:
         """`scale` and `good_steps`, for a checkpoint."""
-        return asdict(self._state)
+        return {"scale": self.scale, "good_steps": self._good_steps}
 
     def load(self, state: dict[str, float]) -> None:
         """Take over what `state()` returned."""
-        self._state = ScaleState(float(state["scale"]), int(state["good_steps"]))
+        self.scale, self._good_steps = float(state["scale"]), int(state["good_steps"])

@@ -3,7 +3,6 @@
 import functools
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hornbook.model.layers.precision import choose_precision
@@ -66,20 +65,13 @@ def compile_blocks(model: Transformer) -> None:
 
 def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig) -> SingleProcess:
     """Give the model memory on this rank's device: all of it, or this rank's shards."""
-    if world.size == 1:
-        move_to_device(model, world.device)
-        return SingleProcess(model)
-    if config.shard == "none":
-        move_to_device(model, world.device)
-        return DDP(model, world, exact=config.exact)
-    shard_model(model, world, config)
-    move_to_device(model, world.device)
-    return FSDP(model, world, config)
-
-
-def move_to_device(model: nn.Module, device: torch.device) -> None:
-    """Move the parameters to `device`, or give them memory there if they are on meta."""
+    sharded = world.size > 1 and config.shard != "none"
+    if sharded:
+        shard_model(model, world, config)
     if any(parameter.is_meta for parameter in model.parameters()):
-        model.to_empty(device=device)
+        model.to_empty(device=world.device)
     else:
-        model.to(device)
+        model.to(world.device)
+    if sharded:
+        return FSDP(model, world, config)
+    return SingleProcess(model) if world.size == 1 else DDP(model, world, exact=config.exact)

@@ -122,15 +122,26 @@ def refuse_untrusted_parts(tree: Any, source: str, environ: Mapping[str, str] = 
         raise UsageError(f"{source}: {text}: set {TRUST}=1 if you trust that module")
 
 
-def _or_outside(value: Any, handler: Callable[[Any], Any]) -> Any:
-    """Validate a part of the package by its kind, a user's part by its import path."""
-    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
-    found = outside_part(kind)
-    return handler(value) if found is None else found.model_validate(value)
+def open_to(noun: str, *bases: type[Config]) -> tuple[Any, ...]:
+    """Annotations of a union of parts that users may add to: subclasses of one of `bases`, if there are any.
+
+    A part of the package is validated by its kind, a user's part by its import path. `noun` is for errors.
+    """
+
+    def validate(value: Any, handler: Callable[[Any], Any]) -> Any:
+        kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+        found = outside_part(kind)
+        part = handler(value) if found is None else found.model_validate(value)
+        if bases and (not isinstance(part, bases) or type(part) in bases):
+            needed = " or ".join(f"{base.__module__}.{base.__name__}" for base in bases)
+            raise ValueError(f"{type(part).__name__} is no {noun}: name a subclass of {needed} by its import path")
+        return part
+
+    return SerializeAsAny(), WrapValidator(validate)  # pyright: ignore[reportCallIssue]
 
 
-OPEN = (SerializeAsAny(), WrapValidator(_or_outside))  # pyright: ignore[reportCallIssue]
-"""Annotations of a union of parts that users may add to."""
+OPEN = open_to("part")
+"""Of parts of a model, which need no base of ours."""
 
 
 def parse_number(value: Any) -> Any:

@@ -17,7 +17,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import build_loader
 from hornbook.data.loader.provenance import find_documents
-from hornbook.data.shards.shard import Shard, _map_error, truncated
+from hornbook.data.shards.shard import TokenShard, _map_error, truncated
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.validation import held_out
 from hornbook.errors import DoesNotFitError, IntegrityError
@@ -57,8 +57,10 @@ def test_a_block_is_compared_when_it_is_first_touched_and_once(
     make_corpus: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[int] = []
-    check = Shard.check_block
-    monkeypatch.setattr(Shard, "check_block", lambda shard, block: (compared.append(block), check(shard, block))[1])
+    check = TokenShard.check_block
+    monkeypatch.setattr(
+        TokenShard, "check_block", lambda shard, block: (compared.append(block), check(shard, block))[1]
+    )
     raw = make_corpus({"a": SIZES})
     data = build_loader(DataConfig(order="sequential"), raw.path, sequence=1024, micro_batch=8, seed=1, prefetch=False)
     seen = []

@@ -69,7 +69,7 @@ def close(got: Tensor, want: Tensor, tolerance: float = 1e-5) -> None:
 def test_cached_equals_uncached(name: str, random_model) -> None:
     """One by one, a few, and more at once than the way for few takes."""
     model, ids = random_model(build(name), VOCAB), tokens(2, 45)
-    cache, parts = KVCache(2, capacity=4), []
+    cache, parts = KVCache(capacity=4), []
     for piece in ids.split([1, 1, 3, 20, 1, 17, 2], dim=1):
         parts.append(model(piece, cache=cache)[0])
     close(torch.cat(parts, 1), model(ids)[0])
@@ -118,7 +118,7 @@ def test_an_encoder_decoder_looks_at_its_source(kind: str) -> None:
         parameter.copy_(0.3 * torch.randn(parameter.shape) + (parameter.dim() == 1))
     source, target = tokens(2, 30, 1), tokens(2, 40)
     whole = model(target, source=Source(source))[0]
-    memory, cache, parts = model.encode(Source(source)), KVCache(2), []
+    memory, cache, parts = model.encode(Source(source)), KVCache(), []
     for piece in target.split([20, 1, 3, 16], dim=1):
         parts.append(model(piece, memory=memory, cache=cache)[0])
         memory = type(memory)(torch.zeros_like(memory.states), memory.lengths)  # what the cache holds is used
@@ -194,7 +194,7 @@ def test_latent_attention_equals_deepseeks(rank: int | None, scaling, layout) ->
 
 def test_a_latent_cache_holds_the_latent_alone() -> None:
     cfg = config.ModelConfig(width=WIDTH, heads=HEADS, attention=LATENT)
-    module, cache = LatentAttention(cfg, 0), KVCache(1, capacity=8)
+    module, cache = LatentAttention(cfg, 0), KVCache(capacity=8)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     assert module.rope is not None

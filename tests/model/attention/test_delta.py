@@ -105,7 +105,7 @@ def test_documents_are_alone() -> None:
 @pytest.mark.parametrize("parts", [(100, 1, 1, 20, 28), (1, 1, 1, 1, 146), (2, 148)])
 def test_a_cache_goes_on_as_the_full_pass(parts: tuple[int, ...]) -> None:
     layer, x = make(torch.float64), inputs(torch.float64)
-    cache, found, first = KVCache(layers=1), [], 0
+    cache, found, first = KVCache(), [], 0
     for length in parts:
         found.append(layer(x[:, first : first + length], Context(cache=cache)))
         cache.advance(length)
@@ -114,7 +114,7 @@ def test_a_cache_goes_on_as_the_full_pass(parts: tuple[int, ...]) -> None:
 
 
 def test_a_call_that_fails_leaves_the_cache_as_it_was() -> None:
-    layer, x, cache = make(torch.float64), inputs(torch.float64, 20), KVCache(layers=1)
+    layer, x, cache = make(torch.float64), inputs(torch.float64, 20), KVCache()
     layer(x[:, :10], Context(cache=cache))
     cache.advance(10)
     layer(x[:, 10:13], Context(cache=cache))  # another layer fails: nothing is advanced
@@ -169,6 +169,6 @@ def test_a_hybrid_with_experts_generates_from_its_cache() -> None:
     tokens = torch.randint(0, 40, (2, 30), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         wanted, _ = model(tokens)
-        cache = KVCache(layers=4)
+        cache = KVCache()
         parts = [model(part, cache=cache)[0] for part in tokens.split([12, 1, 1, 16], 1)]
     assert_equal([torch.cat(parts, 1)], [wanted], 1e-5)

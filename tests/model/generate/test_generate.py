@@ -51,7 +51,7 @@ def uncached(model, tokens):
 
 def test_cached_logits_equal_uncached_ones(model):
     tokens = torch.randint(0, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
-    cache, start = KVCache(2), 0
+    cache, start = KVCache(), 0
     for end in (7, 8, 9, 10, 20, 21, 30):
         cached = next_logits(model, tokens[start:end], cache)
         expected = uncached(model, tokens[:end])

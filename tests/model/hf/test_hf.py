@@ -165,7 +165,7 @@ def test_import_from_transformers_and_back(family, tmp_path):
         expected = theirs(input_ids=ids).logits
     assert_close(logits(ours, ids), expected)
     # a cached step gives what the whole row gives
-    cache = KVCache(2)
+    cache = KVCache()
     with torch.no_grad():
         ours(ids[:, :-1], cache=cache)
         step = ours.head.logits(ours(ids[:, -1:], cache=cache)[0])

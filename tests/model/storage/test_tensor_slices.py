@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from math import prod
 from pathlib import Path
 
@@ -161,6 +162,23 @@ def test_runs_are_the_elements_of_the_rectangle_in_order(shape, draw):
     assert list(itertools.chain.from_iterable(range(a, a + n) for a, n in found)) == expected
     ends = [a + n for a, n in found]
     assert all(end < following for end, (following, _) in zip(ends, found[1:], strict=False)), "as long as can be"
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 4), st.integers(1, 4))
+def test_slices_of_slices_cover_a_tensor_once(shape, tensor_ranks, shard_ranks):
+    """A rank of two axes: tensor ranks cut anywhere along some dim, `fully_shard` cuts the rows of what each has."""
+    expected = torch.arange(float(prod(shape))).reshape(shape)
+    times = torch.zeros(shape)
+    with tempfile.TemporaryDirectory() as folder:
+        create_file(path := Path(folder) / "tensors", {"p": tuple(shape)})
+        with Writer() as writer:
+            for tensor_rank, shard_rank in itertools.product(range(tensor_ranks), range(shard_ranks)):
+                local = cut_anyhow(expected, tensor_ranks, tensor_rank)
+                found = cut_rows(local.tensor, shard_ranks, shard_rank).within(local.start)
+                writer.write(read_header(path)["p"], found)
+                times[tuple(slice(a, a + n) for a, n in zip(found.start, found.tensor.shape, strict=True))] += 1
+        assert torch.equal(load_file(path)["p"], expected)
+    assert bool((times == 1).all())
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, people
 from hornbook.errors import UsageError
 from hornbook.progress import progress_bar, size_text
-from hornbook.text.ingest.corpora.corpora import CORPORA, PublicCorpus, corpus_of, source_section
+from hornbook.text.ingest.corpora.corpora import CORPORA, PublicCorpus, corpus_of
 
 if TYPE_CHECKING:
     from hornbook.text.ingest.corpora.fetch import Remote

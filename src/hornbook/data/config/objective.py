@@ -95,12 +95,3 @@ class Objective(Config):
     def evaluation_key(self) -> str:
         """The settings that a validation loss depends on, as text: losses with equal texts can be compared."""
         return self.model_dump_json()
-
-
-def checked_objective(value: Config) -> Objective:
-    """Of a part from outside: raises ValueError unless it is an objective."""
-    if not isinstance(value, Objective):
-        raise ValueError(
-            f"{type(value).__name__} is no objective: a subclass of hornbook.data.config.objective.Objective is needed"
-        )
-    return value

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from hornbook.data.config.objective import Component, Family, Noise, Objective, Start, checked_objective
-from hornbook.settings.fields import OPEN, Config, Number
+from hornbook.data.config.objective import Component, Family, Noise, Objective, Start
+from hornbook.settings.fields import Config, Number, open_to
 
 if TYPE_CHECKING:
     from hornbook.data.batch_builder import BatchBuilder, BuildContext
@@ -157,10 +157,14 @@ class UL2(Objective):
             yield Component(weight * each.weight / total, f"{key}.denoisers.{number}", self, noise)
 
 
-def _mixable(value: Config) -> Objective:
-    objective = checked_objective(value)
+OPEN = open_to("objective", Objective)
+
+
+def _mixable(objective: Objective) -> Objective:
     if type(objective).build is not Objective.build:
-        raise ValueError(f"{type(value).__name__} builds batches of its own, so its rows cannot be mixed with others")
+        raise ValueError(
+            f"{type(objective).__name__} builds batches of its own, so its rows cannot be mixed with others"
+        )
     return objective
 
 
@@ -189,7 +193,17 @@ class Mixture(Objective):
             yield from each.objective.components(f"{key}.parts.{number}.objective", weight * each.weight / total)
 
 
-class Labels(Objective):
+class _Labelled(Objective):
+    """Base of the objectives of labelled sets."""
+
+    def build(self, context: "BuildContext") -> "BatchBuilder":
+        """Raises UsageError where the data has no labels, or labels for another objective."""
+        from hornbook.data.labelled.labelled import build_labelled
+
+        return build_labelled(context, self)
+
+
+class Labels(_Labelled):
     """Learn the labels of a labelled set (`text.labels`), for models whose head gives such labels.
 
     Rows are filled with whole documents; one that is longer than a row is cut at its end.
@@ -205,37 +219,19 @@ class Labels(Objective):
     balance: bool = False
     """Texts of rarer labels come as often as those of the commonest, in each pass."""
 
-    def build(self, context: "BuildContext") -> "BatchBuilder":
-        """Raises UsageError where the data has no labels, or labels for another objective."""
-        from hornbook.data.labelled.labelled import build_labelled_rows
 
-        return build_labelled_rows(context, self)
-
-
-class Answer(Objective):
+class Answer(_Labelled):
     """Causal on prompts and answers (`text.labels` of the kind `answer`): only answers are predicted."""
 
     kind: Literal["answer"] = "answer"
 
-    def build(self, context: "BuildContext") -> "BatchBuilder":
-        """Raises UsageError where the data has no labels, or labels for another objective."""
-        from hornbook.data.labelled.labelled import build_labelled_rows
 
-        return build_labelled_rows(context, self)
-
-
-class Seq2Seq(Objective):
+class Seq2Seq(_Labelled):
     """Prompts and answers for encoder-decoders: the encoder reads the prompt, the decoder writes the answer."""
 
     kind: Literal["seq2seq"] = "seq2seq"
     start: Start = "pad"
     """First token of the decoder's input; where the tokenizer has no padding token, `pad` means the end token."""
-
-    def build(self, context: "BuildContext") -> "BatchBuilder":
-        """Raises UsageError where the data has no labels, or labels for another objective."""
-        from hornbook.data.labelled.labelled import build_answer_pairs
-
-        return build_answer_pairs(context, self)
 
     @property
     def decoder_start(self) -> Start:
@@ -246,5 +242,4 @@ ObjectiveConfig = Annotated[
     Causal | Prefix | FillInTheMiddle | Masked | Span | Infill | UL2 | Mixture | Labels | Answer | Seq2Seq,
     Field(discriminator="kind"),
     *OPEN,
-    AfterValidator(checked_objective),
 ]

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int64
 
-from hornbook.data.batch import Batch
-from hornbook.data.batch_builder import BuiltBatch, SampleRefs
-from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
+from hornbook.data.corpus import Stream
 from hornbook.data.labelled.plan import Documents, document_plan
-from hornbook.data.objectives.pair_rows import pair_batch
+from hornbook.data.objectives.pair_rows import pairs_in_microbatches
 from hornbook.data.objectives.pairs import Pairs
-from hornbook.data.packing.plan import Plan, PlanSet, Segments, TablePlan, stream_ends
+from hornbook.data.packing.plan import Plan, TablePlan, stream_ends
 from hornbook.data.shards.shard_table import LabelTable, ShardTable
 from hornbook.data.vocabulary import Vocabulary
 
@@ -24,7 +23,8 @@ def answer_plan(stream: Stream, sequence: int, around: int, key: np.uint64 | Non
     """Plan of rows whose prompts, and whose answers, are at most `sequence` tokens; each side has `around` more."""
     ends = stream_ends(stream)
     begins = np.concatenate([[0], ends[:-1]])
-    answers = np.array([_answer_place(stream, begin, end) for begin, end in zip(begins, ends, strict=True)], np.int64)
+    labels = LabelTable([stream])
+    answers = np.array([_answer_place(labels, 0, *span) for span in zip(begins, ends - begins, strict=True)], np.int64)
     prompts = np.minimum(answers - 1 + around, sequence)
     written = np.minimum(ends - begins - answers + around, sequence)
 
@@ -42,38 +42,25 @@ def answer_plan(stream: Stream, sequence: int, around: int, key: np.uint64 | Non
     return TablePlan(table, sequence, int(prompts[kept].sum()), digest)
 
 
-def _answer_place(stream: Stream, begin: int, end: int) -> int:
-    """Index in its document of the first token of the answer."""
-    places = np.arange(begin, end)
-    return int(np.argmax(~np.isnan(LabelTable([stream]).at(np.zeros_like(places), places)[:, 0])))
+def _answer_place(labels: LabelTable, stream: int, begin: int, size: int) -> int:
+    """Index of the first token of the answer in a document of `size` tokens from `begin` on."""
+    places = begin + np.arange(size)
+    return int(np.argmax(~np.isnan(labels.at(np.full_like(places, stream), places)[:, 0])))
 
 
-class AnswerPairs:
+class AnswerPairs(BatchBuilder):
     """Builds batches of prompts and answers; `plans` are of `answer_plan`."""
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        streams: Sequence[Stream],
-        plans: Sequence[Plan],
-        vocabulary: Vocabulary,
-        *,
-        sequence: int,
-        start: int,
-    ) -> None:
+    def __init__(self, context: BuildContext, plans: Sequence[Plan], vocabulary: Vocabulary, start: int) -> None:
         """`start`: first token of the decoder's input."""
-        self.plans, self._plan_set = plans, PlanSet(plans)
-        self._shards, self._labels = ShardTable(corpus, streams), LabelTable(streams)
+        super().__init__(plans)
+        self._shards, self._labels = ShardTable(context.corpus, context.streams), LabelTable(context.streams)
         self._begin = [] if vocabulary.begin_id is None else [vocabulary.begin_id]
         self._own_end = vocabulary.begin_id is not None
-        self._end, self._pad, self._start, self._sequence = vocabulary.end_id, vocabulary.pad_id, start, sequence
-
-    def segments(self, refs: SampleRefs) -> Segments:
-        """Spans of the streams that each sample is made from: whole documents."""
-        return self._plan_set.segments(refs.sources, refs.rows)
+        self._end, self._pad, self._start = vocabulary.end_id, vocabulary.pad_id, start
+        self._sequence = context.sequence
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
-        """The samples as one global batch."""
         bounds, begins, sizes = self.segments(refs)
         streams = np.repeat(refs.sources, np.diff(bounds))
         raw = np.split(self._shards.gather(streams, begins, sizes), np.cumsum(sizes)[:-1])
@@ -82,16 +69,11 @@ class AnswerPairs:
         sources, targets = (np.concatenate(side).astype(np.int32) for side in zip(*both, strict=True))
         pairs = Pairs(sources, targets, lengths, bounds)
 
-        def microbatch(j: int) -> Batch:
-            first = j * micro_batch
-            return pair_batch(pairs, refs, first, min(first + micro_batch, len(refs.rows)), self._pad)
-
-        return BuiltBatch(float(pairs.total_weight), pairs.token_hash, microbatch)
+        return pairs_in_microbatches(pairs, refs, micro_batch, self._pad)
 
     def _pair(self, document: np.ndarray, stream: int, begin: int) -> tuple[np.ndarray, np.ndarray]:
         """Source of a document, and the start token followed by the targets."""
-        places = begin + np.arange(len(document))
-        place = int(np.argmax(~np.isnan(self._labels.at(np.full_like(places, stream), places)[:, 0])))
+        place = _answer_place(self._labels, stream, begin, len(document))
         answer = document[place : len(document) - self._own_end]
         room = self._sequence - 1
         source = np.array([*self._begin, *document[1:place]])[:room]

@@ -1,16 +1,17 @@
 """Batch builders of labelled sets, after a check that the labels fit the objective."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from hornbook.data.batch_builder import BatchBuilder, BuildContext
+from hornbook.data.config.objective import Objective
 from hornbook.data.config.objectives import Answer, Labels, Seq2Seq
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.labelled.answer_pairs import AnswerPairs, answer_plan
 from hornbook.data.labelled.plan import row_plan
 from hornbook.data.labelled.rows import LabelledRows
-from hornbook.data.order.permutation import key_of
+from hornbook.data.order.random_keys import key_of
 from hornbook.data.packing.plan import Plan
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
@@ -19,35 +20,28 @@ from hornbook.text.config.labels import ClassLabels, TagLabels
 _BLOCK = 1 << 20
 
 
-def build_labelled_rows(context: BuildContext, objective: Labels | Answer) -> BatchBuilder:
-    """Rows of labelled texts. Raises UsageError where the data has no labels, or labels for another objective."""
+def build_labelled(context: BuildContext, objective: Objective) -> BatchBuilder:
+    """Rows of labelled texts, or pairs. Raises UsageError where the data has no labels, or others than it needs."""
+    assert isinstance(objective, Labels | Answer | Seq2Seq)
     _check(context, objective)
-    corpus, streams, sequence = context.corpus, context.streams, context.sequence
+    vocabulary = load_vocabulary(context.corpus)
+    if isinstance(objective, Seq2Seq):
+        around = 1 + (vocabulary.begin_id is not None)
+        plans = [answer_plan(stream, context.sequence, around, key) for stream, key in _streams(context)]
+        _check_documents(context.streams, plans)
+        start = vocabulary.pad_id if objective.start == "pad" else vocabulary.end_id
+        return AnswerPairs(context, plans, vocabulary, start)
     balance = isinstance(objective, Labels) and objective.balance and not context.evaluation
-    plans = [
-        row_plan(stream, sequence, key, balance=balance) for stream, key in zip(streams, _keys(context), strict=True)
-    ]
-    _check_documents(streams, plans)
-    between = load_vocabulary(corpus).tokenizer.ends_between
-    return LabelledRows(corpus, streams, plans, objective, sequence=sequence, ends_between=between)
+    plans = [row_plan(stream, context.sequence, key, balance=balance) for stream, key in _streams(context)]
+    _check_documents(context.streams, plans)
+    return LabelledRows(context, plans, objective, vocabulary.tokenizer.ends_between)
 
 
-def build_answer_pairs(context: BuildContext, objective: Seq2Seq) -> BatchBuilder:
-    """Pairs of prompt and answer. Raises UsageError as `build_labelled_rows`."""
-    _check(context, objective)
-    corpus, streams, sequence = context.corpus, context.streams, context.sequence
-    vocabulary = load_vocabulary(corpus)
-    around = 1 + (vocabulary.begin_id is not None)
-    plans = [answer_plan(stream, sequence, around, key) for stream, key in zip(streams, _keys(context), strict=True)]
-    _check_documents(streams, plans)
-    start = vocabulary.pad_id if objective.start == "pad" else vocabulary.end_id
-    return AnswerPairs(corpus, streams, plans, vocabulary, sequence=sequence, start=start)
-
-
-def _keys(context: BuildContext) -> list[np.uint64 | None]:
-    """Keys that the order of each stream's documents is drawn from; None in evaluation: the order of the stream."""
-    names = [stream.source for stream in context.streams]
-    return [None if context.evaluation else np.uint64(key_of("labels", context.seed, name)) for name in names]
+def _streams(context: BuildContext) -> Iterator[tuple[Stream, np.uint64 | None]]:
+    """Each stream, and the key that the order of its documents is drawn from; None in evaluation: as they are."""
+    for stream in context.streams:
+        key = np.uint64(key_of("labels", context.seed, stream.source))
+        yield stream, None if context.evaluation else key
 
 
 def _check_documents(streams: Sequence[Stream], plans: Sequence[Plan]) -> None:

@@ -13,11 +13,10 @@ import torch
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch
-from hornbook.data.batch_builder import BuiltBatch, SampleRefs
+from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
 from hornbook.data.config.objectives import Answer, Labels
-from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.packing.plan import Plan, PlanSet, Segments, stream_ends
-from hornbook.data.packing.rows import RowArrays, RowReader, row_arrays
+from hornbook.data.packing.plan import Plan, Segments, stream_ends
+from hornbook.data.packing.rows import RowArrays, RowReader
 from hornbook.data.packing.text_rows import in_microbatches
 from hornbook.data.shards.shard_table import LabelTable
 from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels
@@ -56,38 +55,26 @@ class Pieces(NamedTuple):
         return self.steps == self.spread(self.sizes - 1)
 
 
-class LabelledRows:
+class LabelledRows(BatchBuilder):
     """Builds batches of labelled texts; `plans` are of `plan.row_plan`."""
 
     def __init__(
-        self,
-        corpus: Corpus,
-        streams: Sequence[Stream],
-        plans: Sequence[Plan],
-        objective: Labels | Answer,
-        *,
-        sequence: int,
-        ends_between: int,
+        self, context: BuildContext, plans: Sequence[Plan], objective: Labels | Answer, ends_between: int
     ) -> None:
         """`ends_between`: end tokens between the two texts of a pair."""
+        corpus, streams = context.corpus, context.streams
         assert corpus.labels is not None
-        self.plans, self._plan_set = plans, PlanSet(plans)
-        self._reader = RowReader(corpus, streams, sequence=sequence, document_mask=True)
+        super().__init__(plans)
+        self._reader = RowReader(corpus, streams, sequence=context.sequence, document_mask=True)
         self._labels, self._ends = LabelTable(streams), [stream_ends(stream) for stream in streams]
         self._kind: LabelsConfig = corpus.labels
-        self._objective, self._sequence, self._ends_between = objective, sequence, ends_between
+        self._objective, self._sequence, self._ends_between = objective, context.sequence, ends_between
         self._end, self._own_end = corpus.end_id, corpus.end_id != corpus.delimiter_id
 
-    def segments(self, refs: SampleRefs) -> Segments:
-        """Spans of the streams that each sample is made from."""
-        return self._plan_set.segments(refs.sources, refs.rows)
-
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
-        """The samples as one global batch."""
         segments = self.segments(refs)
         rows = self._reader.read(refs.sources, segments)
-        pieces = self._pieces(refs, segments)
-        arrays = row_arrays(rows, np.add.reduceat(pieces.sizes, segments[0][:-1]))
+        arrays, pieces = rows.arrays, self._pieces(refs, segments)
         values = self._label(arrays, pieces)
         types = self._types(arrays, pieces)
         rows = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))

@@ -26,11 +26,7 @@ class GlobalIndex:
     """All samples of the training split, addressed by global position."""
 
     def __init__(self, corpus: Corpus, config: DataConfig, *, sequence: int, seed: int) -> None:
-        """Build plans and stages.
-
-        Raises:
-            UsageError: unknown sources, weights that cannot be met, or less text than one row.
-        """
+        """Raises UsageError for unknown sources, weights that cannot be met, or less text than one row."""
         self.corpus, self.config, self.sequence, self.seed = corpus, config, sequence, seed
         training = config.objective.training_corpus(corpus, seed).train
         sizes = {name: stream.tokens for name, stream in training.items()}

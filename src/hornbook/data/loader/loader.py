@@ -36,8 +36,11 @@ class Loader:
     """Deterministic global batches over the training split; `build_loader` makes one."""
 
     def __init__(self, index: GlobalIndex, *, micro_batch: int, prefetch: bool = True) -> None:
-        self.index, self.micro_batch = index, micro_batch
-        self._clock, self._skipped = 0, merge_ranges([])
+        self.index, self.corpus, self.micro_batch = index, index.corpus, micro_batch
+        self.clock = 0
+        """Samples consumed so far."""
+        self.skipped: SkippedRanges = ()
+        """Positions that no sample is taken from."""
 
         def make(request: _Request) -> GlobalBatch:
             positions = positions_of(request.clock, request.num_samples, request.skipped)
@@ -46,51 +49,34 @@ class Loader:
         self._make = make
         self._prefetcher = Prefetcher(make) if prefetch else None
 
-    @property
-    def clock(self) -> int:
-        """Samples consumed so far."""
-        return self._clock
-
-    @property
-    def skipped(self) -> SkippedRanges:
-        """Positions that no sample is taken from."""
-        return self._skipped
-
-    @property
-    def corpus(self) -> Corpus:
-        """The shards read from."""
-        return self.index.corpus
-
     def seek(self, clock: int) -> None:
         """Continue as if `clock` samples had been consumed; takes the same time for any clock."""
         if clock < 0:
             raise ValueError(f"the clock counts samples and is not negative, not {clock}")
-        self._clock = clock
+        self.clock = clock
 
     def skip(self, skipped: Iterable[tuple[int, int]]) -> None:
         """Never again take samples from these half-open ranges of positions, nor from those skipped before.
 
         The clock stays. After a rewind to before a range, the samples up to it come as they did, then those after it.
         """
-        self._skipped = merge_ranges([*self._skipped, *skipped])
+        self.skipped = merge_ranges([*self.skipped, *skipped])
 
     def take(self, num_samples: int, rank: int = 0, world: int = 1, following: int | None = None) -> GlobalBatch:
         """The next `num_samples` samples and, of their microbatches, those of this rank; moves the clock.
 
         `following` samples are made ahead for the next call, by default as many again; a wrong guess costs time only.
-
-        Raises:
-            IntegrityError: a shard is damaged. The clock has not moved.
+        Raises IntegrityError where a shard is damaged; the clock has not moved then.
         """
         if num_samples < 1:
             raise ValueError(f"a global batch has at least one sample, not {num_samples}")
-        request = _Request(self._clock, num_samples, self._skipped, rank, world)
+        request = _Request(self.clock, num_samples, self.skipped, rank, world)
         if self._prefetcher is None:
             batch = self._make(request)
         else:
-            ahead = request._replace(clock=self._clock + num_samples, num_samples=following or num_samples)
+            ahead = request._replace(clock=self.clock + num_samples, num_samples=following or num_samples)
             batch = self._prefetcher.get(request, ahead)
-        self._clock += num_samples
+        self.clock += num_samples
         return batch
 
     def close(self) -> None:
@@ -102,16 +88,9 @@ class Loader:
 def build_loader(
     config: DataConfig, path: Path | str, *, sequence: int, micro_batch: int, seed: int, prefetch: bool = True
 ) -> Loader:
-    """Loader over the token shards in the data folder `path`.
+    """Loader over the token shards in the data folder `path`; `micro_batch` changes neither order nor token hash.
 
-    Args:
-        sequence: tokens per row.
-        micro_batch: rows per microbatch; it changes neither order nor token hash.
-        prefetch: make the next global batch in a background thread.
-
-    Raises:
-        UsageError: no shards, unknown sources, or less text than one row.
-        IntegrityError: a shard is missing, truncated or changed.
+    Raises UsageError for no shards, unknown sources or less text than a row; IntegrityError for damaged shards.
     """
     index = GlobalIndex(Corpus.open(path), config, sequence=sequence, seed=seed)
     return Loader(index, micro_batch=micro_batch, prefetch=prefetch)
@@ -138,15 +117,15 @@ def short_count(number: int) -> str:
     return str(number)
 
 
-def repetition_warnings(epochs: dict[str, float], limit: float = 4.0) -> list[str]:
-    """A warning for each source that is read more than `limit` times.
+def repetition_warnings(epochs: dict[str, float]) -> list[str]:
+    """A warning for each source that is read more than four times.
 
     Up to four passes are about as good as new text (Muennighoff et al. 2023, arXiv 2305.16264).
     """
     return [
-        f"source {name} is read {count:.1f} times: more than {limit:g} passes add little; lower its weight or add text"
+        f"source {name} is read {count:.1f} times: more than 4 passes add little; lower its weight or add text"
         for name, count in epochs.items()
-        if count > limit
+        if count > 4
     ]
 
 

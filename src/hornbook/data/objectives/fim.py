@@ -20,8 +20,8 @@ import numpy as np
 
 from hornbook.data.config.objectives import FillInTheMiddle
 from hornbook.data.corpus import Corpus
-from hornbook.data.order.permutation import key_of
-from hornbook.data.shards.shard import Shard
+from hornbook.data.order.random_keys import key_of
+from hornbook.data.shards.shard import TokenShard
 from hornbook.data.vocabulary import Vocabulary, load_vocabulary
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.artifact import digest_of, write_json
@@ -55,9 +55,7 @@ def cut(text: str, config: FillInTheMiddle, *name: object) -> Cut | None:
 def rearranged(corpus: Corpus, config: FillInTheMiddle, seed: int) -> Corpus:
     """A corpus with the training documents of `corpus`, rearranged; made on first use, then opened.
 
-    Raises:
-        UsageError: the tokenizer lacks the three tokens, or does not keep every character.
-        StorageError: the shards cannot be written below the data folder.
+    Raises UsageError where the tokenizer lacks the three tokens or does not keep every character, and StorageError.
     """
     vocabulary = load_vocabulary(corpus)
     _marks(vocabulary)
@@ -92,7 +90,9 @@ def _make(folder: Path, corpus: Corpus, vocabulary: Vocabulary, config: FillInTh
     return Corpus.open(folder)
 
 
-def _write(folder: Path, shard: Shard, vocabulary: Vocabulary, config: FillInTheMiddle, seed: int, dtype: str) -> None:
+def _write(
+    folder: Path, shard: TokenShard, vocabulary: Vocabulary, config: FillInTheMiddle, seed: int, dtype: str
+) -> None:
     path = folder / shard.name
     path.parent.mkdir(parents=True, exist_ok=True)
     names: list[dict[str, Any]] = shard.table().to_pylist()
@@ -104,7 +104,7 @@ def _write(folder: Path, shard: Shard, vocabulary: Vocabulary, config: FillInThe
                 writer.add(ids, row["id"], row["origin"], row["bytes"])
 
 
-def _batches(shard: Shard) -> Iterator[tuple[int, list[np.ndarray]]]:
+def _batches(shard: TokenShard) -> Iterator[tuple[int, list[np.ndarray]]]:
     """(number of the first document, tokens of some documents)"""
     begin, first, batch, filled, data = 0, 0, [], 0, shard.data
     for number, end in enumerate(shard.ends.tolist()):

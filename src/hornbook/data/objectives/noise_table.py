@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hornbook.data.batch_builder import BuildContext
 from hornbook.data.config.objective import Component, Noise
 from hornbook.data.corpus import Stream
 from hornbook.data.objectives.infill import LONGEST_SPAN, poisson_bounds
@@ -80,19 +81,11 @@ def check_sequence(components: Sequence[Component], table: NoiseTable, roles: Ro
             )
 
 
-def check_spans(
-    components: Sequence[Component],
-    table: NoiseTable,
-    roles: Roles,
-    streams: Sequence[Stream],
-    sequence: int,
-    *,
-    document_mask: bool,
-) -> None:
+def check_spans(components: Sequence[Component], table: NoiseTable, roles: Roles, context: BuildContext) -> None:
     """Raise UsageError where the mean span is longer than the longest piece of text."""
-    longest = max(stream.tokens for stream in streams)
-    if document_mask:
-        ends = [np.diff(stream_ends(stream), prepend=0) for stream in streams]
+    sequence, longest = context.sequence, max(stream.tokens for stream in context.streams)
+    if context.config.document_mask:
+        ends = [np.diff(stream_ends(stream), prepend=0) for stream in context.streams]
         longest = max(int(sizes.max()) for sizes in ends if len(sizes)) - 1 - (roles.begin >= 0)
     for number, component in enumerate(components):
         piece, mean = min(longest, raw_length(table, roles, number, sequence)), _noise(component).mean_span

@@ -12,9 +12,9 @@ from hornbook.data.corpus import Stream
 from hornbook.data.objectives.noise_table import check_rows, check_sequence, check_spans, noise_table
 from hornbook.data.objectives.pair_plan import PairPlans, build_pair_plan
 from hornbook.data.objectives.pair_rows import PairRows
-from hornbook.data.order.random_keys import cumulated, epoch_key, stream_keys
+from hornbook.data.order.random_keys import cumulated, epoch_key
 from hornbook.data.packing.plan import ConcatPlan, Plan, TablePlan, build_plan
-from hornbook.data.packing.text_rows import TextRows, TransformMixture
+from hornbook.data.packing.text_rows import TextRows
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
 
@@ -40,16 +40,8 @@ def family_of(components: Sequence[Component]) -> Family:
 
 def _text_rows(context: BuildContext, components: Sequence[Component]) -> TextRows:
     transforms = [each.objective.transform(context, each.key) for each in components]
-    shares = cumulated([each.weight for each in components])
-    keys = stream_keys(context.seed, [stream.source for stream in context.streams], evaluation=context.evaluation)
-    return TextRows(
-        context.corpus,
-        context.streams,
-        [_text_plan(context, stream) for stream in context.streams],
-        sequence=context.sequence,
-        document_mask=context.config.document_mask,
-        transforms=TransformMixture(transforms, shares, keys) if any(each is not None for each in transforms) else None,
-    )
+    plans = [_text_plan(context, stream) for stream in context.streams]
+    return TextRows(context, plans, transforms, cumulated([each.weight for each in components]))
 
 
 def _text_plan(context: BuildContext, stream: Stream) -> Plan:
@@ -59,23 +51,22 @@ def _text_plan(context: BuildContext, stream: Stream) -> Plan:
 
 
 def _pair_rows(context: BuildContext, components: Sequence[Component]) -> PairRows:
-    corpus, streams, config, sequence, seed, evaluation = context
+    streams, config, sequence = context.streams, context.config, context.sequence
     if config.packing != "concat":
         raise UsageError(
             f'data.packing: "{config.packing}" packs plain text, and {components[0].key} fills rows by what text '
             'becomes: leave it at "concat"'
         )
-    table, roles = noise_table(components, load_vocabulary(corpus))
+    table, roles = noise_table(components, load_vocabulary(context.corpus))
     check_sequence(components, table, roles, sequence)
-    mask, cache = config.document_mask, None if evaluation else corpus.root / "plans"
-    keys = stream_keys(seed, [stream.source for stream in streams], evaluation=evaluation)
+    mask, cache = config.document_mask, None if context.evaluation else context.corpus.root / "plans"
 
     def plan(stream: int, epoch: int) -> TablePlan:
-        key, kept = epoch_key(keys, stream, epoch), None if epoch else cache
+        key, kept = epoch_key(context.keys, stream, epoch), None if epoch else cache
         return build_pair_plan(streams[stream], sequence, table, roles, key, document_mask=mask, cache=kept)
 
     plans = PairPlans(plan, len(streams), vary=len(components) > 1)
-    if not evaluation:  # validation texts may be short
-        check_spans(components, table, roles, streams, sequence, document_mask=mask)
+    if not context.evaluation:  # validation texts may be short
+        check_spans(components, table, roles, context)
         check_rows(components, streams, plans)
-    return PairRows(corpus, streams, plans, table, roles, keys)
+    return PairRows(context, plans, table, roles)

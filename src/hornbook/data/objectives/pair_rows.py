@@ -5,19 +5,16 @@ follows from its rows alone. Components of a mixture have targets of different l
 are sorted by component: nearly every microbatch then has rows of one length.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from jaxtyping import Int64
 
 from hornbook.data.batch import Batch, Source
-from hornbook.data.batch_builder import BuiltBatch, SampleRefs
-from hornbook.data.corpus import Corpus, Stream
+from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
 from hornbook.data.objectives.pair_plan import PairPlans
 from hornbook.data.objectives.pairs import NoiseTable, Pairs, Roles, write_pairs
-from hornbook.data.order.random_keys import Keys, choices, row_keys
-from hornbook.data.packing.plan import Plan, Segments
+from hornbook.data.order.random_keys import choices, row_keys
+from hornbook.data.packing.plan import Segments
 from hornbook.data.packing.rows import tuples
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.kernels.compiled import compiled
@@ -26,33 +23,25 @@ MULTIPLE = 8
 """Rows of different lengths are padded to a multiple of this."""
 
 
-class PairRows:
+class PairRows(BatchBuilder):
     """Builds batches of pairs."""
 
-    def __init__(
-        self, corpus: Corpus, streams: Sequence[Stream], plans: PairPlans, noises: NoiseTable, roles: Roles, keys: Keys
-    ) -> None:
-        self.plans: Sequence[Plan] = plans.first
-        self._plans, self._shards = plans, ShardTable(corpus, streams)
-        self._noises, self._roles, self._keys = noises, roles, keys
+    def __init__(self, context: BuildContext, plans: PairPlans, noises: NoiseTable, roles: Roles) -> None:
+        super().__init__(plans.first)
+        self._plans, self._shards = plans, ShardTable(context.corpus, context.streams)
+        self._noises, self._roles, self._keys = noises, roles, context.keys
 
     def segments(self, refs: SampleRefs) -> Segments:
         """Spans of the streams that each sample is made from: pieces of at least 2 tokens."""
         return self._plans.segments(refs)[0]
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
-        """The samples as one global batch."""
         refs, chosen = self._by_component(refs)
         bounds, begins, sizes = self.segments(refs)
         raw = self._shards.gather(np.repeat(refs.sources, np.diff(bounds)), begins, sizes)
         keys = row_keys(self._keys, refs.sources, refs.rows, refs.epochs)
         pairs = write_pairs(self._noises, self._roles, raw, bounds, sizes, chosen, keys)
-
-        def microbatch(j: int) -> Batch:
-            first = j * micro_batch
-            return pair_batch(pairs, refs, first, min(first + micro_batch, len(chosen)), self._roles.pad)
-
-        return BuiltBatch(float(pairs.total_weight), pairs.token_hash, microbatch)
+        return pairs_in_microbatches(pairs, refs, micro_batch, self._roles.pad)
 
     def _by_component(self, refs: SampleRefs) -> tuple[SampleRefs, Int64[np.ndarray, " n"]]:
         """The samples sorted by their component of the mixture, and the components."""
@@ -95,7 +84,17 @@ def _widths(sums: Int64[np.ndarray, "2 rows"]) -> tuple[int, int]:
     return int(widths[0]), int(widths[1])
 
 
-def pair_batch(pairs: Pairs, refs: SampleRefs, first: int, end: int, pad: int) -> Batch:
+def pairs_in_microbatches(pairs: Pairs, refs: SampleRefs, micro_batch: int, pad: int) -> BuiltBatch:
+    """Pairs as a global batch; `pad` is the padding token."""
+
+    def microbatch(j: int) -> Batch:
+        first = j * micro_batch
+        return _pair_batch(pairs, refs, first, min(first + micro_batch, len(refs.rows)), pad)
+
+    return BuiltBatch(float(pairs.total_weight), pairs.token_hash, microbatch)
+
+
+def _pair_batch(pairs: Pairs, refs: SampleRefs, first: int, end: int, pad: int) -> Batch:
     """Rows [first, end) as a microbatch."""
     bounds = pairs.bounds
     pieces = slice(bounds[first], bounds[end])

@@ -137,14 +137,10 @@ def write_pairs(
     chosen: Int64[np.ndarray, " rows"],
     keys: UInt64[np.ndarray, " rows"],
 ) -> Pairs:
-    """Pairs of pieces of text.
+    """Pairs of pieces of text, whose tokens are `raw`, one after the other; each has `sizes`, at least 2.
 
-    Args:
-        raw: the tokens of all pieces, one after the other.
-        bounds: where the pieces of each row begin, and the end of all.
-        sizes: tokens of each piece, at least 2.
-        chosen: the component of the mixture that each row belongs to.
-        keys: all draws for a row follow from its key.
+    `bounds`: where the pieces of each row begin, and the end of all. `chosen`: the component of the mixture that each
+    row belongs to. All draws for a row follow from its key.
     """
     lengths = np.empty((2, len(sizes)), np.int64)
     source, target = np.empty((2, 2 * len(raw) + 4 * len(sizes)), np.int32)

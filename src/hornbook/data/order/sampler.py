@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from hornbook.data.order.mixture import BLOCK, Stage
-from hornbook.data.order.permutation import key_of, permuted
+from hornbook.data.order.random_keys import key_of, permuted
 from hornbook.kernels.compiled import compiled, count_up_to, mix
 
 Kind = Literal["shuffled", "sequential", "replacement"]
@@ -79,10 +79,8 @@ class Sampler:
                 total += stage.draws(min(end, samples) - stage.first)
         return total
 
-    def locate(
-        self, positions: Int64[np.ndarray, " n"]
-    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    def locate(self, positions: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, "3 n"]:
         """Source, row and epoch of each position."""
         out = np.empty((3, len(positions)), np.int64)
         _locate(self._table, self._kind, positions, out)
-        return out[0], out[1], out[2]
+        return out

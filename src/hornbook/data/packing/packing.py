@@ -13,21 +13,14 @@ VERSION = 1
 """Part of every plan's key: raise it when the same documents would be packed differently."""
 
 
-@compiled
-def _cut(ends: np.ndarray, sequence: int, begins: np.ndarray, lengths: np.ndarray) -> int:
-    """Pieces of all documents in stream order; returns their number (arrays of size 0 only count)."""
-    count = 0
-    first = np.int64(0)
-    for document in range(ends.size):
-        end = np.int64(ends[document])
-        while first < end:
-            length = min(sequence, end - first)
-            if begins.size:
-                begins[count] = first
-                lengths[count] = length
-            count += 1
-            first += length
-    return count
+def _cut(ends: Int64[np.ndarray, " documents"], sequence: int) -> tuple[np.ndarray, np.ndarray]:
+    """First token and length of the pieces of all documents, in stream order: int64 [pieces]."""
+    sizes = np.diff(ends, prepend=0)
+    counts = -(-sizes // sequence)
+    # Piece k of a document begins k * sequence after the document; k is counted from the document's first piece.
+    begins = np.repeat(ends - sizes - sequence * (np.cumsum(counts) - counts), counts)
+    begins += sequence * np.arange(len(begins))
+    return begins, np.minimum(np.repeat(ends, counts) - begins, sequence)
 
 
 @compiled
@@ -84,12 +77,11 @@ def best_fit(ends: Int64[np.ndarray, " documents"], sequence: int) -> Int64[np.n
     Returns one column per piece: row, first token in the stream, length. Rows are numbered by their first piece,
     and the pieces of a row are in stream order.
     """
-    nothing = np.empty(0, np.int64)
-    count = _cut(ends, sequence, nothing, nothing)
-    begins, lengths, row_of = (np.empty(count, np.int64) for _ in range(3))
+    begins, lengths = _cut(ends, sequence)
+    count = len(begins)
     if count == 0:
         return np.empty((3, 0), np.int64)
-    _cut(ends, sequence, begins, lengths)
+    row_of = np.empty(count, np.int64)
     longest_first = np.argsort(-lengths, kind="stable")
     rows = _fit(longest_first, lengths, sequence, row_of)
     first_piece = np.full(rows, count, np.int64)

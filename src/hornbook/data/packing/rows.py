@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
-import xxhash
 from jaxtyping import Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
-from torch import Tensor
 
 from hornbook.data.corpus import Corpus, Stream
 from hornbook.data.packing.plan import Segments
@@ -166,31 +163,8 @@ def _fill(table, rules, out, streams, segments):
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Tensors of some rows, as `Batch` describes them, and the arrays that they were made from."""
-
-    tokens: Tensor
-    targets: Tensor
-    weights: Tensor
-    positions: Tensor
-    document_lengths: list[tuple[int, ...]]
-    total_weight: int
-    ids: np.ndarray
-    """A copy of the inputs, which is hashed: int32 [rows, sequence]."""
-    pieces: np.ndarray
-    """`document_lengths` of all rows one after the other, int32."""
-    bounds: np.ndarray
-    """Where those of each row begin, and the end of all: int64 [rows + 1]."""
-
-    @property
-    def token_hash(self) -> str:
-        """xxh3_64 of the inputs."""
-        return xxhash.xxh3_64_hexdigest(self.ids.data)
-
-
 class RowArrays(NamedTuple):
-    """`Rows` as numpy views for transforms and kernels: writing here changes the batch."""
+    """Rows as `Batch` describes them, for transforms and kernels: writing here changes the batch."""
 
     tokens: np.ndarray  # int64 [rows, sequence]
     targets: np.ndarray
@@ -203,13 +177,13 @@ class RowArrays(NamedTuple):
     prefixes: np.ndarray  # int32: as `pieces`, leading tokens that are seen in both directions
 
 
-def row_arrays(rows: Rows, used: Int64[np.ndarray, " rows"]) -> RowArrays:
-    """Views of the tensors of `rows`, without prefixes."""
-    tokens, targets, weights, positions = (
-        each.numpy() for each in (rows.tokens, rows.targets, rows.weights, rows.positions)
-    )
-    prefixes = np.zeros(rows.bounds[-1], np.int32)
-    return RowArrays(tokens, targets, weights, positions, rows.ids, rows.pieces, rows.bounds, used, prefixes)
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of text."""
+
+    arrays: RowArrays
+    document_lengths: list[tuple[int, ...]]
+    total_weight: int
 
 
 class RowReader:
@@ -224,8 +198,7 @@ class RowReader:
     def read(self, streams: Int64[np.ndarray, " rows"], segments: Segments) -> Rows:
         """Rows made of `segments`, each of the stream with number `streams[row]`.
 
-        Raises:
-            IntegrityError: a damaged block, a token id outside the vocabulary, or document ends that do not ascend.
+        IntegrityError for a damaged block, a token id outside the vocabulary, or document ends that do not ascend.
         """
         count, sequence, confine = len(streams), self._sequence, self._rules.confine
         tokens, targets, positions = np.empty((3, count, sequence), np.int64)
@@ -241,17 +214,9 @@ class RowReader:
         if not confine:
             pieces, bounds = np.full(count, sequence, np.int32), np.arange(count + 1)
         lengths = tuples(pieces, bounds) if confine else [(sequence,)] * count
-        return Rows(
-            torch.from_numpy(tokens),
-            torch.from_numpy(targets),
-            torch.from_numpy(weights),
-            torch.from_numpy(positions),
-            lengths,
-            int(total),
-            ids,
-            pieces,
-            bounds,
-        )
+        used, prefixes = np.add.reduceat(segments[2], segments[0][:-1]), np.zeros(bounds[-1], np.int32)
+        arrays = RowArrays(tokens, targets, weights, positions, ids, pieces, bounds, used, prefixes)
+        return Rows(arrays, lengths, int(total))
 
 
 def tuples(values: np.ndarray, bounds: Int64[np.ndarray, " rows+1"]) -> list[tuple[int, ...]]:

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import xxhash
 from jaxtyping import Float64, Int64, UInt64
 
 from hornbook.data.batch import Batch
-from hornbook.data.batch_builder import BuiltBatch, SampleRefs
-from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.order.random_keys import Keys, choices, row_keys
-from hornbook.data.packing.plan import Plan, PlanSet, Segments
-from hornbook.data.packing.rows import RowArrays, RowReader, Rows, row_arrays, tuples
+from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
+from hornbook.data.order.random_keys import choices, row_keys
+from hornbook.data.packing.plan import Plan
+from hornbook.data.packing.rows import RowArrays, RowReader, Rows, tuples
 
 Prefixes = list[tuple[int, ...]]
 
@@ -30,25 +30,33 @@ class ObjectiveTransform:
         raise NotImplementedError
 
 
-class TransformMixture:
-    """A mixture of objectives over rows of text."""
+class TextRows(BatchBuilder):
+    """Builds batches of text: causal rows, which a mixture of objectives may change."""
 
     def __init__(
         self,
+        context: BuildContext,
+        plans: Sequence[Plan],
         transforms: Sequence[ObjectiveTransform | None],
         bounds: Float64[np.ndarray, " components"],
-        keys: Keys,
     ) -> None:
         """`transforms`: None leaves a row causal; `bounds`: the cumulated shares of the components."""
-        self._transforms, self._bounds, self._keys = list(transforms), bounds, keys
+        super().__init__(plans)
+        mask = context.config.document_mask
+        self._reader = RowReader(context.corpus, context.streams, sequence=context.sequence, document_mask=mask)
+        self._transforms, self._bounds, self._keys = list(transforms), bounds, context.keys
         self._dynamic = all(each is None or each.dynamic for each in transforms)
         self._gives_prefixes = any(each is not None and each.gives_prefixes for each in transforms)
 
-    def apply(self, rows: Rows, segments: Segments, refs: SampleRefs) -> tuple[Rows, Prefixes | None]:
+    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
+        rows, prefixes = self._reader.read(refs.sources, self.segments(refs)), None
+        if any(each is not None for each in self._transforms):
+            rows, prefixes = self._changed(rows, refs)
+        return in_microbatches(rows, prefixes, refs, micro_batch)
+
+    def _changed(self, rows: Rows, refs: SampleRefs) -> tuple[Rows, Prefixes | None]:
         """The rows changed in place, and the prefixes of their pieces if any transform gives them some."""
-        offsets, _, sizes = segments
-        arrays = row_arrays(rows, np.add.reduceat(sizes, offsets[:-1]))
-        first = np.zeros_like(refs.epochs)
+        arrays, first = rows.arrays, np.zeros_like(refs.epochs)
         chosen = choices(self._keys, self._bounds, refs.sources, refs.rows, refs.epochs if self._dynamic else first)
         for number, transform in enumerate(self._transforms):
             if transform is not None:
@@ -59,42 +67,12 @@ class TransformMixture:
         return changed, tuples(arrays.prefixes, arrays.bounds) if self._gives_prefixes else None
 
 
-class TextRows:
-    """Builds batches of text."""
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        streams: Sequence[Stream],
-        plans: Sequence[Plan],
-        *,
-        sequence: int,
-        document_mask: bool,
-        transforms: TransformMixture | None = None,
-    ) -> None:
-        """Without `changes` the rows are causal."""
-        self.plans = plans
-        self._plan_set, self._transforms = PlanSet(plans), transforms
-        self._reader = RowReader(corpus, streams, sequence=sequence, document_mask=document_mask)
-
-    def segments(self, refs: SampleRefs) -> Segments:
-        """Spans of the streams that each sample is made from."""
-        return self._plan_set.segments(refs.sources, refs.rows)
-
-    def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
-        """The samples as one global batch."""
-        segments = self.segments(refs)
-        rows, prefixes = self._reader.read(refs.sources, segments), None
-        if self._transforms is not None:
-            rows, prefixes = self._transforms.apply(rows, segments, refs)
-        return in_microbatches(rows, prefixes, refs, micro_batch)
-
-
 def in_microbatches(rows: Rows, prefixes: Prefixes | None, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
     """Rows as a global batch."""
     count, samples, sources = len(refs.positions), torch.from_numpy(refs.positions), torch.from_numpy(refs.sources)
     cuts = [min(micro_batch, count - first) for first in range(0, count, micro_batch)]
-    columns = (rows.tokens, rows.targets, rows.weights, rows.positions, samples, sources)
+    tokens, targets, weights, positions, ids = rows.arrays[:5]
+    columns = (*map(torch.from_numpy, (tokens, targets, weights, positions)), samples, sources)
     grid = [columns] if len(cuts) == 1 else list(zip(*(part.split_with_sizes(cuts) for part in columns), strict=True))
 
     def microbatch(j: int) -> Batch:
@@ -104,4 +82,4 @@ def in_microbatches(rows: Rows, prefixes: Prefixes | None, refs: SampleRefs, mic
         lengths = rows.document_lengths[mine]
         return Batch(tokens, targets, weights, places, lengths, numbers, origins, prefixes=leading)
 
-    return BuiltBatch(float(rows.total_weight), rows.token_hash, microbatch)
+    return BuiltBatch(float(rows.total_weight), xxhash.xxh3_64_hexdigest(ids.data), microbatch)

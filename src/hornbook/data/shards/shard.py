@@ -31,7 +31,7 @@ _EXAMPLES = 3
 _MOST_NAMED = 3
 
 
-class Shard:
+class TokenShard:
     """One shard of one source, mapped."""
 
     def __init__(self, root: Path, entry: dict[str, Any], dtype: str, outputs: int) -> None:
@@ -188,10 +188,10 @@ class Shard:
 def _check_size(path: Path, expected: int, remedy: str) -> None:
     try:
         found = path.stat().st_size
+    except FileNotFoundError as error:
+        raise IntegrityError(f"{path}: expected {expected} bytes, found no file: {remedy}") from error
     except OSError as error:
-        raise IntegrityError(
-            f"{path}: expected {expected} bytes, found no file ({error.strerror}): {remedy}"
-        ) from error
+        raise _map_error(path, error) from error
     if found != expected:
         raise IntegrityError(f"{path}: expected {expected} bytes, found {found}: {remedy}")
 
@@ -208,16 +208,11 @@ def _read_table(path: Path, digest: str) -> pa.Table:
 
 def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     """Map a file of exactly `count` numbers read-only."""
-    expected = count * dtype.itemsize
+    _check_size(path, count * dtype.itemsize, REMEDY)
+    if count == 0:
+        return np.empty(0, dtype)
     try:
-        found = path.stat().st_size
-        if found != expected:
-            raise IntegrityError(f"{path}: expected {expected} bytes, found {found}: {REMEDY}")
-        if count == 0:
-            return np.empty(0, dtype)
         return np.asarray(np.memmap(path, dtype, mode="r"))
-    except FileNotFoundError as error:
-        raise IntegrityError(f"{path}: expected {expected} bytes, found no file: {REMEDY}") from error
     except OSError as error:
         raise _map_error(path, error) from error
 
@@ -233,11 +228,11 @@ def _map_error(path: Path, error: OSError) -> Exception:
     return IntegrityError(f"{path}: cannot be opened ({error.strerror}): check its permissions, or {REMEDY}")
 
 
-_watched: "weakref.WeakSet[Shard]" = weakref.WeakSet()
+_watched: "weakref.WeakSet[TokenShard]" = weakref.WeakSet()
 _installed: list[object] = []
 
 
-def truncated(shards: Iterable[Shard]) -> IntegrityError | None:
+def truncated(shards: Iterable[TokenShard]) -> IntegrityError | None:
     """The error that names the shards whose files are shorter than what was mapped of them, if there are any."""
     problems = []
     for shard in shards:
@@ -251,7 +246,7 @@ def truncated(shards: Iterable[Shard]) -> IntegrityError | None:
     return IntegrityError("a file was changed while it was read:\n" + "\n".join(problems[:_MOST_NAMED]) + more)
 
 
-def watch(shards: Iterable[Shard]) -> None:
+def watch(shards: Iterable[TokenShard]) -> None:
     """Have this process end with exit code 3 and a message, not by SIGBUS, when one of the shards is truncated.
 
     Without it the system ends whoever reads a page that is gone, without a word. The handler runs in the thread that

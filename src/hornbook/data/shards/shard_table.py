@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int32, Int64
 from numba import carray  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.data.corpus import Corpus, Stream
-from hornbook.data.shards.shard import Shard
+from hornbook.data.shards.shard import TokenShard
 from hornbook.errors import IntegrityError
 from hornbook.kernels.compiled import compiled, count_up_to, inlined, pointer
 from hornbook.text.tokenizer.shards import BLOCK_BYTES
@@ -151,7 +151,7 @@ class ShardTable:
             if not shard.sound[block]:
                 shard.check_block(block)
 
-    def _addresses(self, array: Callable[[Shard], np.ndarray]) -> np.ndarray:
+    def _addresses(self, array: Callable[[TokenShard], np.ndarray]) -> np.ndarray:
         """Address of an array of each entry's shard."""
         return np.array([array(shard).ctypes.data if shard else 0 for shard in self._shards], np.uint64)
 

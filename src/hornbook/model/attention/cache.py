@@ -2,7 +2,7 @@
 
 One cache serves one call of `generate`: every row of the batch has the same length. Use:
 
-    cache = KVCache(layers=config.layers)
+    cache = KVCache()
     hidden, _ = model(prompt, cache=cache)         # [b, t] tokens at positions 0 .. t-1
     hidden, _ = model(token, cache=cache)          # [b, 1] continues at position cache.length
 
@@ -17,14 +17,15 @@ from torch import Tensor
 class KVCache:
     """Keys and values of every layer, grown by doubling: amortised one copy per token, at most twice the memory needed.
 
+    It holds the layers that append to it: of a model that has some of the layers only, these under their own numbers.
     `capacity` reserves that many positions at once. Buffers take batch, heads, dtype and device from what is appended.
     """
 
-    def __init__(self, layers: int, capacity: int = 64) -> None:
+    def __init__(self, capacity: int = 64) -> None:
         self.length = 0
         """Positions every layer holds."""
         self._capacity = max(capacity, 1)
-        self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * layers
+        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
         self.fixed: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values of the encoder output in each layer of a decoder, once they are computed."""
         self._states: dict[int, dict[int, tuple[Tensor, ...]]] = {}
@@ -60,14 +61,14 @@ class KVCache:
 
     def select(self, rows: Int[Tensor, " batch"]) -> None:
         """Keep these rows of the batch, in this order; one may be taken several times (beam search)."""
-        self._buffers = [None if held is None else (held[0][rows], held[1][rows]) for held in self._buffers]
+        self._buffers = {layer: (key[rows], value[rows]) for layer, (key, value) in self._buffers.items()}
         self.fixed = {layer: (key[rows], value[rows]) for layer, (key, value) in self.fixed.items()}
         for layer, states in self._states.items():
             self._states[layer] = {at: tuple(part[rows] for part in state) for at, state in states.items()}
 
     def _room(self, layer: int, key: Tensor, value: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """The buffers of a layer's keys and values [batch, kv_heads, capacity, dim], with room for `end` positions."""
-        old = self._buffers[layer]
+        old = self._buffers.get(layer)
         if old is not None and old[0].shape[2] >= end:
             return old
         while self._capacity < end:

@@ -49,7 +49,7 @@ def beam_search(
     """
     if beams < 1 or max_tokens < 1:
         raise UsageError(f"a beam search needs at least one beam and one token, not {beams} and {max_tokens}")
-    cache = KVCache(len(model.blocks))
+    cache = KVCache()
     running, finished = [Hypothesis(0.0, [])], list[Hypothesis]()
     pending = [list(prompt)]
     for length in range(1, max_tokens + 1):

@@ -35,8 +35,8 @@ class Past:
         """A cache, and which of `tokens` it lacks; an empty one unless this one holds a beginning of them."""
         held, cache = len(self._tokens), self._cache
         if cache is None or cache.length != held + prompt_length(model) or not held < len(tokens):
-            return KVCache(len(model.blocks)), tokens  # an interrupt between two lines may leave it out of step
-        return (cache, tokens[held:]) if tokens[:held] == self._tokens else (KVCache(len(model.blocks)), tokens)
+            return KVCache(), tokens  # an interrupt between two lines may leave it out of step
+        return (cache, tokens[held:]) if tokens[:held] == self._tokens else (KVCache(), tokens)
 
     def keep(self, cache: KVCache, tokens: list[int]) -> None:
         """Hold on to a cache and the tokens whose keys and values it has."""
@@ -99,7 +99,7 @@ def _continue(
     held = history[: len(history) - len(pending)]
     for index in range(max_tokens):
         if room is not None and (cache.length or ahead) + len(pending) > room:  # the cache holds a soft prompt too
-            cache, pending, held = KVCache(len(model.blocks)), history[-max((room - ahead) // 2, 1) :], []
+            cache, pending, held = KVCache(), history[-max((room - ahead) // 2, 1) :], []
         logits = next_logits(model, pending, cache, memory)
         held += pending
         past.keep(cache, held)

@@ -41,6 +41,9 @@ class Experts(nn.Module):
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"
         """Under what name `forward` returns loads."""
+        weights = {"balance": self.balance_weight, "router_z": self.z_weight}
+        self.loss_names = [name for name, weight in weights.items() if weight]
+        """Of the losses among what `forward` returns."""
         self.router = cfg.router.make(width, cfg, layer)
         self.gate = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))

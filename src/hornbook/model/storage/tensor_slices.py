@@ -36,6 +36,10 @@ class TensorSlice:
     tensor: Tensor
     start: tuple[int, ...]
 
+    def within(self, start: tuple[int, ...]) -> "TensorSlice":
+        """The same values as a slice of a larger tensor, in which the one that this is a slice of begins at `start`."""
+        return TensorSlice(self.tensor, tuple(a + b for a, b in zip(start, self.start, strict=True)))
+
 
 def whole(tensor: Tensor) -> TensorSlice:
     """A whole tensor as a slice of itself."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from hornbook.optim.config.optimizer import Factors, OptimizerConfig, StateTensor
-from hornbook.settings.fields import OPEN, Config, Number
+from hornbook.settings.fields import Config, Number, open_to
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -41,14 +41,10 @@ class AdamW(OptimizerConfig, AdamSettings):
         return torch.optim.AdamW(groups, betas=(self.beta1, self.beta2), fused=True)
 
 
-def _is_optimizer(found: Config) -> Config:
-    """`outside_part` has seen to a Config with `build`; the loop needs more of an optimizer."""
-    if not isinstance(found, OptimizerConfig) or "lr" not in type(found).model_fields:
-        raise ValueError(
-            f"{getattr(found, 'kind', found)} is no optimizer: a subclass of "
-            "hornbook.optim.config.optimizer.OptimizerConfig with a setting `lr` is needed"
-        )
+def _has_lr(found: OptimizerConfig) -> OptimizerConfig:
+    if "lr" not in type(found).model_fields:
+        raise ValueError(f"{type(found).__name__} is no optimizer without a setting `lr`, the peak learning rate")
     return found
 
 
-AnyOptimizer = Annotated[AdamW, *OPEN, AfterValidator(_is_optimizer)]
+AnyOptimizer = Annotated[AdamW, *open_to("optimizer", OptimizerConfig), AfterValidator(_has_lr)]

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from hornbook.settings.fields import OPEN, Config, Count
+from hornbook.settings.fields import Config, Count, open_to
 from hornbook.text.config import content, duplicates, rules, scores
 from hornbook.text.config.dates import Later
 from hornbook.text.config.labels import LabelsConfig
@@ -102,13 +102,6 @@ ORDER = (EditConfig, DecisionConfig, CutConfig)
 """The order of steps in a recipe."""
 
 
-def _is_step(step: Any) -> Any:
-    """Checks a class from outside the package."""
-    if not isinstance(step, ORDER):
-        raise ValueError(f"{type(step).__name__} is no step: it must be an EditConfig, a DecisionConfig or a CutConfig")
-    return step
-
-
 AnyStep = Annotated[
     NormalizeConfig
     | PythonStepConfig
@@ -140,8 +133,7 @@ AnyStep = Annotated[
     | duplicates.ParagraphDedupConfig
     | duplicates.SpanDedupConfig,
     Field(discriminator="kind"),
-    *OPEN,
-    AfterValidator(_is_step),
+    *open_to("step", *ORDER),
 ]
 KINDS = tuple(each.model_fields["kind"].default for each in get_args(get_args(AnyStep)[0]))
 """Kinds of steps that come with hornbook."""

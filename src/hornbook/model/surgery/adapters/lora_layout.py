@@ -39,7 +39,7 @@ class Placement:
     def tensor_slices(self, ours: TensorSlice) -> Iterator[TensorSlice]:
         """A slice of our tensor as slices of theirs."""
         for part in [ours] if self.rows is None else slices_of(ours, self.rows):
-            yield TensorSlice(part.tensor, tuple(a + b for a, b in zip(self.start, part.start, strict=True)))
+            yield part.within(self.start)
 
     def read(self, theirs: Tensor) -> Tensor:
         """Ours, of all of theirs."""

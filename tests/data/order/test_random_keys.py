@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.data.order.permutation import ROUNDS, key_of, permute
+from hornbook.data.order.random_keys import ROUNDS, key_of, permute
 
 MASK = 2**64 - 1
 

@@ -1,0 +1,57 @@
+"""Runners: in which order the microbatches of a step go forward and backward.
+
+The engine knows what a microbatch is made of and where its gradients go. A runner calls the model: one microbatch after
+the other here; as stages that send one another the result of `Transformer.forward`, in a pipeline.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hornbook.model.context import Auxiliary
+
+
+class Step(Protocol):
+    """What the engine offers a runner: the microbatches of this rank for one step, by their numbers from 0."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """At least one."""
+
+    def begin(self, number: int) -> None:
+        """Called before the first forward pass of a microbatch; the last one begins last."""
+
+    def inputs(self, number: int) -> dict[str, Any]:
+        """Arguments of `Transformer.forward`, on this rank's device."""
+
+    def objective(self, hidden: Tensor, auxiliary: Auxiliary, number: int) -> Tensor:
+        """The scalar to call `backward` of, once for each microbatch in turn.
+
+        hidden: of the last stage. auxiliary: of all stages (`model.transformer.add_auxiliary`).
+        """
+
+    def end(self) -> None:
+        """Called after the backward passes of a microbatch. With `parallel.exact`, its gradients must be alone."""
+
+
+class Runner(Protocol):
+    """Calls the model for all microbatches of a step; afterwards each parameter has its gradient."""
+
+    def run(self, step: Step) -> None:
+        """Every microbatch forward and backward."""
+
+
+class InOrder:
+    """One microbatch after the other, each forward and then backward: a single one has activations."""
+
+    def __init__(self, forward: Callable[..., tuple[Tensor, Auxiliary]]) -> None:
+        """`forward` is called as `Transformer.forward`, which DDP wraps."""
+        self._forward = forward
+
+    def run(self, step: Step) -> None:
+        for number in range(step.num_microbatches):
+            step.begin(number)
+            hidden, auxiliary = self._forward(**step.inputs(number))
+            step.objective(hidden, auxiliary, number).backward()
+            step.end()
