@@ -49,7 +49,7 @@ class Engine:
         """Calls the model in training."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._balance = Balance(model)
-        self.loss_names = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
+        self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
         """Of the terms of the objective, in the order in which they are added."""
         self._objective: Tensor | None = None
         self._nonfinite: Tensor | None = None

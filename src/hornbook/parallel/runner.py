@@ -18,18 +18,21 @@ class Step(Protocol):
     @property
     def num_microbatches(self) -> int:
         """At least one."""
+        ...
 
     def begin(self, number: int) -> None:
         """Called before the first forward pass of a microbatch; the last one begins last."""
 
     def inputs(self, number: int) -> dict[str, Any]:
         """Arguments of `Transformer.forward`, on this rank's device."""
+        ...
 
     def objective(self, hidden: Tensor, auxiliary: Auxiliary, number: int) -> Tensor:
         """The scalar to call `backward` of, once for each microbatch in turn.
 
         hidden: of the last stage. auxiliary: of all stages (`model.transformer.add_auxiliary`).
         """
+        ...
 
     def end(self) -> None:
         """Called after the backward passes of a microbatch. With `parallel.exact`, its gradients must be alone."""

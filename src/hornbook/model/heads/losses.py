@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import threshold_
 
 from hornbook.model.cpu.softmax import cross_entropy_
 from hornbook.model.cpu.team import supports
@@ -59,7 +58,7 @@ def loss_and_grad_(
     if grad:
         slope = (capped - logsum).exp_()
         # Where one operand in seven is subnormal, the matrix products that follow take forty times as long on a CPU.
-        threshold_(slope, SMALLEST_NORMAL, 0.0).mul_(1 + 2 * terms.z_loss * logsum)
+        torch.threshold_(slope, SMALLEST_NORMAL, 0.0).mul_(1 + 2 * terms.z_loss * logsum)
         slope[:, : terms.num_real_tokens].sub_(terms.smoothing / tokens.shape[1])
         slope.mul_(weight)
         slope.scatter_add_(1, target, ((terms.smoothing - 1) * weight).to(slope.dtype))

@@ -133,9 +133,9 @@ def to_documents(file: InputFile, number: int, row: dict[str, Any], options: Rea
     text = lookup(row, options.text_field)
     if text is None and options.text_field not in row:
         raise UnfitRow(f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})")
-    check_text(text)
+    checked = check_text(text)
     row.pop(options.text_field, None)
-    return [fields_document(file, number, text, row, options)]
+    return [fields_document(file, number, checked, row, options)]
 
 
 def _labelled_documents(

@@ -55,7 +55,7 @@ def _read_architectures() -> tuple[Architecture, ...]:
 
 def _combined(given: Json, tables: Mapping[str, Json]) -> Json:
     """A table with all that it goes on from; `keys` and `tensors` with a list `ours`, `requires` by dotted key."""
-    own = given | {field: _with_lists(given[field]) for field in ("keys", "tensors") if field in given}
+    own: Json = given | {field: _with_lists(given[field]) for field in ("keys", "tensors") if field in given}
     if "requires" in own:
         own["requires"] = dict(leaves(own["requires"]))
     found = _without_head(tables[own.pop("stack")]) if "stack" in own else {}
