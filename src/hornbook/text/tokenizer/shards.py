@@ -63,12 +63,18 @@ class ShardInfo:
 
 
 class ShardWriter:
-    """Adds documents to a shard; memory holds 8 bytes per document."""
+    """Adds documents to a shard; memory holds one block of tokens and 8 bytes per document."""
 
-    def __init__(self, dtype: str, tokens: BinaryIO, documents: TableWriter, labels: BinaryIO | None) -> None:
+    def __init__(
+        self, path: Path, dtype: str, tokens: BinaryIO, documents: TableWriter, labels: BinaryIO | None = None
+    ) -> None:
+        self.path = path
         self._dtype = DTYPES[dtype]
         self._tokens, self._labels = tokens, labels
         self._documents = documents
+        self._pending = bytearray()
+        self._whole = xxhash.xxh3_128()
+        self.blocks: list[str] = []
         self.ends: list[int] = []
         self.bytes = 0
 
@@ -91,10 +97,25 @@ class ShardWriter:
             assert len(labels) == len(tokens)
             self._labels.write(labels.astype("<f4").tobytes())
         assert not len(tokens) or int(tokens.max()) <= np.iinfo(self._dtype).max
-        self._tokens.write(tokens.astype(self._dtype).tobytes())
+        self._pending += tokens.astype(self._dtype).tobytes()
         self.ends.append((self.ends[-1] if self.ends else 0) + len(ids))
         self._documents.add((name, origin, size, *facts), len(name) + len(origin) + size * len(facts))
         self.bytes += size
+        while len(self._pending) >= BLOCK_BYTES:
+            self._flush(BLOCK_BYTES)
+
+    def finish(self) -> str:
+        """Write the last block; gives the digest of .bin."""
+        if self._pending:
+            self._flush(len(self._pending))
+        return self._whole.hexdigest()
+
+    def _flush(self, size: int) -> None:
+        block = bytes(self._pending[:size])
+        del self._pending[:size]
+        self._tokens.write(block)
+        self._whole.update(block)
+        self.blocks.append(xxhash.xxh3_64_hexdigest(block))
 
 
 @contextmanager
@@ -108,13 +129,15 @@ def writing_shard(path: Path, dtype: str, outputs: int = 0, *, answered: bool = 
         writing(path.with_name(path.name + FILES["bin"])) as tokens,
         writing(path.with_name(path.name + FILES["docs"])) as docs,
         writing(path.with_name(path.name + LABELS)) if outputs else nullcontext() as labels,
-        TableWriter(docs, schema) as table,
     ):
-        writer = ShardWriter(dtype, tokens, table, labels)
-        yield writer
+        with TableWriter(docs, schema) as table:
+            writer = ShardWriter(path, dtype, tokens, table, labels)
+            yield writer
+        digest = writer.finish()
     with writing(path.with_name(path.name + FILES["idx"])) as index:
         index.write(np.asarray(writer.ends, dtype="<u8").tobytes())
-    digests = {name: digest_file(path.with_name(path.name + ending)) for name, ending in FILES.items()}
+    digests = {"bin": digest}
+    digests.update({name: digest_file(path.with_name(path.name + FILES[name])) for name in ("idx", "docs")})
     sidecar = {
         "tokens": writer.ends[-1] if writer.ends else 0,
         "documents": len(writer.ends),
@@ -122,18 +145,11 @@ def writing_shard(path: Path, dtype: str, outputs: int = 0, *, answered: bool = 
         "dtype": dtype,
         "block_bytes": BLOCK_BYTES,
         "digests": digests,
-        "blocks": list(_block_digests(path.with_name(path.name + FILES["bin"]))),
+        "blocks": writer.blocks,
     }
     if outputs:
         sidecar["outputs"], digests["labels"] = outputs, digest_file(path.with_name(path.name + LABELS))
     write_json(path.with_name(path.name + ".json"), sidecar)
-
-
-def _block_digests(path: Path) -> Iterator[str]:
-    """xxh3_64 of each block of a .bin, as hex."""
-    with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            yield xxhash.xxh3_64_hexdigest(block)
 
 
 class _Digests(FileRecord):
@@ -190,11 +206,14 @@ def verify_shard(path: Path) -> None:
             raise IntegrityError(f"{file}: missing: {_REMEDY}")
         if name in sizes and file.stat().st_size != sizes[name]:
             raise IntegrityError(f"{file}: expected {sizes[name]} bytes, found {file.stat().st_size}: {_REMEDY}")
-    found = _block_digests(files["bin"])
-    for number, expected in enumerate(sidecar.blocks):
-        if next(found, None) != expected:
-            damaged = f"block {number} (of {BLOCK_BYTES} bytes) is damaged"
-            raise IntegrityError(f"{files['bin']}: {damaged}: {_REMEDY}")
+    _verify_blocks(files["bin"], sidecar.blocks)
     for name, file in files.items():
         if digest_file(file) != getattr(sidecar.digests, name):
             raise IntegrityError(f"{file}: its digest is not the one in {path}.json: {_REMEDY}")
+
+
+def _verify_blocks(path: Path, blocks: list[str]) -> None:
+    with path.open("rb") as file:
+        for number, expected in enumerate(blocks):
+            if xxhash.xxh3_64_hexdigest(file.read(BLOCK_BYTES)) != expected:
+                raise IntegrityError(f"{path}: block {number} (of {BLOCK_BYTES} bytes) is damaged: {_REMEDY}")
