@@ -102,12 +102,13 @@ def is_valid_unicode(text: str) -> bool:
         return False
 
 
-def check_text(text: Any) -> None:
-    """Raises UnfitRow for what is no string, or cannot be written as UTF-8."""
+def check_text(text: Any) -> str:
+    """The text. Raises UnfitRow for what is no string, or cannot be written as UTF-8."""
     if not isinstance(text, str):
         raise UnfitRow(f"text is not a string: it is a JSON {json_name(text)}")
     if not is_valid_unicode(text):
         raise UnfitRow("lone surrogate: the text is not valid Unicode")
+    return text
 
 
 def json_name(value: Any) -> str:

@@ -133,7 +133,7 @@ def to_documents(file: InputFile, number: int, row: dict[str, Any], options: Rea
     text = lookup(row, options.text_field)
     if text is None and options.text_field not in row:
         raise UnfitRow(f"missing text: no key {options.text_field!r} (keys: {', '.join(list(row)[:8])[:100]!a})")
-    check_text(text)
+    text = check_text(text)
     row.pop(options.text_field, None)
     return [fields_document(file, number, text, row, options)]
 
