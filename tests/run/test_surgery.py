@@ -1,5 +1,6 @@
 """Runs over models after surgery: what is trained, what is saved, and going on bit for bit."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,17 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     assert losses[-1] != losses[0]
 
 
-def test_the_bias_of_the_head_may_be_all_that_is_trained(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+def test_the_bias_of_the_head_may_be_all_that_is_trained(
+    tmp_path: Path, launch_run: Launch, branch: Branch, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = '["embedding.*", "blocks.*", "norm.*"]'
     words = ("model.head.bias=true", f'surgery=[{{kind="freeze", names={names}}}]')
     assert launch_run(tmp_path / "run", *words) == Exit.DONE
     losses = [step["loss"] for step in branch(tmp_path / "run")]
     assert losses[-1] < losses[0]
+    assert re.search(r" 320 of [\d,]+ parameters are trained \(freeze\)", capsys.readouterr().err)
+    assert launch_run(tmp_path / "plain") == Exit.DONE
+    assert "parameters are trained" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["lora", "prompt", "qlora"])

@@ -100,6 +100,14 @@ def test_slow_steps_shorten_the_run_once_and_it_ends_in_time() -> None:
     assert 100 * (1 - MARGIN) - 3 <= drive.seconds <= 100
 
 
+def test_one_measured_step_is_enough_once_half_the_time_is_gone() -> None:
+    drive = Drive(limit=100, steps=10)
+    while not drive.over:
+        drive.step(30.0)
+    assert drive.entries[0] == 2
+    assert drive.seconds <= 100
+
+
 def test_what_is_between_the_steps_counts() -> None:
     drive = Drive(limit=100, steps=60)
     while not drive.over:

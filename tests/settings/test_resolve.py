@@ -84,6 +84,12 @@ def test_extends_names_a_shipped_recipe() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_layers_that_no_machine_holds_are_judged_without_repeating_the_pattern() -> None:
+    layers = ("--model.layers", "5", "--model.first", "[{}]", "--model.pattern", "[{}, {}]")
+    ((key, text, *_),) = problems("--model.width", "16Mi", "--model.heads", "1", *layers)
+    assert (key, text[:19]) == ("model", "3 of its layers hav")
+
+
 def test_a_run_directory_is_a_recipe() -> None:
     write("runs/a/recipe.toml", made("seed=9").to_toml())
     assert made(target="runs/a").recipe.seed == 9

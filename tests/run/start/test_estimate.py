@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,17 @@ def test_what_does_not_fit_is_not_tried(inputs_of: Callable[..., Inputs], monkey
     monkeypatch.setattr(estimate, "free_memory", lambda _: 1000)
     found = estimate.estimate(inputs, inputs.length, 0)
     assert (found.memory, found.fits, found.computed) == (16 * count_parameters(inputs.recipe.model, 320), False, "")
+
+
+def test_memory_of_rows_that_are_not_tried_is_that_of_the_last_ones_each(
+    inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = inputs_of("train.micro_batch=10", "train.batch_tokens=320", "checkpoint.background=false")
+    peaks = iter([1000, 1600, 1600])  # after two rows, then after four
+    monkeypatch.setattr(estimate, "PROBE_ROWS", 4)
+    monkeypatch.setattr(estimate, "memory_of", lambda _: SimpleNamespace(peak=next(peaks)))
+    _, _, memory, computed = estimate._measure(inputs, free=0)
+    assert (memory, computed) == (1600 + 6 * 300, "4 rows")
 
 
 def test_what_is_slow_is_judged_by_products(inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch) -> None:
