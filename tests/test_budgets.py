@@ -15,18 +15,18 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 5_200,
-    "data": 4_900,
-    "evals": 900,
-    "files": 1_450,
-    "kernels": 700,
-    "model": 13_400,
+    "cli": 4_750,
+    "data": 4_600,
+    "evals": 850,
+    "files": 1_400,
+    "kernels": 650,
+    "model": 11_700,
     "optim": 600,
     "parallel": 1_400,
-    "run": 7_000,
-    "settings": 2_300,
-    "studio": 900,
-    "text": 17_800,
+    "run": 6_500,
+    "settings": 2_200,
+    "studio": 800,
+    "text": 16_700,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

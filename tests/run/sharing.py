@@ -198,7 +198,7 @@ def leave(place: RankInfo, folder: str) -> list[Any]:
     def act(world: World, checkpoints: CheckpointStore) -> list[Any]:
         state = make_state(world, "gpt2", {})
         if world.is_rank0:
-            threading.Timer(0.3, checkpoints.leave).start()
+            threading.Timer(0.3, checkpoints._exchange.cancel).start()
         else:
             world.barrier()
         said: list[Any] = []

@@ -9,8 +9,8 @@ import pytest
 from hornbook.errors import IntegrityError
 from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer
 from hornbook.text.config.text import BPE, Unigram, WordPiece
+from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.prompt_encoding import encode_text
-from hornbook.text.tokenizer.special_tokens import save_tokenizer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import train_tokenizer
 

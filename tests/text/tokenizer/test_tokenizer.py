@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Raw
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.train import train_bpe
-from hornbook.text.tokenizer.special_tokens import save_tokenizer
+from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.tokenizer import Tokenizer, choose_delimiters, read_settings
 
 TEXTS = [

@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from hornbook.text.config.text import BPE, Trained, Unigram, WordPiece
-from hornbook.text.tokenizer.special_tokens import save_tokenizer
+from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import ALWAYS_PIECES, BYTES, PATTERN, TRAINERS, frequent_characters, train_tokenizer
 

@@ -89,7 +89,7 @@ def _prepare(samples: "Sequence[TextSample]", scratch: Path) -> Path:
 
 def _tokenize(data: Path, tokenizer: "Tokenizer", folder: Path) -> Path:
     from hornbook.text.config.text import TextConfig, TokenizerFile
-    from hornbook.text.tokenizer.special_tokens import save_tokenizer
+    from hornbook.text.tokenizer.files import save_tokenizer
     from hornbook.text.tokenizer.tokenize import tokenize
 
     shutil.copytree(data, folder)

@@ -6,7 +6,7 @@ from typing import Any
 
 from hornbook.files.safetensors import regular_size
 from hornbook.model.storage.safetensors_folder import read_json, write_json
-from hornbook.text.tokenizer.special_tokens import name_special_tokens
+from hornbook.text.tokenizer.files import name_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")

@@ -43,7 +43,9 @@ class AdamW(OptimizerConfig, AdamSettings):
 
 def _has_lr(found: OptimizerConfig) -> OptimizerConfig:
     if "lr" not in type(found).model_fields:
-        raise ValueError(f"{type(found).__name__} is no optimizer without a setting `lr`, the peak learning rate")
+        raise ValueError(
+            f"{getattr(found, 'kind', found)} is no optimizer without a setting `lr`, the peak learning rate"
+        )
     return found
 
 

@@ -1,25 +1,19 @@
 """Which token of a tokenizer plays which role: mask, sentinels, fill-in-the-middle, modes, padding, delimiters.
 
 tokenizer.json alone is enough; tokenizer_config.json, where it names a token, goes before the table of spellings.
-`save_tokenizer` writes both, as transformers' AutoTokenizer reads them.
 """
 
 import itertools
-import json
 import re
 import tomllib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hornbook.errors import IntegrityError
-from hornbook.files.durable import write_atomic
 from hornbook.files.strict_json import parse_json
 from hornbook.text.config.text import Trained
-
-if TYPE_CHECKING:
-    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SPELLINGS: dict[str, list[str]] = _TABLE["spellings"]
@@ -33,11 +27,6 @@ SENTINELS = tuple(re.compile(p) for p in (r"<extra_id_(\d+)>", r"<\|sentinel_(\d
 _MODES = ("R", "S", "X")
 _NAMED = ("pad", "cls", "sep", "mask")
 """Roles that tokenizer_config.json names, as `pad_token` and so on; begin and end are its bos and eos."""
-_SETTINGS = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "clean_up_tokenization_spaces": False,
-    "model_max_length": 10**30,
-}
 UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
 """Noncharacters never occur in interchanged text (Unicode 23.7); the name makes an accident impossible."""
 
@@ -185,37 +174,3 @@ def _rename_in_model(model: dict[str, Any], renamed: dict[str, str]) -> None:
     if "merges" in model:
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         model["merges"] = [[a, b] for a, b in pairs if not (a in renamed or b in renamed or a + b in renamed)]
-
-
-def save_tokenizer(tokenizer: "Tokenizer", folder: Path, settings: dict[str, Any] | None = None) -> None:
-    """Write tokenizer.json, and the two files by which transformers' AutoTokenizer knows its special tokens.
-
-    `settings`: the tokenizer_config.json it came with; its delimiters are set to those in use.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    names: dict[str, Any] = {"eos_token": tokenizer.end}
-    if tokenizer.delimiter_id != tokenizer.end_id or not settings:
-        names["bos_token"] = tokenizer.begin
-    if not settings:
-        names |= name_special_tokens(tokenizer)
-    for name, content in (("special_tokens_map", names), ("tokenizer_config", {**(settings or _SETTINGS), **names})):
-        write_atomic(folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
-    write_atomic(folder / "tokenizer.json", tokenizer.definition)
-
-
-def name_special_tokens(tokenizer: "Tokenizer") -> dict[str, Any]:
-    """What tokenizer_config.json calls the special tokens, the delimiters aside: each role that there is."""
-    special = tokenizer.special
-    roles = {
-        "unk": tokenizer.unknown_id,
-        "pad": special.pad,
-        "mask": special.mask,
-        "cls": special.cls,
-        "sep": special.sep,
-    }
-    names: dict[str, Any] = {
-        f"{role}_token": tokenizer.spell(number) for role, number in roles.items() if number is not None
-    }
-    others = [*special.sentinels, special.prefix, special.suffix, special.middle, *special.modes.values()]
-    spelled = [tokenizer.spell(number) for number in others if number is not None]
-    return names | ({"additional_special_tokens": spelled} if spelled else {})

@@ -21,8 +21,9 @@ from hornbook.text.splits import SUBSETS, LaterCounts, Split, plan_splits
 from hornbook.text.tokenizer.bpe.choice import compile_for
 from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.encode import VERSION, EncodeTask, check_documents, encode
+from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
-from hornbook.text.tokenizer.special_tokens import read_settings, save_tokenizer, spell_special_tokens
+from hornbook.text.tokenizer.special_tokens import read_settings, spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import TrainingTexts, train_tokenizer
 

@@ -10,7 +10,7 @@ import regex
 
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.train import PATTERN, train_bpe
-from hornbook.text.tokenizer.special_tokens import save_tokenizer
+from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.tokenizer import END_OF_TEXT
 
 TEXTS = [
@@ -32,7 +32,7 @@ def test_training_twice_gives_the_same_bytes(tmp_path: Path):
     script = (
         "import sys; from pathlib import Path\n"
         "from hornbook.text.tokenizer.bpe.train import *; from hornbook.text.config.text import BPE\n"
-        "from hornbook.text.tokenizer.special_tokens import *\n"
+        "from hornbook.text.tokenizer.files import *\n"
         f"texts = {TEXTS!r}\n"
         "save_tokenizer(train_bpe(BPE(vocab=350), [texts]), Path(sys.argv[1]))\n"
     )
