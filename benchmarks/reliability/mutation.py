@@ -44,8 +44,10 @@ TESTS_SECONDS = 30.0, 90.0
 """Of the tests in a first round against a mutant, and in a second where it survives; by what each takes without it."""
 PATIENCE, START_SECONDS = 6, 60.0
 """They may last so many times as long, after the start of pytest."""
-NEAR = 4
-"""Fewer imports between a test and a kernel, and it may run it."""
+PINNED = "tests/settings/test_pinned.py"
+"""Compares defaults, ranges and types of all settings."""
+NEAR = 6
+"""Fewer imports between a test and a file, and it may depend on it."""
 EQUIVALENT = {
     "model/cpu/scalar.py: for k in (5, 4, 3, 2, 1, 0):: 0 -> 1": "the first two coefficients of the series are both 1",
     "model/mlp/router.py: weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM): "
@@ -73,7 +75,7 @@ class Mutant:
     path: str
     """Of the file, below the package."""
     lines: frozenset[int]
-    """Tests that run one of them may notice: the statement of the change; of a module's or a class's, all functions."""
+    """Tests that run one of them may notice: those of the statement of the change; none where it is in no function."""
     line: int
     source: str
     """The line of the change."""
@@ -159,8 +161,7 @@ def _lines(tree: ast.Module, first: int, last: int) -> frozenset[int]:
     around = [each for each in ast.walk(tree) if isinstance(each, ast.stmt) and each.lineno <= first <= _end(each)]
     if any(isinstance(each, ast.FunctionDef) for each in around):
         return frozenset(range(max(each.lineno for each in around), last + 1))
-    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
-    return frozenset(line for each in functions for line in range(each.body[0].lineno, _end(each) + 1))
+    return frozenset()
 
 
 def _end(each: ast.stmt) -> int:
@@ -175,23 +176,26 @@ def draw(rooms: list[str], count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(each: Mutant, known: TestMap) -> list[list[str]]:
-    """Rounds of tests that run the changed lines; where coverage sees none of them, as of compiled kernels, of tests
-    that run the file or whose imports lead there.
+    """Rounds of tests that run the changed lines. Of kernels, whose lines coverage does not see, and of what a module
+    or class holds outside functions, such as settings: of tests that run the file or whose imports lead there.
 
     The module's own tests come first, then those of files that import it (the quickest of each file, then the second of
     each ...), then of files that import what imports it, and so on; a round has as many as take its `TESTS_SECONDS`.
     Without any test there is none.
     """
-    own = str(Path("tests", each.path).with_name(f"test_{Path(each.path).name}")) + "::"
+    own = [f"{Path('tests', each.path).with_name(f'test_{Path(each.path).name}')}::"]
+    if not each.lines:
+        own.append(PINNED)
     away = distances(each.path)
     found = known.of_lines(each.path, each.lines)
     if not found:
-        found = known.of_file(each.path) | {test for test in known.seconds if away.get(test.split("::")[0], 100) < NEAR}
+        found = {test for test in known.seconds if away.get(test.split("::")[0], 100) < NEAR}
+        found |= known.of_file(each.path)
     of_files = defaultdict[str, int](int)
     ranked = []
     for test in sorted(found, key=lambda test: (known.seconds[test], test)):
         file = test.split("::")[0]
-        ranked.append((not test.startswith(own), away.get(file, 100), of_files[file], known.seconds[test], test))
+        ranked.append((not test.startswith(tuple(own)), away.get(file, 100), of_files[file], known.seconds[test], test))
         of_files[file] += 1
     rounds, tests = list[list[str]](), [test for *_, test in sorted(ranked)]
     for limit in TESTS_SECONDS:
