@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,13 +49,7 @@ PINNED = "tests/settings/test_pinned.py"
 """Compares defaults, ranges and types of all settings."""
 NEAR = 6
 """Fewer imports between a test and a file, and it may depend on it."""
-EQUIVALENT = {
-    "model/cpu/scalar.py: for k in (5, 4, 3, 2, 1, 0):: 0 -> 1": "the first two coefficients of the series are both 1",
-    "model/mlp/router.py: weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM): "
-    "weights.sum(-1, keepdim=True) + LEAST_SUM -> weights.sum(-1, keepdim=True) - LEAST_SUM": (
-        "it keeps 0 / 0 away with either sign, and is no part of any other float32 sum"
-    ),
-}
+EQUIVALENT: dict[str, str] = tomllib.loads(Path(__file__).with_name("equivalent_mutants.toml").read_text())
 """`Mutant.key` -> why no test can notice it. By hand."""
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
