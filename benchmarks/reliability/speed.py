@@ -8,9 +8,11 @@ loader reads the tokens that its version wrote. Ratios of medians count; nothing
 """
 
 import argparse
+import itertools
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from benchmarks.reliability.unchanged import STEPS, checkout, hornbook
 from hornbook.text.ingest.corpora.installed import write_installed_corpus
 
 ROOT = Path(__file__).parents[2]
-BYTES, TOKENS, WARM_STEPS = 12_000_000, 60_000, 4
+BYTES, COPIES, TOKENS, WARM_STEPS = 12_000_000, 8, 60_000, 4
 READ = """
 import sys, time
 from pathlib import Path
@@ -77,6 +79,8 @@ def run(revision: str, rounds: int) -> None:
         base = Path(temporary)
         sources = {"before": checkout(revision, base), "now": ROOT / "src"}
         write_installed_corpus(base / "raw", max_bytes=BYTES, seed=0)
+        for path, number in itertools.product([*(base / "raw").glob("*.jsonl")], range(1, COPIES)):
+            shutil.copy(path, path.with_stem(f"{path.stem}-{number}"))  # copies are measured, then dropped
         (base / "refinery.toml").write_text(STEPS)
         for number in range(rounds + 1):
             for side, source in sources.items():

@@ -24,6 +24,28 @@ UNBOUNDED = 1 << 40
 """Declared length of an argument array: kernels index within the shapes they are told."""
 
 
+def _float_bits_code(typingctx, value):  # noqa: ARG001
+    def generate(_context, builder, _signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+float_bits: Any = intrinsic(_float_bits_code)
+"""The bits of a float32. With numba's `view` instead, loops over bfloat16 do not vectorise: up to nine times as slow."""
+
+
+def _bits_float_code(typingctx, bits):  # noqa: ARG001
+    def generate(_context, builder, _signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+bits_float: Any = intrinsic(_bits_float_code)
+"""The float32 of these bits."""
+
+
 def _fetch_add_code(typingctx, pointer):  # noqa: ARG001
     def generate(_context, builder, _signature, arguments):
         return builder.atomic_rmw("add", arguments[0], ir.Constant(ir.IntType(64), 1), "monotonic")
@@ -79,7 +101,7 @@ def store(values, i, value):
 @overload(load, inline="always")
 def _load(values, i):  # noqa: ARG001
     if values.dtype == types.uint16:
-        return lambda values, i: np.uint32(np.uint32(values[i]) << np.uint32(16)).view(np.float32)
+        return lambda values, i: bits_float(np.uint32(np.uint32(values[i]) << np.uint32(16)))
     return lambda values, i: values[i]
 
 
@@ -93,7 +115,7 @@ def _store(values, i, value):  # noqa: ARG001
         return plain
 
     def rounded(values, i, value):
-        bits = np.float32(value).view(np.uint32)
+        bits = float_bits(np.float32(value))
         # Half of the last bit that is kept, less one where that bit is 0: what lies in the middle goes to the even one.
         even = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
         values[i] = np.uint16(np.uint32(bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
@@ -119,7 +141,7 @@ def exponential(x):
     y = COEFFICIENTS[6]
     for k in (5, 4, 3, 2, 1, 0):
         y = y * r + COEFFICIENTS[k]
-    y *= np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    y *= bits_float(np.uint32((np.int32(n) + np.int32(127)) << np.int32(23)))
     # Comparisons, not sums like x - x, which the compiler may cancel.
     y = np.float32(0) if x < np.float32(-87) else y
     y = np.float32(np.inf) if x > np.float32(88) else y
