@@ -173,8 +173,12 @@ class RowArrays(NamedTuple):
     ids: np.ndarray  # int32 [rows, sequence]: a copy of the tokens, which is hashed
     pieces: np.ndarray  # int32: lengths of the pieces of all rows, padding among them
     bounds: np.ndarray  # int64 [rows + 1]: where those of each row begin
+    # Empty as `RowReader` gives them: transforms alone need these two.
     used: np.ndarray  # int64 [rows]: tokens of each row, padding not counted
     prefixes: np.ndarray  # int32: as `pieces`, leading tokens that are seen in both directions
+
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +218,7 @@ class RowReader:
         if not confine:
             pieces, bounds = np.full(count, sequence, np.int32), np.arange(count + 1)
         lengths = tuples(pieces, bounds) if confine else [(sequence,)] * count
-        used, prefixes = np.add.reduceat(segments[2], segments[0][:-1]), np.zeros(bounds[-1], np.int32)
-        arrays = RowArrays(tokens, targets, weights, positions, ids, pieces, bounds, used, prefixes)
+        arrays = RowArrays(tokens, targets, weights, positions, ids, pieces, bounds, _NONE, _NONE)
         return Rows(arrays, lengths, int(total))
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64, UInt64
 from hornbook.data.batch import Batch
 from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
 from hornbook.data.order.random_keys import choices, row_keys
-from hornbook.data.packing.plan import Plan
+from hornbook.data.packing.plan import Plan, Segments
 from hornbook.data.packing.rows import RowArrays, RowReader, Rows, tuples
 
 Prefixes = list[tuple[int, ...]]
@@ -45,18 +45,22 @@ class TextRows(BatchBuilder):
         mask = context.config.document_mask
         self._reader = RowReader(context.corpus, context.streams, sequence=context.sequence, document_mask=mask)
         self._transforms, self._bounds, self._keys = list(transforms), bounds, context.keys
+        self._changes = any(each is not None for each in transforms)
         self._dynamic = all(each is None or each.dynamic for each in transforms)
         self._gives_prefixes = any(each is not None and each.gives_prefixes for each in transforms)
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
-        rows, prefixes = self._reader.read(refs.sources, self.segments(refs)), None
-        if any(each is not None for each in self._transforms):
-            rows, prefixes = self._changed(rows, refs)
+        segments = self.segments(refs)
+        rows, prefixes = self._reader.read(refs.sources, segments), None
+        if self._changes:
+            rows, prefixes = self._changed(rows, segments, refs)
         return in_microbatches(rows, prefixes, refs, micro_batch)
 
-    def _changed(self, rows: Rows, refs: SampleRefs) -> tuple[Rows, Prefixes | None]:
+    def _changed(self, rows: Rows, segments: Segments, refs: SampleRefs) -> tuple[Rows, Prefixes | None]:
         """The rows changed in place, and the prefixes of their pieces if any transform gives them some."""
-        arrays, first = rows.arrays, np.zeros_like(refs.epochs)
+        (offsets, _, sizes), first = segments, np.zeros_like(refs.epochs)
+        used, prefixes = np.add.reduceat(sizes, offsets[:-1]), np.zeros(rows.arrays.bounds[-1], np.int32)
+        arrays = rows.arrays._replace(used=used, prefixes=prefixes)
         chosen = choices(self._keys, self._bounds, refs.sources, refs.rows, refs.epochs if self._dynamic else first)
         for number, transform in enumerate(self._transforms):
             if transform is not None:

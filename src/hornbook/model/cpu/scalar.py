@@ -32,7 +32,7 @@ def _float_bits_code(typingctx, value):  # noqa: ARG001
 
 
 float_bits: Any = intrinsic(_float_bits_code)
-"""The bits of a float32. With numba's `view` instead, loops over bfloat16 do not vectorise: up to nine times as slow."""
+"""The bits of a float32. With numba's `view` instead, loops over bfloat16 do not vectorise: nine times as slow."""
 
 
 def _bits_float_code(typingctx, bits):  # noqa: ARG001
