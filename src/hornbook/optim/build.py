@@ -56,7 +56,7 @@ def assign_rules(
     rules = {}
     for name, shape in shapes.items():
         group = _group_of(name, config)
-        rule = rules[name] = (group and group.rule) or config.rule_for(roles[name], shape)
+        rule = rules[name] = ((group and group.rule) or config).rule_for(roles[name], shape)
         if problem := rule.refusal(roles[name], shape):
             raise UsageError(
                 f"optim: {type(rule).__name__} cannot update {name} {list(shape)}: {problem}; name another rule, as in "

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import f32, load, store
-from hornbook.model.cpu.team import Kernel, chunks, float_argument, is_bf16, launch
+from hornbook.kernels.scalar import f32, load, store
+from hornbook.kernels.team import Kernel, chunks, float_argument, is_bf16, launch
 
 
 class RMSNormFunction(torch.autograd.Function):

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.kernels.team import supports
 from hornbook.model.config import init as config_init
 from hornbook.model.config.norm import BatchNormConfig, LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
 from hornbook.model.cpu.norm import RMSNormFunction
-from hornbook.model.cpu.team import supports
 
 
 def widened(x: Tensor) -> Tensor:

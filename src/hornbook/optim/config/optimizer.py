@@ -5,7 +5,7 @@ A user's optimizer from outside the package is a subclass of `OptimizerConfig` (
 
 from pydantic import Field
 
-from hornbook.optim.config.rule import Shape, UpdateRule
+from hornbook.optim.config.rule import UpdateRule
 from hornbook.optim.config.rules import AnyRule
 from hornbook.optim.config.schedules import Cosine, Schedule
 from hornbook.settings.fields import Config, Number
@@ -35,7 +35,3 @@ class OptimizerConfig(UpdateRule):
     """Learning rate over the run."""
     groups: list[ParameterGroup] = Field(default=[])
     """Parameters with other settings, such as `[{ match = "embedding.*", lr = 1e-3 }]`."""
-
-    def rule_for(self, role: str, shape: Shape) -> UpdateRule:  # noqa: ARG002
-        """The update rule of parameters of this role and shape, where no group says otherwise."""
-        return self

@@ -85,6 +85,10 @@ class UpdateRule(Config):
     weight_decay: Number = Field(default=0.1, ge=0)
     """Decoupled decay, multiplied by the learning rate."""
 
+    def rule_for(self, role: str, shape: Shape) -> "UpdateRule":  # noqa: ARG002
+        """The update rule of parameters of this role and shape, where this one is asked for."""
+        return self
+
     def refusal(self, role: str, shape: Shape) -> str:  # noqa: ARG002
         """Why it cannot update a parameter of this role and shape; empty where it can."""
         return ""

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from hornbook.optim.config.adamw_8bit import AdamW8bitRule
 from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
 from hornbook.settings.fields import Number, open_to
 
@@ -23,18 +24,27 @@ class AdamWRule(UpdateRule):
     """Decay of the second moment."""
     eps: Number = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
+    state: Literal["parameter", "bf16"] = "parameter"
+    """Dtype of both moments: the parameter's, or bfloat16 with stochastic rounding: half the bytes of float32."""
 
     def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return StateTensor("step", "scalar", "float32"), StateTensor("exp_avg"), StateTensor("exp_avg_sq")
+        dtype = "bfloat16" if self.state == "bf16" else "parameter"
+        step = StateTensor("step", "scalar", "float32")
+        return step, StateTensor("exp_avg", dtype=dtype), StateTensor("exp_avg_sq", dtype=dtype)
 
     def group_settings(self, decayed: bool, factors: Factors) -> dict[str, float]:
         return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        """Torch's fused kernel, which takes the flag of a non-finite gradient without a host synchronisation."""
+        """Torch's fused kernel, which takes the flag of a non-finite gradient without a host synchronisation; with moments
+        or parameters in bfloat16 our own."""
         import torch
 
+        if self.state == "bf16" or any(each.dtype == torch.bfloat16 for group in groups for _, each in group["params"]):
+            from hornbook.optim.low_precision import AdamWBf16
+
+            return AdamWBf16(groups, betas=(self.beta1, self.beta2))
         return torch.optim.AdamW(groups, betas=(self.beta1, self.beta2), fused=True)
 
 
-AnyRule = Annotated[AdamWRule, *open_to("update rule", UpdateRule)]
+AnyRule = Annotated[AdamWRule | AdamW8bitRule, *open_to("update rule", UpdateRule)]
