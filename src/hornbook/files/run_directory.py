@@ -46,6 +46,8 @@ class StepRecord(Record):
     first_sample: NotRequired[int]
     num_samples: NotRequired[int]
     skipped: NotRequired[bool]
+    terms: NotRequired[dict[str, float]]
+    """Terms of the objective besides the loss, per target token."""
     time: NotRequired[float]
 
 

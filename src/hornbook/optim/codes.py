@@ -1,4 +1,4 @@
-"""Tensors as 8-bit codes of a dynamic map, with a scale for each block of neighbours (Dettmers et al. 2022, 2110.02861).
+"""Tensors as 8-bit codes of a dynamic map, with a scale for each block of neighbours (arXiv 2110.02861).
 
 A code names one of 256 values in [-1, 1] (signed) or [0, 1] (unsigned), which lie denser towards zero: in each of seven
 decades as many as the decade's place allows, evenly, so that the error is relative over seven orders of magnitude. A

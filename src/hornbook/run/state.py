@@ -88,6 +88,7 @@ class State:
         self._read_moments(folder / MOMENTS)
         if self.engine.scaler is not None and "scale" in counters:
             self.engine.scaler.load(counters["scale"])
+        self.engine.clipping.load(counters.get("norms", []))
         self.step, self.tokens = counters["step"], counters["tokens"]
         self.skips_in_a_row = counters["skips_in_a_row"]
         sequence = self.loader.index.sequence
@@ -139,6 +140,8 @@ class State:
             "sequence": self.loader.index.sequence,
             "skips_in_a_row": self.skips_in_a_row,
         }
+        if norms := self.engine.clipping.state():
+            counters["norms"] = norms
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
 
 

@@ -5,7 +5,8 @@ rewound with it.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hornbook.errors import DivergedError
@@ -43,6 +44,8 @@ class Step:
     """The part of `seconds` spent on waiting for the batch."""
     final: bool
     """The run ends with this step."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Other terms of the objective by name, per target token: `z_loss`, `l1`, `l2`, what experts add."""
 
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
@@ -67,6 +70,7 @@ class Step:
             "num_samples": self.num_samples,
             "skipped": self.skipped,
             "time": round(time.time(), 3),
+            **({"terms": dict(self.terms)} if self.terms else {}),
         }
 
 

@@ -9,7 +9,7 @@ from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build import build_optimizer, decaying
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -88,6 +88,7 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
+    engine.penalties.names = decaying(roles, recipe.optim)
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors, shapes, engine.owners)
@@ -114,13 +115,14 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     job.control.enter("optimizer", state)
     applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     state.advance(batch)
-    loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
+    norm, applied, *sums = fetch(norm, applied, *losses.values())
+    terms = {name: each / max(batch.total_weight, 1.0) for name, each in zip(losses, sums, strict=True)}
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,
         tokens=state.tokens,
         step_tokens=batch.tokens,
-        loss=loss_sum / max(batch.total_weight, 1.0),
+        loss=terms.pop("loss"),
         grad_norm=norm,
         lr=lr,
         skipped=not applied,
@@ -130,6 +132,7 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
         seconds=time.perf_counter() - started,
         data_seconds=arrived - started,
         final=state.tokens >= length.tokens,
+        terms=terms,
     )
 
 
