@@ -91,12 +91,6 @@ def u8(address):
 
 
 @njit(inline="always")
-def i32(address):
-    """The int32 values at an address."""
-    return carray(pointer(address), UNBOUNDED, np.int32)
-
-
-@njit(inline="always")
 def i64(address):
     """The int64 values at an address."""
     return carray(pointer(address), UNBOUNDED, np.int64)

@@ -9,6 +9,7 @@ second moment, and one that is lost makes the update as large as the first momen
 et al. 2023, arXiv 2309.01507).
 """
 
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -17,14 +18,32 @@ from torch import Tensor
 
 from hornbook.optim.config.adamw_8bit import BLOCK
 
-SHIFTS = {True: 17, False: 16}
-"""Bits of a float32 that its bucket ignores, by signedness: as many as leave one boundary to a bucket at most."""
-LOWEST = 105 << 23
-"""Bits of 2^-22: all below is one bucket."""
-ONE = 127 << 23
-"""Bits of 1.0."""
-LEAST = {True: 0, False: 1 << 23}
-"""Bits of the least magnitude that is not zero, by signedness: unsigned, the smallest normal number."""
+DECADES = 7
+TINY = float(np.finfo(np.float32).tiny)
+"""The smallest normal float32: a block whose largest magnitude is less is stored as zeros."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The arithmetic of a dynamic map: how a magnitude in [0, 1] becomes the number of a value, 0 for zero.
+
+    Decade d has `first << d` values; with n values it holds the numbers from n - first + 1 on.
+    """
+
+    first: int
+    """Values of the lowest decade."""
+    zero: np.float32
+    """Below it a magnitude is zero."""
+    one: np.float32
+    """From it on a magnitude is 1."""
+    limits: tuple[np.float32, ...]
+    """The magnitudes where the decades after the first begin."""
+    scales: tuple[np.float32, ...]
+    """Values of each decade per unit."""
+
+
+NINTH = np.float32(1 / 9)
+"""A decade begins at a ninth of its length: it reaches from 0.1 to 1 of its unit."""
 
 
 @cache
@@ -39,54 +58,38 @@ def dynamic_map(signed: bool) -> Tensor:
 
 
 @cache
-def boundaries(signed: bool) -> Tensor:
-    """float32 [256]: from boundaries[c] on a value has a code above c; the last is infinite."""
-    values = dynamic_map(signed)
+def grid(signed: bool) -> Grid:
+    """The arithmetic of `dynamic_map(signed)`: limits lie in the middle between two values, but see above for zero."""
+    first = 1 if signed else 2
+    values = dynamic_map(signed).numpy()[-(first * (2**DECADES - 1) + 2) :]  # 0, all positive, 1
     middles = (values[1:] + values[:-1]) / 2
-    if not signed:
-        middles[0] = torch.finfo(torch.float32).tiny
-    return torch.cat([middles, torch.tensor([torch.inf])])
-
-
-@cache
-def buckets(signed: bool) -> Tensor:
-    """int32 [buckets]: how values of a bucket get their code, for kernels that compute what `encode` says.
-
-    The bucket of x in [-1, 1] is `max(bits of |x|, LOWEST) - LOWEST >> shift`; of negative ones, behind all others. An
-    entry is `code << 20 | bound`: the code of the value next to zero. Those whose ignored bits are `bound` or more have
-    the next code away from zero. Unsigned values below `LEAST[signed]`, as bits, have code 0.
-    """
-    width = 1 << SHIFTS[signed]
-    starts = np.arange(LOWEST, ONE + 1, width, dtype=np.int64)
-    edges = boundaries(signed).numpy()
-    codes = np.searchsorted(edges, _floats(starts), side="right")
-    entries = codes << 20 | np.minimum(_bits(edges[np.minimum(codes, 255)]) - starts, width)
-    if signed:
-        codes = np.searchsorted(edges, -_floats(starts), side="right")
-        bounds = np.where(codes > 0, _bits(-edges[np.maximum(codes - 1, 0)]) - starts + 1, width)
-        entries = np.concatenate([entries, codes << 20 | np.minimum(bounds, width)])
-    return torch.from_numpy(entries.astype(np.int32))
-
-
-def _floats(bits: np.ndarray) -> np.ndarray:
-    return bits.astype(np.uint32).view(np.float32)
-
-
-def _bits(floats: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(floats).view(np.uint32).astype(np.int64)
+    starts = [(first << decade) - first for decade in range(DECADES)]
+    scales = tuple(np.float32((first << decade) * 10.0 ** (6 - decade) / 0.9) for decade in range(DECADES))
+    zero = middles[0] if signed else np.float32(TINY)
+    return Grid(first, np.float32(zero), middles[-1], tuple(middles[start] for start in starts[1:]), scales)
 
 
 def encode(x: Tensor, signed: bool) -> Tensor:
-    """Codes (uint8) of values in [-1, 1] or [0, 1]: the nearest value, in the middle the upper one."""
-    edges = boundaries(signed).to(x.device)
-    return torch.bucketize(x, edges[:-1], right=True, out_int32=True).to(torch.uint8)
+    """Codes (uint8) of values in [-1, 1] or [0, 1]: the nearest value, up to rounding."""
+    by, size = grid(signed), x.abs()
+    decade = sum((size >= float(limit)).int() for limit in by.limits)
+    assert isinstance(decade, Tensor)
+    count = by.first << decade
+    inside = size * torch.tensor(by.scales, device=x.device)[decade] - count.float() * float(NINTH)
+    number = count - by.first + 1 + inside.int().clamp(min=0).minimum(count - 1)
+    number = torch.where(size >= float(by.one), (by.first << DECADES) - by.first + 1, number)
+    number = torch.where(size >= float(by.zero), number, 0)
+    if signed:
+        number = 127 + torch.where(x < 0, -number.clamp(max=127), number)
+    return number.to(torch.uint8)
 
 
 def quantize(x: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     """float32 [..., n] -> codes (uint8 [..., n]) and scales (float32 [..., blocks]): |x| at most, by block."""
     blocks = _blocks(x)
     scales = blocks.abs().amax(-1) if x.numel() else x.new_zeros(blocks.shape[:-1])
-    codes = encode(blocks / torch.where(scales > 0, scales, 1.0)[..., None], signed)
+    scales = torch.where(scales >= TINY, scales, 0.0)
+    codes = encode(blocks * torch.where(scales > 0, 1 / scales, 0.0)[..., None], signed)
     return codes.flatten(-2)[..., : x.shape[-1]].contiguous(), scales
 
 

@@ -32,7 +32,7 @@ class Factors:
     rate: float | Tensor
     """Learning rate over the bias of the first moment."""
     root: float | Tensor
-    """Root of the bias of the second moment."""
+    """One over the root of the bias of the second moment."""
     beta1: float
     beta2: float
     eps: float
@@ -78,7 +78,7 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
         """On a GPU those that depend on the step stay there: the host does not wait."""
         (beta1, beta2), lr = self._betas, group["lr"]
         count = float(step) if step.device.type == "cpu" else step.double()
-        rate, root = lr / (1 - beta1**count), (1 - beta2**count) ** 0.5
+        rate, root = lr / (1 - beta1**count), (1 - beta2**count) ** -0.5
         return Factors(1 - lr * group["weight_decay"], rate, root, beta1, beta2, group["eps"])
 
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Factors, drawn: Draws) -> None:
@@ -122,7 +122,7 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, by: Factors) -> tuple[Tens
     """The parameter and both moments after an update; all float32 of one shape."""
     m = m * by.beta1 + g * (1 - by.beta1)
     v = v * by.beta2 + g * g * (1 - by.beta2)
-    return p * by.decay - m / (exact_root(v) / by.root + by.eps) * by.rate, m, v
+    return p * by.decay - m / (exact_root(v) * by.root + by.eps) * by.rate, m, v
 
 
 def exact_root(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from hornbook.parallel.gradients import Scaler
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+PRECISIONS = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def parallelize(
@@ -34,6 +34,9 @@ def parallelize(
         model.head.num_real_tokens = num_tokens
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
     model.compute_dtype = PRECISIONS[precision]
+    if precision == "bf16-pure":
+        for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype
+            parameter.data = parameter.data.to(torch.bfloat16)
     if parallel.recompute == "block":
         recompute_blocks(model)
     if train.compile:

@@ -40,9 +40,10 @@ class TrainConfig(Config):
     """Tokens per row."""
     micro_batch: Count = Field(default=8, ge=1)
     """Rows computed at once; it changes memory and speed, and the last bits of the sums."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Arithmetic of matrix products and activations; weights and moments are always fp32. `auto` takes bf16 where the
-    device multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss."""
+    precision: Literal["auto", "bf16", "bf16-pure", "fp16", "fp32"] = "auto"
+    """Arithmetic of matrix products and activations; weights and moments are fp32. `auto` takes bf16 where the device
+    multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss. With `bf16-pure`
+    weights, gradients and moments are bf16 too, and updates round stochastically: optimizers adamw and adamw8bit."""
     loss: LossConfig = LossConfig()
     """The loss function."""
     device: str = "auto"

@@ -74,7 +74,8 @@ class Inputs:
         """The description of the model that checkpoints hold."""
         recipe, tokenizer = self.recipe, self.corpus.root / "tokenizer"
         steps = tuple(recipe.surgery)
-        return ModelSpec(recipe.model, self.vocab, tokenizer, steps, decoder_start=self.decoder_start)
+        dtype = "bfloat16" if recipe.train.precision == "bf16-pure" else "float32"
+        return ModelSpec(recipe.model, self.vocab, tokenizer, steps, decoder_start=self.decoder_start, dtype=dtype)
 
     @property
     def decoder_start(self) -> int | None:

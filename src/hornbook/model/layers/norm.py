@@ -35,7 +35,10 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         # Not torch's mixed kernel (bfloat16 beside float32 weights): its weight gradients are a few percent off.
-        return F.layer_norm(widened(x), self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
+        return F.layer_norm(widened(x), self.weight.shape, *self._wide(), self.eps).to(x.dtype)
+
+    def _wide(self) -> tuple[Tensor, Tensor | None]:
+        return widened(self.weight), None if self.bias is None else widened(self.bias)
 
 
 class RMSNorm(nn.Module):
@@ -67,7 +70,7 @@ def rms_norm(
     """`x / sqrt(mean(x^2) + eps) * weight`, in the dtype of x."""
     if supports(x):
         return RMSNormFunction.apply(x, weight, eps)
-    return F.rms_norm(widened(x), weight.shape, weight, eps).to(x.dtype)
+    return F.rms_norm(widened(x), weight.shape, widened(weight), eps).to(x.dtype)
 
 
 class BatchNorm(nn.Module):

@@ -1,7 +1,7 @@
 """AdamW with moments of 8 bits."""
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ class AdamW8bitRule(UpdateRule):
     """AdamW with moments of 8 bits, scaled by blocks of 256 values (Dettmers et al. 2022, arXiv 2110.02861): 2.03 bytes
     per value instead of 8. Vectors, small tensors and embeddings keep float32 moments."""
 
+    stochastic: ClassVar = True
     kind: Literal["adamw8bit"] = "adamw8bit"
     lr: Number = Field(default=3e-4, gt=0)
     """Peak learning rate."""

@@ -77,6 +77,8 @@ class Factors:
 class UpdateRule(Config):
     """How gradients change parameters. A subclass has its `kind`, a default `lr` and settings of its own."""
 
+    stochastic: ClassVar[bool] = False
+    """Whether it rounds updates of bfloat16 parameters stochastically; without that small ones would be lost."""
     whole: ClassVar[bool] = False
     """Whether an update of a value reads others of its parameter (norms, sums over rows, products of matrices): where
     ranks share a parameter, one of them is then given all of it, and updates it for the others."""

@@ -1,6 +1,6 @@
 """Update rules by their `kind`: what `optim.groups` may give a group of parameters."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class AdamWRule(UpdateRule):
     """Loshchilov and Hutter 2019 (arXiv 1711.05101)."""
 
+    stochastic: ClassVar = True
     kind: Literal["adamw"] = "adamw"
     lr: Number = Field(default=3e-4, gt=0)
     """Peak learning rate."""
@@ -38,8 +39,8 @@ class AdamWRule(UpdateRule):
         return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        """Torch's fused kernel, which takes the flag of a non-finite gradient without a host synchronisation; with moments
-        or parameters in bfloat16 our own."""
+        """Torch's fused kernel, which takes the flag of a non-finite gradient without a host synchronisation; ours where
+        moments or parameters are bfloat16."""
         import torch
 
         if self.state == "bf16" or any(each.dtype == torch.bfloat16 for group in groups for _, each in group["params"]):

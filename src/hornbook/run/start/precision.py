@@ -17,7 +17,7 @@ from hornbook.settings.resolve import Resolved
 
 ORIGIN = "auto: "
 """Prefix of the origin of a precision that was chosen here."""
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "fp16": torch.float16}
 
 
 def settle_precision(resolved: Resolved) -> Resolved:
