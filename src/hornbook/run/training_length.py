@@ -16,6 +16,7 @@ from typing import Self
 
 from hornbook.errors import UsageError
 from hornbook.optim.config.batch_schedule import Batches
+from hornbook.optim.config.schedule import Axis, ScheduleConfig
 from hornbook.run.config import TrainConfig
 
 
@@ -108,3 +109,16 @@ def training_length(train: TrainConfig, epoch_tokens: Callable[[float], int]) ->
         raise UsageError("how long to train is not set: give --train.tokens or --train.epochs")
     rows = math.ceil(wanted / train.sequence)
     return TrainingLength(rows * train.sequence, train.ramp.batches(train.batch_tokens), train.sequence)
+
+
+def sets_schedule(key: str) -> bool:
+    """Whether a setting decides where a schedule's points lie in the run."""
+    return key.startswith(("optim.schedule", "train.tokens", "train.epochs", "train.batch_tokens", "train.ramp"))
+
+
+def check_schedule(schedule: ScheduleConfig, length: TrainingLength) -> None:
+    """Raise UsageError naming the settings of a schedule that do not fit a run of this length."""
+    problems = list(schedule.problems(Axis(length.planned, length.batches)))
+    if problems:
+        lines = [f"  optim.schedule.{key}: {text}" for key, text in problems]
+        raise UsageError("\n".join(["the schedule does not fit the run:", *lines]))
