@@ -151,7 +151,7 @@ def read_inputs(resolved: Resolved, start: Start) -> Inputs:
         progress("read the data", 0, None)
         inputs = open_inputs(resolved)
     if start.mode == "start" or any(sets_schedule(change.key) for change in start.changes):
-        check_schedule(inputs.recipe.optim.schedule, inputs.length)
+        check_schedule(inputs.recipe.optim.schedule, inputs.recipe.train.average, inputs.length)
     model = resolved.recipe.model
     if model.init.overrides:
         check_overrides(model, parameter_shapes(model, inputs.vocab))
