@@ -36,8 +36,8 @@ class WeightAverage:
         if share == 1.0:
             self.restart()
             return
-        weights = [parameter.detach().float() for parameter in self._parameters.values()]
-        torch._foreach_lerp_(list(self.tensors.values()), weights, share)
+        for name, parameter in self._parameters.items():
+            self.tensors[name].lerp_(parameter.float(), share)
 
     def in_place(self) -> contextlib.AbstractContextManager[None]:
         """The parameters hold the average inside of this context."""
