@@ -13,12 +13,10 @@ from torch import Tensor
 
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiles import QueryTile, plan_tiles
+from hornbook.model.config.tiling import KEPT
 from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
 from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import add_products_, matmul
-
-KEPT = 16
-"""Probabilities are kept for backward if they are at most this many times as large as the queries."""
 
 
 class Scoring(NamedTuple):

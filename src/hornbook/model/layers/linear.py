@@ -10,13 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.model.config.part import FEW_ROWS
 from hornbook.model.layers.products import linear, matmul
 from hornbook.model.layers.saved_tensors import cheap
-
-FEW_ROWS = 64
-"""Below this number of rows (decoding) putting weights side by side costs more than the single product saves: a decode
-step of a 124M-parameter model took 1.43 times as long."""
-
 
 class Linear(nn.Module):
     """`y = x W^T + b`, W of shape [out, in] as in torch; values come from `hornbook.model.init.init`."""

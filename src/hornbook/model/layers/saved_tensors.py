@@ -26,13 +26,26 @@ class _Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class _Made(NamedTuple):
-    """The result of a call while its forward pass runs."""
+class _Made:
+    """The result of a call, as long as there is one."""
 
-    storage: StorageWeakRef
-    """Its memory, which no other tensor gets while this reference is there."""
-    version: int
-    call: _Call
+    def __init__(self, made: Tensor, function: Callable[..., Tensor], arguments: tuple[Any, ...]) -> None:
+        self.storage = StorageWeakRef(made.untyped_storage())
+        """Its memory, whose identity no other tensor gets while this reference is there."""
+        self.version = made._version
+        self._function, self._arguments, self._call = function, arguments, None
+
+    def call(self, pack: Callable[[Tensor], Any]) -> _Call:
+        """What is kept in its place; arguments are packed once."""
+        if self._call is None:
+            arguments = (_packed(each, pack) if isinstance(each, Tensor) else each for each in self._arguments)
+            self._call = _Call(self._function, tuple(arguments))
+        return self._call
+
+
+def _packed(argument: Tensor, pack: Callable[[Tensor], Any]) -> Any:
+    """A parameter stays what it is: its data may be elsewhere until backward (`fully_shard`)."""
+    return argument if isinstance(argument, torch.nn.Parameter) else pack(argument.detach())
 
 
 class _View(NamedTuple):
@@ -78,20 +91,17 @@ class Rebuilding:
         storages = {each.untyped_storage()._cdata for each in arguments if isinstance(each, Tensor)}
         if made.untyped_storage()._cdata in storages:
             return
-        packed = tuple(self._argument(each) if isinstance(each, Tensor) else each for each in arguments)
-        reference = StorageWeakRef(made.untyped_storage())
-        self._made[reference.cdata] = _Made(reference, made._version, _Call(function, packed))
-
-    def _argument(self, tensor: Tensor) -> Any:
-        """A parameter stays what it is: its data may be elsewhere until backward (`fully_shard`)."""
-        return tensor if isinstance(tensor, torch.nn.Parameter) else self.pack(tensor.detach())
+        # Arguments are held no longer than the result is there: what is gone by now, nobody will ask to keep.
+        self._made = {key: each for key, each in self._made.items() if not each.storage.expired()}
+        found = _Made(made, function, arguments)
+        self._made[found.storage.cdata] = found
 
     def pack(self, tensor: Tensor) -> Any:
         """What is kept for a tensor."""
         made = self._made.get(tensor.untyped_storage()._cdata)
         if made is None or made.version != tensor._version:
             return _Packed(self._pack_rest(tensor))
-        return _View(made.call, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        return _View(made.call(self.pack), tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def unpack(self, kept: Any) -> Tensor:
         """The tensor again, with the same bits."""
