@@ -94,7 +94,7 @@ def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:
     if train.ramp.kind == "none" or problems:
         yield from ((f"train.ramp.{key}", text) for key, text in problems)
         return
-    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_batch * train.sequence
+    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_rows * train.sequence
     if broken := next((size for size in sizes if size % grain), None):
         text = f"a batch of {broken:,} tokens is no whole number of microbatches (train.micro_batch {train.micro_batch}"
         rows, rest = divmod(math.gcd(*sizes), train.sequence)
@@ -195,7 +195,7 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
     if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
         yield "parallel.recompute", _recompute_problem(train.compile)
     rows = train.batch_tokens // train.sequence
-    microbatches = -(-rows // train.micro_batch)
+    microbatches = -(-rows // train.micro_rows)
     if microbatches % ranks:
         fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
         text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
