@@ -6,7 +6,8 @@ The ends are optional and the blocks live in a ModuleDict, so a pipeline stage i
 and names kept. The model is plain PyTorch: it knows no device, no rank, no mesh.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -56,6 +57,8 @@ class Stack(nn.Module):
         self.entrance, self.dropout = entrance, dropout
         self.blocks = nn.ModuleDict(blocks)
         self.norm = norm
+        self.saving: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Entered around the blocks and the norm: decides what autograd keeps of them."""
         ropes = (getattr(module, "rope", None) for module in self.blocks.modules())
         self.ropes = {rope for rope in ropes if isinstance(rope, Rope)}
         """Each kind of rotary positions that some layer has."""
@@ -86,10 +89,11 @@ class Stack(nn.Module):
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
         """Output of all blocks and the norm; auxiliary values of the blocks are summed by name."""
         auxiliary: Auxiliary = {}
-        for block in self.blocks.values():
-            x, found = block(x, context)
-            add_auxiliary(auxiliary, found)
-        return (x if self.norm is None else self.norm(x)), auxiliary
+        with self.saving():
+            for block in self.blocks.values():
+                x, found = block(x, context)
+                add_auxiliary(auxiliary, found)
+            return (x if self.norm is None else self.norm(x)), auxiliary
 
 
 def add_auxiliary(total: Auxiliary, found: Auxiliary) -> None:
@@ -108,11 +112,16 @@ class Transformer(Stack):
         self.encoder = encoder
         self.head = head
 
+    def stacks(self) -> Iterator[Stack]:
+        """The encoder, if there is one, then the model itself."""
+        if self.encoder is not None:
+            yield self.encoder
+        yield self
+
     def all_blocks(self) -> Iterator[nn.Module]:
         """Every block of both stacks, the encoder's first."""
-        if self.encoder is not None:
-            yield from self.encoder.blocks.values()
-        yield from self.blocks.values()
+        for stack in self.stacks():
+            yield from stack.blocks.values()
 
     def forward(
         self,

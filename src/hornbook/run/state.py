@@ -67,6 +67,15 @@ class State:
         """Tokens consumed: the clock of schedules and of the training length."""
         self.skips_in_a_row = 0
         """Refused steps since the last applied one."""
+        self.fewer_rows: list[tuple[int, int]] = []
+        """(tokens consumed, rows) from which on the micro-batch was smaller, since memory ran out; from the ledger."""
+        self._micro_batch = loader.micro_batch
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows of a microbatch of the next step: a function of the clock and the ledger."""
+        found = [rows for tokens, rows in self.fewer_rows if tokens <= self.tokens]
+        return min([self._micro_batch, *found])
 
     def keep_average(self, average: WeightAverage) -> None:
         """Keep an average of the weights, which evaluations may use."""

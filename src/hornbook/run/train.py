@@ -5,6 +5,7 @@ import time
 import torch
 from torch import Tensor
 
+from hornbook.data.batch import GlobalBatch
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
@@ -22,6 +23,7 @@ from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
 from hornbook.run.start.initialize_or_restore import initialize_or_restore
+from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
 from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
@@ -39,7 +41,7 @@ def train(job: Job) -> Exit:
     with distributed(recipe.parallel, recipe.train, job.rank_info) as world, open_consoles(job, world) as consoles:
         world.set_timeout(MAX_TIMEOUT)  # reading a checkpoint and the first steps take some ranks longer than others
         state = build_state(job.inputs, recipe.parallel, world)
-        engine = state.engine
+        engine, state.fewer_rows = state.engine, list(job.ledger.past.fewer_rows)
         with (
             open_observers(job, engine, consoles) as observers,
             AsyncCheckpointer(job, world, observers) as checkpointer,
@@ -58,7 +60,10 @@ def train(job: Job) -> Exit:
                 if requests.stop:
                     return _stop(job, state, observers)
                 searching = engine.scaler is not None and not engine.scaler.spent
+                shrunk = len(state.fewer_rows)
                 step = take_step(job, state, length)
+                if len(state.fewer_rows) > shrunk:
+                    observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
                 job.run.check()
                 state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
                 if step.skipped:
@@ -105,17 +110,10 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     """One optimizer step over the next global batch."""
     recipe, engine = job.recipe, state.engine
     started = time.perf_counter()
-    job.control.enter("data", state)
-    rows = length.rows(state.tokens)
-    following = length.rows(state.tokens + rows * length.sequence)
-    batch = state.loader.take(rows, engine.world.data_rank, engine.world.data_size, following)
-    arrived = time.perf_counter()
     clock = length.schedule_clock(state.tokens)
     lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
     state.optimizer.set_learning_rate(lr)
-    engine.zero_gradients()
-    job.control.enter("forward_backward", state)
-    losses = engine.forward_backward(batch.batches, batch.total_weight, key=(recipe.seed, state.step))
+    batch, losses, waited = compute_gradients(job, state, length)
     job.control.enter("clip", state)
     norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
@@ -138,9 +136,34 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
         first_sample=batch.first_sample,
         num_samples=batch.num_samples,
         seconds=time.perf_counter() - started,
-        data_seconds=arrived - started,
+        data_seconds=waited,
         final=state.tokens >= length.tokens,
     )
+
+
+def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[GlobalBatch, dict[str, Tensor], float]:
+    """(the next global batch, its losses, seconds waited for it); again with fewer rows at once if memory runs out."""
+    engine, loader, world = state.engine, state.loader, state.engine.world
+    rows, clock = length.rows(state.tokens), loader.clock
+    following = length.rows(state.tokens + rows * length.sequence)
+    while True:
+        loader.micro_batch = state.micro_batch
+        job.control.enter("data", state)
+        started = time.perf_counter()
+        batch = loader.take(rows, world.data_rank, world.data_size, following)
+        waited = time.perf_counter() - started
+        engine.zero_gradients()
+        job.control.enter("forward_backward", state)
+        try:
+            losses = engine.forward_backward(batch.batches, batch.total_weight, key=(job.recipe.seed, state.step))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = str(error)
+        else:
+            return batch, losses, waited
+        take_fewer_rows(job, state, problem)  # what the failed pass held is free: its frames ended with `except`
+        loader.seek(clock)
 
 
 def _keep_time(

@@ -16,6 +16,7 @@ from hornbook.model.attention.mask import AttentionMask, dense_mask
 from hornbook.model.attention.tiled_attention import Scoring, TiledAttention
 from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import is_widened, matmul
+from hornbook.model.layers.saved_tensors import is_rebuilding
 
 Heads = Float[Tensor, "batch heads time dim"]
 FEW_QUERIES = 16
@@ -70,7 +71,8 @@ def attend(
     plain = type(query) is Tensor and query.device.type == "cpu" and not torch.compiler.is_compiling()
     if plain and query.shape[2] > FEW_QUERIES:
         rest = scoring._replace(bias=None, sinks=None)
-        return TiledAttention.apply(query, key, value, bias, sinks, mask, rest, torch.is_grad_enabled())
+        keep = torch.is_grad_enabled() and not is_rebuilding()
+        return TiledAttention.apply(query, key, value, bias, sinks, mask, rest, keep)
     if softcap is None and sinks is None and dropout is None:
         return _attend_by_torch(query, key, value, mask, scoring)
     return reference_attention(query, key, value, mask, scoring)

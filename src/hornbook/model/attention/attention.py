@@ -19,6 +19,7 @@ from hornbook.model.cpu.team import supports
 from hornbook.model.layers.dropout import AttentionDropout, site_keys
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm
+from hornbook.model.layers.saved_tensors import cheap
 
 SITE = 16
 """Dropout site of attention probabilities in a layer; the next one is that of attention across stacks."""
@@ -77,7 +78,7 @@ class FullAttention(nn.Module):
         query, key, value = split_heads(fused, counts, None, layout)
         query, key = self._normalised(query, self.query_norm), self._normalised(key, self.key_norm)
         if rotation is not None:
-            query, key = rotate(query, rotation, layout), rotate(key, rotation, layout)
+            query, key = (cheap(_rotated, each, *rotation, layout) for each in (query, key))
         return query, key, value
 
     def _clipped(self, x: Tensor) -> Tensor:
@@ -145,6 +146,10 @@ def split_heads(
     if rotation is not None:
         query, key = rotate(query, rotation, layout), rotate(key, rotation, layout)
     return query, key, value
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    return rotate(x, (cos, sin), layout)
 
 
 def dropped(context: Context, layer: int, site: int, rate: float) -> AttentionDropout | None:

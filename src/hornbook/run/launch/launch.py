@@ -40,6 +40,7 @@ from hornbook.run.observe.event_files import require_tensorboard
 from hornbook.run.start.bound import describe_edits, edited_settings, recipe_in_force
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
+from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import settle_precision
 from hornbook.run.train import train
 from hornbook.run.training_length import check_schedule, sets_schedule
@@ -62,6 +63,7 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
         progress("look at the device", 0, None)
         resolved = settle_precision(resolved)
     rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
+    resolved = settle_micro_batch(resolved, launched=rank_info is not None)
     if rank_info is not None:
         return _join(resolved, run, start, rank_info)
     start, inputs = check_start(resolved.recipe, run, start), read_inputs(resolved, start)
