@@ -41,6 +41,8 @@ class Context:
     """Scores by distance (`hornbook.model.attention.tiled_attention.Scoring`), where the positions are of that kind."""
     memory: Memory | None = None
     """Encoder output that the layers of a decoder attend to."""
+    cross: AttentionMask | None = None
+    """Which of its positions each query sees."""
     token_mask: Bool[Tensor, "batch time"] | None = None
     """True for tokens that are not padding, of which statistics of experts are made; None: all."""
 

@@ -101,11 +101,10 @@ class CrossAttention(FullAttention):
         self.rope = None
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
-        assert context.memory is not None
+        assert context.cross is not None
         query = self._ready(self.query, self.query_norm, x)
         key, value = self._memory(context)
-        mask = AttentionMask("cross", context.mask.lengths, context.memory.lengths)
-        return self._answer(query, key, value, mask, None, context)
+        return self._answer(query, key, value, context.cross, None, context)
 
     def _memory(self, context: Context) -> tuple[Heads, Heads]:
         """Keys and values of the memory."""
