@@ -29,8 +29,8 @@ class Memory:
 class Context:
     """Made once per stack and forward by the Transformer, read by the blocks, never written."""
 
-    rotations: Mapping[Rope, Rotation] = field(default_factory=dict)
-    """Angles of the positions, for every kind of rotary positions that a layer of the stack has."""
+    rotations: Mapping[str, Rotation] = field(default_factory=dict)
+    """Angles of the positions, for every kind of rotary positions that a layer of the stack has, by `Rope.name`."""
     mask: AttentionMask = field(default_factory=AttentionMask)
     """Which keys each query sees."""
     keys: Int[Tensor, " batch"] | None = None
@@ -54,4 +54,4 @@ class Context:
 
     def rotation(self, rope: Rope | None) -> Rotation | None:
         """The rotation of a layer's positions; None where they do not turn."""
-        return None if rope is None else self.rotations[rope]
+        return None if rope is None else self.rotations[rope.name]

@@ -191,7 +191,7 @@ class Transformer(Stack):
             if cross is not None and memory is not None:
                 cross = with_tables(cross, (batch, time, memory.states.shape[1]), tokens.device)
         context = Context(
-            rotations={rope: rope.rotation(positions) for rope in stack.ropes},
+            rotations={rope.name: rope.rotation(positions) for rope in stack.ropes},
             mask=mask,
             cross=cross,
             keys=keys,

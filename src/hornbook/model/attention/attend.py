@@ -6,7 +6,7 @@
 | anywhere | every query sees all keys, or those up to its own; plain scores | torch's scaled_dot_product_attention |
 | GPU, bf16 or fp16 | documents and windows; plain scores | flash attention over documents behind one another |
 | GPU | prefixes, soft caps, scores by distance, sinks | FlexAttention, which skips blocks that nothing sees |
-| anywhere | a few new queries on a cache; compiled blocks on a CPU | scaled_dot_product_attention with a mask of all pairs |
+| anywhere | a few new queries on a cache; compiled blocks on a CPU | the same with a mask of all pairs |
 | anywhere | dropout of probabilities, and whatever is left | the formula, in chunks of queries |
 
 No way makes more than `MOST_PAIRS` scores at once, but kernels that keep none of them. docs/speed.md has the
@@ -22,7 +22,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hornbook.model.attention.device_attention import attend_by_blocks, attend_to_documents, takes_blocks, takes_documents
+from hornbook.model.attention.device_attention import (
+    attend_by_blocks,
+    attend_to_documents,
+    takes_blocks,
+    takes_documents,
+)
 from hornbook.model.attention.key_tables import KeyTables, key_tables
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring, TiledAttention
@@ -98,7 +103,7 @@ def reference_attention(query: Heads, key: Heads, value: Heads, mask: AttentionM
 
 
 def attend_by_formula(query: Heads, key: Heads, value: Heads, tables: KeyTables, scoring: Scoring) -> Heads:
-    """The formula, for as many queries at a time as `MOST_PAIRS` allows; a chunk's scores are made again in backward."""
+    """The formula, for as many queries at a time as `MOST_PAIRS` allows; backward makes a chunk's scores again."""
     queries = query.shape[2]
     chunk = max(MOST_PAIRS // (query.shape[0] * query.shape[1] * key.shape[2]), 1)
     if queries <= chunk:

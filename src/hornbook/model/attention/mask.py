@@ -8,14 +8,11 @@ by all layers.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from hornbook.model.attention.key_tables import KeyTables
 
 DocumentLengths = tuple[tuple[int, ...], ...]
 """One integer per document of each row of a batch; hashable."""
@@ -38,7 +35,7 @@ class AttentionMask:
     """`causal`: keys seen at most, the query's own included; `bidirectional`: window // 2 on each side and its own."""
     prefixes: DocumentLengths | None = None
     """`causal`: number of positions at the start of each document that see each other in both directions."""
-    tables: "Mapping[int | None, KeyTables] | None" = field(default=None, compare=False, repr=False)
+    tables: Mapping[int | None, Any] | None = field(default=None, compare=False, repr=False)
     """The same on a device, by window (`hornbook.model.attention.key_tables.with_tables`); None: not made yet."""
 
     def narrowed(self, window: int | None) -> "AttentionMask":
