@@ -17,6 +17,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names, token_masks
@@ -139,10 +140,13 @@ class Engine:
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
         targets, weights = self._targets(batch), self._to_device(batch.weights)
-        loss = self._loss
+        loss, few = self._loss, {}
+        if self._head.takes_rows and self._head.before is not None:
+            few["rows"] = self._to_device(batch.weights.flatten().nonzero().squeeze(1))
         early = power_below(factor) if self.scaler else 1.0
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
-        found = self._head.losses(hidden, targets, weights * early, **terms, lengths=batch.document_lengths, keys=keys)
+        common = {"lengths": batch.document_lengths, "keys": keys, **few}
+        found = self._head.losses(hidden, targets, weights * early, **terms, **common)
         rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
@@ -177,7 +181,7 @@ class Engine:
         return Source(tokens, positions, batch.source.document_lengths, None if mask is None else self._to_device(mask))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.world.device, non_blocking=True)
+        return to_device(tensor, self.world.device)
 
     def clip_gradients(self, limit: float) -> Tensor:
         """Scale the gradients to a global norm of at most `limit` (0: leave them); returns the norm before.
@@ -268,8 +272,8 @@ class _Step:
 
     def begin(self, number: int) -> None:
         batch = self._batches[number]
-        key, samples = self._key, self._engine._to_device(batch.samples)
-        self._keys[number] = None if key is None else row_keys(*key, samples)
+        key = self._key
+        self._keys[number] = None if key is None else self._engine._to_device(row_keys(*key, batch.samples))
         last = number == self.num_microbatches - 1
         self._engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
 
