@@ -95,12 +95,13 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
 
 def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     """One optimizer step over the next global batch."""
-    recipe, engine = job.recipe, state.engine
+    recipe, engine, phase = job.recipe, state.engine, state.engine.clock.phase
     started = time.perf_counter()
     job.control.enter("data", state)
     rows = length.rows(state.tokens)
     following = length.rows(state.tokens + rows * length.sequence)
-    batch = state.loader.take(rows, engine.world.data_rank, engine.world.data_size, following)
+    with phase("data"):
+        batch = state.loader.take(rows, engine.world.data_rank, engine.world.data_size, following)
     arrived = time.perf_counter()
     clock = length.schedule_clock(state.tokens)
     lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
@@ -109,9 +110,11 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     job.control.enter("forward_backward", state)
     losses = engine.forward_backward(batch.batches, batch.total_weight, key=(recipe.seed, state.step))
     job.control.enter("clip", state)
-    norm = engine.clip_gradients(recipe.optim.clip)
+    with phase("optimizer"):
+        norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
-    applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    with phase("optimizer"):
+        applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     state.advance(batch)
     loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
     return Step(
@@ -129,6 +132,8 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
         seconds=time.perf_counter() - started,
         data_seconds=arrived - started,
         final=state.tokens >= length.tokens,
+        phases=engine.clock.take(),
+        positions=batch.positions_computed,
     )
 
 
