@@ -48,7 +48,8 @@ def machine_text(found: Mapping[str, Any]) -> str:
             f"machine      {found['device']}",
             f"products     {products}{widened}",
             f"memory       {found['memory_bandwidth']:,.1f} GB/s copied (read and written)",
-            f"disk         {disk['write']:,.0f} MB/s written, {disk['read']:,.0f} MB/s read, fsync {disk['fsync_ms']:.1f} ms",
+            f"disk         {disk['write']:,.0f} MB/s written, {disk['read']:,.0f} MB/s read, "
+            f"fsync {disk['fsync_ms']:.1f} ms",
         ]
     )
 
@@ -57,7 +58,8 @@ def step_text(found: Mapping[str, Any]) -> str:
     """The bill of a step."""
     ranks = f"{found['ranks']} rank{'s' if found['ranks'] > 1 else ''}"
     lines = [
-        f"recipe       {found['recipe']}: {found['parameters']:,} parameters, {found['precision']}, {ranks}, {found['data']}",
+        f"recipe       {found['recipe']}: {found['parameters']:,} parameters, {found['precision']}, {ranks}",
+        f"data         {found['data']}",
         f"step         {_measured(found)}",
         "",
         _shares(found),
@@ -91,7 +93,9 @@ def _shares(found: Mapping[str, Any]) -> str:
     rows = [["where the time goes", "share", "seconds", ""]]
     for name in shown:
         share = phases[name] / total
-        rows.append([_PHASES[name], f"{percent(share):>7}", f"{seconds_text(phases[name]):>8}", "#" * round(_BAR * share)])
+        rows.append(
+            [_PHASES[name], f"{percent(share):>7}", f"{seconds_text(phases[name]):>8}", "#" * round(_BAR * share)]
+        )
     rows.append(["step", f"{percent(1.0):>7}", f"{seconds_text(total):>8}", ""])
     return columns(rows)
 
@@ -103,7 +107,8 @@ def _utilisation(found: Mapping[str, Any]) -> list[str]:
     mfu, peak, devices = found["mfu"], found["peak"], found["devices"]
     of = f"{devices} x {rate_text(peak['rate'])}" if devices > 1 else rate_text(peak["rate"])
     return [
-        f"MFU          {percent(mfu['causal'])} (causal: pairs that see each other; {achieved} of {of}, {peak['source']})",
+        f"MFU          {percent(mfu['causal'])} (causal: pairs that see each other): "
+        f"{achieved} of {of}, {peak['source']}",
         f"             {percent(mfu['palm'])} (PaLM: all pairs, 12 L H d s a token)",
         f"HFU          {percent(found['hfu'])} (with what is computed again in backward)",
     ]
@@ -129,3 +134,33 @@ def _collectives(found: Sequence[Mapping[str, float]]) -> str:
         f"{size_text(int(each['bytes']))} in {seconds_text(each['seconds'])} ({each['bus_rate']:,.0f} MB/s of the bus)"
         for each in found
     )
+
+
+def loader_text(found: Mapping[str, Any], step: Mapping[str, Any]) -> str:
+    """The rate of the loader beside the need of the step."""
+    rate, need = found["loader_tokens_per_second"], step["tokens_per_second"]
+    ratio = rate / need
+    verdict = "it keeps up" if ratio > 1 else "the step waits for it"
+    return "\n".join(
+        [
+            f"data         {found['data']}",
+            f"loader       {rate:,.0f} tokens/s in one thread, +- {percent(found['spread'])} "
+            f"over {found['batches']:,} batches",
+            f"             the first batch of {found['batch_tokens']:,} tokens took {seconds_text(found['first_seconds'])}: "
+            "it maps and compares the shards",
+            f"the step     needs {need:,.0f} tokens/s: the loader makes {ratio:,.3g} x that, so {verdict}",
+        ]
+    )
+
+
+def accumulation_text(found: Mapping[str, Any]) -> str:
+    """What accumulating over ragged microbatches changes, rightly weighted and not."""
+    sizes = " + ".join(f"{each['rows']:,} ({each['targets']:,.0f} targets)" for each in found["microbatches"])
+    right, wrong = found["right"], found["mean_of_means"]
+    rows = [
+        [f"{found['rows']} rows, {found['targets']:,.0f} targets, {found['precision']}", "loss", "gradients apart"],
+        ["one big batch", f"{found['loss']:.7f}", ""],
+        ["microbatches weighted by targets (hornbook)", f"{right['loss']:.7f}", f"{right['distance']:.2e}"],
+        ["mean of the microbatches' means", f"{wrong['loss']:.7f}", f"{wrong['distance']:.2e}"],
+    ]
+    return f"microbatches of {sizes} rows\n\n{columns(rows)}"

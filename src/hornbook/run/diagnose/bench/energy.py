@@ -22,7 +22,10 @@ class EnergyMeter:
         """{"joules": sum, "source": text}; or {"joules": None, "source": why not}."""
         after = self._read()
         if not after or after.keys() != self._before.keys():
-            return {"joules": None, "source": "no counter of energy can be read here (RAPL needs root, NVML its package)"}
+            return {
+                "joules": None,
+                "source": "no counter of energy can be read here (RAPL needs root, NVML its package)",
+            }
         joules = sum(_difference(self._before[name], after[name], self._range(name)) for name in after)
         names = ["NVML"] if "gpu" in after else []
         count = len(after) - len(names)

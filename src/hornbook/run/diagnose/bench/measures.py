@@ -12,13 +12,18 @@ from typing import Any
 import torch
 
 from hornbook.model.config.flops import StepOperations
-from hornbook.parallel.world import RankInfo, choose_device
-from hornbook.run.diagnose.bench.machine import measure_machine
+from hornbook.model.layers.products import is_widened
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.world import choose_device
+from hornbook.run.diagnose.bench.accumulation import compare_accumulation
+from hornbook.run.diagnose.bench.loader_rate import measure_loader
+from hornbook.run.diagnose.bench.machine import DTYPES, measure_machine
 from hornbook.run.diagnose.bench.peak import Peak, known_peak, num_devices
 from hornbook.run.diagnose.bench.saved import device_name, machine_file, step_file, write
 from hornbook.run.diagnose.bench.step import measure_step, operations_of, whole_step
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.run.diagnose.bench.worker import on_ranks
+from hornbook.run.diagnose.doctor import matmul_rate
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.launch.launcher_env import launcher_rank
 from hornbook.run.start.precision import describe_precision, settle_precision
@@ -58,9 +63,22 @@ def step(recipe: Recipe, seconds: float) -> dict[str, Any]:
         "whole_step": whole,
         "tokens_per_second": recipe.train.batch_tokens / sum(whole.values()),
         "operations": dataclasses.asdict(operations),
-        **utilisation(operations, bill["seconds"], known_peak(device, recipe.train.precision), devices),
+        **utilisation(operations, bill["seconds"], _peak(device, recipe.train.precision), devices),
     }
     return {**found, "file": _name(write(step_file(found["device"], recipe), found))}
+
+
+def loader(recipe: Recipe, seconds: float) -> dict[str, Any]:
+    """The rate of the loader alone."""
+    with _inputs(recipe) as (inputs, data):
+        return {"data": data, **measure_loader(inputs, seconds)}
+
+
+def accumulation(recipe: Recipe) -> dict[str, Any]:
+    """Gradients of one big batch against those of ragged microbatches."""
+    alone = recipe.model_copy(update={"parallel": ParallelConfig()})
+    with _inputs(alone) as (inputs, data):
+        return {"data": data, **compare_accumulation(inputs)}
 
 
 def utilisation(operations: StepOperations, seconds: float, peak: Peak | None, devices: int) -> dict[str, Any]:
@@ -70,6 +88,19 @@ def utilisation(operations: StepOperations, seconds: float, peak: Peak | None, d
     could = peak.rate * devices * seconds
     rates = {"causal": operations.causal / could, "palm": operations.palm / could}
     return {"peak": dataclasses.asdict(peak), "mfu": rates, "hfu": operations.recomputed / could}
+
+
+def _peak(device: torch.device, precision: str) -> Peak | None:
+    """The known peak; on a CPU at least the rate of products now, for the machine may have been busy when it was saved.
+
+    Nothing can be forked behind it.
+    """
+    known = known_peak(device, precision)
+    if device.type == "cuda":
+        return known
+    kind = "fp32" if is_widened(torch.empty(0, dtype=DTYPES[precision])) else precision
+    now = Peak(1e9 * matmul_rate(device, DTYPES[kind]), f"{kind} products measured here")
+    return now if known is None or now.rate > known.rate else known
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def measure_step(inputs: Inputs, seconds: float, rank_info: RankInfo | None = No
         return {
             **bench.bill(steps, wall, count),
             "energy": energy,
-            "memory": memory.stop(state, lambda: bench.forward_once()),
+            "memory": memory.stop(state, bench.forward_once),
             "collectives": collectives,
         }
 
@@ -97,8 +96,7 @@ class _Bench:
         return training_length(train.model_copy(update=changes), lambda _: 0)
 
     def affordable(self, one: float, seconds: float) -> int:
-        """Microbatches of a step such that all measured steps take `seconds`; `one` is the time of one. On all ranks
-        the same, by rank 0's clock."""
+        """Microbatches of a step such that all measured steps take `seconds`, by rank 0's clock; `one`: time of one."""
         most = int(seconds / max(one * (STEPS + 1), 1e-9))
         return self._world.broadcast(min(max(most, 1), self.whole))
 

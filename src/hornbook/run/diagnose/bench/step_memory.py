@@ -59,14 +59,16 @@ class MemoryMeter:
 
 def saved_bytes(state: State, forward_backward: Callable[[], None]) -> int:
     """Bytes that autograd saves in a microbatch: each storage once, without parameters."""
-    known = {each.untyped_storage().data_ptr() for each in state.engine.model.parameters()}
-    known |= {shard.tensor.untyped_storage().data_ptr() for shard in state.engine.shards.values()}
+    known = {shard.tensor.untyped_storage().data_ptr() for shard in state.engine.shards.values()}
     storages: dict[int, int] = {}
     kept: list[Tensor] = []
     """Storages are told apart by their address, so none may be freed and used again meanwhile."""
 
     def pack(tensor: Tensor) -> Tensor:
+        whole = tensor if tensor._base is None else tensor._base
         storage = tensor.untyped_storage()
+        if whole.is_leaf and whole.requires_grad:
+            return tensor  # a parameter, perhaps gathered from its shards
         if storage.data_ptr() not in known and storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = storage.nbytes()
             kept.append(tensor.detach())

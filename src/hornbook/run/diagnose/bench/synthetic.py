@@ -72,7 +72,9 @@ def _write_tokens(folder: Path, tokenizer: Tokenizer, tokens: int, seed: int) ->
         while written < tokens:
             length = int(np.clip(draw.lognormal(np.log(MEDIAN_LENGTH), LENGTH_SIGMA), 8, 20_000))
             ids = first + np.minimum(draw.zipf(1.2, length) - 1, ordinary - 1)
-            shard.add(np.concatenate([[tokenizer.delimiter_id], ids]), f"random#{number}", f"random:{number}", 4 * length)
+            shard.add(
+                np.concatenate([[tokenizer.delimiter_id], ids]), f"random#{number}", f"random:{number}", 4 * length
+            )
             number, written = number + 1, written + length + 1
     index = {
         "dtype": dtype,

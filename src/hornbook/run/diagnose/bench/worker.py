@@ -1,4 +1,4 @@
-"""A fresh process that measures: `python -m hornbook.run.diagnose.bench.worker`, a request in and a result out, as JSON.
+"""A fresh process that measures, `python -m hornbook.run.diagnose.bench.worker`: a request in, a result out, as JSON.
 
 It forks the ranks of a recipe itself, so the process that asks need not be able to; a device and its memory are as a
 run would find them.
@@ -69,7 +69,9 @@ def on_ranks(size: int, function: Any, *arguments: Any) -> Any:
     with tempfile.TemporaryDirectory(prefix="hornbook-") as folder:
         connect = functools.partial(FileStore, f"{folder}/store", size)
         infos = [RankInfo(rank, size, rank, connect, same_devices=True) for rank in range(size)]
-        pids = [_fork(functools.partial(function, *arguments, info), Path(folder) / f"{info.rank}.json") for info in infos]
+        pids = [
+            _fork(functools.partial(function, *arguments, info), Path(folder) / f"{info.rank}.json") for info in infos
+        ]
         codes = _reap(pids)
         answers = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     failed = [each for each in answers if isinstance(each, dict) and "error" in each]
