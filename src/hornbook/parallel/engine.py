@@ -27,6 +27,7 @@ from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_bel
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import InOrder, Runner
 from hornbook.parallel.shard import ParameterShard, check_cover
+from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import DATA, World
 from hornbook.run.config import LossConfig
 
@@ -49,7 +50,9 @@ class Engine:
         """This rank's shard of every parameter; a tied one once, under its first name."""
         self.owners = Owners(self.shards, world)
         """Gives an optimizer whole parameters where its rules need them."""
-        self.runner: Runner = InOrder(data_parallel.module)
+        self.clock: StepClock = data_parallel.clock
+        """Where the time of a step goes."""
+        self.runner: Runner = InOrder(data_parallel.module, self.clock)
         """Calls the model in training."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._balance = Balance(model)
@@ -101,7 +104,8 @@ class Engine:
         step = _Step(self, batches, key, factor)
         self.runner.run(step)
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
-        sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
+        with self.clock.phase("communication" if self.world.data_size > 1 else "forward"):
+            sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
         self._objective = sums.sum()
         return dict(zip(self.loss_names, sums.unbind(), strict=True))
 
@@ -124,7 +128,8 @@ class Engine:
         self._data_parallel.zero_gradients()
         taken = [gradient for gradient in gradients if gradient is not None]
         assert len(taken) == len(gradients), "a parameter took no part in the loss"
-        self._data_parallel.all_reduce(taken)
+        with self.clock.phase("communication"):
+            self._data_parallel.all_reduce(taken)
         return taken
 
     def _set_gradients(self, gradients: list[Tensor]) -> None:

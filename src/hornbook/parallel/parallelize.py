@@ -20,6 +20,7 @@ from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, shard_mode
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
 from hornbook.parallel.gradients import Scaler
+from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
 
@@ -95,4 +96,4 @@ def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig
         model.to(world.device)
     if sharded:
         return FSDP(model, world, config)
-    return SingleProcess(model) if world.size == 1 else DDP(model, world, exact=config.exact)
+    return SingleProcess(model, StepClock(world.device)) if world.size == 1 else DDP(model, world, exact=config.exact)

@@ -1,8 +1,9 @@
 """Configuration of the training run itself."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticKnownError
 
 from hornbook.optim.config.average import AverageConfig, NoAverage
@@ -94,12 +95,48 @@ class GuardConfig(Config):
     """Seconds of silence after which a rank is restarted; 0: five times the longest so far in its phase, or 10."""
 
 
+MOST_PROFILED = 200
+"""Steps of one trace: it is held in memory until its end."""
+_PROFILE = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)( steps?)?")
+
+
 class LogConfig(Config):
     """Logging."""
 
     every: Count = Field(default=10, ge=1)
     """Steps between console lines; metrics.jsonl always has every step."""
+    slowdown: Number | None = Field(default=1.5, gt=1)
+    """A fall of the throughput below the run's own median by this factor, if it lasts, is shown with what takes the
+    time now, and written to the ledger; `none`: never."""
+    profile: str = ""
+    """Steps to trace with torch.profiler, `"100-104"`, or `"5 steps"` behind the first ten of an attempt; each rank
+    writes a Chrome trace into RUN/profile. Only these steps are slower."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""
+
+    @field_validator("profile")
+    @classmethod
+    def _check_profile(cls, text: str) -> str:
+        match = _PROFILE.fullmatch(text)
+        if not text or (match is not None and 1 <= len(range(*_span(match, 0))) <= MOST_PROFILED):
+            return text
+        raise ValueError(f"write the steps to trace as '100-104' or '5 steps', {MOST_PROFILED} steps at most")
+
+    def profiled(self, done: int) -> range:
+        """Numbers of the steps to trace in an attempt that starts after `done` steps; empty: none."""
+        match = _PROFILE.fullmatch(self.profile)
+        return range(*_span(match, done)) if match is not None else range(0)
+
+
+PROFILE_WARM_UP = 10
+"""Steps of an attempt before a trace of so many steps."""
+
+
+def _span(match: re.Match[str], done: int) -> tuple[int, int]:
+    """(first step, last step + 1) of a trace."""
+    if match["count"] is not None:
+        first = done + PROFILE_WARM_UP + 1
+        return first, first + int(match["count"])
+    return max(int(match["first"]), 1), int(match["last"]) + 1

@@ -108,16 +108,18 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
 
 def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     """One optimizer step over the next global batch."""
-    recipe, engine = job.recipe, state.engine
+    recipe, engine, phase = job.recipe, state.engine, state.engine.clock.phase
     started = time.perf_counter()
     clock = length.schedule_clock(state.tokens)
     lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
     job.control.enter("clip", state)
-    norm = engine.clip_gradients(recipe.optim.clip)
+    with phase("optimizer"):
+        norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
-    applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    with phase("optimizer"):
+        applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     before = state.tokens
     state.advance(batch)
     loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
@@ -138,6 +140,8 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
         seconds=time.perf_counter() - started,
         data_seconds=waited,
         final=state.tokens >= length.tokens,
+        phases=engine.clock.take(),
+        positions=batch.positions_computed,
     )
 
 
@@ -150,7 +154,8 @@ def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[G
         loader.micro_batch = state.micro_batch
         job.control.enter("data", state)
         started = time.perf_counter()
-        batch = loader.take(rows, world.data_rank, world.data_size, following)
+        with engine.clock.phase("data"):
+            batch = loader.take(rows, world.data_rank, world.data_size, following)
         waited = time.perf_counter() - started
         engine.zero_gradients()
         job.control.enter("forward_backward", state)

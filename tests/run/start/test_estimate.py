@@ -35,7 +35,7 @@ def test_a_small_run_is_measured_and_changes_nothing(inputs_of: Callable[..., In
     found = estimate.estimate(inputs, inputs.length, 0)
     assert (found.device, found.computed, found.fits) == ("cpu", "a microbatch", True)
     assert found.seconds > 0
-    assert found.memory > estimate._least_bytes(inputs)
+    assert found.memory > estimate.least_bytes(inputs)
     assert (inputs.loader.clock, torch.get_num_threads()) == (0, threads)
 
 

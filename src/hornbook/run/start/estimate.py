@@ -78,7 +78,7 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     recipe = inputs.recipe
     device = choose_device(recipe.train.device)
     free = free_memory(device)
-    least = _least_bytes(inputs)
+    least = least_bytes(inputs)
     operations = operations_per_token(recipe.model, inputs.vocab, recipe.train.sequence).values()
     speed = PRODUCTS_SHARE * 1e9 * matmul_rate(device, PRECISIONS[recipe.train.precision])
     row = recipe.train.sequence * sum(each.total for each in operations) / speed
@@ -95,7 +95,7 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     return Estimate(str(device), seconds, rate, memory, free, computed)
 
 
-def _least_bytes(inputs: Inputs) -> int:
+def least_bytes(inputs: Inputs) -> int:
     """Weights, gradients and moments that one process holds, and what a microbatch keeps for backward where known."""
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
