@@ -5,7 +5,7 @@ Learning rate and data order are functions of the clock, so this is enough to ma
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,13 @@ from hornbook.model.surgery.adapters.files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.folders import read_added
 from hornbook.model.surgery.values import added_parameters, with_added
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
+from hornbook.optim.swap import convert_state
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.shard import Shard, check_cover, state_shards
+from hornbook.run.interventions import Course
+from hornbook.settings.recipe import Recipe
 
 FORMAT = 1
 MOMENTS = "trainer/optimizer.safetensors"
@@ -54,10 +58,20 @@ class ModelSpec:
 class State:
     """Weights, moments and clock of one run, in memory."""
 
-    def __init__(self, engine: Engine, optimizer: Optimizer, loader: Loader, spec: ModelSpec, seed: int = 0) -> None:
-        """`seed` keys the initial values of parameters that surgery adds."""
+    def __init__(
+        self,
+        engine: Engine,
+        optimizer: Optimizer,
+        loader: Loader,
+        spec: ModelSpec,
+        seed: int = 0,
+        make_optimizer: Callable[[AnyOptimizer], Optimizer] | None = None,
+    ) -> None:
+        """`seed` keys the initial values of parameters that surgery adds; `make_optimizer` makes one with new state."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
-        self.seed = seed
+        self.seed, self._make_optimizer = seed, make_optimizer
+        self.saved_course: Course | None = None
+        """Of a run that goes on: the settings in force when a checkpoint was saved; None: those of now."""
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
@@ -84,6 +98,8 @@ class State:
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
         counters = read_counters(folder)
+        if self.saved_course is not None and self.saved_course.known:
+            self.follow(self.saved_course.before(counters["step"]).recipe)
         self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
         if self.engine.scaler is not None and "scale" in counters:
@@ -93,6 +109,19 @@ class State:
         sequence = self.loader.index.sequence
         same_rows = counters["sequence"] == sequence  # a fork may cut the data into other rows
         self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
+
+    def follow(self, recipe: Recipe) -> None:
+        """Use the optimizer of a recipe from the next step on, with the state converted (`hornbook.optim.swap`)."""
+        self.optimizer = self.converted(recipe.optim)
+
+    def converted(self, config: AnyOptimizer) -> Optimizer:
+        """The optimizer that `config` asks for, with the state of the present one. Raises UsageError."""
+        if config == self.optimizer.config:
+            return self.optimizer
+        assert self._make_optimizer is not None
+        made = self._make_optimizer(config)
+        convert_state(self.optimizer, made)
+        return made
 
     def _read_saved(self, folder: Path) -> None:
         """Read the weights of a checkpoint, and the parameters that surgery added."""

@@ -10,11 +10,15 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.optim import AnyOptimizer
+from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.inputs import Inputs
+from hornbook.run.intervene import Intervener
+from hornbook.run.interventions import Course
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
@@ -32,7 +36,7 @@ MIN_TIMEOUT, MAX_TIMEOUT = 120.0, 600.0
 
 def train(job: Job) -> Exit:
     """Train until the end of the run (DONE) or until a stop is requested (RESUMABLE)."""
-    recipe, length, control = job.recipe, job.length, job.control
+    recipe, control = job.recipe, job.control
     with distributed(recipe.parallel, recipe.train, job.rank_info) as world, open_consoles(job, world) as consoles:
         world.set_timeout(MAX_TIMEOUT)  # reading a checkpoint and the first steps take some ranks longer than others
         state = build_state(job.inputs, recipe.parallel, world)
@@ -44,8 +48,8 @@ def train(job: Job) -> Exit:
             initialize_or_restore(job, state, checkpointer, observers)
             observers.state_file.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
-            first = state.step
-            while state.tokens < length.tokens:
+            intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
+            while state.tokens < intervener.course.length.tokens:
                 job.run.check()  # the run directory still has its name
                 requests = control.poll(state, world.all_reduce_max)
                 checkpointer.poll(state)
@@ -54,8 +58,9 @@ def train(job: Job) -> Exit:
                     checkpointer.save(state)
                 if requests.stop:
                     return _stop(job, state, observers)
+                course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
-                step = take_step(job, state, length)
+                step = take_step(job, state, course)
                 job.run.check()
                 state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
                 if step.skipped:
@@ -63,14 +68,14 @@ def train(job: Job) -> Exit:
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > recipe.guard.max_skips:
-                    raise diverged(recipe.guard, state.skips_in_a_row, state.step)
-                if is_due(state.step, recipe.checkpoint.every) and not step.final:
+                if state.skips_in_a_row > course.recipe.guard.max_skips:
+                    raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
+                if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
                     control.enter("save", state)
                     checkpointer.try_save(state)
                 if keeper is not None and not step.final:
-                    length = _keep_time(job, world, keeper, observers, step, length)
-                _set_timeout(control.heartbeat, world, step, length, state.step - first)
+                    intervener.shorten(_keep_time(job, world, keeper, observers, step, course.length))
+                _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
             control.enter("save", state)
             checkpointer.save(state, final=True)
             observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
@@ -89,21 +94,24 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
-    optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
-    return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
+
+    def make_optimizer(config: AnyOptimizer) -> Optimizer:
+        return build_optimizer(engine.named_parameters, roles, config, factors)
+
+    optimizer = make_optimizer(recipe.optim)
+    return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
 
 
-def take_step(job: Job, state: State, length: TrainingLength) -> Step:
+def take_step(job: Job, state: State, course: Course) -> Step:
     """One optimizer step over the next global batch."""
-    recipe, engine = job.recipe, state.engine
+    recipe, length, engine = course.recipe, course.length, state.engine
     started = time.perf_counter()
     job.control.enter("data", state)
     rows = length.rows(state.tokens)
     following = length.rows(state.tokens + rows * length.sequence)
     batch = state.loader.take(rows, engine.world.data_rank, engine.world.data_size, following)
     arrived = time.perf_counter()
-    clock = length.schedule_clock(state.tokens)
-    lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
+    lr = course.learning_rate(state.tokens)
     state.optimizer.set_learning_rate(lr)
     engine.zero_gradients()
     job.control.enter("forward_backward", state)
