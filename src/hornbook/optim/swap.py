@@ -1,12 +1,208 @@
-"""State of one optimizer as the state of another, for a change of optimizer while a run trains."""
+"""The state of one update rule as the state of another, for a change of optimizer while a run trains.
 
-from hornbook.optim.optimizer import Optimizer
+Rules that keep averages of the gradient are read and written through Adam's terms: the exponential average m of the
+gradient, that of its square v, and the number t of steps that these are over. So a table of n rules, instead of n^2
+pairs, converts each to each:
+
+| rule | m | v | t |
+|---|---|---|---|
+| Adam, AdamW, LAMB, SOAP | exp_avg | exp_avg_sq | step |
+| RMSProp | none | square_avg | step |
+| SGD with momentum b | (1 - b) momentum_buffer | none | none |
+| Lion, Muon | their momentum | none | none |
+| Adafactor | exp_avg, if kept | row x column / mean of the rows | step |
+
+A rule whose m or v the other does not know begins with new state, and so do rules that are not in the table: their
+learning rate rises again from 0 (`rewarms`). t goes with m and v, so that they are not corrected a second time as if
+they had begun at 0; averages that begin at 0 have t = 0.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.rule import UpdateRule
+from hornbook.settings.schema import plain
+
+Tensors = Mapping[str, Tensor]
+"""State of one parameter by name, whole."""
+
+ADAM = ("adam", "adamw", "lamb")
+"""Rules with Adam's state. Between Adam and AdamW nothing is lost."""
+RELATIVE_RATES = {"adam": 1.0, "adamw": 1.0, "lion": 0.2}
+"""Learning rates that make updates of about the same size: every value of one of Lion is 1 or -1. Chen et al. 2023
+(arXiv 2302.06675, section 5) take 3 to 10 times less than for AdamW."""
+REWARM_STEPS = 100
+"""Steps in which the learning rate rises again after a change to a rule of another family."""
 
 
-def convert_state(old: Optimizer, new: Optimizer) -> None:
-    """Fill the state of `new`, which is zero, from that of `old`; both update the same parameters."""
-    before = {(name, declared.name): tensor for name, declared, tensor in old.state()}
-    for name, declared, tensor in new.state():
-        found = before.get((name, declared.name))
-        if found is not None and found.shape == tensor.shape and found.dtype == tensor.dtype:
-            tensor.copy_(found)
+@dataclass(frozen=True)
+class Moments:
+    """What the state of a rule says in Adam's terms; None: nothing."""
+
+    first: Tensor | None = None
+    second: Tensor | None = None
+    step: Tensor | None = None
+
+
+def kind_of_rule(rule: UpdateRule) -> str:
+    """The `kind` of a rule: its name, or an import path."""
+    return str(getattr(rule, "kind", type(rule).__qualname__))
+
+
+def rewarms(old: str, new: str) -> bool:
+    """Whether the learning rate rises again after a change between two kinds of optimizers."""
+    return old != new and not {old, new} <= set(ADAM)
+
+
+def convert(old: UpdateRule, before: Tensors, new: UpdateRule, after: Tensors) -> None:
+    """Fill `after`, the state of one parameter, which is zero, from `before`. Tensors are those of whole parameters."""
+    kinds = kind_of_rule(old), kind_of_rule(new)
+    if kinds[0] == kinds[1]:
+        for name, tensor in after.items():
+            if name in before and before[name].shape == tensor.shape and before[name].dtype == tensor.dtype:
+                tensor.copy_(before[name])
+    elif kinds[0] in _READ and kinds[1] in _WRITE:
+        _WRITE[kinds[1]](new, _READ[kinds[0]](old, before), after)
+
+
+def _read_adam(_: UpdateRule, state: Tensors) -> Moments:
+    return Moments(state.get("exp_avg"), state.get("exp_avg_sq"), state.get("step"))
+
+
+def _write_adam(_: UpdateRule, moments: Moments, state: Tensors) -> None:
+    if moments.first is None or moments.second is None or moments.step is None:
+        return
+    for name, value in (("exp_avg", moments.first), ("exp_avg_sq", moments.second), ("step", moments.step)):
+        _set(state, name, value)
+
+
+def _read_rmsprop(_: UpdateRule, state: Tensors) -> Moments:
+    return Moments(None, state.get("square_avg"), state.get("step"))
+
+
+def _write_rmsprop(_: UpdateRule, moments: Moments, state: Tensors) -> None:
+    if moments.second is not None and moments.step is not None:
+        _set(state, "square_avg", moments.second)
+        _set(state, "step", moments.step)
+
+
+def _read_sgd(rule: UpdateRule, state: Tensors) -> Moments:
+    buffer = state.get("momentum_buffer")
+    return Moments() if buffer is None else Moments(buffer * (1 - _momentum(rule)))
+
+
+def _write_sgd(rule: UpdateRule, moments: Moments, state: Tensors) -> None:
+    if moments.first is not None:
+        _set(state, "momentum_buffer", moments.first / (1 - _momentum(rule)))
+    if moments.step is not None:
+        _set(state, "step", moments.step)
+
+
+def _momentum(rule: UpdateRule) -> float:
+    return float(getattr(rule, "momentum", 0.0))
+
+
+_MOMENTUM = ("exp_avg", "momentum", "momentum_buffer")
+"""What Lion and Muon call the average of the gradient."""
+
+
+def _read_momentum(_: UpdateRule, state: Tensors) -> Moments:
+    return Moments(next((state[name] for name in _MOMENTUM if name in state), None))
+
+
+def _write_momentum(_: UpdateRule, moments: Moments, state: Tensors) -> None:
+    for name in _MOMENTUM:
+        if name in state and moments.first is not None:
+            _set(state, name, moments.first)
+
+
+_ROWS, _COLUMNS, _WHOLE = ("row_var", "exp_avg_sq_row"), ("col_var", "exp_avg_sq_col"), ("variance", "exp_avg_sq")
+"""What Adafactor calls its averages of squares."""
+
+
+def _read_adafactor(_: UpdateRule, state: Tensors) -> Moments:
+    rows, columns, whole = (_any(state, names) for names in (_ROWS, _COLUMNS, _WHOLE))
+    if rows is not None and columns is not None:
+        rows, columns = rows.unsqueeze(-1), columns.reshape(columns.shape[-1:]).unsqueeze(0)
+        whole = rows * columns / rows.mean().clamp(min=1e-30)
+    return Moments(state.get("exp_avg"), whole, state.get("step"))
+
+
+def _write_adafactor(_: UpdateRule, moments: Moments, state: Tensors) -> None:
+    second = moments.second
+    if second is None or moments.step is None:
+        return
+    rows, columns, whole = (_any(state, names) for names in (_ROWS, _COLUMNS, _WHOLE))
+    if rows is not None and columns is not None and second.dim() == 2:
+        rows.copy_(second.mean(-1).view_as(rows))
+        columns.copy_(second.mean(-2).view_as(columns))
+    elif whole is not None:
+        whole.copy_(second)
+    _set(state, "step", moments.step)
+    if moments.first is not None:
+        _set(state, "exp_avg", moments.first)
+
+
+def _any(state: Tensors, names: tuple[str, ...]) -> Tensor | None:
+    return next((state[name] for name in names if name in state), None)
+
+
+def _set(state: Tensors, name: str, value: Tensor) -> None:
+    if name in state and state[name].shape == value.shape:
+        state[name].copy_(value)
+
+
+_READ: dict[str, Callable[[UpdateRule, Tensors], Moments]] = {
+    **dict.fromkeys(ADAM, _read_adam),
+    "rmsprop": _read_rmsprop,
+    "sgd": _read_sgd,
+    "lion": _read_momentum,
+    "muon": _read_momentum,
+    "adafactor": _read_adafactor,
+}
+_WRITE: dict[str, Callable[[UpdateRule, Moments, Tensors], None]] = {
+    **dict.fromkeys(ADAM, _write_adam),
+    "rmsprop": _write_rmsprop,
+    "sgd": _write_sgd,
+    "lion": _write_momentum,
+    "muon": _write_momentum,
+    "adafactor": _write_adafactor,
+}
+
+
+def carried_settings(old: OptimizerConfig, new: OptimizerConfig) -> dict[str, Any]:
+    """Field -> value of those settings that an optimizer of kind `new` takes over from `old`, where none is given.
+
+    Those that every optimizer has; between Adam and AdamW all that both have. Where the learning rate that makes
+    updates of the same size is known (`RELATIVE_RATES`), that and a decay that shrinks weights as before.
+    """
+    kinds = kind_of_rule(old), kind_of_rule(new)
+    common = set(OptimizerConfig.model_fields) - set(UpdateRule.model_fields)
+    if set(kinds) <= set(ADAM):
+        common |= set(type(old).model_fields) - {"kind", "weight_decay", "lr"}
+    found = {name: plain(getattr(old, name)) for name in common if name in type(new).model_fields}
+    if all(kind in RELATIVE_RATES for kind in kinds):
+        factor = RELATIVE_RATES[kinds[1]] / RELATIVE_RATES[kinds[0]]
+        found |= {"lr": old.lr * factor, "weight_decay": old.weight_decay / factor}
+    return found
+
+
+def direction(rule: UpdateRule, state: Tensors) -> Tensor | None:
+    """The next update of a parameter at learning rate 1 without decay, if the gradient is what the state expects.
+
+    None for rules of which it is not known.
+    """
+    kind = kind_of_rule(rule)
+    moments = _READ[kind](rule, state) if kind in _READ else Moments()
+    first, second, step = moments.first, moments.second, moments.step
+    if kind == "sgd" and first is not None:
+        return first / (1 - _momentum(rule))
+    if kind not in ADAM[:2] or first is None or second is None or step is None:
+        return None
+    decays: Any = rule
+    root = (second / (1 - decays.beta2**step)).sqrt() + decays.eps
+    return (first / (1 - decays.beta1**step) / root).nan_to_num()  # 0 / 0 before the first step

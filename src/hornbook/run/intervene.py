@@ -12,7 +12,7 @@ from hornbook.errors import UsageError
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control import Request
-from hornbook.run.interventions import Course, Intervention, propose, span_tokens
+from hornbook.run.interventions import Course, Intervention, propose, rewarm_tokens, span_tokens
 from hornbook.run.job import Job
 from hornbook.run.ledger import At
 from hornbook.run.observe.observers import Observers
@@ -54,15 +54,17 @@ class Intervener:
     def _judge(self, request: Request) -> tuple[Intervention, Course]:
         """(the intervention that a request asks for, the course after it). UsageError where it cannot be."""
         course, at = self.course, At(self._state.step, self._state.tokens)
-        changes = propose(course.resolved, request.settings)
+        changes = propose(course.resolved, request.settings, self._state.matched_rate)
+        rewarm = None if request.rewarm is None else span_tokens(request.rewarm, course.length, at.tokens)
         spans = {
-            "rewarm_tokens": span_tokens(request.rewarm, course.length, at.tokens),
+            "rewarm_tokens": rewarm_tokens(changes, course.length, at.tokens) if rewarm is None else rewarm,
             "blend_tokens": span_tokens(request.blend, course.length, at.tokens),
         }
         intervention = Intervention(at.step, at.tokens, changes, **spans)
         after = course.after(intervention)
         after.to_end()  # what the ledger says of later steps must fit
-        self._state.converted(after.recipe.optim)
+        if after.recipe.optim != course.recipe.optim:
+            self._state.new_optimizer(after.recipe.optim)  # refused here where it cannot take a parameter
         return intervention, after
 
     def _record(self, file: str, request: Request, intervention: Intervention, course: Course) -> None:

@@ -6,7 +6,7 @@ the same change at the same step, from whatever checkpoint it goes on. A checkpo
 interventions at step N.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from hornbook.errors import UsageError
 from hornbook.optim.config.batch_schedule import Batches
+from hornbook.optim.config.optim import AnyOptimizer
+from hornbook.optim.swap import REWARM_STEPS, carried_settings, kind_of_rule, rewarms
 from hornbook.run.training_length import TrainingLength
 from hornbook.settings.fields import Duration
 from hornbook.settings.recipe import Recipe, cross_check
@@ -21,7 +23,7 @@ from hornbook.settings.resolve import Resolved, leaves, override
 from hornbook.settings.resume_rules import Change, refuse_untold, resume_changes
 from hornbook.settings.schema import plain
 from hornbook.settings.show import toml_value
-from hornbook.settings.sources import command_line_source, split_key
+from hornbook.settings.sources import Source, command_line_source, give_all, split_key
 from hornbook.settings.toml import dotted
 
 
@@ -185,15 +187,35 @@ def _batches(recipe: Recipe) -> Batches:
     return recipe.train.ramp.batches(recipe.train.batch_tokens)
 
 
-def propose(resolved: Resolved, words: Sequence[str]) -> tuple[SettingChange, ...]:
+def propose(
+    resolved: Resolved, words: Sequence[str], matched_rate: Callable[[AnyOptimizer], float | None] = lambda _: None
+) -> tuple[SettingChange, ...]:
     """The changes that `key=value` words make to a recipe in force.
 
-    Raises ConfigError for an unknown key or a value that does not fit, UsageError for a setting that must not change
-    while the run trains.
+    An optimizer of another kind takes over what `optim.swap.carried_settings` says, and the learning rate that
+    `matched_rate` gives; what the words say comes first. Raises ConfigError for an unknown key or a value that does not
+    fit, UsageError for a setting that must not change while the run trains.
     """
-    found = override(resolved, [command_line_source(words)]).recipe
+    given, old = command_line_source(words), resolved.recipe.optim
+    found = override(resolved, [given]).recipe
+    if kind_of_rule(found.optim) != kind_of_rule(old):
+        carried = {"kind": kind_of_rule(found.optim), **carried_settings(old, found.optim)}
+        rate = matched_rate(found.optim)
+        carried |= {} if rate is None else {"lr": rate}
+        found = override(resolved, [Source({"optim": give_all(carried, "carried over")}), given]).recipe
     refuse_untold(resume_changes(resolved.recipe, found))
     return setting_changes(resolved.recipe, found)
+
+
+def rewarm_tokens(changes: Sequence[SettingChange], length: TrainingLength, consumed: int) -> int:
+    """Tokens over which the learning rate rises again after these changes, unless the request says otherwise.
+
+    100 steps after a change to a rule of another family, or the first quarter of a shorter rest.
+    """
+    kinds = [(str(each.old), str(each.new)) for each in changes if each.key == "optim.kind"]
+    if not any(rewarms(*pair) for pair in kinds):
+        return 0
+    return min(round(length.batches.tokens_of(REWARM_STEPS, consumed)), (length.tokens - consumed) // 4)
 
 
 def span_tokens(span: Duration | None, length: TrainingLength, consumed: int) -> int:

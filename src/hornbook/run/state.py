@@ -28,8 +28,9 @@ from hornbook.model.surgery.folders import read_added
 from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
-from hornbook.optim.swap import convert_state
+from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, state_shards
 from hornbook.run.interventions import Course
 from hornbook.settings.recipe import Recipe
@@ -65,7 +66,7 @@ class State:
         loader: Loader,
         spec: ModelSpec,
         seed: int = 0,
-        make_optimizer: Callable[[AnyOptimizer], Optimizer] | None = None,
+        make_optimizer: Callable[[AnyOptimizer, Owners], Optimizer] | None = None,
     ) -> None:
         """`seed` keys the initial values of parameters that surgery adds; `make_optimizer` makes one with new state."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
@@ -93,7 +94,7 @@ class State:
 
     def moments(self) -> dict[str, Shard]:
         """This rank's shards of the optimizer's state, by the names that they have in a checkpoint."""
-        return state_shards(self.optimizer, self.engine.shards)
+        return state_shards(self.optimizer, self.engine.owners.shards)
 
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
@@ -112,16 +113,28 @@ class State:
 
     def follow(self, recipe: Recipe) -> None:
         """Use the optimizer of a recipe from the next step on, with the state converted (`hornbook.optim.swap`)."""
-        self.optimizer = self.converted(recipe.optim)
+        if recipe.optim == self.optimizer.config:
+            return
+        made, owners = self.new_optimizer(recipe.optim)
+        convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        self.optimizer, self.engine.owners = made, owners
 
-    def converted(self, config: AnyOptimizer) -> Optimizer:
-        """The optimizer that `config` asks for, with the state of the present one. Raises UsageError."""
-        if config == self.optimizer.config:
-            return self.optimizer
+    def new_optimizer(self, config: AnyOptimizer) -> tuple[Optimizer, Owners]:
+        """An optimizer whose state is zero, and the whole parameters that it needs. Raises UsageError."""
         assert self._make_optimizer is not None
-        made = self._make_optimizer(config)
-        convert_state(self.optimizer, made)
-        return made
+        owners = Owners(self.engine.shards, self.engine.world)
+        return self._make_optimizer(config, owners), owners
+
+    def matched_rate(self, config: AnyOptimizer) -> float | None:
+        """The learning rate with which updates of another optimizer keep their size; None: it is not known.
+
+        Every rank calls it.
+        """
+        made, owners = self.new_optimizer(config)
+        convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        sizes = update_size(self.optimizer, self.engine.world)
+        matched = update_size(made, self.engine.world)
+        return self.optimizer.config.lr * sizes / matched if sizes and matched else None
 
     def _read_saved(self, folder: Path) -> None:
         """Read the weights of a checkpoint, and the parameters that surgery added."""

@@ -13,6 +13,7 @@ from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
@@ -94,11 +95,12 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
+    shapes = {name: shard.shape for name, shard in engine.shards.items()}
 
-    def make_optimizer(config: AnyOptimizer) -> Optimizer:
-        return build_optimizer(engine.named_parameters, roles, config, factors)
+    def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
+        return build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
 
-    optimizer = make_optimizer(recipe.optim)
+    optimizer = make_optimizer(recipe.optim, engine.owners)
     return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
 
 
