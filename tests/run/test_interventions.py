@@ -59,10 +59,6 @@ SEVERAL = {
     5: ("optim.weight_decay=0", "optim.beta2=0.99"),
     6: ("optim.lr=1e-3",),
 }
-    2: ("optim.lr=0.02", "optim.clip=0.5"),
-    5: ("optim.weight_decay=0", "optim.beta2=0.99"),
-    6: ("optim.lr=1e-3",),
-}
 
 
 @pytest.mark.parametrize("die", [3, 4, 5, 6, 7, 8, 9])

@@ -50,7 +50,7 @@ def update_size(optimizer: Optimizer, world: World) -> float:
     0.0 where it is not known for some rule.
     """
     squares = torch.zeros((), dtype=torch.float64, device=world.device)
-    for name, (rule, tensors) in _by_parameter(optimizer).items():
+    for rule, tensors in _by_parameter(optimizer).values():
         update = direction(rule, _values(tensors))
         if update is None:
             return 0.0

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from hornbook.errors import UsageError
 from hornbook.optim.config.batch_schedule import Batches
 from hornbook.optim.config.optim import AnyOptimizer
-from hornbook.optim.swap import REWARM_STEPS, carried_settings, kind_of_rule, rewarms
+from hornbook.optim.config.swap import REWARM_STEPS, carried_settings, kind_of_rule, rewarms
 from hornbook.run.training_length import TrainingLength
 from hornbook.settings.fields import Duration
 from hornbook.settings.recipe import Recipe, cross_check
