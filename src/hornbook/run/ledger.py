@@ -19,6 +19,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
+from hornbook.run.interventions import Intervention
 from hornbook.run.training_length import Cut
 
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")
@@ -66,6 +67,12 @@ class Monotone:
     """Where the run was shortened, in the order of decision."""
     fewer_rows: list[tuple[int, int]] = field(default_factory=list)
     """(tokens consumed, rows) from which on microbatches were smaller, since memory ran out."""
+    interventions: list[Intervention] = field(default_factory=list)
+    """Settings that were changed while the run trained, in the order of decision."""
+    answered: set[str] = field(default_factory=set)
+    """Files of the requests that made them."""
+    recipe_before: str = ""
+    """Digest of recipe.toml before the newest of them; "" after a start that wrote it."""
 
     @property
     def first(self) -> str:
@@ -102,7 +109,17 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
             state.fewer_rows.append((record["tokens"], record["rows"]))
         if record.get("origin"):
             state.init_from = record["origin"]
+        _replay_intervention(state, record)
     return state
+
+
+def _replay_intervention(state: Monotone, record: dict[str, Any]) -> None:
+    if record.get("ends_interventions"):
+        state.interventions.clear()
+    if record.get("kind") == "intervention":
+        state.interventions.append(Intervention.from_record(record))
+        state.answered.add(record.get("file", ""))
+        state.recipe_before = record.get("recipe_before", "")
 
 
 def read_past(run: RunDir) -> Monotone:

@@ -6,7 +6,7 @@ Learning rate and data order are functions of the clock, so this is enough to ma
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,14 @@ from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.folders import AVERAGE, read_added
 from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.optim.average import WeightAverage
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, state_shards
+from hornbook.run.interventions import Course
+from hornbook.settings.recipe import Recipe
 
 FORMAT = 1
 MOMENTS = "trainer/optimizer.safetensors"
@@ -56,11 +61,21 @@ class ModelSpec:
 class State:
     """Weights, moments and clock of one run, in memory."""
 
-    def __init__(self, engine: Engine, optimizer: Optimizer, loader: Loader, spec: ModelSpec, seed: int = 0) -> None:
-        """`seed` keys the initial values of parameters that surgery adds."""
+    def __init__(
+        self,
+        engine: Engine,
+        optimizer: Optimizer,
+        loader: Loader,
+        spec: ModelSpec,
+        seed: int = 0,
+        make_optimizer: Callable[[AnyOptimizer, Owners], Optimizer] | None = None,
+    ) -> None:
+        """`seed` keys the initial values of parameters that surgery adds; `make_optimizer` makes one with new state."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
-        self.seed = seed
+        self.seed, self._make_optimizer = seed, make_optimizer
         self.average: WeightAverage | None = None
+        self.saved_course: Course | None = None
+        """Of a run that goes on: the settings in force when a checkpoint was saved; None: those of now."""
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
@@ -108,6 +123,8 @@ class State:
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
         counters = read_counters(folder)
+        if self.saved_course is not None and self.saved_course.known:
+            self.follow(self.saved_course.before(counters["step"]).recipe)
         self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
         if self.average is not None and (folder / AVERAGE).is_file():
@@ -119,6 +136,31 @@ class State:
         sequence = self.loader.index.sequence
         same_rows = counters["sequence"] == sequence  # a fork may cut the data into other rows
         self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
+
+    def follow(self, recipe: Recipe) -> None:
+        """Use the optimizer of a recipe from the next step on, with the state converted (`hornbook.optim.swap`)."""
+        if recipe.optim == self.optimizer.config:
+            return
+        made, owners = self.new_optimizer(recipe.optim)
+        convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        self.optimizer, self.engine.owners = made, owners
+
+    def new_optimizer(self, config: AnyOptimizer) -> tuple[Optimizer, Owners]:
+        """An optimizer whose state is zero, and the whole parameters that it needs. Raises UsageError."""
+        assert self._make_optimizer is not None
+        owners = Owners(self.engine.shards, self.engine.world)
+        return self._make_optimizer(config, owners), owners
+
+    def matched_rate(self, config: AnyOptimizer) -> float | None:
+        """The learning rate with which updates of another optimizer keep their size; None: it is not known.
+
+        Every rank calls it.
+        """
+        made, owners = self.new_optimizer(config)
+        convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        sizes = update_size(self.optimizer, self.engine.world)
+        matched = update_size(made, self.engine.world)
+        return self.optimizer.config.lr * sizes / matched if sizes and matched else None
 
     def _read_saved(self, folder: Path) -> None:
         """Read the weights of a checkpoint, and the parameters that surgery added."""
