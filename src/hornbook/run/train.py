@@ -13,8 +13,8 @@ from hornbook.model.surgery.operate import operate
 from hornbook.optim.average import WeightAverage
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.average import NoAverage
-from hornbook.optim.config.schedule import Axis
 from hornbook.optim.config.optim import AnyOptimizer
+from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.owners import Owners

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from hornbook.model.config.mlp import Activation
 from hornbook.errors import UsageError
+from hornbook.model.config.mlp import Activation
 from hornbook.model.config.part import Model, Part, Problems, Rows
 from hornbook.settings.fields import Count, Number
 
