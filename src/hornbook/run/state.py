@@ -30,6 +30,7 @@ from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.optim.average import WeightAverage
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.noise_scale import NoiseScale
 from hornbook.parallel.shard import Shard, check_cover, state_shards
 
 FORMAT = 1
@@ -61,6 +62,7 @@ class State:
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
         self.seed = seed
         self.average: WeightAverage | None = None
+        self.noise: NoiseScale | None = None
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
@@ -88,7 +90,7 @@ class State:
 
     def moments(self) -> dict[str, Shard]:
         """This rank's shards of the optimizer's state, by the names that they have in a checkpoint."""
-        return state_shards(self.optimizer, self.engine.shards)
+        return state_shards(self.optimizer, self.engine.owners.shards)
 
     def averages(self) -> dict[str, Shard]:
         """This rank's shards of the average, by name of the parameter; empty where none is kept."""
@@ -105,6 +107,8 @@ class State:
             _read_shards(folder / AVERAGE, self.averages())
         if self.engine.scaler is not None and "scale" in counters:
             self.engine.scaler.load(counters["scale"])
+        if self.noise is not None and "noise" in counters:
+            self.noise.load(counters["noise"])
         self.step, self.tokens = counters["step"], counters["tokens"]
         self.skips_in_a_row = counters["skips_in_a_row"]
         sequence = self.loader.index.sequence
@@ -152,6 +156,8 @@ class State:
             "sequence": self.loader.index.sequence,
             "skips_in_a_row": self.skips_in_a_row,
         }
+        if self.noise is not None:
+            counters["noise"] = self.noise.state()
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
 
 

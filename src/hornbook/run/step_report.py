@@ -43,6 +43,8 @@ class Step:
     """The part of `seconds` spent on waiting for the batch."""
     final: bool
     """The run ends with this step."""
+    noise: dict[str, float | None] | None = None
+    """Keys of the gradient noise scale (`log.noise_scale`); None: not measured."""
 
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
@@ -51,7 +53,7 @@ class Step:
 
     def record(self) -> StepRecord:
         """The line for metrics.jsonl."""
-        return {
+        record: StepRecord = {
             "attempt": self.attempt,
             "step": self.step,
             "tokens": self.tokens,
@@ -68,6 +70,9 @@ class Step:
             "skipped": self.skipped,
             "time": round(time.time(), 3),
         }
+        if self.noise is not None:
+            record |= self.noise
+        return record
 
 
 def is_due(step: int, every: int) -> bool:

@@ -14,6 +14,7 @@ from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.average import NoAverage
 from hornbook.optim.config.schedule import Axis
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.noise_scale import NoiseScale
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
@@ -26,6 +27,7 @@ from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
+from hornbook.settings.recipe import Recipe
 
 MEASURED_STEPS = 3
 """Steps after which the time-out of collectives follows from measured times."""
@@ -92,12 +94,22 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
-    optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
+    shapes = {name: shard.shape for name, shard in engine.shards.items()}
+    optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors, shapes, engine.owners)
     state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
-    if not isinstance(recipe.train.average, NoAverage):
-        axis = Axis(inputs.length.planned, inputs.length.batches)
-        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    _keep_statistics(state, recipe, inputs.length)
     return state
+
+
+def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> None:
+    """Keep what the recipe asks for beside the training itself: an average of the weights, the noise scale."""
+    engine = state.engine
+    if not isinstance(recipe.train.average, NoAverage):
+        axis = Axis(length.planned, length.batches)
+        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    if recipe.log.noise_scale:
+        engine.measure_part()
+        state.noise = NoiseScale(recipe.log.noise_scale)
 
 
 def take_step(job: Job, state: State, length: TrainingLength) -> Step:
@@ -121,9 +133,11 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     before = state.tokens
     state.advance(batch)
-    loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
+    loss_sum, norm, applied, *part = fetch(losses["loss"], norm, applied, *engine.part_of_batch())
     if applied and state.average is not None:
         state.average.update(before, state.tokens)
+    if applied and state.noise is not None:
+        state.noise.update(*part, norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,
@@ -139,6 +153,7 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
         seconds=time.perf_counter() - started,
         data_seconds=arrived - started,
         final=state.tokens >= length.tokens,
+        noise=None if state.noise is None else state.noise.record(),
     )
 
 
