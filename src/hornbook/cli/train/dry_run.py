@@ -27,7 +27,8 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
 
     device = choose_device(resolved.recipe.train.device)
     settled = settle_precision(resolved)
-    start, inputs = check_start(settled.recipe, run, start), read_inputs(settled, start)
+    start = check_start(settled.recipe, run, start)
+    inputs = read_inputs(settled, start)
     recipe, loader = inputs.recipe, inputs.loader
     past = read_past(run) if start.mode == "resume" else Monotone()
     length = resumed_length(inputs, past, start.changes)

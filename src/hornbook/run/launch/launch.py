@@ -64,7 +64,8 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
     if rank_info is not None:
         return _join(resolved, run, start, rank_info)
-    start, inputs = check_start(resolved.recipe, run, start), read_inputs(resolved, start)
+    start = check_start(resolved.recipe, run, start)
+    inputs = read_inputs(resolved, start)
     compile_for(inputs)
     if inputs.recipe.parallel.world > 1:
         return _supervise(inputs, run, start)
