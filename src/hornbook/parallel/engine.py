@@ -24,6 +24,7 @@ from hornbook.parallel.balance import Balance, loss_names, token_masks
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
 from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_below
+from hornbook.parallel.noise_scale import BatchPart
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import InOrder, Runner
 from hornbook.parallel.shard import ParameterShard, check_cover
@@ -60,6 +61,7 @@ class Engine:
         """Of the terms of the objective, in the order in which they are added."""
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
+        self._part: BatchPart | None = None
         self._objective: Tensor | None = None
         self._nonfinite: Tensor | None = None
 
@@ -102,12 +104,22 @@ class Engine:
         self.model.train()
         factor = (self.scaler.scale if self.scaler else 1.0) / max(total_weight, 1.0)
         step = _Step(self, batches, key, factor)
+        if self._part is not None:
+            self._part.begin(batches, total_weight, self.scaler.scale if self.scaler else 1.0)
         self.runner.run(step)
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
         with self.clock.phase("communication" if self.world.data_size > 1 else "forward"):
             sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
         self._objective = sums.sum()
         return dict(zip(self.loss_names, sums.unbind(), strict=True))
+
+    def measure_part(self) -> None:
+        """Measure the gradient over parts of each batch from the next step on; it changes no bit of training."""
+        self._part = BatchPart(self._data_parallel, self.world, exact=self._exact)
+
+    def part_of_batch(self) -> list[Tensor]:
+        """What `BatchPart.measured` returns, after `forward_backward`; nothing where it is not measured."""
+        return [] if self._part is None else self._part.measured()
 
     def _sum(self, found: list[Tensor]) -> Tensor:
         """Sums of [loss names] over the microbatches of all ranks."""
@@ -298,5 +310,8 @@ class _Step:
         return terms.sum() * self._factor
 
     def end(self) -> None:
-        if self.tree is not None:
-            self.tree.push(self._engine._take_gradients())
+        gradients = None if self.tree is None else self._engine._take_gradients()
+        if self._engine._part is not None:
+            self._engine._part.end_microbatch(gradients)
+        if self.tree is not None and gradients is not None:
+            self.tree.push(gradients)

@@ -113,6 +113,9 @@ class LogConfig(Config):
     writes a Chrome trace into RUN/profile. Only these steps are slower."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
+    noise_scale: Count = Field(default=0, ge=0)
+    """Steps over which the gradient noise scale is averaged, such as 100; 0 does not measure it. Needs two ranks, or
+    two microbatches of a rank: the norm of a part of the gradient is compared with that of the whole."""
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""
 

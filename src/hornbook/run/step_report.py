@@ -48,6 +48,8 @@ class Step:
     """Seconds of this rank by phase (`hornbook.parallel.step_clock`); the rest of `seconds` is the host's."""
     positions: tuple[int, int] = (0, 0)
     """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
+    noise: dict[str, float | None] | None = None
+    """Keys of the gradient noise scale (`log.noise_scale`); None: not measured."""
 
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
@@ -56,7 +58,7 @@ class Step:
 
     def record(self) -> StepRecord:
         """The line for metrics.jsonl."""
-        return {
+        record: StepRecord = {
             "attempt": self.attempt,
             "step": self.step,
             "tokens": self.tokens,
@@ -73,6 +75,9 @@ class Step:
             "skipped": self.skipped,
             "time": round(time.time(), 3),
         }
+        if self.noise is not None:
+            record |= self.noise
+        return record
 
 
 def is_due(step: int, every: int) -> bool:

@@ -17,6 +17,7 @@ from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.noise_scale import NoiseScale
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -33,6 +34,7 @@ from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
+from hornbook.settings.recipe import Recipe
 
 MEASURED_STEPS = 3
 """Steps after which the time-out of collectives follows from measured times."""
@@ -110,10 +112,19 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
 
     optimizer = make_optimizer(recipe.optim, engine.owners)
     state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
-    if not isinstance(recipe.train.average, NoAverage):
-        axis = Axis(inputs.length.planned, inputs.length.batches)
-        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    _keep_statistics(state, recipe, inputs.length)
     return state
+
+
+def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> None:
+    """Keep what the recipe asks for beside the training itself: an average of the weights, the noise scale."""
+    engine = state.engine
+    if not isinstance(recipe.train.average, NoAverage):
+        axis = Axis(length.planned, length.batches)
+        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    if recipe.log.noise_scale:
+        engine.measure_part()
+        state.noise = NoiseScale(recipe.log.noise_scale)
 
 
 def take_step(job: Job, state: State, course: Course) -> Step:
@@ -131,9 +142,11 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     before = state.tokens
     state.advance(batch)
-    loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
+    loss_sum, norm, applied, *part = fetch(losses["loss"], norm, applied, *engine.part_of_batch())
     if applied and state.average is not None:
         state.average.update(before, state.tokens)
+    if applied and state.noise is not None:
+        state.noise.update(*part, norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,
@@ -151,6 +164,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         final=state.tokens >= length.tokens,
         phases=engine.clock.take(),
         positions=batch.positions_computed,
+        noise=None if state.noise is None else state.noise.record(),
     )
 
 

@@ -72,7 +72,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe.model, recipe.parallel)]
-    problems += [*_check_surgery(recipe), *_check_labels(recipe)]
+    problems += [*_check_surgery(recipe), *_check_labels(recipe), *_check_noise_scale(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -207,6 +207,21 @@ def _recompute_problem(compiled: bool) -> str:
     if compiled:
         return '"selective" works by calls, which a compiled block does not make: take {kind = "budget"}, or "block"'
     return '"budget" is kept by the compiler: set train.compile = true, or take "selective"'
+
+
+def _check_noise_scale(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Whether there is a part of each batch whose gradient is seen alone (`hornbook.parallel.noise_scale`)."""
+    parallel, train = recipe.parallel, recipe.train
+    if not recipe.log.noise_scale:
+        return
+    by_rank = parallel.data > 1 and parallel.shard == "none" and not parallel.exact
+    microbatches = -(-train.batch_tokens // train.sequence // train.micro_rows) // parallel.data
+    if parallel.data > 1 and parallel.shard == "optimizer" and not parallel.exact:
+        text = 'with parallel.shard "optimizer" no gradient of a part of the batch can be read'
+        yield "log.noise_scale", f'{text}: take "none" or "gradients", or leave it 0'
+    elif not by_rank and microbatches < 2:
+        text = "compares the first microbatch of a rank with the whole batch, and there is one only"
+        yield "log.noise_scale", f"{text}: lower train.micro_batch, or leave it 0"
 
 
 def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
