@@ -17,6 +17,7 @@ from torch import Tensor
 from hornbook.model.attention.mask import AttentionMask, Interval
 from hornbook.model.config.tiling import KEY_STEP, QUERIES, WIDE
 
+
 @dataclass(frozen=True)
 class QueryTile:
     """Queries [first, last) of some rows of the batch, and the keys [begin, end) that any of them sees."""

@@ -14,6 +14,7 @@ from hornbook.model.config.part import FEW_ROWS
 from hornbook.model.layers.products import linear, matmul
 from hornbook.model.layers.saved_tensors import cheap
 
+
 class Linear(nn.Module):
     """`y = x W^T + b`, W of shape [out, in] as in torch; values come from `hornbook.model.init.init`."""
 
