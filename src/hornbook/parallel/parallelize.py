@@ -5,8 +5,10 @@ import functools
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from hornbook.model.attention.device_attention import use_installed_flash
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.transformer import Transformer
+from hornbook.parallel.compiled import CompiledParts, compile_model
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, shard_model
 from hornbook.parallel.engine import Engine
@@ -36,13 +38,14 @@ def parallelize(
     model.compute_dtype = PRECISIONS[precision]
     if parallel.recompute == "block":
         recompute_blocks(model)
-    if train.compile:
-        compile_blocks(model)
+    compiled = compile_model(model, train, world.device) if train.compile else CompiledParts()
+    use_installed_flash(world.device)
     data_parallel = apply_data_parallel(model, world, parallel)
     if parallel.exact:
         check_shards(data_parallel.shards)
     scaler = Scaler() if precision == "fp16" else None
-    return Engine(model, world, data_parallel, exact=parallel.exact, loss=train.loss, scaler=scaler)
+    settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
+    return Engine(model, world, data_parallel, **settings)
 
 
 def recompute_blocks(model: Transformer) -> None:
@@ -55,12 +58,6 @@ def recompute_blocks(model: Transformer) -> None:
         block.forward = functools.partial(
             checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
-
-
-def compile_blocks(model: Transformer) -> None:
-    """torch.compile each block in place: all share one graph, so the cost does not grow with depth."""
-    for block in model.all_blocks():
-        block.compile()
 
 
 def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig) -> SingleProcess:
