@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hornbook.data.batch import Batch
+from hornbook.data.batch import Batch, fill_rows
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
@@ -21,6 +21,7 @@ from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names, token_masks
+from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
 from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_below
@@ -45,6 +46,7 @@ class Engine:
         exact: bool = False,
         scaler: Scaler | None = None,
         loss: LossConfig = LossConfig(),  # noqa: B008 - frozen
+        compiled: CompiledParts | None = None,
     ) -> None:
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
@@ -56,6 +58,9 @@ class Engine:
         self.runner: Runner = InOrder(data_parallel.module, self.clock)
         """Calls the model in training."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
+        self._compiled = compiled or CompiledParts()
+        self._rows = 0
+        """Rows of the largest microbatch so far, for which the model is compiled."""
         self._balance = Balance(model)
         self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
         """Of the terms of the objective, in the order in which they are added."""
@@ -103,7 +108,7 @@ class Engine:
         """
         self.model.train()
         factor = (self.scaler.scale if self.scaler else 1.0) / max(total_weight, 1.0)
-        step = _Step(self, batches, key, factor)
+        step = _Step(self, [self._filled(batch) for batch in batches], key, factor)
         if self._part is not None:
             self._part.begin(batches, total_weight, self.scaler.scale if self.scaler else 1.0)
         self.runner.run(step)
@@ -197,6 +202,13 @@ class Engine:
         tokens, positions = self._to_device(batch.source.tokens), self._to_device(batch.source.positions)
         return Source(tokens, positions, batch.source.document_lengths, None if mask is None else self._to_device(mask))
 
+    def _filled(self, batch: Batch) -> Batch:
+        """Where the model is compiled, the batch with as many rows as the largest had; those added count nothing."""
+        if not self._compiled:
+            return batch
+        self._rows = max(self._rows, len(batch.tokens))
+        return fill_rows(batch, self._rows)
+
     def _to_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.world.device)
 
@@ -230,7 +242,15 @@ class Engine:
 
     @contextlib.contextmanager
     def evaluation_mode(self) -> Iterator[Transformer]:
-        """The model without dropout and gradients; afterwards everything is as before. All ranks enter together."""
+        """The model without dropout, gradients and compilation; afterwards everything is as before.
+
+        All ranks enter together.
+        """
+        with self._compiled.set_aside(), self._looking():
+            yield self.model
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[Transformer]:
         self.model.eval()
         try:
             with torch.no_grad():
@@ -241,15 +261,17 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Tensor:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
-        with self.evaluation_mode():
+        rows, batch = len(batch.tokens), self._filled(batch)
+        with self._looking():
             hidden, _ = self.model(**self._inputs(batch))
-            return self._token_losses(hidden, batch)
+            return self._token_losses(hidden, batch)[:rows]
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
-        with self.evaluation_mode():
+        rows, batch = len(batch.tokens), self._filled(batch)
+        with self._looking():
             hidden, _ = self.model(**self._inputs(batch))
-            return self._token_losses(hidden, batch), self._head.logits(hidden)
+            return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
         return self._head.token_losses(

@@ -61,7 +61,13 @@ class TrainConfig(Config):
     threads: Count = Field(default=0, ge=0)
     """CPU threads; 0 takes OMP_NUM_THREADS or the number of cores. Bits depend on it."""
     compile: bool = False
-    """torch.compile each block: slower start, faster steps on a GPU."""
+    """torch.compile the model: slower start, faster steps on a GPU. The code is kept for later starts."""
+    compile_scope: Literal["blocks", "stack"] = "blocks"
+    """What is compiled as one piece: a block, whose code serves all layers, or all blocks (a start that is longer by
+    their number)."""
+    cuda_graphs: bool = False
+    """Start the kernels of a compiled piece by one call, on a GPU: for models whose kernels are too short for the CPU
+    to keep up. Each piece and batch shape holds memory of its own."""
 
     @property
     def micro_rows(self) -> int:

@@ -86,6 +86,8 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
         yield "train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})"
     if train.tokens is not None and train.epochs is not None:
         yield "train.epochs", "give train.tokens or train.epochs, not both"
+    if train.cuda_graphs and not train.compile:
+        yield "train.cuda_graphs", "graphs are made of compiled code: set train.compile = true"
     yield from _check_ramp(train)
 
 
