@@ -42,7 +42,7 @@ def train(job: Job) -> Exit:
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
             initialize_or_restore(job, state, checkpointer, observers)
-            observers.state_file.start(job.ledger.attempt, state)
+            observers.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             first = state.step
             while state.tokens < length.tokens:
