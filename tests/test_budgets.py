@@ -15,15 +15,15 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 4_750,
+    "cli": 5_300,
     "data": 4_600,
     "evals": 850,
     "files": 1_400,
     "kernels": 650,
-    "model": 11_700,
-    "optim": 600,
-    "parallel": 1_400,
-    "run": 6_500,
+    "model": 12_500,
+    "optim": 3_000,
+    "parallel": 2_000,
+    "run": 7_500,
     "settings": 2_200,
     "studio": 800,
     "text": 16_700,

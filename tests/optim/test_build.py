@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
@@ -15,7 +16,7 @@ from hornbook.model.config.norm import LayerNormConfig
 from hornbook.model.config.position import LearnedPositionsConfig
 from hornbook.optim.build import build_optimizer, decays, parameter_groups
 from hornbook.optim.config.optim import AdamW
-from hornbook.optim.config.optimizer import Factors
+from hornbook.optim.config.rule import Factors
 
 GPT2_LIKE = ModelConfig(
     layers=2,
@@ -39,7 +40,8 @@ def test_groups_cover_every_parameter_once_and_decay_by_role(config: ModelConfig
     model = build_model(config, 32)
     roles = parameter_roles(model)
     settings = AdamW(decay_embeddings=decay_embeddings, weight_decay=0.3)
-    decayed, plain = parameter_groups(dict(model.named_parameters()), roles, settings)
+    ((rule, (decayed, plain)),) = parameter_groups(dict(model.named_parameters()), roles, settings)
+    assert rule is settings
     assert names_of(decayed) | names_of(plain) == {name for name, _ in model.named_parameters()}
     assert not names_of(decayed) & names_of(plain)
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
@@ -54,7 +56,7 @@ def test_groups_cover_every_parameter_once_and_decay_by_role(config: ModelConfig
 def test_a_tied_tensor_is_taken_once_under_its_first_name() -> None:
     shared, other = Parameter(torch.ones(3, 2)), Parameter(torch.ones(2))
     named = {"embedding.weight": shared, "norm.weight": other, "head.weight": shared}
-    groups = parameter_groups(
+    ((_, groups),) = parameter_groups(
         named, {"embedding.weight": "embedding", "norm.weight": "norm", "head.weight": "head"}, AdamW()
     )
     assert [name for group in groups for name, _ in group["params"]] == ["embedding.weight", "norm.weight"]
@@ -91,7 +93,7 @@ def test_factors_multiply_learning_rate_eps_and_decay_of_what_they_name() -> Non
     named = {name: Parameter(torch.randn(5, 7)) for name in ("v", "w")}
     start = {name: parameter.detach().double() for name, parameter in named.items()}
     optimizer = build_optimizer(named, {"v": "matrix", "w": "matrix"}, config, factors)
-    assert [group["lr"] for group in optimizer.update.param_groups] == [0.01, 0.0025]
+    assert [group["lr"] for group in optimizer.updates[0][1].param_groups] == [0.01, 0.0025]
     optimizer.set_learning_rate(0.02)
     for parameter in named.values():
         parameter.grad = torch.randn(5, 7) * 1e-2
@@ -108,7 +110,7 @@ def test_groups_with_factors_cover_every_parameter_once() -> None:
     model = build_model(LLAMA_LIKE, 32)
     roles = parameter_roles(model)
     factors = {name: Factors(lr=0.5) for name, role in roles.items() if role == "matrix"}
-    groups = parameter_groups(dict(model.named_parameters()), roles, AdamW(), factors)
+    ((_, groups),) = parameter_groups(dict(model.named_parameters()), roles, AdamW(), factors)
     names = [name for group in groups for name in names_of(group)]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     assert {tuple(sorted({roles[name] for name in names_of(group)})): group["lr_factor"] for group in groups} == {
@@ -145,6 +147,56 @@ def test_twenty_steps_equal_the_reference() -> None:
 def test_moments_exist_before_the_first_step() -> None:
     parameter = Parameter(torch.randn(4, 3))
     optimizer = build_optimizer({"w": parameter}, {"w": "matrix"}, AdamW())
-    state = optimizer.update.state[parameter]
+    state = optimizer.updates[0][1].state[parameter]
     assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
     assert not any(bool(tensor.any()) for tensor in state.values())
+
+
+def test_groups_by_name_have_their_own_rate_decay_and_rule() -> None:
+    """The first group that matches counts; the rate of a rule is its own; without a group all is as before."""
+    torch.manual_seed(3)
+    named = {name: Parameter(torch.randn(3, 2)) for name in ("a.w", "b.w", "c.w", "c.bias")}
+    roles = {"a.w": "matrix", "b.w": "matrix", "c.w": "matrix", "c.bias": "vector"}
+    other = {"kind": "adamw", "lr": 0.04, "eps": 0.1, "weight_decay": 0.25}
+    groups = [
+        {"match": "b.*", "rule": other},
+        {"match": "c.bias", "lr": 0.02, "weight_decay": 0.75},
+        {"match": "*.bias"},
+    ]
+    config = AdamW.model_validate({"lr": 0.01, "weight_decay": 0.5, "eps": 1e-3, "groups": groups})
+    optimizer = build_optimizer(named, roles, config)
+    optimizer.set_learning_rate(0.005)  # half the peak
+    start = {name: each.detach().double() for name, each in named.items()}
+    for each in named.values():
+        each.grad = torch.randn(3, 2)
+    optimizer.step()
+    settings = {
+        "a.w": (0.005, 1e-3, 0.5),
+        "b.w": (0.02, 0.1, 0.25),
+        "c.w": (0.005, 1e-3, 0.5),
+        "c.bias": (0.01, 1e-3, 0.75),
+    }
+    for name, (lr, eps, decay) in settings.items():
+        gradient = named[name].grad
+        assert gradient is not None
+        update = gradient.double() / (gradient.double().abs() + eps)
+        expected = start[name] * (1 - lr * decay) - lr * update
+        torch.testing.assert_close(named[name].detach().double(), expected, rtol=2e-6, atol=2e-8)
+
+
+class Matrices(AdamW):
+    """AdamW that refuses vectors."""
+
+    def refusal(self, role: str, shape: tuple[int, ...]) -> str:  # noqa: ARG002
+        return "it has no rows" if len(shape) < 2 else ""
+
+
+def test_groups_without_parameters_and_rules_without_a_way_are_refused() -> None:
+    named, roles = {"a.w": Parameter(torch.ones(3))}, {"a.w": "norm"}
+    with pytest.raises(UsageError, match=r"optim\.groups\.0\.match: no parameter is called 'b\.\*'; names are a\.w"):
+        build_optimizer(named, roles, AdamW.model_validate({"groups": [{"match": "b.*"}]}))
+    with pytest.raises(
+        UsageError, match=r"Matrices cannot update a\.w \[3\]: it has no rows; name another rule, as in .*adamw"
+    ):
+        build_optimizer(named, roles, Matrices())
+    build_optimizer(named, roles, Matrices.model_validate({"groups": [{"match": "a.w", "rule": {"kind": "adamw"}}]}))

@@ -10,7 +10,8 @@ from torch.nn import Parameter
 from hornbook.errors import UsageError
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
-from hornbook.optim.config.optimizer import OptimizerConfig, StateTensor
+from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.rule import Shape, StateTensor
 from hornbook.optim.optimizer import Optimizer
 
 NAN, FINE = torch.tensor(1.0), torch.tensor(0.0)
@@ -23,7 +24,7 @@ class Momentum(OptimizerConfig):
     lr: float = 0.1
     declared: tuple[str, ...] = ("momentum_buffer",)
 
-    def state_tensors(self) -> tuple[StateTensor, ...]:
+    def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:  # noqa: ARG002
         return tuple(StateTensor(name) for name in self.declared)
 
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -81,7 +82,7 @@ def test_a_refused_step_changes_no_bit(config: OptimizerConfig) -> None:
 
 def test_settings_are_those_of_the_configuration() -> None:
     _, optimizer = make(AdamW(lr=0.25, beta1=0.75))
-    groups = optimizer.update.param_groups
+    groups = optimizer.updates[0][1].param_groups
     assert [group["lr"] for group in groups] == [0.25, 0.25]
     assert groups[0]["betas"] == (0.75, 0.95)
     optimizer.set_learning_rate(0.1)
@@ -92,7 +93,7 @@ def test_settings_are_those_of_the_configuration() -> None:
 def test_state_that_is_not_as_declared_is_refused(declared: tuple[str, ...]) -> None:
     named, optimizer = make(Momentum(declared=declared))
     if declared:
-        del optimizer.update.state[named["a.weight"]]["another"]
+        del optimizer.updates[0][1].state[named["a.weight"]]["another"]
     with pytest.raises(UsageError, match=r"of a\.weight \[4, 3\] it keeps .*`Momentum\.state_tensors` must list"):
         step(named, optimizer, 1)
 
@@ -126,10 +127,12 @@ def test_declarations_without_meaning_are_refused(values: Any, text: str) -> Non
 
 def test_bytes_of_state_follow_from_the_declaration() -> None:
     class Eight(OptimizerConfig):
-        def state_tensors(self) -> tuple[StateTensor, ...]:
+        lr: float = 1.0
+
+        def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:  # noqa: ARG002
             codes, scales = StateTensor("codes", "shape", "int8"), StateTensor("scales", "blocks", "float32", 256)
             return codes, scales, StateTensor("rows", "rows"), StateTensor("steps", "scalar", "int64")
 
     assert AdamW().state_bytes(1000) == 8000
     assert Eight().state_bytes(1000) == 1000 + 4 * 4
-    assert OptimizerConfig().state_bytes(1000) == 0
+    assert OptimizerConfig(lr=1.0).state_bytes(1000) == 0

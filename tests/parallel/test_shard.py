@@ -7,7 +7,8 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.optim.config.optimizer import OptimizerConfig, StateTensor
+from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.rule import Shape, StateTensor
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.shard import ParameterShard, Shard, check_cover, state_shards
 
@@ -23,7 +24,9 @@ KINDS = (
 class Declaring(OptimizerConfig):
     """State of every extent; it is never stepped."""
 
-    def state_tensors(self) -> tuple[StateTensor, ...]:
+    lr: float = 1.0
+
+    def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:  # noqa: ARG002
         return KINDS
 
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -36,7 +39,7 @@ def shards_of(shape: tuple[int, ...], ranks: int, rank: int, replica: int, confi
     size = -(-rows // ranks)
     first = min(rank * size, rows)
     tensor = Parameter(torch.zeros(min(size, rows - first), *shape[1:]))
-    optimizer = Optimizer(config, [{"params": [("p", tensor)], "lr_factor": 1.0}])
+    optimizer = Optimizer(config, [(config, [{"params": [("p", tensor)], "lr_factor": 1.0}])], {"p": shape})
     start = (first, *(0 for _ in shape[1:]))
     return state_shards(optimizer, {"p": ParameterShard(tensor, shape, start, is_primary=replica == 0)})
 

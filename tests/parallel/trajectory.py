@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, SigmoidRouterCon
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.optim import AdamW
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
@@ -34,7 +35,6 @@ from tests.ranks import LIMIT_SECONDS
 VOCAB, ROWS, SEED = 96, 2, 5
 CLIP = 0.5
 """Below every norm of these runs, so that clipping always bites."""
-OPTIMIZER = AdamW.model_validate({"lr": 3e-3, "clip": CLIP})
 EXPERTS = ExpertsConfig(count=16, active=3, hidden=32, z_loss=0.01, router=SigmoidRouterConfig(balance_rate=0.02))
 TOLD = ("losses", "norms", "applied", "scales")
 """What every rank must say alike."""
@@ -58,6 +58,8 @@ class Run:
     steps: int = 20
     microbatches: int = 12
     """Of a step, over all ranks."""
+    optimizer: str = "adamw"
+    """Kind of optimizer."""
     sequence: int = 24
     width: int = 64
     experts: bool = False
@@ -199,7 +201,10 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
 
 def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]]:
     """Losses, norms and seconds of every step."""
-    optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), OPTIMIZER)
+    config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3})
+    shapes = {name: shard.shape for name, shard in engine.shards.items()}
+    roles = parameter_roles(engine.model)
+    optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, engine.owners)
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     for step in range(run.steps):
         grid = _grid(run, step)[:: -1 if run.backwards else 1]

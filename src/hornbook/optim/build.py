@@ -1,17 +1,21 @@
 """An optimizer and its parameter groups, built from roles.
 
 Decay is decided by what a parameter is (its role), never by its name or rank: matrices and the head decay; norms,
-biases and positions do not; embeddings (a tied head is one) follow `decay_embeddings`.
+biases and positions do not; embeddings (a tied head is one) follow `decay_embeddings`. `optim.groups` may say otherwise
+for parameters by name.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch.nn import Parameter
 
-from hornbook.optim.config.optim import AnyOptimizer
-from hornbook.optim.config.optimizer import Factors, OptimizerConfig
-from hornbook.optim.optimizer import Optimizer
+from hornbook.errors import UsageError
+from hornbook.optim.config.optimizer import OptimizerConfig, ParameterGroup
+from hornbook.optim.config.rule import Factors, Shape, UpdateRule
+from hornbook.optim.optimizer import Optimizer, WholeParameters
 
 ROLES = frozenset({"embedding", "position", "head", "matrix", "norm", "vector"})
 
@@ -19,18 +23,46 @@ ROLES = frozenset({"embedding", "position", "head", "matrix", "norm", "vector"})
 def build_optimizer(
     named_parameters: Mapping[str, Parameter],
     roles: Mapping[str, str],
-    config: AnyOptimizer,
+    config: OptimizerConfig,
     factors: Mapping[str, Factors] | None = None,
+    shapes: Mapping[str, Shape] | None = None,
+    whole: WholeParameters | None = None,
 ) -> Optimizer:
     """An optimizer over every parameter exactly once, with its state allocated (zero) and its peak learning rate.
 
-    `roles` names the role of each parameter (`hornbook.model.build.parameter_roles`). A tensor that
-    appears under two names (tied head) is taken once, under its first name. `factors` (`hornbook.model.config.mup`)
-    multiply settings of the parameters they name.
+    `named_parameters` are this rank's shards. `roles` names the role of each parameter
+    (`hornbook.model.build.parameter_roles`). A tensor that appears under two names (tied head) is taken once, under its
+    first name. `factors` (`hornbook.model.config.mup`) multiply settings of the parameters they name. Where a rank has
+    shards, `shapes` are those of the whole parameters, and `whole` gives whole ones to rules that need them.
     """
-    optimizer = Optimizer(config, parameter_groups(named_parameters, roles, config, factors))
+    shapes = shapes or {name: tuple(parameter.shape) for name, parameter in named_parameters.items()}
+    rules = assign_rules(roles, config, {name: shapes[name] for name in _once(named_parameters)})
+    if whole is not None:
+        named_parameters = whole.take(name for name, rule in rules.items() if rule.whole)
+    groups = parameter_groups(named_parameters, roles, config, factors, rules)
+    optimizer = Optimizer(config, groups, shapes, whole)
     optimizer.set_learning_rate(config.lr)
     return optimizer
+
+
+def assign_rules(
+    roles: Mapping[str, str], config: OptimizerConfig, shapes: Mapping[str, Shape]
+) -> dict[str, UpdateRule]:
+    """The update rule of each parameter. Raises UsageError where it cannot update it, or a group matches none."""
+    for number, group in enumerate(config.groups):
+        if not any(fnmatchcase(name, group.match) for name in shapes):
+            names = ", ".join(list(shapes)[:5])
+            raise UsageError(f"optim.groups.{number}.match: no parameter is called {group.match!r}; names are {names}")
+    rules = {}
+    for name, shape in shapes.items():
+        group = _group_of(name, config)
+        rule = rules[name] = (group and group.rule) or config.rule_for(roles[name], shape)
+        if problem := rule.refusal(roles[name], shape):
+            raise UsageError(
+                f"optim: {type(rule).__name__} cannot update {name} {list(shape)}: {problem}; name another rule, as in "
+                f'`optim.groups = [{{ match = "{name}", rule = {{ kind = "adamw" }} }}]`'
+            )
+    return rules
 
 
 def parameter_groups(
@@ -38,23 +70,43 @@ def parameter_groups(
     roles: Mapping[str, str],
     config: OptimizerConfig,
     factors: Mapping[str, Factors] | None = None,
-) -> list[dict[str, Any]]:
-    """Groups in torch's form: `params` as (name, parameter) pairs, and the settings that the optimizer gives a group.
+    rules: Mapping[str, UpdateRule] | None = None,
+) -> list[tuple[UpdateRule, list[dict[str, Any]]]]:
+    """Of each update rule its groups in torch's form: `params` as (name, parameter) pairs, and the rule's settings.
 
-    One for each combination of decay and factors, those that decay first.
+    One group for each combination of decay and factors, those that decay first.
     """
-    members: dict[tuple[bool, Factors], list[tuple[str, Parameter]]] = {}
-    seen: set[int] = set()
-    for name, parameter in named_parameters.items():
-        if id(parameter) in seen:
-            continue
-        seen.add(id(parameter))
-        key = decays(roles[name], config), (factors or {}).get(name, Factors())
-        members.setdefault(key, []).append((name, parameter))
-    return [
-        {"params": pairs, **config.group_settings(decayed, factor)}
-        for (decayed, factor), pairs in sorted(members.items(), key=lambda item: not item[0][0])
-    ]
+    members: dict[int, dict[tuple[bool, Factors, float | None], list[tuple[str, Parameter]]]] = {}
+    found: dict[int, UpdateRule] = {}
+    for name, parameter in _once(named_parameters).items():
+        rule, group = (rules or {}).get(name, config), _group_of(name, config) or ParameterGroup(match=name)
+        own, decay = (factors or {}).get(name, Factors()), group.weight_decay
+        lr = rule.lr if group.lr is None else group.lr
+        own = own if lr == config.lr else replace(own, lr=own.lr * lr / config.lr)
+        decayed = decays(roles[name], config) if decay is None else decay > 0
+        found[id(rule)] = rule
+        members.setdefault(id(rule), {}).setdefault((decayed, own, decay), []).append((name, parameter))
+    return [(found[key], _torch_groups(found[key], groups)) for key, groups in members.items()]
+
+
+def _torch_groups(
+    rule: UpdateRule, members: Mapping[tuple[bool, Factors, float | None], list[tuple[str, Parameter]]]
+) -> list[dict[str, Any]]:
+    groups = []
+    for (decayed, factors, decay), pairs in sorted(members.items(), key=lambda item: not item[0][0]):
+        own = rule if decay is None else rule.model_copy(update={"weight_decay": decay})
+        groups.append({"params": pairs, **own.group_settings(decayed, factors)})
+    return groups
+
+
+def _group_of(name: str, config: OptimizerConfig) -> ParameterGroup | None:
+    return next((group for group in config.groups if fnmatchcase(name, group.match)), None)
+
+
+def _once(named_parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """Each tensor under its first name."""
+    firsts: dict[int, str] = {}
+    return {name: each for name, each in named_parameters.items() if firsts.setdefault(id(each), name) == name}
 
 
 def decays(role: str, config: OptimizerConfig) -> bool:

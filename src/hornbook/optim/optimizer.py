@@ -1,73 +1,108 @@
-"""An optimizer at work: the update of its configuration, its state, and the refusal of a non-finite step."""
+"""An optimizer at work: the updates of its configuration, their state, and the refusal of a non-finite step."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from hornbook.errors import UsageError
-from hornbook.optim.config.optimizer import OptimizerConfig, StateTensor
+from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.rule import Shape, StateTensor, UpdateRule
+
+
+class WholeParameters(Protocol):
+    """Whole parameters for rules that need them (`UpdateRule.whole`), where ranks share each parameter."""
+
+    def take(self, names: Iterable[str]) -> Mapping[str, Parameter]:
+        """What this rank updates: of the parameters `names` those it owns whole, the others empty; else its shards."""
+        ...
+
+    def gather(self) -> None:
+        """Bring values and gradients of the whole parameters from the shards of all ranks."""
+
+    def scatter(self) -> None:
+        """Bring the values back, and drop the gradients."""
 
 
 class Optimizer:
-    """Updates this rank's shards. Its state is exactly the tensors that `config` declares, from before the first step.
+    """Updates this rank's shards. Its state is exactly the tensors that its rules declare, from before the first step.
 
     Only these tensors go into checkpoints. Learning rate, betas and decay come from the configuration at every start;
     torch's `load_state_dict` would silently bring the old ones back.
     """
 
-    def __init__(self, config: OptimizerConfig, groups: list[dict[str, Any]]) -> None:
-        """`groups` as `OptimizerConfig.build` takes them."""
-        self.config, self.update = config, config.build(groups)
-        self._declared = config.state_tensors()
-        self._checked = False
-        for _, parameter in self._parameters():
-            self.update.state[parameter] = {
-                each.name: torch.zeros(
-                    each.shape(tuple(parameter.shape)), dtype=_dtype(each, parameter), device=parameter.device
-                )
-                for each in self._declared
-            }
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        groups: Sequence[tuple[UpdateRule, list[dict[str, Any]]]],
+        shapes: Mapping[str, Shape],
+        whole: WholeParameters | None = None,
+    ) -> None:
+        """`groups` of each rule as `UpdateRule.build` takes them; `shapes` of the whole parameters, by name."""
+        self.config = config
+        self.updates = [(rule, rule.build(members)) for rule, members in groups]
+        self._shapes, self._whole, self._checked = shapes, whole, False
+        for rule, update in self.updates:
+            for name, parameter in _named(update):
+                update.state[parameter] = {
+                    each.name: torch.zeros(
+                        each.shape(tuple(parameter.shape)), dtype=_dtype(each, parameter), device=parameter.device
+                    )
+                    for each in rule.state_tensors(shapes[name])
+                }
 
     def set_learning_rate(self, lr: float) -> None:
         """Use `lr`, times its factor, in every group from the next step on."""
-        for group in self.update.param_groups:
-            group["lr"] = lr * group["lr_factor"]
+        for _, update in self.updates:
+            for group in update.param_groups:
+                group["lr"] = lr * group["lr_factor"]
 
     def step(self, found_nonfinite: Tensor | None = None) -> None:
         """Update the parameters, unless the scalar `found_nonfinite` is 1.0: then no bit of them or the state changes.
 
-        Torch's fused kernels look at the scalar themselves. Before any other update the host looks, and on a GPU waits.
+        Torch's fused kernels look at the scalar themselves. With any other update the host looks, and on a GPU waits.
         """
-        if getattr(self.update, "_step_supports_amp_scaling", False):
-            # Torch's protocol for such kernels: they read these two attributes.
-            self.update.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
-            self.update.found_inf = found_nonfinite  # pyright: ignore[reportAttributeAccessIssue]
-        elif found_nonfinite is not None and bool(found_nonfinite):
+        fused = [getattr(update, "_step_supports_amp_scaling", False) for _, update in self.updates]
+        if found_nonfinite is not None and not all(fused) and bool(found_nonfinite):
             return
-        self.update.step()
+        if self._whole is not None:
+            self._whole.gather()
+        for (_, update), is_fused in zip(self.updates, fused, strict=True):
+            if is_fused:  # torch's protocol for such kernels: they read these two attributes
+                update.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
+                update.found_inf = found_nonfinite  # pyright: ignore[reportAttributeAccessIssue]
+            update.step()
+        if self._whole is not None:
+            self._whole.scatter()
         if not self._checked:
             list(self.state())  # an error comes with the first step, not with the first checkpoint
             self._checked = True
 
     def state(self) -> Iterator[tuple[str, StateTensor, Tensor]]:
         """(parameter, declaration, tensor) of all state. Raises UsageError where it is not what was declared."""
-        for name, parameter in self._parameters():
-            kept, shape = self.update.state[parameter], tuple(parameter.shape)
-            found = {key: _described(value) for key, value in kept.items()}
-            declared = {each.name: f"{_dtype(each, parameter)} {list(each.shape(shape))}" for each in self._declared}
-            if found != declared:
-                raise UsageError(
-                    f"optim.kind: of {name} {list(shape)} it keeps {found} and declares {declared}: undeclared state "
-                    f"is not saved; `{type(self.config).__name__}.state_tensors` must list all of it"
-                )
-            for each in self._declared:
-                yield name, each, kept[each.name].detach()
+        for rule, update in self.updates:
+            for name, parameter in _named(update):
+                yield from ((name, each, tensor) for each, tensor in self._state_of(rule, update, name, parameter))
 
-    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for group in self.update.param_groups:
-            yield from zip(group["param_names"], group["params"], strict=True)
+    def _state_of(
+        self, rule: UpdateRule, update: torch.optim.Optimizer, name: str, parameter: Tensor
+    ) -> Iterator[tuple[StateTensor, Tensor]]:
+        kept, shape, tensors = update.state[parameter], tuple(parameter.shape), rule.state_tensors(self._shapes[name])
+        found = {key: _described(value) for key, value in kept.items()}
+        declared = {each.name: f"{_dtype(each, parameter)} {list(each.shape(shape))}" for each in tensors}
+        if found != declared:
+            raise UsageError(
+                f"optim.kind: of {name} {list(shape)} it keeps {found} and declares {declared}: undeclared state "
+                f"is not saved; `{type(rule).__name__}.state_tensors` must list all of it"
+            )
+        yield from ((each, kept[each.name].detach()) for each in tensors)
+
+
+def _named(update: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for group in update.param_groups:
+        yield from zip(group["param_names"], group["params"], strict=True)
 
 
 def _dtype(declared: StateTensor, parameter: Tensor) -> torch.dtype:

@@ -23,6 +23,7 @@ from hornbook.parallel.balance import Balance, loss_names, token_masks
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
 from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_below
+from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import InOrder, Runner
 from hornbook.parallel.shard import ParameterShard, check_cover
 from hornbook.parallel.step_clock import StepClock
@@ -46,6 +47,8 @@ class Engine:
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
         """This rank's shard of every parameter; a tied one once, under its first name."""
+        self.owners = Owners(self.shards, world)
+        """Gives an optimizer whole parameters where its rules need them."""
         self.clock: StepClock = data_parallel.clock
         """Where the time of a step goes."""
         self.runner: Runner = InOrder(data_parallel.module, self.clock)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.optim.config.optimizer import StateTensor
+from hornbook.optim.config.rule import StateTensor
 from hornbook.optim.optimizer import Optimizer
 
 Shape = tuple[int, ...]

@@ -79,7 +79,7 @@ class State:
 
     def moments(self) -> dict[str, Shard]:
         """This rank's shards of the optimizer's state, by the names that they have in a checkpoint."""
-        return state_shards(self.optimizer, self.engine.shards)
+        return state_shards(self.optimizer, self.engine.owners.shards)
 
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""

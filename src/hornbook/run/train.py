@@ -89,7 +89,8 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
-    optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors)
+    shapes = {name: shard.shape for name, shard in engine.shards.items()}
+    optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors, shapes, engine.owners)
     return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
 
 

@@ -22,7 +22,7 @@ from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
-from hornbook.optim.config.optimizer import Factors
+from hornbook.optim.config.rule import Factors
 
 VOCAB, HEAD_DIM = 4, 32
 FLAT, STEEP = 0.05, 0.3

@@ -31,7 +31,7 @@ from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.init import MuP
 from hornbook.model.config.model import ModelConfig, PreNorm
-from hornbook.optim.config.optimizer import Factors
+from hornbook.optim.config.rule import Factors
 from hornbook.settings.fields import Config
 
 Keys = tuple[str | int, ...]

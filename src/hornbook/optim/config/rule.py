@@ -1,0 +1,115 @@
+"""The protocol of update rules: how gradients change parameters, and the declaration of the state that one keeps.
+
+Snapshots, checkpoints, resharding and memory estimates read the declaration, so none of them knows a particular rule.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from hornbook.settings.fields import Config, Number
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+Shape = tuple[int, ...]
+
+ITEM_BYTES = {"parameter": 4, "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+ITEM_BYTES |= {"int16": 2, "int8": 1, "uint8": 1}
+"""Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, float32 in every run."""
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that an optimizer keeps for each parameter; it is zero before the first step."""
+
+    name: str
+    """Key in `optimizer.state[parameter]`, in torch's form."""
+    extent: Literal["shape", "rows", "columns", "blocks", "scalar", "left", "right"] = "shape"
+    """`shape`: a value for each value of the parameter; `rows`: one for each index of its first dim; `columns`: one for
+    each index of its other dims; `blocks`: one for each `block` neighbours along its last dim; `scalar`: one; `left`,
+    `right`: a square for the last dim but one, the last dim, of each matrix. Squares need `UpdateRule.whole`."""
+    dtype: str = "parameter"
+    """A key of `ITEM_BYTES`."""
+    block: int = 0
+    """Of `blocks`: values of the parameter that share a value of the state."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"state {self.name!r} has dtype {self.dtype!r}: take one of {', '.join(ITEM_BYTES)}")
+        if (self.extent == "blocks") != (self.block > 0):
+            raise ValueError(f'state {self.name!r}: block belongs to extent "blocks", and is more than 0 there')
+
+    def shape(self, parameter: Shape) -> Shape:
+        """Shape of the tensor for a parameter of this shape; so too its first index from that of a shard."""
+        match self.extent:
+            case "shape":
+                return parameter
+            case "rows":
+                return parameter[:1]
+            case "columns":
+                return parameter[1:]
+            case "blocks" if parameter:
+                return (*parameter[:-1], -(-parameter[-1] // self.block))
+            case "left" | "right":
+                side = parameter[-2 if self.extent == "left" else -1]
+                # A rank that does not own the parameter has none of its rows, and no square.
+                return (*parameter[:-2], side, side) if 0 not in parameter else (0,) * len(parameter)
+        return ()
+
+    def dropped_dims(self, dims: int) -> range:
+        """Dims of a parameter of `dims` dims that the tensor lacks: shards that differ only in these hold the same."""
+        first, last = {"rows": (1, dims), "columns": (0, 1), "scalar": (0, dims)}.get(self.extent, (0, 0))
+        return range(first, min(last, dims))
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors on the optimizer's settings for one parameter."""
+
+    lr: float = 1.0
+    eps: float = 1.0
+    weight_decay: float = 1.0
+
+
+class UpdateRule(Config):
+    """How gradients change parameters. A subclass has its `kind`, a default `lr` and settings of its own."""
+
+    whole: ClassVar[bool] = False
+    """Whether an update of a value reads others of its parameter (norms, sums over rows, products of matrices): where
+    ranks share a parameter, one of them is then given all of it, and updates it for the others."""
+
+    lr: Number = Field(gt=0)
+    """Peak learning rate."""
+    weight_decay: Number = Field(default=0.1, ge=0)
+    """Decoupled decay, multiplied by the learning rate."""
+
+    def refusal(self, role: str, shape: Shape) -> str:  # noqa: ARG002
+        """Why it cannot update a parameter of this role and shape; empty where it can."""
+        return ""
+
+    def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:  # noqa: ARG002
+        """The tensors kept for a parameter whose shape, on all ranks together, is `shape`."""
+        return ()
+
+    def group_settings(self, decayed: bool, factors: Factors) -> dict[str, float]:
+        """Settings of a group of parameters: `weight_decay`, and `lr_factor`, the factor on its learning rate."""
+        decay = self.weight_decay * factors.weight_decay if decayed else 0.0
+        return {"weight_decay": decay, "lr_factor": factors.lr}
+
+    def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
+        """The update in torch's form over `groups`: `params` as (name, tensor) pairs, and their `group_settings`.
+
+        Tensors are this rank's shards, or whole and empty ones. `lr` of each group is set before each step, the state
+        before the first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method `build`")
+
+    def state_bytes(self, parameters: int) -> int:
+        """Bytes of the state of that many values, without what is kept per row, column or parameter: it is little."""
+        sizes = 0
+        for each in self.state_tensors((parameters, 1)):
+            if each.extent in ("shape", "blocks"):
+                sizes += ITEM_BYTES[each.dtype] * -(-parameters // max(each.block, 1))
+        return sizes
