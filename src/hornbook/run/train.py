@@ -54,7 +54,7 @@ def train(job: Job) -> Exit:
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
             initialize_or_restore(job, state, checkpointer, observers)
-            observers.state_file.start(job.ledger.attempt, state)
+            observers.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
             while state.tokens < intervener.course.length.tokens:
