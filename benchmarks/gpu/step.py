@@ -109,7 +109,9 @@ def measure(spec: dict[str, Any], precision: str, device: torch.device, output: 
         output.write(all_of)
 
 
-def summary(recipe: Recipe, spec: dict[str, Any], rounds: dict[str, list[float]], device: torch.device) -> dict[str, Any]:
+def summary(
+    recipe: Recipe, spec: dict[str, Any], rounds: dict[str, list[float]], device: torch.device
+) -> dict[str, Any]:
     """Rates, MFU, the price of documents, memory beside the state."""
     assert recipe.model.vocab is not None
     tokens, vocab = 2 * spec["rows"] * spec["sequence"], recipe.model.vocab
@@ -122,9 +124,7 @@ def summary(recipe: Recipe, spec: dict[str, Any], rounds: dict[str, list[float]]
         "documents_over_whole": middle["documents"] / middle["whole"],
         "flops_per_token": operations,
         "peak_bytes": peak_bytes(device),
-        "state_bytes": sum(
-            state_bytes(count_parameters(recipe.model, vocab), recipe.parallel, recipe.optim).values()
-        ),
+        "state_bytes": sum(state_bytes(count_parameters(recipe.model, vocab), recipe.parallel, recipe.optim).values()),
     }
 
 
@@ -147,7 +147,9 @@ def main() -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
         rates = figures[precision]["tokens_per_second"]
-        print(precision, {kind: round(rate) for kind, rate in rates.items()}, figures[precision]["mfu_causal"], flush=True)
+        print(
+            precision, {kind: round(rate) for kind, rate in rates.items()}, figures[precision]["mfu_causal"], flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from typing import Any
 from benchmarks.gpu.worker import begin
 
 PROCESSES = 6
-LINE = re.compile(r"(?:\[gw\d+\] \[ *\d+%\] )?(?P<a>PASSED|FAILED|ERROR|SKIPPED)? ?(?P<test>tests/\S+::.*?)(?: (?P<b>PASSED|FAILED|ERROR|SKIPPED).*)?$")
+LINE = re.compile(
+    r"(?:\[gw\d+\] \[ *\d+%\] )?(?P<a>PASSED|FAILED|ERROR|SKIPPED)? ?(?P<test>tests/\S+::.*?)(?: (?P<b>PASSED|FAILED|ERROR|SKIPPED).*)?$"
+)
 """A line of `pytest -v`, with pytest-xdist or without."""
 
 
@@ -22,7 +24,7 @@ def main() -> int:
     output, spec, _ = begin()
     if spec["dry_run"]:
         return collect(output)
-    found: dict[str, str] = {name: "PASSED" for name in output.before.get("passed", [])}
+    found: dict[str, str] = dict.fromkeys(output.before.get("passed", []), "PASSED")
     words = [sys.executable, "-m", "pytest", *files(), "-m", "gpu", "-v", "--tb=short", "--show-capture=no"]
     words += [part for name in found for part in ("--deselect", name)]
     if importlib.util.find_spec("xdist"):

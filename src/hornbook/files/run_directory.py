@@ -52,6 +52,8 @@ class StepRecord(Record):
     """Its numerator in this step alone: trace of the covariance of the gradients of single targets."""
     noise_signal: NotRequired[float | None]
     """Its denominator in this step alone: squared norm of the gradient over all data; single steps may be negative."""
+    terms: NotRequired[dict[str, float]]
+    """Terms of the objective besides the loss, per target token."""
     time: NotRequired[float]
     bill: NotRequired[dict[str, Any]]
     """At log intervals: shares of the time of the steps since the last one, MFU (`hornbook.run.observe.step_bill`)."""

@@ -14,19 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch, fill_rows
+from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
+from hornbook.optim.config.clipping import AnyClip, NormClip
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names, token_masks
+from hornbook.parallel.clipping import Clipping
 from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
-from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_below
+from hornbook.parallel.gradients import Scaler, found_nonfinite, power_below
 from hornbook.parallel.noise_scale import BatchPart
 from hornbook.parallel.owners import Owners
+from hornbook.parallel.penalties import Penalties
 from hornbook.parallel.runner import InOrder, Runner
 from hornbook.parallel.shard import ParameterShard, check_cover
 from hornbook.parallel.step_clock import StepClock
@@ -53,6 +57,10 @@ class Engine:
         """This rank's shard of every parameter; a tied one once, under its first name."""
         self.owners = Owners(self.shards, world)
         """Gives an optimizer whole parameters where its rules need them."""
+        self.clipping = Clipping(self.shards, world, exact=exact)
+        """Limits gradients; remembers norms where it judges by them."""
+        self.penalties = Penalties(loss, self.shards, world, exact=exact)
+        """Terms of the objective that are functions of the weights alone."""
         self.clock: StepClock = data_parallel.clock
         """Where the time of a step goes."""
         self.runner: Runner = InOrder(data_parallel.module, self.clock)
@@ -115,8 +123,11 @@ class Engine:
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
         with self.clock.phase("communication" if self.world.data_size > 1 else "forward"):
             sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
-        self._objective = sums.sum()
-        return dict(zip(self.loss_names, sums.unbind(), strict=True))
+        penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
+        losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
+        losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
+        self._objective = torch.stack([sums.sum(), *penalties.values()]).sum() if penalties else sums.sum()
+        return losses
 
     def measure_part(self) -> None:
         """Measure the gradient over parts of each batch from the next step on; it changes no bit of training."""
@@ -212,22 +223,21 @@ class Engine:
     def _to_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.world.device)
 
-    def clip_gradients(self, limit: float) -> Tensor:
-        """Scale the gradients to a global norm of at most `limit` (0: leave them); returns the norm before.
+    def clip_gradients(self, how: AnyClip | float) -> Tensor:
+        """Limit the gradients; returns their global norm before. A number is the largest norm (0: leave them).
 
         If norm or loss is not finite, `step` will refuse the update. All ranks see the same norm, so they refuse
         together.
         """
-        parameters = list(self.named_parameters.values())
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        how = NormClip(limit=how) if isinstance(how, int | float) else how
+        gradients = [each.grad for each in self.named_parameters.values() if each.grad is not None]
         if self.scaler:
             for gradient in gradients:
                 gradient.mul_(1.0 / self.scaler.scale)
         norm = exact_norm(self.shards, self.world) if self._exact else self._data_parallel.norm(gradients)
         assert self._objective is not None
         self._nonfinite = found_nonfinite(norm, self._objective)
-        if limit:
-            clip(parameters, norm, limit)
+        self.clipping.apply(how, norm, self._nonfinite, lambda: parameter_roles(self.model))
         return norm
 
     def step(self, optimizer: Optimizer) -> Tensor:

@@ -28,6 +28,11 @@ class LossConfig(Config):
     """Share of the target's probability that is spread over the vocabulary (label smoothing, arXiv 1512.00567)."""
     z_loss: Number = Field(default=0.0, ge=0)
     """Weight of the squared log-sum of the logits' exponentials (PaLM: 1e-4); reported apart from the loss."""
+    l1: Number = Field(default=0.0, ge=0)
+    """Penalty l1 * sum |w| over the parameters that decay, reported apart from the loss; its gradient goes through
+    clipping and moments."""
+    l2: Number = Field(default=0.0, ge=0)
+    """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
 
 
 class TrainConfig(Config):

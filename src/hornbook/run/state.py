@@ -135,6 +135,7 @@ class State:
             self.engine.scaler.load(counters["scale"])
         if self.noise is not None and "noise" in counters:
             self.noise.load(counters["noise"])
+        self.engine.clipping.load(counters.get("norms", []))
         self.step, self.tokens = counters["step"], counters["tokens"]
         self.skips_in_a_row = counters["skips_in_a_row"]
         sequence = self.loader.index.sequence
@@ -209,6 +210,8 @@ class State:
         }
         if self.noise is not None:
             counters["noise"] = self.noise.state()
+        if norms := self.engine.clipping.state():
+            counters["norms"] = norms
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
 
 

@@ -50,6 +50,8 @@ class Step:
     """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
     noise: dict[str, float | None] | None = None
     """Keys of the gradient noise scale (`log.noise_scale`); None: not measured."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Other terms of the objective by name, per target token: `z_loss`, `l1`, `l2`, what experts add."""
 
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
@@ -74,6 +76,7 @@ class Step:
             "num_samples": self.num_samples,
             "skipped": self.skipped,
             "time": round(time.time(), 3),
+            **({"terms": dict(self.terms)} if self.terms else {}),
         }
         if self.noise is not None:
             record |= self.noise

@@ -11,7 +11,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.average import WeightAverage
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build import build_optimizer, decaying
 from hornbook.optim.config.average import NoAverage
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
@@ -104,6 +104,7 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
+    engine.penalties.names = decaying(roles, recipe.optim)
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
 
@@ -142,17 +143,20 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     before = state.tokens
     state.advance(batch)
-    loss_sum, norm, applied, *part = fetch(losses["loss"], norm, applied, *engine.part_of_batch())
+    part = engine.part_of_batch()
+    norm, applied, *values = fetch(norm, applied, *part, *losses.values())
+    sums = zip(losses, values[len(part) :], strict=True)
+    terms = {name: each / max(batch.total_weight, 1.0) for name, each in sums}
     if applied and state.average is not None:
         state.average.update(before, state.tokens)
     if applied and state.noise is not None:
-        state.noise.update(*part, norm, batch.total_weight)
+        state.noise.update(*values[: len(part)], norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,
         tokens=state.tokens,
         step_tokens=batch.tokens,
-        loss=loss_sum / max(batch.total_weight, 1.0),
+        loss=terms.pop("loss"),
         grad_norm=norm,
         lr=lr,
         skipped=not applied,
@@ -165,6 +169,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         phases=engine.clock.take(),
         positions=batch.positions_computed,
         noise=None if state.noise is None else state.noise.record(),
+        terms=terms,
     )
 
 

@@ -71,7 +71,7 @@ ALTERNATIVES = (("train.tokens", "train.epochs"),)
 def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
-    problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe.model, recipe.parallel)]
+    problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe)]
     problems += [*_check_surgery(recipe), *_check_labels(recipe), *_check_noise_scale(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
@@ -226,9 +226,14 @@ def _check_noise_scale(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "log.noise_scale", f"{text}: lower train.micro_batch, or leave it 0"
 
 
-def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
+def _check_init(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    model = recipe.model
     yield from ((f"model.{key}", text) for key, text in unfit_for_mup(model))
-    if model.init.kind == "lsuv" and parallel.world > 1:
+    if model.init.kind == "mup":
+        rules = {"optim": recipe.optim}
+        rules |= {f"optim.groups.{n}.rule": group.rule for n, group in enumerate(recipe.optim.groups) if group.rule}
+        yield from ((f"{key}.kind", problem) for key, rule in rules.items() if (problem := rule.mup_problem()))
+    if model.init.kind == "lsuv" and recipe.parallel.world > 1:
         text = "looks at data with one process: take parallel.data=1, save at once, and `train --from` that run"
         yield "model.init.kind", f"lsuv {text}"
 
