@@ -159,7 +159,14 @@ def _engine(kind: str, more: dict[str, Any], precision: str) -> tuple[Engine, Op
 
 
 @every_kind
-@pytest.mark.parametrize(("world", "layout"), [(2, "optimizer"), (4, "everything"), (4, "hybrid")])
+@pytest.mark.parametrize(
+    ("world", "layout"),
+    [
+        (4, "hybrid"),
+        pytest.param(2, "optimizer", marks=pytest.mark.slow),
+        pytest.param(4, "everything", marks=pytest.mark.slow),
+    ],
+)
 def test_ranks_that_share_a_model_update_it_as_one_process_does(
     run_ranks: RankServer, tmp_path: Path, kind: str, world: int, layout: str
 ) -> None:

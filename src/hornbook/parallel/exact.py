@@ -166,6 +166,7 @@ def exact_sum(
     primary replica of its shard; the others add zeros, which is exact.
     """
     rows = [_rows_of_shard(shard, tensor, rows_of) for shard, tensor in pairs]
+    rows = rows or [torch.zeros(1, dtype=torch.float64, device=world.device)]
     return fold_(world.all_reduce_sum(torch.cat(rows), AXES)[None])[0]
 
 

@@ -57,6 +57,8 @@ class Penalties:
             total = exact_sum(((each, each.tensor.detach()) for each in shards.values()), rows, self._world)
         else:
             order = 2 if name == "l2" else 1
-            norms = [torch.linalg.vector_norm(each.tensor.detach(), order).double() for each in shards.values()]
-            total = self._world.all_reduce_sum(torch.stack(norms).pow(order).sum(), SHARING)
+            total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+            for shard in shards.values():
+                total += torch.linalg.vector_norm(shard.tensor.detach(), order).double() ** order
+            self._world.all_reduce_sum(total, SHARING)
         return (weight * total).float()
