@@ -29,6 +29,11 @@ from hornbook.optim.config.optim import AnyOptimizer
 KINDS: tuple[str, ...] = tuple(each.model_fields["kind"].default for each in get_args(get_args(AnyOptimizer)[0]))
 SHAPE = ModelConfig(layers=6, width=384, heads=6, mlp=GLUConfig(), head=LMHead(tied=True))
 VOCAB = 8192
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw, state bf16": ("adamw", {"state": "bf16"}),
+    "adamw8bit, embeddings too": ("adamw8bit", {"embeddings": True}),
+}
+"""Name -> a kind with other settings than its own."""
 BASELINE = "torch AdamW, fused"
 
 
@@ -44,10 +49,10 @@ def parameters(seed: int = 0) -> dict[str, Parameter]:
     return named
 
 
-def ours(kind: str) -> tuple[Callable[[], Any], float]:
+def ours(kind: str, **settings: Any) -> tuple[Callable[[], Any], float]:
     """The step of our optimizer, and its bytes of state per parameter."""
     named, roles = parameters(), parameter_roles(build_model(SHAPE, VOCAB))
-    config = TypeAdapter(AnyOptimizer).validate_python({"kind": kind})
+    config = TypeAdapter(AnyOptimizer).validate_python({"kind": kind, **settings})
     optimizer = build_optimizer(named, roles, config)
     kept = sum(tensor.nbytes for _, _, tensor in optimizer.state())
     return optimizer.step, kept / sum(each.numel() for each in named.values())
@@ -113,6 +118,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     """All figures, printed and written to benchmarks/results/optimizers.json; quick takes fewer rounds."""
     baseline = torch.optim.AdamW(list(parameters().values()), fused=True).step
     made, others = {kind: ours(kind) for kind in KINDS}, peers()
+    made |= {name: ours(kind, **settings) for name, (kind, settings) in VARIANTS.items()}
     steps = {BASELINE: baseline, **{kind: step for kind, (step, _) in made.items()}}
     steps |= {name: step for name, step in others.values()}
     times = timed(steps, 3 if quick else 15)
@@ -128,7 +134,7 @@ def run(quick: bool = False) -> dict[str, Any]:
             "of_peer": ratio(kind, others[kind][0]) if kind in others else None,
             "state_bytes_per_parameter": made[kind][1],
         }
-        for kind in KINDS
+        for kind in made
     }
     count = sum(each.numel() for each in parameters().values())
     figures = {"optimizers": found, "parameters": count, "rounds": len(times[BASELINE])}

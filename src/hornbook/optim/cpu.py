@@ -25,7 +25,9 @@ from hornbook.kernels.scalar import (
 )
 from hornbook.kernels.team import Kernel, chunks, float_argument, is_bf16, launch
 from hornbook.optim.codes import DECADES, NINTH, TINY, dynamic_map, grid
-from hornbook.optim.config.adamw_8bit import BLOCK
+from hornbook.optim.config.adamw_8bit import BLOCK, AdamW8bitRule
+from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.stochastic import SECOND
 
 if TYPE_CHECKING:
@@ -56,6 +58,15 @@ def update_8bit(p: Tensor, g: Tensor, state: list[Tensor], by: Packed, key: tupl
     scratch = torch.empty(chunks(rows), 2, BLOCK)
     tables = [dynamic_map(signed) for signed in (True, False)]
     launch(_blocks_kernel, rows, is_bf16(p), width, *key, first, p, g, *state, *tables, scratch, *by)
+
+
+def kernels_of(config: OptimizerConfig, pure: bool) -> list[Kernel]:
+    """The kernels that an optimizer will launch on a CPU; `pure`: its parameters are bfloat16."""
+    rules = [config, *(group.rule for group in config.groups if group.rule is not None)]
+    found = [_blocks_kernel] if any(isinstance(rule, AdamW8bitRule) for rule in rules) else []
+    if any(pure or (isinstance(rule, AdamWRule) and rule.state == "bf16") for rule in rules):
+        found.append(_bf16_kernel)
+    return found
 
 
 def exact(function):

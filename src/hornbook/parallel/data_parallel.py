@@ -223,13 +223,13 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
 
 
 def _sum_hook(parallel: DDP, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP divides by the number of ranks; this adds, in float32 at least."""
+    """DDP divides by the number of ranks; this adds, bfloat16 in float32."""
+    buffer = bucket.buffer()
     if parallel.bucket_norms is not None:
-        parallel.bucket_norms.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32))
-    gradients = bucket.buffer()
-    sums = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
+        parallel.bucket_norms.append(torch.linalg.vector_norm(buffer, dtype=torch.float32))
+    sums = buffer.float() if buffer.dtype == torch.bfloat16 else buffer
     work = dist.all_reduce(sums, group=parallel.group, async_op=True)
     assert work is not None
     if bucket.is_last():
         parallel.clock.switch("communication")  # from here on backward only waits for the sums
-    return work.get_future().then(lambda future: gradients.copy_(future.value()[0]))
+    return work.get_future().then(lambda future: future.value()[0] if sums is buffer else buffer.copy_(sums))

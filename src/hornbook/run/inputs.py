@@ -24,6 +24,7 @@ from hornbook.model.cpu.kernels import kernels_of
 from hornbook.model.init.init import initial_values
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.surgery.operate import build_operated
+from hornbook.optim.cpu import kernels_of as optimizer_kernels
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device
 from hornbook.run.config import TrainConfig
@@ -172,7 +173,12 @@ def compile_for(inputs: Inputs) -> None:
     model, train, index = inputs.recipe.model, inputs.recipe.train, inputs.loader.index
     # Every objective looks up positions first: where that is compiled, so are the kernels that read data.
     data = [] if is_ready(sampler._locate) else [partial(_first_row, index)]
-    compile_ahead([*data, *model_jobs(model, train, inputs.vocab)])
+    pure = train.precision == "bf16-pure"
+    updates = optimizer_kernels(inputs.recipe.optim, pure) if choose_device(train.device).type == "cpu" else []
+    missing = [partial(kernel.callback, pure) for kernel in updates if not kernel.is_ready(pure)]
+    compile_ahead([*data, *missing, *model_jobs(model, train, inputs.vocab)])
+    for kernel in updates:
+        kernel.callback(pure)
     kernels, bfloat16 = _kernels(model, train, inputs.vocab)
     for kernel in kernels:
         kernel.callback(bfloat16)

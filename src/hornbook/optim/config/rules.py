@@ -39,8 +39,10 @@ class AdamWRule(UpdateRule):
         return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        """Torch's fused kernel, which takes the flag of a non-finite gradient without a host synchronisation; ours where
-        moments or parameters are bfloat16."""
+        """Torch's fused kernel, which takes the flag of a non-finite gradient without a host synchronisation.
+
+        Ours where moments or parameters are bfloat16.
+        """
         import torch
 
         if self.state == "bf16" or any(each.dtype == torch.bfloat16 for group in groups for _, each in group["params"]):
