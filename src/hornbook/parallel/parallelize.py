@@ -6,7 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hornbook.model.attention.device_attention import use_installed_flash
-from hornbook.model.layers.float8 import Float8, use_float8
+from hornbook.model.layers.float8 import Float8, check_float8, use_float8
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
@@ -52,6 +52,7 @@ def parallelize(
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
     model.compute_dtype = PRECISIONS[precision]
     if precision == "float8":
+        check_float8(world.device, train.float8.emulate)
         use_float8(list(model.all_blocks()), Float8(train.float8.scaling, train.float8.emulate))
     if precision == "bf16-pure":
         for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype

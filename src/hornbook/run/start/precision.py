@@ -9,7 +9,7 @@ import sys
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model.layers.float8 import missing_float8
+from hornbook.model.layers.float8 import check_float8
 from hornbook.model.layers.precision import Choice, Precision, choose_precision, missing_bf16
 from hornbook.model.layers.products import is_widened
 from hornbook.parallel.world import choose_device
@@ -54,12 +54,12 @@ def describe_precision(resolved: Resolved) -> str:
 def _refuse_missing(recipe: Recipe) -> None:
     """Raise UsageError for bf16 on MPS without it; a CPU or a GPU without it computes bf16 more slowly. For float8 on
     any device without it, unless it is emulated."""
-    if recipe.train.precision == "float8" and not recipe.train.float8.emulate:
-        if missing := missing_float8(choose_device(recipe.train.device)):
-            raise UsageError(
-                f"train.precision is float8, and {missing}: use --train.precision bf16, or to study its errors "
-                "--train.float8.emulate true, which is slow"
-            )
+    if recipe.train.precision == "float8":
+        device = choose_device(recipe.train.device)
+        if (
+            device.type != "cuda" or recipe.parallel.world == 1
+        ):  # ranks, forks of this process, ask their GPUs themselves
+            check_float8(device, recipe.train.float8.emulate)
     if (
         recipe.train.precision not in ("bf16", "bf16-pure")
         or recipe.train.device == "cpu"
