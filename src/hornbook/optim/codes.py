@@ -41,6 +41,16 @@ class Grid:
     scales: tuple[np.float32, ...]
     """Values of each decade per unit."""
 
+    @property
+    def counts(self) -> tuple[np.float32, ...]:
+        """Values of each decade."""
+        return tuple(np.float32(self.first << decade) for decade in range(DECADES))
+
+    @property
+    def last(self) -> int:
+        """The number of 1."""
+        return (self.first << DECADES) - self.first + 1
+
 
 NINTH = np.float32(1 / 9)
 """A decade begins at a ninth of its length: it reaches from 0.1 to 1 of its unit."""
@@ -73,12 +83,11 @@ def encode(x: Tensor, signed: bool) -> Tensor:
     """Codes (uint8) of values in [-1, 1] or [0, 1]: the nearest value, up to rounding."""
     by, size = grid(signed), x.abs()
     decade = sum((size >= float(limit)).int() for limit in by.limits)
-    assert isinstance(decade, Tensor)
-    count = by.first << decade
-    inside = size * torch.tensor(by.scales, device=x.device)[decade] - count.float() * float(NINTH)
-    number = count - by.first + 1 + inside.int().clamp(min=0).minimum(count - 1)
-    number = torch.where(size >= float(by.one), (by.first << DECADES) - by.first + 1, number)
-    number = torch.where(size >= float(by.zero), number, 0)
+    count = torch.tensor(by.counts, device=x.device)[decade]
+    inside = size * torch.tensor(by.scales, device=x.device)[decade] - count * float(NINTH)
+    number = inside.clamp(min=0).minimum(count - 1) + (count - (by.first - 1))
+    number = torch.where(size >= float(by.one), float(by.last), number)
+    number = torch.where(size >= float(by.zero), number, 0.0).int()
     if signed:
         number = 127 + torch.where(x < 0, -number.clamp(max=127), number)
     return number.to(torch.uint8)

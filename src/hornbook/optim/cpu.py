@@ -110,8 +110,8 @@ def _bf16_kernel(first, last, _chunk, a, values):
 def _encoder(signed: bool):
     """A function that writes the codes of some moments and returns their scale (`hornbook.optim.codes.quantize`)."""
     by = grid(signed)
-    zero, one, limits, scales, first = by.zero, by.one, by.limits, by.scales, by.first
-    last = (first << DECADES) - first + 1
+    zero, one, limits, scales, counts = by.zero, by.one, by.limits, by.scales, by.counts
+    before, last = np.float32(by.first - 1), np.float32(by.last)
 
     @njit(inline="always")
     def encode(moments, codes, size):
@@ -123,18 +123,16 @@ def _encoder(signed: bool):
         for j in range(size):
             x = moments[j] * inverse
             magnitude = abs(x)
-            decade, per_unit = np.int32(0), scales[0]
-            for k in range(6):
+            per_unit, count = scales[0], counts[0]
+            for k in range(DECADES - 1):
                 above = magnitude >= limits[k]
-                decade = np.int32(decade + np.int32(above))
-                per_unit = scales[k + 1] if above else per_unit
-            count = np.int32(np.int32(first) << decade)
-            inside = np.int32(magnitude * per_unit - np.float32(count) * NINTH)
-            number = np.int32(count - np.int32(first - 1)) + min(
-                max(inside, np.int32(0)), np.int32(count - np.int32(1))
-            )
-            number = np.int32(last) if magnitude >= one else np.int32(number)
-            number = number if magnitude >= zero else np.int32(0)
+                per_unit, count = (scales[k + 1] if above else per_unit), (counts[k + 1] if above else count)
+            inside = magnitude * per_unit - count * NINTH
+            inside = inside if inside > np.float32(0) else np.float32(0)
+            inside = inside if inside < count - np.float32(1) else count - np.float32(1)
+            number = inside + (count - before)
+            number = last if magnitude >= one else number
+            number = np.int32(number if magnitude >= zero else np.float32(0))
             if signed:
                 number = np.int32(127) + (-min(number, np.int32(127)) if x < np.float32(0) else number)
             codes[j] = np.uint8(number)
