@@ -98,6 +98,7 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     """One optimizer step over the next global batch."""
     recipe, engine, phase = job.recipe, state.engine, state.engine.clock.phase
     started = time.perf_counter()
+    engine.clock.begin()
     job.control.enter("data", state)
     rows = length.rows(state.tokens)
     following = length.rows(state.tokens + rows * length.sequence)
