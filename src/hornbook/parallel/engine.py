@@ -7,7 +7,7 @@ divided over ranks, `hornbook.parallel.parallelize` builds an engine.
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names, token_masks
@@ -57,6 +58,8 @@ class Engine:
         self._balance = Balance(model)
         self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
         """Of the terms of the objective, in the order in which they are added."""
+        self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
         self._objective: Tensor | None = None
         self._nonfinite: Tensor | None = None
 
@@ -142,10 +145,13 @@ class Engine:
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
         targets, weights = self._targets(batch), self._to_device(batch.weights)
-        loss = self._loss
+        loss, few = self._loss, {}
+        if self._head.takes_rows and self._head.before is not None:
+            few["rows"] = self._to_device(batch.weights.flatten().nonzero().squeeze(1))
         early = power_below(factor) if self.scaler else 1.0
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
-        found = self._head.losses(hidden, targets, weights * early, **terms, lengths=batch.document_lengths, keys=keys)
+        common = {"lengths": batch.document_lengths, "keys": keys, **few}
+        found = self._head.losses(hidden, targets, weights * early, **terms, **common)
         rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
@@ -180,7 +186,7 @@ class Engine:
         return Source(tokens, positions, batch.source.document_lengths, None if mask is None else self._to_device(mask))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.world.device, non_blocking=True)
+        return to_device(tensor, self.world.device)
 
     def clip_gradients(self, limit: float) -> Tensor:
         """Scale the gradients to a global norm of at most `limit` (0: leave them); returns the norm before.
@@ -271,8 +277,8 @@ class _Step:
 
     def begin(self, number: int) -> None:
         batch = self._batches[number]
-        key, samples = self._key, self._engine._to_device(batch.samples)
-        self._keys[number] = None if key is None else row_keys(*key, samples)
+        key = self._key
+        self._keys[number] = None if key is None else self._engine._to_device(row_keys(*key, batch.samples))
         last = number == self.num_microbatches - 1
         self._engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
 

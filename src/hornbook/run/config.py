@@ -1,12 +1,24 @@
 """Configuration of the training run itself."""
 
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_core import PydanticKnownError
 
+from hornbook.optim.config.average import AverageConfig, NoAverage
 from hornbook.optim.config.batch_schedule import NoRamp, Ramp
-from hornbook.settings.fields import Config, Count, Number
+from hornbook.settings.fields import Config, Count, Number, parse_number
+
+
+def _rows(value: Any) -> Any:
+    """Refuse what is neither `auto` nor a number from 1 on, with one error instead of one for each."""
+    number = parse_number(value)
+    if isinstance(number, int) and not isinstance(number, bool) and number < 1:
+        raise PydanticKnownError("greater_than_equal", {"ge": 1})
+    if number != "auto" and (isinstance(number, bool) or not isinstance(number, int)):
+        raise ValueError('must be a whole number of rows, or "auto"')
+    return number
 
 
 class LossConfig(Config):
@@ -34,19 +46,27 @@ class TrainConfig(Config):
     """How the batch grows to `batch_tokens`. Intervals in steps count steps, whatever their size."""
     sequence: Count = Field(default=1024, ge=2)
     """Tokens per row."""
-    micro_batch: Count = Field(default=8, ge=1)
-    """Rows computed at once; it changes memory and speed, and the last bits of the sums."""
+    micro_batch: Annotated[Count | Literal["auto"], BeforeValidator(_rows)] = 8
+    """Rows computed at once; it changes memory and speed, and the last bits of the sums. `auto` takes the most that
+    fit in memory, and the run's recipe keeps the number. Where a step runs out of memory it is halved."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Arithmetic of matrix products and activations; weights and moments are always fp32. `auto` takes bf16 where the
     device multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss."""
     loss: LossConfig = LossConfig()
     """The loss function."""
+    average: AverageConfig = NoAverage()
+    """An average of the weights, kept beside them: 4 bytes per parameter. `hornbook export --average` takes it."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     threads: Count = Field(default=0, ge=0)
     """CPU threads; 0 takes OMP_NUM_THREADS or the number of cores. Bits depend on it."""
     compile: bool = False
     """torch.compile each block: slower start, faster steps on a GPU."""
+
+    @property
+    def micro_rows(self) -> int:
+        """`micro_batch` as a number: of `auto`, which is settled when a run starts, the least."""
+        return 1 if self.micro_batch == "auto" else self.micro_batch
 
 
 class CheckpointConfig(Config):

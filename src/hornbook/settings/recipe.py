@@ -94,7 +94,7 @@ def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:
     if train.ramp.kind == "none" or problems:
         yield from ((f"train.ramp.{key}", text) for key, text in problems)
         return
-    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_batch * train.sequence
+    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_rows * train.sequence
     if broken := next((size for size in sizes if size % grain), None):
         text = f"a batch of {broken:,} tokens is no whole number of microbatches (train.micro_batch {train.micro_batch}"
         rows, rest = divmod(math.gcd(*sizes), train.sequence)
@@ -192,12 +192,21 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
         yield "parallel.replicas", 'groups that share a model need parallel.shard: "none" leaves it whole on every rank'
     if parallel.exact and ranks & (ranks - 1):
         yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
+    if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
+        yield "parallel.recompute", _recompute_problem(train.compile)
     rows = train.batch_tokens // train.sequence
-    microbatches = -(-rows // train.micro_batch)
+    microbatches = -(-rows // train.micro_rows)
     if microbatches % ranks:
         fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
         text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
         yield "parallel.data", f"{text}: take {fitting}, or change train.micro_batch or train.batch_tokens"
+
+
+def _recompute_problem(compiled: bool) -> str:
+    """Why selective recomputation and a budget do not go with `train.compile` as it is set."""
+    if compiled:
+        return '"selective" works by calls, which a compiled block does not make: take {kind = "budget"}, or "block"'
+    return '"budget" is kept by the compiler: set train.compile = true, or take "selective"'
 
 
 def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:

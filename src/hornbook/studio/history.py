@@ -27,6 +27,7 @@ _EVENTS = {
     "skip": "step refused: not finite",
     "shorten": "shortened",
     "throughput": "throughput changed",
+    "intervention": "settings changed",
     "warning": "warning",
     "stop": "stopped",
     "fail": "failed",

@@ -14,10 +14,11 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import method
 from hornbook.optim.config.optimizer import OptimizerConfig
-from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.config import BlockRecompute, NoRecompute, ParallelConfig, Recompute
 
 FLOAT32 = 4
 """Bytes of a number; weights and gradients are float32 under every `train.precision`."""
+NO_RECOMPUTE = NoRecompute()
 SCORING_COST = 0.35
 """Measured time to score a token, as a share of the time to train on it."""
 
@@ -82,18 +83,20 @@ class StepOperations:
 
 
 def step_operations(
-    model: ModelConfig, vocab: int, sequence: int, positions: tuple[int, int], recompute: str = "none"
+    model: ModelConfig, vocab: int, sequence: int, positions: tuple[int, int], recompute: Recompute = NO_RECOMPUTE
 ) -> StepOperations:
     """Operations of `positions` (of the model, of its encoder) in rows of `sequence`.
 
-    vocab: rows of the embedding. recompute: with `block` each block runs forward twice, which is a third of its cost.
+    vocab: rows of the embedding. recompute: what runs forward twice costs a third more; products of matrices do
+    so in whole blocks alone.
     """
     kinds = operations_per_token(model, vocab, sequence)
     counts = dict(zip(kinds, reversed(positions) if len(kinds) > 1 else positions, strict=False))
     total = sum((counts[kind] * each for kind, each in kinds.items()), Operations(0, 0, 0))
     ends = positions[0] * model.head.num_matmul_weights(model, vocab)
     outside = ends + sum(counts.values()) * model.embedding.num_matmul_weights(model)
-    again = (total.total - 6 * outside) / 3 if recompute == "block" else 0.0
+    twice = -(-model.layers // recompute.every) / model.layers if isinstance(recompute, BlockRecompute) else 0.0
+    again = twice * (total.total - 6 * outside) / 3
     palm = total.matrices + total.all_pairs
     return StepOperations(total.total, palm, total.matrices, total.total - 6 * ends, total.total + again)
 

@@ -11,6 +11,7 @@ from hornbook.files.journal import Appender
 from hornbook.files.run_directory import StateRecord, Status
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import World
+from hornbook.run.interventions import Course
 from hornbook.run.job import Job
 from hornbook.run.ledger import Ledger, Position, RunWriter
 from hornbook.run.memory import memory_of
@@ -137,6 +138,11 @@ class Observers:
         for console in self.consoles:
             console.shorten(step, length.steps_from(0), length.tokens)
 
+    def change(self, course: Course) -> None:
+        """Show the settings in force from here on."""
+        for console in self.consoles:
+            console.update(**_in_force(course))
+
 
 @contextlib.contextmanager
 def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterator[Observers]:
@@ -191,15 +197,22 @@ def watch_of(job: Job, world: World) -> Watch:
 
 def describe_run(job: Job, world: World) -> Header:
     """The header of the consoles."""
-    recipe, length = job.recipe, job.length
     return Header(
         name=job.run.name,
         parameters=job.inputs.parameters,
         precision=describe_precision(job.inputs.resolved),
         device=str(world.device),
-        batch_tokens=recipe.train.batch_tokens,
-        total_steps=length.steps_from(0),
-        total_tokens=length.tokens,
-        schedule=recipe.optim.schedule.kind,
-        ramp=recipe.train.ramp.kind != "none",
+        **_in_force(job.course.to_end()),
     )
+
+
+def _in_force(course: Course) -> dict[str, Any]:
+    """Those fields of the header that a run may change on its way."""
+    recipe, length = course.recipe, course.length
+    return {
+        "batch_tokens": recipe.train.batch_tokens,
+        "total_steps": length.steps_from(0),
+        "total_tokens": length.tokens,
+        "schedule": recipe.optim.schedule.kind,
+        "ramp": recipe.train.ramp.kind != "none" or len(length.batches.sizes) > 1,
+    }

@@ -31,7 +31,7 @@ def compare_accumulation(inputs: Inputs) -> dict[str, Any]:
     `mean_of_means`: each microbatch's mean, averaged.
     """
     recipe = inputs.recipe
-    rows = max(recipe.train.micro_batch, LEAST_ROWS)
+    rows = max(recipe.train.micro_rows, LEAST_ROWS)
     with distributed(ParallelConfig(), recipe.train) as world:
         state = build_state(inputs, ParallelConfig(), world)
         state.fill(inputs.initial_values())

@@ -27,6 +27,7 @@ from hornbook.run.diagnose.bench.worker import on_ranks
 from hornbook.run.diagnose.doctor import matmul_rate
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.launch.launcher_env import launcher_rank
+from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import describe_precision, settle_precision
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
@@ -57,7 +58,7 @@ def step(recipe: Recipe, seconds: float) -> dict[str, Any]:
         "parameters": inputs.parameters,
         "precision": describe_precision(inputs.resolved),
         "data": data,
-        "rows": recipe.train.micro_batch,
+        "rows": recipe.train.micro_rows,
         "sequence": recipe.train.sequence,
         "batch_tokens": recipe.train.batch_tokens,
         **bill,
@@ -115,7 +116,7 @@ def _inputs(recipe: Recipe) -> Iterator[tuple[Inputs, str]]:
             data = recipe.data.path
         if recipe.train.tokens is None and recipe.train.epochs is None:
             recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"epochs": 1.0})})
-        inputs = open_inputs(settle_precision(Resolved(recipe, {})))
+        inputs = open_inputs(settle_micro_batch(settle_precision(Resolved(recipe, {}))))
         compile_for(inputs)
         try:
             yield inputs, data

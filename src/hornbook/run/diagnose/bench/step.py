@@ -25,6 +25,7 @@ from hornbook.run.diagnose.bench.energy import EnergyMeter
 from hornbook.run.diagnose.bench.machine import measure_collectives
 from hornbook.run.diagnose.bench.step_memory import MemoryMeter
 from hornbook.run.inputs import Inputs
+from hornbook.run.interventions import Course
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import Ledger, RunWriter
@@ -80,13 +81,13 @@ class _Bench:
     def __init__(self, job: Job, state: State, world: World) -> None:
         self._job, self._state, self._world = job, state, world
         train = job.recipe.train
-        self._rows = train.micro_batch * world.data_size
+        self._rows = train.micro_rows * world.data_size
         self.whole = max(math.ceil(train.batch_tokens / train.sequence / self._rows), 1)
         """Microbatches of each rank in a whole step."""
 
     def step(self, microbatches: int) -> Step:
         """One step of the loop of a run."""
-        return take_step(self._job, self._state, self._length(microbatches))
+        return take_step(self._job, self._state, Course(self._job.inputs.resolved, self._length(microbatches)))
 
     def _length(self, microbatches: int) -> TrainingLength:
         train = self._job.recipe.train
