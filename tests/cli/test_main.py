@@ -202,7 +202,7 @@ def test_rows_have_doc_type_and_default() -> None:
         ("--train.tokens", "Length of the run in tokens; or give `epochs`. [integer | none, default none]"),
     ]
     floors = [text for option, text in setting_rows(None) if option == "--optim.schedule.floor"]
-    assert len(floors) == 3
+    assert len(floors) == 9
     assert '; with optim.schedule.kind = "cosine"]' in floors[1]
 
 

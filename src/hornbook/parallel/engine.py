@@ -7,7 +7,7 @@ divided over ranks, `hornbook.parallel.parallelize` builds an engine.
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,8 @@ class Engine:
         self._balance = Balance(model)
         self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
         """Of the terms of the objective, in the order in which they are added."""
+        self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
         self._objective: Tensor | None = None
         self._nonfinite: Tensor | None = None
 

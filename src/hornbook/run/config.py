@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from hornbook.optim.config.average import AverageConfig, NoAverage
 from hornbook.optim.config.batch_schedule import NoRamp, Ramp
 from hornbook.settings.fields import Config, Count, Number
 
@@ -40,6 +41,8 @@ class TrainConfig(Config):
     device multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss."""
     loss: LossConfig = LossConfig()
     """The loss function."""
+    average: AverageConfig = NoAverage()
+    """An average of the weights, kept beside them: 4 bytes per parameter. `hornbook export --average` takes it."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     threads: Count = Field(default=0, ge=0)

@@ -1,11 +1,12 @@
 """The rewindable state of a run: weights, moments, and the clock.
 
-On disk it is a Hugging Face directory plus `trainer/`: `optimizer.safetensors` (moments) and `state.json` (the clock).
+On disk it is a Hugging Face directory plus `trainer/`: `optimizer.safetensors` (moments), `state.json` (the clock), and
+`average.safetensors` where `train.average` keeps one.
 Learning rate and data order are functions of the clock, so this is enough to make the next step the same bit for bit.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from hornbook.model.storage.safetensors_folder import CODES, Reader
 from hornbook.model.storage.tensor_slices import TensorSlice
 from hornbook.model.surgery.adapters.files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
-from hornbook.model.surgery.folders import read_added
+from hornbook.model.surgery.folders import AVERAGE, read_added
 from hornbook.model.surgery.values import added_parameters, with_added
+from hornbook.optim.average import WeightAverage
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.shard import Shard, check_cover, state_shards
@@ -58,12 +60,19 @@ class State:
         """`seed` keys the initial values of parameters that surgery adds."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
         self.seed = seed
+        self.average: WeightAverage | None = None
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
         """Tokens consumed: the clock of schedules and of the training length."""
         self.skips_in_a_row = 0
         """Refused steps since the last applied one."""
+
+    def keep_average(self, average: WeightAverage) -> None:
+        """Keep an average of the weights, which evaluations may use."""
+        self.average = average
+        if average.config.evaluate:
+            self.engine.weights_to_evaluate = average.in_place
 
     def advance(self, batch: GlobalBatch) -> None:
         """Count one step over `batch`, whether its update was applied or refused."""
@@ -81,11 +90,19 @@ class State:
         """This rank's shards of the optimizer's state, by the names that they have in a checkpoint."""
         return state_shards(self.optimizer, self.engine.owners.shards)
 
+    def averages(self) -> dict[str, Shard]:
+        """This rank's shards of the average, by name of the parameter; empty where none is kept."""
+        tensors = {} if self.average is None else self.average.tensors
+        places = {name: self.engine.shards[name] for name in tensors}
+        return {name: Shard(tensors[name], at.shape, at.start, at.is_primary) for name, at in places.items()}
+
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
         counters = read_counters(folder)
         self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
+        if self.average is not None and (folder / AVERAGE).is_file():
+            _read_shards(folder / AVERAGE, self.averages())
         if self.engine.scaler is not None and "scale" in counters:
             self.engine.scaler.load(counters["scale"])
         self.step, self.tokens = counters["step"], counters["tokens"]
@@ -119,15 +136,11 @@ class State:
     def fill(self, base: Iterable[tuple[str, Tensor]], added: dict[str, Tensor] | None = None) -> None:
         """Set every parameter: from `base`, and those added by surgery from `added` (None: initial values)."""
         self.engine.load_stream(with_added(self.engine.model, base, self.seed, added))
+        if self.average is not None:
+            self.average.restart()
 
     def _read_moments(self, path: Path) -> None:
-        entries, reader, moments = read_header(path), Reader(), self.moments()
-        shapes = ({name: each.shape for name, each in found.items()} for found in (moments, entries))
-        check_cover(*shapes)
-        for name, moment in moments.items():
-            if (dtype := CODES[moment.tensor.dtype]) != entries[name].dtype:
-                raise IntegrityError(f"{path}: {name} is {entries[name].dtype}, and this optimizer keeps it as {dtype}")
-            moment.tensor.copy_(reader.read(name, entries[name])[moment.slices])
+        _read_shards(path, self.moments())
 
     def counters(self) -> dict[str, Any]:
         """The content of `trainer/state.json`: everything that is not a tensor."""
@@ -140,6 +153,16 @@ class State:
             "skips_in_a_row": self.skips_in_a_row,
         }
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
+
+
+def _read_shards(path: Path, shards: Mapping[str, Shard]) -> None:
+    """Read a file of `trainer/` into shards. Raises IntegrityError if names, shapes or dtypes are others."""
+    entries, reader = read_header(path), Reader()
+    check_cover(*({name: each.shape for name, each in found.items()} for found in (shards, entries)))
+    for name, shard in shards.items():
+        if (dtype := CODES[shard.tensor.dtype]) != entries[name].dtype:
+            raise IntegrityError(f"{path}: {name} is {entries[name].dtype}, and this run keeps it as {dtype}")
+        shard.tensor.copy_(reader.read(name, entries[name])[shard.slices])
 
 
 def read_counters(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
+from hornbook.optim.average import WeightAverage
 from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.average import NoAverage
+from hornbook.optim.config.schedule import Axis
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -91,7 +94,11 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors, shapes, engine.owners)
-    return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
+    state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
+    if not isinstance(recipe.train.average, NoAverage):
+        axis = Axis(inputs.length.planned, inputs.length.batches)
+        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    return state
 
 
 def take_step(job: Job, state: State, length: TrainingLength) -> Step:
@@ -113,8 +120,11 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
     norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
     applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    before = state.tokens
     state.advance(batch)
     loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
+    if applied and state.average is not None:
+        state.average.update(before, state.tokens)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,

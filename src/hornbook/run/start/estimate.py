@@ -16,6 +16,7 @@ from hornbook.model.surgery.operate import trained_parameters
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device, distributed
+from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed
 from hornbook.run.inputs import Inputs, compile_for
 from hornbook.run.memory import free_memory, memory_of
@@ -59,10 +60,15 @@ class Estimate:
 
 
 def saved_bytes(inputs: Inputs) -> int:
-    """Approximate size of a checkpoint: weights and moments."""
+    """Approximate size of a checkpoint: weights, moments and an average of the weights."""
     recipe = inputs.recipe
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    return FLOAT32 * count_parameters(recipe.model, inputs.vocab) + recipe.optim.state_bytes(trained)
+    weights = FLOAT32 * count_parameters(recipe.model, inputs.vocab)
+    return weights + recipe.optim.state_bytes(trained) + _average_bytes(recipe.train, trained)
+
+
+def _average_bytes(train: TrainConfig, trained: int) -> int:
+    return 0 if train.average.kind == "none" else FLOAT32 * trained
 
 
 def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float = 0.0) -> Estimate:
@@ -92,7 +98,8 @@ def _least_bytes(inputs: Inputs) -> int:
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    return sum(state_bytes(trained, recipe.parallel, recipe.optim).values()) + FLOAT32 * max(total - trained, 0)
+    states = sum(state_bytes(trained, recipe.parallel, recipe.optim).values())
+    return states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
 
 
 def _scored(inputs: Inputs, length: TrainingLength, consumed: int) -> int:

@@ -104,6 +104,8 @@ def _initialize(job: Job, state: State) -> None:
         batch = state.loader.take(job.recipe.train.micro_batch).batches[0]
         scale_to_unit_variance(state.engine.model, lambda: state.engine.evaluate(batch))
         state.loader.seek(0)
+        if state.average is not None:
+            state.average.restart()
 
 
 def _lines(
