@@ -2,6 +2,9 @@
 
 from typing import Annotated
 
+from pydantic import Field
+
+from hornbook.optim.config.matrix_optimizers import SOAP, Muon
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
 from hornbook.settings.fields import open_to
@@ -11,4 +14,4 @@ class AdamW(AdamWRule, OptimizerConfig):
     """Loshchilov and Hutter 2019 (arXiv 1711.05101); decay falls on matrices, not on norms, biases or vectors."""
 
 
-AnyOptimizer = Annotated[AdamW, *open_to("optimizer", OptimizerConfig)]
+AnyOptimizer = Annotated[AdamW | Muon | SOAP, Field(discriminator="kind"), *open_to("optimizer", OptimizerConfig)]
