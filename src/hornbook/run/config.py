@@ -92,6 +92,11 @@ class TrainConfig(Config):
         """`micro_batch` as a number: of `auto`, which is settled when a run starts, the least."""
         return 1 if self.micro_batch == "auto" else self.micro_batch
 
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a weight and of its gradient."""
+        return 2 if self.precision == "bf16-pure" else 4
+
 
 class CheckpointConfig(Config):
     """Which checkpoints are saved and kept."""

@@ -7,6 +7,7 @@ from pydantic import Field
 from hornbook.optim.config.adamw_8bit import AdamW8bitRule
 from hornbook.optim.config.classic_rules import AdagradRule, AdamRule, RMSPropRule, SGDRule
 from hornbook.optim.config.layer_rules import AdafactorRule, LAMBRule, LionRule
+from hornbook.optim.config.matrix_optimizers import SOAP, Muon
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.config.schedules import Constant, Schedule
@@ -54,7 +55,7 @@ class LAMB(LAMBRule, OptimizerConfig):
 
 
 AnyOptimizer = Annotated[
-    AdamW | AdamW8bit | SGD | Adagrad | RMSProp | Adam | Adafactor | Lion | LAMB,
+    AdamW | AdamW8bit | SGD | Adagrad | RMSProp | Adam | Adafactor | Lion | LAMB | Muon | SOAP,
     Field(discriminator="kind"),
     *open_to("optimizer", OptimizerConfig),
 ]

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 ITEM_BYTES = {"parameter": 4, "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 ITEM_BYTES |= {"int16": 2, "int8": 1, "uint8": 1}
-"""Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, float32 in every run."""
+"""Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, as a rule float32."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,12 @@ class UpdateRule(Config):
         """
         raise NotImplementedError(f"{type(self).__name__} has no method `build`")
 
-    def state_bytes(self, parameters: int) -> int:
-        """Bytes of the state of that many values, without what is kept per row, column or parameter: it is little."""
+    def state_bytes(self, parameters: int, item_bytes: int = ITEM_BYTES["parameter"]) -> int:
+        """Bytes of the state of that many values of `item_bytes` each, without what is kept per row, column or parameter:
+        it is little."""
         sizes = 0
         for each in self.state_tensors((parameters, 1)):
             if each.extent in ("shape", "blocks"):
-                sizes += ITEM_BYTES[each.dtype] * -(-parameters // max(each.block, 1))
+                size = item_bytes if each.dtype == "parameter" else ITEM_BYTES[each.dtype]
+                sizes += size * -(-parameters // max(each.block, 1))
         return sizes

@@ -7,6 +7,7 @@ from pydantic import Field
 from hornbook.optim.config.adamw_8bit import AdamW8bitRule
 from hornbook.optim.config.classic_rules import AdagradRule, AdamRule, RMSPropRule, SGDRule
 from hornbook.optim.config.layer_rules import AdafactorRule, LAMBRule, LionRule
+from hornbook.optim.config.matrix_rules import MuonRule, SoapRule
 from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
 from hornbook.settings.fields import Number, open_to
 
@@ -53,7 +54,17 @@ class AdamWRule(UpdateRule):
 
 
 AnyRule = Annotated[
-    AdamWRule | AdamW8bitRule | SGDRule | AdagradRule | RMSPropRule | AdamRule | AdafactorRule | LionRule | LAMBRule,
+    AdamWRule
+    | AdamW8bitRule
+    | SGDRule
+    | AdagradRule
+    | RMSPropRule
+    | AdamRule
+    | AdafactorRule
+    | LionRule
+    | LAMBRule
+    | MuonRule
+    | SoapRule,
     Field(discriminator="kind"),
     *open_to("update rule", UpdateRule),
 ]

@@ -82,7 +82,7 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     """
     kept = activation_bytes(recipe, vocab, rows)
     trained = count_parameters(recipe.model, vocab)
-    state = sum(state_bytes(trained, recipe.parallel, recipe.optim).values())
+    state = sum(state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes).values())
     block = max(kept.recomputed, -(-kept.blocks // recipe.model.layers))
     head = vocab * (LOGIT_BYTES + 4 * (recipe.model.embedding.width or recipe.model.width))
     return state + kept.total + kept.recomputed + max(block, head)
