@@ -122,8 +122,10 @@ class UpdateRule(Config):
         raise NotImplementedError(f"{type(self).__name__} has no method `build`")
 
     def state_bytes(self, parameters: int, item_bytes: int = ITEM_BYTES["parameter"]) -> int:
-        """Bytes of the state of that many values of `item_bytes` each, without what is kept per row, column or parameter:
-        it is little."""
+        """Bytes of the state of that many values of `item_bytes` each.
+
+        Without what is kept per row, column or parameter: it is little.
+        """
         sizes = 0
         for each in self.state_tensors((parameters, 1)):
             if each.extent in ("shape", "blocks"):
