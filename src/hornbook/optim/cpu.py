@@ -28,7 +28,7 @@ from hornbook.optim.codes import DECADES, NINTH, TINY, dynamic_map, grid
 from hornbook.optim.config.adamw_8bit import BLOCK, AdamW8bitRule
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
-from hornbook.optim.stochastic import SECOND
+from hornbook.optim.stochastic import SECOND, Key
 
 if TYPE_CHECKING:
     from hornbook.optim.low_precision import Factors
@@ -45,13 +45,13 @@ def packed(by: "Factors") -> Packed:
     return tuple(float(value) for value in values)
 
 
-def update_bf16(p: Tensor, g: Tensor, m: Tensor, v: Tensor, by: Packed, key: tuple[int, int], first: int) -> None:
+def update_bf16(p: Tensor, g: Tensor, m: Tensor, v: Tensor, by: Packed, key: Key, first: int) -> None:
     """Update p, m and v in place; p and g float32 or bfloat16, m and v bfloat16. All contiguous."""
     count = p.numel()
     launch(_bf16_kernel, -(-count // RUN), is_bf16(p), count, *key, first, p, g, m, v, *by)
 
 
-def update_8bit(p: Tensor, g: Tensor, state: list[Tensor], by: Packed, key: tuple[int, int], first: int) -> None:
+def update_8bit(p: Tensor, g: Tensor, state: list[Tensor], by: Packed, key: Key, first: int) -> None:
     """Update p and the state (codes and scales of both moments) in place; p and g float32 or bfloat16, contiguous."""
     width = p.shape[-1]
     rows = p.numel() // width * -(-width // BLOCK)

@@ -20,7 +20,7 @@ from torch import Tensor
 from hornbook.kernels.team import supports
 from hornbook.optim import cpu
 from hornbook.optim.codes import dequantize, quantize
-from hornbook.optim.stochastic import draw_key, draws, round_stochastically
+from hornbook.optim.stochastic import Key, draw_key, draws, round_stochastically
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Factors:
 class Draws:
     """The random bits of one update of one parameter's shard."""
 
-    key: tuple[int, int]
+    key: Key
     first: int
     """Index of the shard's first value in the whole parameter."""
 
@@ -67,12 +67,9 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
                 if parameter.grad is not None and parameter.numel():
                     state = self.state[parameter]
                     state["step"] += 1
-                    step = int(state["step"]) if parameter.dtype == torch.bfloat16 or self.draws_always else 0
+                    step = int(state["step"]) if parameter.device.type == "cpu" else state["step"].long()
                     drawn = Draws(draw_key(name, step), self.first_values.get(name, 0))
                     self.update(parameter, parameter.grad, state, self._factors(group, state["step"]), drawn)
-
-    draws_always = False
-    """Whether an update draws random bits for float32 parameters too."""
 
     def _factors(self, group: dict[str, Any], step: Tensor) -> Factors:
         """On a GPU those that depend on the step stay there: the host does not wait."""
@@ -103,8 +100,6 @@ class AdamW8bit(LowPrecisionAdamW):
 
 class AdamWBf16(LowPrecisionAdamW):
     """Moments `exp_avg` and `exp_avg_sq` in bfloat16, rounded stochastically."""
-
-    draws_always = True
 
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Factors, drawn: Draws) -> None:
         moments = state["exp_avg"], state["exp_avg_sq"]

@@ -9,22 +9,29 @@ number of ranks draw the same.
 """
 
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor
 
 MASK = 0xFFFFFFFF
 SECOND = 0x9E3779B9
-"""Added to a value's first word before it is scrambled into its second."""
+"""Added to a value's first word before it is scrambled into its second; times the step, to the key of its parameter."""
 
 
-def draw_key(name: str, step: int) -> tuple[int, int]:
-    """The two 32-bit keys of a parameter's draws at a step."""
-    digest = hashlib.blake2b(f"{name}\n{step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+Key = tuple[Any, Any]
+"""Two keys of 32 bits: numbers, or int64 scalars on a device, so that the host need not wait for the step's number."""
 
 
-def draws(key: tuple[int, int], first: int, count: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+def draw_key(name: str, step: int | Tensor) -> Key:
+    """The keys of a parameter's draws at a step."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    first, second = (int.from_bytes(half, "little") for half in (digest[:4], digest[4:]))
+    mixed = _mix32(first + step * SECOND & MASK)
+    return mixed, _mix32(second ^ mixed)
+
+
+def draws(key: Key, first: int, count: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Two words of 32 random bits (int64 [count]) for each of the values from index `first` on."""
     index = torch.arange(first, first + count, device=device)
     word = _mix32(_mix32((index & MASK) ^ key[0]) + key[1] + (index >> 32) & MASK)
@@ -41,8 +48,8 @@ def round_stochastically(x: Tensor, bits: Tensor) -> Tensor:
     return torch.where(x.isnan(), x.to(torch.bfloat16), rounded)
 
 
-def _mix32(x: Tensor) -> Tensor:
-    """`hornbook.kernels.scalar.mix32` in int64."""
+def _mix32(x: Any) -> Any:
+    """`hornbook.kernels.scalar.mix32`, of numbers or int64 tensors."""
     x = (x ^ x >> 16) * 0x7FEB352D & MASK
     x = (x ^ x >> 15) * 0x846CA68B & MASK
     return x ^ x >> 16
