@@ -15,6 +15,7 @@ import torch._functorch.config as functorch
 from torch import nn
 
 from hornbook.kernels import folder as kernel_folder
+from hornbook.model.layers.compile_options import compile_options
 from hornbook.model.transformer import Transformer
 from hornbook.run.config import TrainConfig
 
@@ -43,7 +44,8 @@ class CompiledParts:
     def add(self, module: nn.Module, name: str, **options: Any) -> None:
         """Compile a method when it is first called."""
         found = getattr(module, name)
-        made = torch.compile(found, backend=BACKEND, dynamic=False, recompile_limit=MOST_SHAPES, **options)
+        limit = compile_options(recompile_limit=MOST_SHAPES)
+        made = torch.compile(found, backend=BACKEND, dynamic=False, **limit, **options)
         self._parts.append(Part(module, name, made))
         setattr(module, name, made)
 

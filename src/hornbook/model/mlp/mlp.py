@@ -3,6 +3,8 @@
 GLU: Shazeer 2020 (arXiv 2002.05202); with `silu` it is SwiGLU.
 """
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -57,6 +59,9 @@ class MLP(nn.Module):
 
 class GLU(nn.Module):
     """`down(activation(gate(x)) * up(x))`."""
+
+    beside: ClassVar = ("gate", "up")
+    """Layers whose products are one."""
 
     def __init__(self, width: int, hidden: int, cfg: config_mlp.GLUConfig) -> None:
         super().__init__()
