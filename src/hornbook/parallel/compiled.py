@@ -45,7 +45,7 @@ class CompiledParts:
         """Compile a method when it is first called."""
         found = getattr(module, name)
         limit = compile_options(recompile_limit=MOST_SHAPES)
-        made = torch.compile(found, backend=BACKEND, dynamic=False, **limit, **options)
+        made = torch.compile(found, backend=BACKEND, **{"dynamic": False, **limit, **options})
         self._parts.append(Part(module, name, made))
         setattr(module, name, made)
 
@@ -78,7 +78,8 @@ def compile_model(model: Transformer, train: TrainConfig, device: torch.device, 
             for block in stack.blocks.values():
                 parts.add(block, "forward", **options)
     if model.head is not None and device.type != "cpu":  # a CPU has a kernel of our own
-        parts.add(model.head, "loss_and_grad_")
+        few = model.head.before is not None  # its losses are of the tokens that count, another number each time
+        parts.add(model.head, "loss_and_grad_", dynamic=None if few else False)
     return parts
 
 

@@ -25,7 +25,7 @@ MOST_DIM = 256
 """Of a head, for flash attention."""
 MOST_SHAPES = 64
 """Shapes, dtypes and kinds of scores that FlexAttention is compiled for in one process."""
-FLASH = {"FA4": ("flash_attn.cute", (9, 10)), "FA3": ("flash_attn_interface", (9,))}
+FLASH = {"FA3": ("flash_attn_interface", (9,)), "FA4": ("flash_attn.cute", (9, 10))}
 """Implementations that torch can take in place of its own flash attention: their module, and the major compute
 capabilities that torch uses them on."""
 
@@ -127,5 +127,5 @@ def use_installed_flash(device: torch.device) -> str | None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ImportError:  # of the package around it
         return False
