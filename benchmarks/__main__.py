@@ -10,6 +10,7 @@ from benchmarks.training import (
     families,
     large,
     loader,
+    optimizers,
     parallel,
     parity,
     presets,
@@ -18,7 +19,20 @@ from benchmarks.training import (
     throughput,
 )
 
-TRAINING = (parity, loader, throughput, large, presets, experts, families, ranks, parallel, checkpoint, step_bill)
+TRAINING = (
+    parity,
+    loader,
+    throughput,
+    large,
+    presets,
+    experts,
+    optimizers,
+    families,
+    ranks,
+    parallel,
+    checkpoint,
+    step_bill,
+)
 OTHERS = (kill, kill_ranks, fuzz, quickstart, cold_start)
 REFINERY = (pipeline, rules, duplicates, personal, planted, bpe, effect, endurance)
 
