@@ -62,6 +62,7 @@ def train(job: Job) -> Exit:
                 course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
                 step = take_step(job, state, course)
+                intervener.blend()
                 job.run.check()
                 state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
                 if step.skipped:
