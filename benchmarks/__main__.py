@@ -10,6 +10,7 @@ from benchmarks.training import (
     families,
     large,
     loader,
+    optimizers,
     parallel,
     parity,
     presets,
@@ -17,7 +18,7 @@ from benchmarks.training import (
     throughput,
 )
 
-TRAINING = (parity, loader, throughput, large, presets, experts, families, ranks, parallel, checkpoint)
+TRAINING = (parity, loader, throughput, large, presets, experts, optimizers, families, ranks, parallel, checkpoint)
 OTHERS = (kill, kill_ranks, fuzz, quickstart, cold_start)
 REFINERY = (pipeline, rules, duplicates, personal, planted, bpe, effect, endurance)
 

@@ -65,6 +65,8 @@ class Monotone:
     """`sha` of every record, in order."""
     cuts: list[Cut] = field(default_factory=list)
     """Where the run was shortened, in the order of decision."""
+    fewer_rows: list[tuple[int, int]] = field(default_factory=list)
+    """(tokens consumed, rows) from which on microbatches were smaller, since memory ran out."""
     interventions: list[Intervention] = field(default_factory=list)
     """Settings that were changed while the run trained, in the order of decision."""
     answered: set[str] = field(default_factory=set)
@@ -94,6 +96,8 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
         state.recipe = record.get("recipe", state.recipe)
         for change in record.get("changes", ()):
             state.settings.pop(change["key"], None)
+            if change["key"] == "train.micro_batch":
+                state.fewer_rows.clear()
             if change["key"] in LENGTH_SETTINGS:
                 state.cuts.clear()
             if not change.get("gone"):
@@ -101,6 +105,8 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
         state.skipped_ranges += [(first, end) for first, end in record.get("windows", ())]
         if record.get("kind") == "shorten":
             state.cuts.append(Cut(record["tokens"], record["length"]))
+        if record.get("kind") == "micro_batch":
+            state.fewer_rows.append((record["tokens"], record["rows"]))
         if record.get("origin"):
             state.init_from = record["origin"]
         _replay_intervention(state, record)

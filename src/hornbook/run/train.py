@@ -5,14 +5,19 @@ import time
 import torch
 from torch import Tensor
 
+from hornbook.data.batch import GlobalBatch
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.average import WeightAverage
+from hornbook.optim.build import build_optimizer, decaying
+from hornbook.optim.config.average import NoAverage
 from hornbook.optim.config.optim import AnyOptimizer
+from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.noise_scale import NoiseScale
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -24,10 +29,12 @@ from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
 from hornbook.run.start.initialize_or_restore import initialize_or_restore
+from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
 from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
+from hornbook.settings.recipe import Recipe
 
 MEASURED_STEPS = 3
 """Steps after which the time-out of collectives follows from measured times."""
@@ -41,13 +48,13 @@ def train(job: Job) -> Exit:
     with distributed(recipe.parallel, recipe.train, job.rank_info) as world, open_consoles(job, world) as consoles:
         world.set_timeout(MAX_TIMEOUT)  # reading a checkpoint and the first steps take some ranks longer than others
         state = build_state(job.inputs, recipe.parallel, world)
-        engine = state.engine
+        engine, state.fewer_rows = state.engine, list(job.ledger.past.fewer_rows)
         with (
             open_observers(job, engine, consoles) as observers,
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
             initialize_or_restore(job, state, checkpointer, observers)
-            observers.state_file.start(job.ledger.attempt, state)
+            observers.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
             while state.tokens < intervener.course.length.tokens:
@@ -61,8 +68,11 @@ def train(job: Job) -> Exit:
                     return _stop(job, state, observers)
                 course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
+                shrunk = len(state.fewer_rows)
                 step = take_step(job, state, course)
                 intervener.blend()
+                if len(state.fewer_rows) > shrunk:
+                    observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
                 job.run.check()
                 state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
                 if step.skipped:
@@ -95,6 +105,7 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
+    engine.penalties.names = decaying(roles, recipe.optim)
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
 
@@ -102,35 +113,51 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
         return build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
 
     optimizer = make_optimizer(recipe.optim, engine.owners)
-    return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
+    state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
+    _keep_statistics(state, recipe, inputs.length)
+    return state
+
+
+def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> None:
+    """Keep what the recipe asks for beside the training itself: an average of the weights, the noise scale."""
+    engine = state.engine
+    if not isinstance(recipe.train.average, NoAverage):
+        axis = Axis(length.planned, length.batches)
+        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    if recipe.log.noise_scale:
+        engine.measure_part()
+        state.noise = NoiseScale(recipe.log.noise_scale)
 
 
 def take_step(job: Job, state: State, course: Course) -> Step:
     """One optimizer step over the next global batch."""
     recipe, length, engine = course.recipe, course.length, state.engine
-    started = time.perf_counter()
-    job.control.enter("data", state)
-    rows = length.rows(state.tokens)
-    following = length.rows(state.tokens + rows * length.sequence)
-    batch = state.loader.take(rows, engine.world.data_rank, engine.world.data_size, following)
-    arrived = time.perf_counter()
+    phase, started = engine.clock.phase, time.perf_counter()
     lr = course.learning_rate(state.tokens)
     state.optimizer.set_learning_rate(lr)
-    engine.zero_gradients()
-    job.control.enter("forward_backward", state)
-    losses = engine.forward_backward(batch.batches, batch.total_weight, key=(recipe.seed, state.step))
+    batch, losses, waited = compute_gradients(job, state, length)
     job.control.enter("clip", state)
-    norm = engine.clip_gradients(recipe.optim.clip)
+    with phase("optimizer"):
+        norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
-    applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    with phase("optimizer"):
+        applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    before = state.tokens
     state.advance(batch)
-    loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
+    part = engine.part_of_batch()
+    norm, applied, *values = fetch(norm, applied, *part, *losses.values())
+    sums = zip(losses, values[len(part) :], strict=True)
+    terms = {name: each / max(batch.total_weight, 1.0) for name, each in sums}
+    if applied and state.average is not None:
+        state.average.update(before, state.tokens)
+    if applied and state.noise is not None:
+        state.noise.update(*values[: len(part)], norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,
         tokens=state.tokens,
         step_tokens=batch.tokens,
-        loss=loss_sum / max(batch.total_weight, 1.0),
+        loss=terms.pop("loss"),
         grad_norm=norm,
         lr=lr,
         skipped=not applied,
@@ -138,9 +165,39 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         first_sample=batch.first_sample,
         num_samples=batch.num_samples,
         seconds=time.perf_counter() - started,
-        data_seconds=arrived - started,
+        data_seconds=waited,
         final=state.tokens >= length.tokens,
+        phases=engine.clock.take(),
+        positions=batch.positions_computed,
+        noise=None if state.noise is None else state.noise.record(),
+        terms=terms,
     )
+
+
+def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[GlobalBatch, dict[str, Tensor], float]:
+    """(the next global batch, its losses, seconds waited for it); again with fewer rows at once if memory runs out."""
+    engine, loader, world = state.engine, state.loader, state.engine.world
+    rows, clock = length.rows(state.tokens), loader.clock
+    following = length.rows(state.tokens + rows * length.sequence)
+    while True:
+        loader.micro_batch = state.micro_batch
+        job.control.enter("data", state)
+        started = time.perf_counter()
+        with engine.clock.phase("data"):
+            batch = loader.take(rows, world.data_rank, world.data_size, following)
+        waited = time.perf_counter() - started
+        engine.zero_gradients()
+        job.control.enter("forward_backward", state)
+        try:
+            losses = engine.forward_backward(batch.batches, batch.total_weight, key=(job.recipe.seed, state.step))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = str(error)
+        else:
+            return batch, losses, waited
+        take_fewer_rows(job, state, problem)  # what the failed pass held is free: its frames ended with `except`
+        loader.seek(clock)
 
 
 def _keep_time(

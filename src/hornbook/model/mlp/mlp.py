@@ -14,6 +14,7 @@ from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.cpu.team import supports
 from hornbook.model.layers.linear import Linear, fused_linear
+from hornbook.model.layers.saved_tensors import cheap
 
 
 class Blend(NamedTuple):
@@ -31,15 +32,19 @@ def activate(x: Tensor, kind: config_mlp.Activation | Blend) -> Tensor:
         case Blend():
             return torch.lerp(activate(x, kind.before), activate(x, kind.after), kind.share.to(x.dtype))
         case "gelu":
-            return F.gelu(x)
+            return cheap(F.gelu, x)
         case "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
+            return cheap(_gelu_tanh, x)
         case "relu":
             return F.relu(x)
         case "relu2":
-            return F.relu(x).square()
+            return cheap(torch.square, F.relu(x))
         case "silu":
-            return F.silu(x)
+            return cheap(F.silu, x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 def gated(
@@ -47,9 +52,9 @@ def gated(
 ) -> Float[Tensor, "*batch hidden"]:
     """`activation(gate) * up` of gate and up side by side."""
     if kind == "silu" and supports(gate_up):
-        return SwiGLUFunction.apply(gate_up)
+        return cheap(SwiGLUFunction.apply, gate_up)
     gate, up = torch.chunk(gate_up, 2, dim=-1)
-    return activate(gate, kind) * up
+    return cheap(torch.mul, activate(gate, kind), up)
 
 
 class MLP(nn.Module):
@@ -78,5 +83,5 @@ class GLU(nn.Module):
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         gate_up = fused_linear(x, [self.gate, self.up])
         if self.activation == "silu" and self.down.bias is None and self.down.plain and supports(gate_up):
-            return SwiGLUDown.apply(gate_up, self.down.weight.to(gate_up.dtype))
+            return SwiGLUDown.apply(gate_up, self.down.matrix(gate_up.dtype))
         return self.down(gated(gate_up, self.activation))

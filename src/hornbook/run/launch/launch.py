@@ -41,8 +41,10 @@ from hornbook.run.observe.event_files import require_tensorboard
 from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
+from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import settle_precision
 from hornbook.run.train import train
+from hornbook.run.training_length import check_schedule, sets_schedule
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
@@ -64,6 +66,7 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
         progress("look at the device", 0, None)
         resolved = settle_precision(resolved)
     rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
+    resolved = settle_micro_batch(resolved, launched=rank_info is not None)
     if rank_info is not None:
         return _join(resolved, run, start, rank_info)
     start, resolved = check_start(resolved, run, start)
@@ -168,10 +171,16 @@ def restarted(recipe: Recipe, run: RunDir, start: Start) -> Start:
 
 
 def read_inputs(resolved: Resolved, start: Start) -> Inputs:
-    """Open the inputs. UsageError if an initial checkpoint has another tokenizer, or an override fits no parameter."""
+    """Open the inputs.
+
+    Raises UsageError if an initial checkpoint has another tokenizer, an override fits no parameter, or the schedule
+    does not fit the length of the run.
+    """
     with progress_bar(shown=not start.quiet) as progress:
         progress("read the data", 0, None)
         inputs = open_inputs(resolved)
+    if start.mode == "start" or any(sets_schedule(change.key) for change in start.changes):
+        check_schedule(inputs.recipe.optim.schedule, inputs.recipe.train.average, inputs.length)
     model = resolved.recipe.model
     if model.init.overrides:
         check_overrides(model, parameter_shapes(model, inputs.vocab))

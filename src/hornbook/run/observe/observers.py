@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from hornbook.errors import StorageError
@@ -13,11 +13,14 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import World
 from hornbook.run.interventions import Course
 from hornbook.run.job import Job
-from hornbook.run.ledger import Position, RunWriter
+from hornbook.run.ledger import Ledger, Position, RunWriter
 from hornbook.run.memory import memory_of
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
 from hornbook.run.observe.event_files import EventFiles
+from hornbook.run.observe.profile import StepProfile
+from hornbook.run.observe.slowdown import Slowdown
+from hornbook.run.observe.step_bill import StepBill
 from hornbook.run.start.precision import describe_precision
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength
@@ -31,12 +34,13 @@ STATE_SECONDS = 1.0
 class Metrics:
     """One line in metrics.jsonl per step; nothing on ranks other than 0, which have no appender."""
 
-    def __init__(self, appender: Appender | None) -> None:
-        self._appender = appender
+    def __init__(self, appender: Appender | None, bill: StepBill) -> None:
+        self._appender, self._bill = appender, bill
 
     def __call__(self, step: Step) -> None:
+        record = {**step.record(), **self._bill.take_record()}
         if self._appender is not None:
-            self._appender.append(step.record())
+            self._appender.append(record)
 
     def sync(self) -> dict[str, Any]:
         """Return when every line is on disk: size and digest of the file, for the ledger (`Appender.extent`)."""
@@ -100,20 +104,33 @@ class StateFile:
 class Observers:
     """All observers of a run, in the order in which they are called."""
 
+    bill: StepBill
     metrics: Metrics
     state_file: StateFile
     consoles: list[Console]
     evaluation: Evaluation
     samples: Samples
+    profile: StepProfile
     event_files: list[EventFiles]
 
     def __iter__(self) -> Iterator[Observer]:
-        yield from (self.metrics, self.state_file, *self.consoles, *self.event_files, self.evaluation, self.samples)
+        yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.event_files)
+        yield from (self.evaluation, self.samples, self.profile)
+
+    def start(self, attempt: int, at: Position) -> None:
+        """The run is up, before its first step."""
+        self.state_file.start(attempt, at)
+        self.profile.start(at.step)
 
     def note(self, text: str) -> None:
         """Show a line on every console."""
         for console in self.consoles:
             console.note(text)
+
+    def slowed(self, found: Slowdown, at: Position, ledger: Ledger) -> None:
+        """Show a lasting change of the throughput, and write it to the ledger."""
+        self.note(str(found))
+        ledger.note("throughput", at, text=str(found), **asdict(found))
 
     def shorten(self, step: int, length: TrainingLength) -> None:
         """Set the new length of a run that was shortened after `step`, and show it."""
@@ -137,7 +154,10 @@ def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterato
         state_file = stack.enter_context(StateFile(output, job.length.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         event_files: list[EventFiles] = []
-        observers = Observers(Metrics(lines), state_file, consoles, evaluation, samples, event_files)
+        bill = StepBill(job.inputs, engine.world, lambda found, step: observers.slowed(found, step, output.ledger))
+        profile = stack.enter_context(StepProfile(job, consoles))
+        metrics = Metrics(lines, bill)
+        observers = Observers(bill, metrics, state_file, consoles, evaluation, samples, profile, event_files)
         if output.is_rank0 and job.recipe.log.tensorboard:
             event_files.append(stack.enter_context(EventFiles(job.run, observers.note)))
             job.ledger.listeners.append(event_files[0].listen)
