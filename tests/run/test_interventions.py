@@ -218,7 +218,6 @@ def test_another_batch_reads_the_same_samples_in_the_same_order(
     ends = [step["first_sample"] + step["num_samples"] for step in steps]
     assert [step["first_sample"] for step in steps] == [0, *ends[:-1]]
     assert steps[-1]["tokens"] == whole[-1]["tokens"]
-    launch_run(tmp_path / "large", *words, "train.batch_tokens=256", "train.tokens=512")
     kept = {step["first_sample"]: step["token_hash"] for step in steps if step["num_samples"] == 8}
     launch_run(tmp_path / "fork", *words, "train.batch_tokens=64")
     small = {step["first_sample"]: step["token_hash"] for step in branch(tmp_path / "fork")}
@@ -382,3 +381,57 @@ def test_another_optimizer_has_new_state_and_the_rate_rises_again(
     assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
     assert branch(tmp_path / "parts") == whole
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "lion", "rmsprop", "adafactor", "lamb"])
+def test_every_optimizer_takes_over_and_hands_back_after_any_kill(
+    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for name in ("whole", "parts"):
+        ask(tmp_path / name, 5, f"optim.kind={kind}")
+        ask(tmp_path / name, 9, "optim.kind=adamw")
+    words = ("checkpoint.background=false", "optim.weight_decay=0")
+    assert launch_run(tmp_path / "whole", *words) == Exit.DONE
+    kill_after(monkeypatch, 7)
+    launch_run(tmp_path / "parts", *words)
+    monkeypatch.undo()
+    assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
+    assert branch(tmp_path / "parts") == branch(tmp_path / "whole")
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert [entry["step"] for entry in events(tmp_path / "whole", "intervention")] == [5, 9]
+    assert check_run(RunDir(tmp_path / "parts")).ok
+
+
+def test_adam_and_adamw_without_decay_are_one_optimizer(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    """There and back again nothing is lost: every bit is that of a run that was told nothing."""
+    words = ("optim.weight_decay=0",)
+    launch_run(tmp_path / "whole", *words)
+    ask(tmp_path / "run", 4, "optim.kind=adam", "optim.weight_decay=0")
+    ask(tmp_path / "run", 8, "optim.kind=adamw", "optim.weight_decay=0")
+    launch_run(tmp_path / "run", *words)
+    whole, steps = branch(tmp_path / "whole"), branch(tmp_path / "run")
+    assert steps[:5] == whole[:5]
+    assert [step["lr"] for step in steps] == [step["lr"] for step in whole]
+    assert [step["loss"] for step in steps] == pytest.approx([step["loss"] for step in whole], rel=1e-6)
+
+
+def test_the_rate_of_sgd_is_chosen_so_that_updates_keep_their_size(
+    tmp_path: Path, launch_run: Launch, events: Events
+) -> None:
+    ask(tmp_path / "run", 8, "optim.kind=sgd", rewarm="0 steps")
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    (entry,) = events(tmp_path / "run", "intervention")
+    rate = next(change["new"] for change in entry["changes"] if change["key"] == "optim.lr")
+    before, after = (moved(tmp_path / "run", step) for step in (4, 8))
+    assert rate > 0.01
+    assert 0.2 <= after / before <= 5
+
+
+def moved(folder: Path, step: int) -> float:
+    """Distance between the weights of a checkpoint and those 4 steps later."""
+    from safetensors.torch import load_file
+
+    one, other = (
+        load_file(RunDir(folder).checkpoints / f"step-{each:08d}" / "model.safetensors") for each in (step, step + 4)
+    )
+    return sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5

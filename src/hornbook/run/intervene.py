@@ -19,7 +19,7 @@ from hornbook.run.ledger import At
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
 from hornbook.run.state import State
-from hornbook.run.training_length import TrainingLength
+from hornbook.run.training_length import TrainingLength, check_schedule, sets_schedule
 
 ACTIVATION = "model.mlp.activation"
 
@@ -71,6 +71,8 @@ class Intervener:
         }
         intervention = Intervention(at.step, at.tokens, changes, **spans)
         after = course.after(intervention)
+        if any(sets_schedule(each.key) for each in changes):
+            check_schedule(after.recipe.optim.schedule, after.recipe.train.average, after.length)
         after.to_end()  # what the ledger says of later steps must fit
         if after.recipe.optim != course.recipe.optim:
             self._state.new_optimizer(after.recipe.optim)  # refused here where it cannot take a parameter
@@ -105,7 +107,7 @@ class Intervener:
 
     def _measure(self, course: Course, blend: ActivationBlend) -> None:
         """Write to the ledger how the loss changes with the new activation, on rows that are trained on next."""
-        state, rows = self._state, course.recipe.train.micro_batch
+        state, rows = self._state, self._state.micro_batch
         self._job.control.enter("evaluate", state)
         before = state.probe(rows)
         load_kernels(blend.after, course.recipe.train, state.spec.vocab)

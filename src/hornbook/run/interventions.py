@@ -225,13 +225,17 @@ def propose(
     found = override(resolved, [given]).recipe
     if kind_of_rule(found.optim) != kind_of_rule(old):
         carried = {"kind": kind_of_rule(found.optim), **carried_settings(old, found.optim)}
-        rate = matched_rate(found.optim)
-        carried |= {} if rate is None else {"lr": rate}
-        found = override(resolved, [Source({"optim": give_all(carried, "carried over")}), given]).recipe
+        found = _with_carried(resolved, carried, given)
+        if "lr" not in carried and (rate := matched_rate(found.optim)) is not None:
+            found = _with_carried(resolved, carried | {"lr": rate}, given)
     refuse_untold(resume_changes(resolved.recipe, found))
     if found.model != resolved.recipe.model and adapter_of(found.surgery) is not None:
         raise UsageError("model.mlp.activation cannot change in a run that trains an adapter: it belongs to its base")
     return setting_changes(resolved.recipe, found)
+
+
+def _with_carried(resolved: Resolved, carried: dict[str, Any], given: Source) -> Recipe:
+    return override(resolved, [Source({"optim": give_all(carried, "carried over")}), given]).recipe
 
 
 def rewarm_tokens(changes: Sequence[SettingChange], length: TrainingLength, consumed: int) -> int:

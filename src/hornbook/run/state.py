@@ -150,6 +150,7 @@ class State:
         made, owners = self.new_optimizer(recipe.optim)
         convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
         self.optimizer, self.engine.owners = made, owners
+        self.engine.penalties.names = made.decaying
 
     def use_activation(self, before: ModelConfig, after: ModelConfig, share: float) -> None:
         """Blend the activations of two configurations; checkpoints name the new one once its share is 1."""
