@@ -36,7 +36,9 @@ def parameters(seed: int = 0) -> dict[str, Parameter]:
     """Fresh parameters of the shape, with gradients."""
     model = build_model(SHAPE, VOCAB)
     generator = torch.Generator().manual_seed(seed)
-    named = {name: Parameter(0.02 * torch.randn(each.shape, generator=generator)) for name, each in model.named_parameters()}
+    named = {
+        name: Parameter(0.02 * torch.randn(each.shape, generator=generator)) for name, each in model.named_parameters()
+    }
     for parameter in named.values():
         parameter.grad = 1e-3 * torch.randn(parameter.shape, generator=generator)
     return named

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.exact import NARROWEST, TreeSum, row_squares, check_shards, exact_norm, fill_neutral_, tree_sum_
+from hornbook.parallel.exact import NARROWEST, TreeSum, check_shards, exact_norm, fill_neutral_, row_squares, tree_sum_
 from hornbook.parallel.shard import ParameterShard, whole_shard
 from hornbook.parallel.world import World
 from tests.parallel.cases import SIZES, as_hex, cut, leaves

@@ -42,7 +42,9 @@ def test_values_and_gradients_are_the_closed_forms(precision: str, count: int) -
     losses, before = run(plain, batches)
     found, after = run(penalised, batches)
     roles = parameter_roles(plain.model)
-    decayed = {name: each.detach() for name, each in plain.named_parameters.items() if roles[name] in ("matrix", "head")}
+    decayed = {
+        name: each.detach() for name, each in plain.named_parameters.items() if roles[name] in ("matrix", "head")
+    }
     assert losses.keys() == {"loss"}
     assert torch.equal(found["loss"], losses["loss"])
     assert float(found["l1"]) / total == pytest.approx(L1 * sum(float(w.abs().sum()) for w in decayed.values()))

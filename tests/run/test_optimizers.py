@@ -51,7 +51,9 @@ def test_a_run_goes_on_bit_for_bit(kind: str, tmp_path: Path, launch_run: Launch
     assert last_counters(run) == last_counters(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in KINDS])
+@pytest.mark.parametrize(
+    "kind", [each if each in FAST else pytest.param(each, marks=pytest.mark.slow) for each in KINDS]
+)
 def test_other_ranks_go_on_bit_for_bit(
     kind: str, tmp_path: Path, launch_run: Launch, launcher: Launcher, branch: Branch
 ) -> None:
@@ -83,7 +85,7 @@ def test_terms_of_the_objective_are_in_the_metrics(tmp_path: Path, launch_run: L
 
 
 def test_clipping_is_chosen_by_name_and_a_number_is_a_norm() -> None:
-    assert resolve(None, ["optim.clip=0.5"], {}) .recipe.optim.clip == config_of("adamw", clip=0.5).clip
+    assert resolve(None, ["optim.clip=0.5"], {}).recipe.optim.clip == config_of("adamw", clip=0.5).clip
     recipe = resolve(None, ["optim.clip=adaptive", "optim.clip.limit=0.02"], {}).recipe
     assert (recipe.optim.clip.kind, recipe.optim.clip.limit) == ("adaptive", 0.02)
     assert resolve(None, ["optim.clip=value", "optim.clip=2"], {}).recipe.optim.clip.kind == "norm"

@@ -329,7 +329,8 @@ def test_the_text_of_many_problems() -> None:
   optim.clip.limit  must be at least 0, not -1  (environment HORNBOOK__OPTIM__CLIP)
   optim.learning_rate  no such setting  (command line)
       did you mean optim.lr?
-  optim.schedule.kind  must be "constant", "linear", "cosine" or "wsd", not 'cosin'  (bad.toml:9)
+  optim.schedule.kind  must be "constant", "linear", "cosine", "wsd", "inverse_sqrt", "power", "step", "exponential", \
+"polynomial", "cosine_restarts", "cyclic", "one_cycle" or "piecewise", not 'cosin'  (bad.toml:9)
       did you mean cosine?
   optim.schedule.warmpu  no such setting  (bad.toml:10)
       did you mean optim.schedule.warmup?

@@ -6,6 +6,7 @@ on nothing but `micro_batch`, so that any number of processes computes the same 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -60,6 +61,9 @@ class Batch:
     """Of encoder-decoders, the input of the encoder; `tokens` are then that of the decoder."""
 
 
+Record = TypeVar("Record", Batch, Source)
+
+
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
     """The samples of one optimizer step."""
@@ -79,6 +83,12 @@ class GlobalBatch:
     """Samples in the whole global batch."""
     tokens: int
     """Tokens in the whole global batch: samples times sequence length (of encoder-decoders, the longest source)."""
+
+    @property
+    def positions_computed(self) -> tuple[int, int]:
+        """Positions of this rank's microbatches, padding included: of `tokens`, and of the encoder's input."""
+        sources = (batch.source.tokens.numel() for batch in self.batches if batch.source is not None)
+        return sum(batch.tokens.numel() for batch in self.batches), sum(sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +117,28 @@ def rank_share(microbatches: int, rank: int, world: int) -> Sequence[int]:
 def empty_microbatch(batch: Batch) -> Batch:
     """A microbatch of the same rows in which no target counts."""
     return replace(batch, weights=torch.zeros_like(batch.weights), is_empty=True)
+
+
+def fill_rows(batch: Batch, rows: int) -> Batch:
+    """The batch with copies of its last row in which no target counts, until it has `rows`."""
+    have = len(batch.tokens)
+    if have >= rows:
+        return batch
+    taken = torch.tensor([*range(have), *[have - 1] * (rows - have)])
+    filled = _rows_of(batch, taken)
+    filled.weights[have:] = 0.0
+    return filled
+
+
+def _rows_of(record: Record, taken: Int64[Tensor, " rows"]) -> Record:
+    """Some rows of every field."""
+    changed = {}
+    for name in type(record).__dataclass_fields__:
+        value = getattr(record, name)
+        if isinstance(value, Tensor):
+            changed[name] = value[taken]
+        elif isinstance(value, list):
+            changed[name] = [value[row] for row in taken.tolist()]
+        elif isinstance(value, Source):
+            changed[name] = _rows_of(value, taken)
+    return replace(record, **changed)

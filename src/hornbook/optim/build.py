@@ -92,9 +92,7 @@ def parameter_groups(
     return [(found[key], _torch_groups(found[key], groups)) for key, groups in members.items()]
 
 
-def _torch_groups(
-    rule: UpdateRule, members: Mapping[_GroupKey, list[tuple[str, Parameter]]]
-) -> list[dict[str, Any]]:
+def _torch_groups(rule: UpdateRule, members: Mapping[_GroupKey, list[tuple[str, Parameter]]]) -> list[dict[str, Any]]:
     groups = []
     for (decayed, factors, decay, more), pairs in sorted(members.items(), key=lambda item: not item[0][0]):
         own = rule if decay is None else rule.model_copy(update={"weight_decay": decay})

@@ -80,6 +80,10 @@ class Optimizer:
             list(self.state())  # an error comes with the first step, not with the first checkpoint
             self._checked = True
 
+    def rules(self) -> dict[str, UpdateRule]:
+        """The update rule of each parameter."""
+        return {name: rule for rule, update in self.updates for name, _ in _named(update)}
+
     def state(self) -> Iterator[tuple[str, StateTensor, Tensor]]:
         """(parameter, declaration, tensor) of all state. Raises UsageError where it is not what was declared."""
         for rule, update in self.updates:

@@ -72,7 +72,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe)]
-    problems += [*_check_surgery(recipe), *_check_labels(recipe)]
+    problems += [*_check_surgery(recipe), *_check_labels(recipe), *_check_noise_scale(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -86,6 +86,8 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
         yield "train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})"
     if train.tokens is not None and train.epochs is not None:
         yield "train.epochs", "give train.tokens or train.epochs, not both"
+    if train.cuda_graphs and not train.compile:
+        yield "train.cuda_graphs", "graphs are made of compiled code: set train.compile = true"
     yield from _check_ramp(train)
 
 
@@ -94,7 +96,7 @@ def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:
     if train.ramp.kind == "none" or problems:
         yield from ((f"train.ramp.{key}", text) for key, text in problems)
         return
-    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_batch * train.sequence
+    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_rows * train.sequence
     if broken := next((size for size in sizes if size % grain), None):
         text = f"a batch of {broken:,} tokens is no whole number of microbatches (train.micro_batch {train.micro_batch}"
         rows, rest = divmod(math.gcd(*sizes), train.sequence)
@@ -192,12 +194,36 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
         yield "parallel.replicas", 'groups that share a model need parallel.shard: "none" leaves it whole on every rank'
     if parallel.exact and ranks & (ranks - 1):
         yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
+    if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
+        yield "parallel.recompute", _recompute_problem(train.compile)
     rows = train.batch_tokens // train.sequence
-    microbatches = -(-rows // train.micro_batch)
+    microbatches = -(-rows // train.micro_rows)
     if microbatches % ranks:
         fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
         text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
         yield "parallel.data", f"{text}: take {fitting}, or change train.micro_batch or train.batch_tokens"
+
+
+def _recompute_problem(compiled: bool) -> str:
+    """Why selective recomputation and a budget do not go with `train.compile` as it is set."""
+    if compiled:
+        return '"selective" works by calls, which a compiled block does not make: take {kind = "budget"}, or "block"'
+    return '"budget" is kept by the compiler: set train.compile = true, or take "selective"'
+
+
+def _check_noise_scale(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Whether there is a part of each batch whose gradient is seen alone (`hornbook.parallel.noise_scale`)."""
+    parallel, train = recipe.parallel, recipe.train
+    if not recipe.log.noise_scale:
+        return
+    by_rank = parallel.data > 1 and parallel.shard == "none" and not parallel.exact
+    microbatches = -(-train.batch_tokens // train.sequence // train.micro_rows) // parallel.data
+    if parallel.data > 1 and parallel.shard == "optimizer" and not parallel.exact:
+        text = 'with parallel.shard "optimizer" no gradient of a part of the batch can be read'
+        yield "log.noise_scale", f'{text}: take "none" or "gradients", or leave it 0'
+    elif not by_rank and microbatches < 2:
+        text = "compares the first microbatch of a rank with the whole batch, and there is one only"
+        yield "log.noise_scale", f"{text}: lower train.micro_batch, or leave it 0"
 
 
 def _check_init(recipe: Recipe) -> Iterator[tuple[str, str]]:

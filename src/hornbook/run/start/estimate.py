@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hornbook.errors import UsageError
 from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_token, state_bytes
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.surgery.operate import trained_parameters
@@ -17,9 +18,11 @@ from hornbook.optim.config.clipping import AnyClip
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device, distributed
+from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed
 from hornbook.run.inputs import Inputs, compile_for
 from hornbook.run.memory import free_memory, memory_of
+from hornbook.run.start.activations import activation_bytes
 from hornbook.run.state import State
 from hornbook.run.train import build_state, fetch
 from hornbook.run.training_length import TrainingLength
@@ -60,10 +63,15 @@ class Estimate:
 
 
 def saved_bytes(inputs: Inputs) -> int:
-    """Approximate size of a checkpoint: weights and moments."""
+    """Approximate size of a checkpoint: weights, moments and an average of the weights."""
     recipe = inputs.recipe
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    return FLOAT32 * count_parameters(recipe.model, inputs.vocab) + recipe.optim.state_bytes(trained)
+    weights = FLOAT32 * count_parameters(recipe.model, inputs.vocab)
+    return weights + recipe.optim.state_bytes(trained) + _average_bytes(recipe.train, trained)
+
+
+def _average_bytes(train: TrainConfig, trained: int) -> int:
+    return 0 if train.average.kind == "none" else FLOAT32 * trained
 
 
 def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float = 0.0) -> Estimate:
@@ -71,11 +79,11 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     recipe = inputs.recipe
     device = choose_device(recipe.train.device)
     free = free_memory(device)
-    least = _least_bytes(inputs)
+    least = least_bytes(inputs)
     operations = operations_per_token(recipe.model, inputs.vocab, recipe.train.sequence).values()
     speed = PRODUCTS_SHARE * 1e9 * matmul_rate(device, PRECISIONS[recipe.train.precision])
     row = recipe.train.sequence * sum(each.total for each in operations) / speed
-    rows, fits = recipe.train.micro_batch, least <= free and row <= ROW_SECONDS
+    rows, fits = recipe.train.micro_rows, least <= free and row <= ROW_SECONDS
     microbatch, update, memory, computed = _measure(inputs, free) if fits else (row * rows, 0.0, least, "")
     ranks = recipe.parallel.data
     microbatches = -(-recipe.train.batch_tokens // recipe.train.sequence // rows)
@@ -88,12 +96,18 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     return Estimate(str(device), seconds, rate, memory, free, computed)
 
 
-def _least_bytes(inputs: Inputs) -> int:
-    """Weights, gradients and moments that one process holds."""
+def least_bytes(inputs: Inputs) -> int:
+    """Weights, gradients and moments that one process holds, and what a microbatch keeps for backward where known."""
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    return sum(state_bytes(trained, recipe.parallel, recipe.optim).values()) + FLOAT32 * max(total - trained, 0)
+    states = sum(state_bytes(trained, recipe.parallel, recipe.optim).values())
+    state = states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
+    try:
+        kept = activation_bytes(recipe, inputs.vocab, recipe.train.micro_rows)
+    except UsageError:
+        return state
+    return state + kept.total + kept.recomputed
 
 
 def _scored(inputs: Inputs, length: TrainingLength, consumed: int) -> int:
@@ -109,7 +123,7 @@ def _measure(inputs: Inputs, free: int) -> tuple[float, float, int, str]:
 
     Returns the seconds of a microbatch and of the rest of a step, the peak memory of this process, what was computed.
     """
-    recipe, rows = inputs.recipe, inputs.recipe.train.micro_batch
+    recipe, rows = inputs.recipe, inputs.recipe.train.micro_rows
     few = min(rows, PROBE_ROWS)
     compile_for(inputs)
     with distributed(ParallelConfig(), recipe.train) as world:
