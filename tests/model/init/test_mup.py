@@ -107,9 +107,7 @@ def activations(model: Transformer) -> dict[str, Tensor]:
     return {name: torch.stack(values) for name, values in found.items()} | {"logits": logits}
 
 
-def slopes(
-    models: dict[int, list[config.ModelConfig]], steps: int, lr: float, kind: str = "adamw"
-) -> dict[str, float]:
+def slopes(models: dict[int, list[config.ModelConfig]], steps: int, lr: float, kind: str = "adamw") -> dict[str, float]:
     """Slope over the size of each activation's size; several models of one size are averaged."""
     sizes = {
         size: [changes(cfg, steps, lr, seed, kind) for seed, cfg in enumerate(each)] for size, each in models.items()
