@@ -176,7 +176,7 @@ def test_settings_that_every_optimizer_has_are_carried_over() -> None:
         {"lr": 1e-3, "clip": 0.3, "schedule": {"kind": "wsd", "warmup": "5 steps"}, "beta2": 0.9}
     )
     carried = carried_settings(old, SGD())
-    assert carried["clip"] == 0.3
+    assert carried["clip"] == {"kind": "norm", "limit": 0.3}
     assert carried["schedule"]["kind"] == "wsd"
     assert "lr" not in carried
     assert "beta2" not in carried

@@ -23,9 +23,9 @@ class AdagradUpdate(torch.optim.Optimizer):
         for group in self.param_groups:
             steps = [self.state[each]["step"] for each in group["params"]]
             torch._foreach_add_(steps, 1.0)
-            for parameters, gradients, sums in foreach_lists(group, self.state, "sum"):
-                if group["weight_decay"]:
-                    gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
+            for parameters, raw, sums in foreach_lists(group, self.state, "sum"):
+                decay = group["weight_decay"]
+                gradients = torch._foreach_add(raw, parameters, alpha=decay) if decay else raw
                 torch._foreach_addcmul_(sums, gradients, gradients, 1.0)
                 roots = torch._foreach_sqrt(sums)
                 torch._foreach_add_(roots, group["eps"])
