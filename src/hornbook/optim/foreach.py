@@ -1,10 +1,13 @@
-"""Lists of tensors that one pass of `torch._foreach` functions updates."""
+"""Lists of tensors that one pass of torch's functions of lists updates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+foreach: Any = torch
+"""The module of the functions `_foreach_...`, which are not among its public names."""
 PIECE = 2**15
 """Values of a piece on a CPU: parameter, gradient, state and the update of one fit into a core's cache together. It is
 a multiple of all vectors, so that values are rounded as without pieces."""

@@ -250,9 +250,9 @@ class AdafactorRule(UpdateRule):
         return self
 
     def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:
-        names = {"exp_avg_sq_row": "rows", "exp_avg_sq_col": "columns"} if len(shape) > 1 else {"exp_avg_sq": "shape"}
-        names |= {"exp_avg": "shape"} if self.beta1 else {}
-        return STEP, *(StateTensor(name, extent) for name, extent in names.items())
+        means = StateTensor("exp_avg_sq_row", "rows"), StateTensor("exp_avg_sq_col", "columns")
+        squares = means if len(shape) > 1 else (StateTensor("exp_avg_sq"),)
+        return STEP, *squares, *((StateTensor("exp_avg"),) if self.beta1 else ())
 
     def group_settings(self, decayed: bool, factors: Factors) -> dict[str, float]:
         """eps is one of squares here."""
