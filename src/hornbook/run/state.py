@@ -17,6 +17,7 @@ from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import IntegrityError
 from hornbook.files.safetensors import read_header
+from hornbook.model.build import parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import SurgeryStep, adapter_of
 from hornbook.model.hf.hf import view_hf
@@ -29,6 +30,7 @@ from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.folders import AVERAGE, read_added
 from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.optim.average import WeightAverage
+from hornbook.optim.build import decaying
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.convert import convert_state, update_size
