@@ -36,7 +36,7 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     recipe, shape = resolve(spec["recipe"], [], environ={}).recipe, spec["shape"]
     keep_freed_memory()
     model = build_model(recipe.model, shape["vocab"], device="meta")
-    parallel = ParallelConfig(recompute="block" if spec["recompute"] else "none")
+    parallel = ParallelConfig.model_validate({"recompute": "block" if spec["recompute"] else "none"})
     engine = parallelize(model, parallel, TrainConfig(device=str(device), compile=spec["compile"]))
     engine.load_stream(initial_values(model, recipe.model, 1))
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)

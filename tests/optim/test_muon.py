@@ -1,4 +1,4 @@
-"""Muon against torch's, its iteration against the singular values that it should give, and which parameters it takes."""
+"""Muon against torch's, its iteration against singular values, and which parameters it takes."""
 
 import math
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_the_rest_has_its_own_rule() -> None:
     assert {name for name, rule in rules.items() if rule is config} == {"w", "e"}
     assert all(rules[name] is config.rest for name in ("embedding", "head", "norm", "bias"))
     group = Muon(groups=[ParameterGroup(match="head", rule=MuonRule())])
-    with pytest.raises(UsageError, match="MuonRule cannot update head.*between embedding and head.*role 'head'"):
+    with pytest.raises(UsageError, match=r"MuonRule cannot update head.*between embedding and head.*role 'head'"):
         assign_rules(roles, group, shapes)
 
 

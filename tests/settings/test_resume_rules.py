@@ -53,7 +53,7 @@ def test_globs_do_not_leave_their_section() -> None:
         ("train.precision=fp32", "journaled"),
         ("train.threads=1", "journaled"),
         ("train.compile=true", "journaled"),
-        ("parallel.recompute=block", "journaled"),
+        ("parallel.recompute.kind=selective", "journaled"),
         ("data.path=elsewhere", "journaled"),
         ("seed=9", "refused"),
         ("train.sequence=128", "refused"),

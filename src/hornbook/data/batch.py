@@ -80,6 +80,12 @@ class GlobalBatch:
     tokens: int
     """Tokens in the whole global batch: samples times sequence length (of encoder-decoders, the longest source)."""
 
+    @property
+    def positions_computed(self) -> tuple[int, int]:
+        """Positions of this rank's microbatches, padding included: of `tokens`, and of the encoder's input."""
+        sources = (batch.source.tokens.numel() for batch in self.batches if batch.source is not None)
+        return sum(batch.tokens.numel() for batch in self.batches), sum(sources)
+
 
 @dataclass(frozen=True, slots=True)
 class DocumentRef:

@@ -8,7 +8,7 @@ kinds: append-only JSON lines (`hornbook.files.journal`), and small files that a
 import json
 import os
 from pathlib import Path
-from typing import Literal, NotRequired, Self, TypedDict, cast
+from typing import Any, Literal, NotRequired, Self, TypedDict, cast
 
 from hornbook.errors import StorageError
 from hornbook.files.durable import TEMPORARY, storage_errors, sync_directory, write_atomic
@@ -47,6 +47,8 @@ class StepRecord(Record):
     num_samples: NotRequired[int]
     skipped: NotRequired[bool]
     time: NotRequired[float]
+    bill: NotRequired[dict[str, Any]]
+    """At log intervals: shares of the time of the steps since the last one, MFU (`hornbook.run.observe.step_bill`)."""
 
 
 class StateRecord(Record):
@@ -89,6 +91,7 @@ class RunDir:
         self.evals = self.path / "evals"
         self.incidents = self.path / "incidents"
         self.tensorboard = self.path / "tensorboard"
+        self.profile = self.path / "profile"
         self.checkpoints = self.path / "checkpoints"
         self.base = self.path / "base"
         self._identity: tuple[int, int] | None = None

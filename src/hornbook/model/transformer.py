@@ -6,7 +6,8 @@ The ends are optional and the blocks live in a ModuleDict, so a pipeline stage i
 and names kept. The model is plain PyTorch: it knows no device, no rank, no mesh.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.key_tables import with_tables
 from hornbook.model.attention.mask import AttentionMask, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
 from hornbook.model.context import Auxiliary, Context, Memory
@@ -56,9 +58,16 @@ class Stack(nn.Module):
         self.entrance, self.dropout = entrance, dropout
         self.blocks = nn.ModuleDict(blocks)
         self.norm = norm
+        self.saving: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Entered around the blocks and the norm: decides what autograd keeps of them."""
         ropes = (getattr(module, "rope", None) for module in self.blocks.modules())
         self.ropes = {rope for rope in ropes if isinstance(rope, Rope)}
         """Each kind of rotary positions that some layer has."""
+        parts = (getattr(module, "cfg", None) for module in self.blocks.modules())
+        self.windows = {None, *(getattr(part, "window", None) for part in parts)}
+        """Sliding windows that some layer has."""
+        self.compiled = False
+        """Whether the blocks are compiled: what they read of masks must be ready then."""
 
     def position_ids(
         self, tokens: Tensor, positions: Tensor | None, lengths: Lengths | None, start: int
@@ -86,10 +95,11 @@ class Stack(nn.Module):
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
         """Output of all blocks and the norm; auxiliary values of the blocks are summed by name."""
         auxiliary: Auxiliary = {}
-        for block in self.blocks.values():
-            x, found = block(x, context)
-            add_auxiliary(auxiliary, found)
-        return (x if self.norm is None else self.norm(x)), auxiliary
+        with self.saving():
+            for block in self.blocks.values():
+                x, found = block(x, context)
+                add_auxiliary(auxiliary, found)
+            return (x if self.norm is None else self.norm(x)), auxiliary
 
 
 def add_auxiliary(total: Auxiliary, found: Auxiliary) -> None:
@@ -108,11 +118,16 @@ class Transformer(Stack):
         self.encoder = encoder
         self.head = head
 
+    def stacks(self) -> Iterator[Stack]:
+        """The encoder, if there is one, then the model itself."""
+        if self.encoder is not None:
+            yield self.encoder
+        yield self
+
     def all_blocks(self) -> Iterator[nn.Module]:
         """Every block of both stacks, the encoder's first."""
-        if self.encoder is not None:
-            yield from self.encoder.blocks.values()
-        yield from self.blocks.values()
+        for stack in self.stacks():
+            yield from stack.blocks.values()
 
     def forward(
         self,
@@ -177,9 +192,17 @@ class Transformer(Stack):
         tokens, positions, lengths, token_mask = inputs
         start = 0 if cache is None else cache.length
         positions = stack.position_ids(tokens, positions, lengths, start)
+        mask = AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes))
+        cross = None if memory is None else AttentionMask("cross", mask.lengths, memory.lengths)
+        if cache is None and (stack.compiled or tokens.device.type != "cpu"):
+            batch, time = tokens.shape[:2]
+            mask = with_tables(mask, (batch, time, time), tokens.device, stack.windows)
+            if cross is not None and memory is not None:
+                cross = with_tables(cross, (batch, time, memory.states.shape[1]), tokens.device)
         context = Context(
-            rotations={rope: rope.rotation(positions) for rope in stack.ropes},
-            mask=AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes)),
+            rotations={rope.name: rope.rotation(positions) for rope in stack.ropes},
+            mask=mask,
+            cross=cross,
             keys=keys,
             cache=cache,
             bias=None if stack.bias is None else stack.bias(start + tokens.shape[1], tokens.device),

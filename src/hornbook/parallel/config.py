@@ -1,10 +1,49 @@
 """Configuration of parallelism: ranks, sharding, recomputation."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from hornbook.settings.fields import Config, Count
+from hornbook.settings.fields import Config, Count, Number
+
+
+class NoRecompute(Config):
+    """Everything that backward needs is kept."""
+
+    kind: Literal["none"] = "none"
+
+
+class BlockRecompute(Config):
+    """Of a block only its input is kept (Chen et al. 2016, arXiv 1604.06174)."""
+
+    kind: Literal["block"] = "block"
+    every: Count = Field(default=1, ge=1)
+    """Every k-th block is computed again, the first of them among these; the others keep what they need."""
+
+
+class SelectiveRecompute(Config):
+    """Outputs of matrix products are kept; norms, activations, casts of weights and attention probabilities are not."""
+
+    kind: Literal["selective"] = "selective"
+
+
+class BudgetRecompute(Config):
+    """The compiler chooses what to compute again within a budget of memory; needs `train.compile`."""
+
+    kind: Literal["budget"] = "budget"
+    share: Number = Field(default=0.5, ge=0, le=1)
+    """Bytes kept, as a share of what a compiled block keeps by default: 0 keeps its inputs alone."""
+
+
+def _by_kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Recompute = Annotated[
+    NoRecompute | BlockRecompute | SelectiveRecompute | BudgetRecompute,
+    Field(discriminator="kind"),
+    BeforeValidator(_by_kind),
+]
 
 
 class ParallelConfig(Config):
@@ -18,8 +57,8 @@ class ParallelConfig(Config):
     """Groups of ranks that each hold the whole model between them (hybrid sharding); `data` is a multiple of it."""
     exact: bool = False
     """Sum microbatches in a fixed tree: the same bits with 1, 2, 4 ... ranks of the same threads; costs speed."""
-    recompute: Literal["none", "block"] = "none"
-    """Keep activations, or only each block's input and compute the rest again in backward."""
+    recompute: Recompute = NoRecompute()
+    """What backward computes again to save memory. No kind changes a bit of a gradient but `budget`."""
 
     @property
     def world(self) -> int:

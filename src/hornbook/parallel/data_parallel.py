@@ -28,14 +28,15 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
 from hornbook.parallel.gradients import global_norm
 from hornbook.parallel.shard import ParameterShard, assign_primaries, whole_shard
+from hornbook.parallel.step_clock import StepClock, TimedAllGather, TimedReduceScatter
 from hornbook.parallel.world import COPIES, DATA, World
 
 
 class SingleProcess:
     """One process holds everything; the base of the forms for several ranks."""
 
-    def __init__(self, model: Transformer) -> None:
-        self.model = model
+    def __init__(self, model: Transformer, clock: StepClock | None = None) -> None:
+        self.model, self.clock = model, clock or StepClock()
         self.module: Callable[..., Any] = model
         """Called for a training forward pass."""
         self.shards: dict[str, ParameterShard] = {name: whole_shard(each) for name, each in model.named_parameters()}
@@ -69,7 +70,7 @@ class DDP(SingleProcess):
     """Every rank holds everything."""
 
     def __init__(self, model: Transformer, world: World, *, exact: bool) -> None:
-        super().__init__(model)
+        super().__init__(model, StepClock(world.device))
         self._group = world.group(DATA)
         sizes = {name: shard.tensor.numel() for name, shard in self.shards.items()}
         primaries, copy = assign_primaries(sizes, world.axis_size(COPIES)), world.axis_rank(COPIES)
@@ -86,7 +87,14 @@ class DDP(SingleProcess):
                 gradient_as_bucket_view=True,
                 init_sync=False,
             )
-            self._ddp.register_comm_hook(self._group, _sum_hook)
+            self._ddp.register_comm_hook(self._group, self._sum_bucket)
+
+    def _sum_bucket(self, group: ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Start the sum of a bucket of gradients; behind the last one, backward only waits for the sums."""
+        started = _sum_hook(group, bucket)
+        if bucket.is_last():
+            self.clock.switch("communication")
+        return started
 
     def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
         self._is_empty = is_empty
@@ -105,10 +113,14 @@ class FSDP(SingleProcess):
     def __init__(self, model: Transformer, world: World, config: ParallelConfig) -> None:
         assert world.mesh is not None
         self.model = self.module = model
+        self.clock = StepClock(world.device)
         self._world, self._config = world, config
         self._reduce_scatter = ExactReduceScatter()
-        if config.exact:
-            for module in self._fsdp_modules:
+        for module in self._fsdp_modules:
+            if world.device.type == "cpu":
+                module.set_custom_all_gather(TimedAllGather(self.clock))
+                module.set_custom_reduce_scatter(TimedReduceScatter(self.clock))
+            if config.exact:
                 module.set_custom_reduce_scatter(self._reduce_scatter)
         self._parameters = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
         """Between forward and backward the model shows gathered parameters instead of these."""
@@ -157,7 +169,9 @@ class FSDP(SingleProcess):
             exact_all_reduce_(gradients, self._world.group(["replica"]))
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        squares = self._world.all_reduce_sum(global_norm(gradients).double().square(), ["shard"])
+        squares = global_norm(gradients).double().square()
+        with self.clock.phase("communication"):
+            self._world.all_reduce_sum(squares, ["shard"])
         return squares.sqrt().to(gradients[0].dtype)
 
     def reshard(self) -> None:

@@ -17,6 +17,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names, token_masks
@@ -26,6 +27,7 @@ from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_bel
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import InOrder, Runner
 from hornbook.parallel.shard import ParameterShard, check_cover
+from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import DATA, World
 from hornbook.run.config import LossConfig
 
@@ -48,7 +50,9 @@ class Engine:
         """This rank's shard of every parameter; a tied one once, under its first name."""
         self.owners = Owners(self.shards, world)
         """Gives an optimizer whole parameters where its rules need them."""
-        self.runner: Runner = InOrder(data_parallel.module)
+        self.clock: StepClock = data_parallel.clock
+        """Where the time of a step goes."""
+        self.runner: Runner = InOrder(data_parallel.module, self.clock)
         """Calls the model in training."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._balance = Balance(model)
@@ -100,7 +104,8 @@ class Engine:
         step = _Step(self, batches, key, factor)
         self.runner.run(step)
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
-        sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
+        with self.clock.phase("communication" if self.world.data_size > 1 else "forward"):
+            sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
         self._objective = sums.sum()
         return dict(zip(self.loss_names, sums.unbind(), strict=True))
 
@@ -123,7 +128,8 @@ class Engine:
         self._data_parallel.zero_gradients()
         taken = [gradient for gradient in gradients if gradient is not None]
         assert len(taken) == len(gradients), "a parameter took no part in the loss"
-        self._data_parallel.all_reduce(taken)
+        with self.clock.phase("communication"):
+            self._data_parallel.all_reduce(taken)
         return taken
 
     def _set_gradients(self, gradients: list[Tensor]) -> None:
@@ -139,10 +145,13 @@ class Engine:
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
         targets, weights = self._targets(batch), self._to_device(batch.weights)
-        loss = self._loss
+        loss, few = self._loss, {}
+        if self._head.takes_rows and self._head.before is not None:
+            few["rows"] = self._to_device(batch.weights.flatten().nonzero().squeeze(1))
         early = power_below(factor) if self.scaler else 1.0
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
-        found = self._head.losses(hidden, targets, weights * early, **terms, lengths=batch.document_lengths, keys=keys)
+        common = {"lengths": batch.document_lengths, "keys": keys, **few}
+        found = self._head.losses(hidden, targets, weights * early, **terms, **common)
         rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
@@ -177,7 +186,7 @@ class Engine:
         return Source(tokens, positions, batch.source.document_lengths, None if mask is None else self._to_device(mask))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.world.device, non_blocking=True)
+        return to_device(tensor, self.world.device)
 
     def clip_gradients(self, limit: float) -> Tensor:
         """Scale the gradients to a global norm of at most `limit` (0: leave them); returns the norm before.
@@ -268,8 +277,8 @@ class _Step:
 
     def begin(self, number: int) -> None:
         batch = self._batches[number]
-        key, samples = self._key, self._engine._to_device(batch.samples)
-        self._keys[number] = None if key is None else row_keys(*key, samples)
+        key = self._key
+        self._keys[number] = None if key is None else self._engine._to_device(row_keys(*key, batch.samples))
         last = number == self.num_microbatches - 1
         self._engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
 

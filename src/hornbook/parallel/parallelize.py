@@ -3,15 +3,24 @@
 import functools
 
 import torch
+import torch._functorch.config as functorch
 from torch.utils.checkpoint import checkpoint
 
 from hornbook.model.layers.precision import choose_precision
+from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
-from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.config import (
+    BlockRecompute,
+    BudgetRecompute,
+    ParallelConfig,
+    Recompute,
+    SelectiveRecompute,
+)
 from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, shard_model
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
 from hornbook.parallel.gradients import Scaler
+from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
 
@@ -34,10 +43,10 @@ def parallelize(
         model.head.num_real_tokens = num_tokens
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
     model.compute_dtype = PRECISIONS[precision]
-    if parallel.recompute == "block":
-        recompute_blocks(model)
+    apply_recompute(model, parallel.recompute)
     if train.compile:
-        compile_blocks(model)
+        budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
+        compile_blocks(model, budget)
     data_parallel = apply_data_parallel(model, world, parallel)
     if parallel.exact:
         check_shards(data_parallel.shards)
@@ -45,20 +54,33 @@ def parallelize(
     return Engine(model, world, data_parallel, exact=parallel.exact, loss=train.loss, scaler=scaler)
 
 
-def recompute_blocks(model: Transformer) -> None:
-    """Keep each block's input and compute its activations again in backward (Chen et al. 2016, arXiv 1604.06174).
+def apply_recompute(model: Transformer, config: Recompute) -> None:
+    """Make the model keep for backward what `parallel.recompute` says."""
+    if isinstance(config, BlockRecompute):
+        recompute_blocks(model, config.every)
+    elif isinstance(config, SelectiveRecompute):
+        for stack in model.stacks():
+            stack.saving = Rebuilding
+
+
+def recompute_blocks(model: Transformer, every: int = 1) -> None:
+    """Keep the input of every k-th block and compute its activations again in backward (arXiv 1604.06174).
 
     Randomness is keyed by sample and dropout site, so the second pass draws the same masks without a stored generator.
     Parameter names do not change.
     """
-    for block in model.all_blocks():
+    for block in list(model.all_blocks())[::every]:
         block.forward = functools.partial(
             checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
 
 
-def compile_blocks(model: Transformer) -> None:
-    """torch.compile each block in place: all share one graph, so the cost does not grow with depth."""
+def compile_blocks(model: Transformer, budget: float) -> None:
+    """torch.compile each block in place: all share one graph, so the cost does not grow with depth.
+
+    budget: share of what a block would keep for backward that it may keep; for all graphs compiled from here on.
+    """
+    functorch.activation_memory_budget = budget
     for block in model.all_blocks():
         block.compile()
 
@@ -74,4 +96,4 @@ def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig
         model.to(world.device)
     if sharded:
         return FSDP(model, world, config)
-    return SingleProcess(model) if world.size == 1 else DDP(model, world, exact=config.exact)
+    return SingleProcess(model, StepClock(world.device)) if world.size == 1 else DDP(model, world, exact=config.exact)

@@ -1,12 +1,24 @@
 """Configuration of the training run itself."""
 
-from typing import Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_core import PydanticKnownError
 
 from hornbook.optim.config.average import AverageConfig, NoAverage
 from hornbook.optim.config.batch_schedule import NoRamp, Ramp
-from hornbook.settings.fields import Config, Count, Number
+from hornbook.settings.fields import Config, Count, Number, parse_number
+
+
+def _rows(value: Any) -> Any:
+    """Refuse what is neither `auto` nor a number from 1 on, with one error instead of one for each."""
+    number = parse_number(value)
+    if isinstance(number, int) and not isinstance(number, bool) and number < 1:
+        raise PydanticKnownError("greater_than_equal", {"ge": 1})
+    if number != "auto" and (isinstance(number, bool) or not isinstance(number, int)):
+        raise ValueError('must be a whole number of rows, or "auto"')
+    return number
 
 
 class LossConfig(Config):
@@ -34,8 +46,9 @@ class TrainConfig(Config):
     """How the batch grows to `batch_tokens`. Intervals in steps count steps, whatever their size."""
     sequence: Count = Field(default=1024, ge=2)
     """Tokens per row."""
-    micro_batch: Count = Field(default=8, ge=1)
-    """Rows computed at once; it changes memory and speed, and the last bits of the sums."""
+    micro_batch: Annotated[Count | Literal["auto"], BeforeValidator(_rows)] = 8
+    """Rows computed at once; it changes memory and speed, and the last bits of the sums. `auto` takes the most that
+    fit in memory, and the run's recipe keeps the number. Where a step runs out of memory it is halved."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Arithmetic of matrix products and activations; weights and moments are always fp32. `auto` takes bf16 where the
     device multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss."""
@@ -49,6 +62,11 @@ class TrainConfig(Config):
     """CPU threads; 0 takes OMP_NUM_THREADS or the number of cores. Bits depend on it."""
     compile: bool = False
     """torch.compile each block: slower start, faster steps on a GPU."""
+
+    @property
+    def micro_rows(self) -> int:
+        """`micro_batch` as a number: of `auto`, which is settled when a run starts, the least."""
+        return 1 if self.micro_batch == "auto" else self.micro_batch
 
 
 class CheckpointConfig(Config):
@@ -77,12 +95,48 @@ class GuardConfig(Config):
     """Seconds of silence after which a rank is restarted; 0: five times the longest so far in its phase, or 10."""
 
 
+MOST_PROFILED = 200
+"""Steps of one trace: it is held in memory until its end."""
+_PROFILE = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)( steps?)?")
+
+
 class LogConfig(Config):
     """Logging."""
 
     every: Count = Field(default=10, ge=1)
     """Steps between console lines; metrics.jsonl always has every step."""
+    slowdown: Number | None = Field(default=1.5, gt=1)
+    """A fall of the throughput below the run's own median by this factor, if it lasts, is shown with what takes the
+    time now, and written to the ledger; `none`: never."""
+    profile: str = ""
+    """Steps to trace with torch.profiler, `"100-104"`, or `"5 steps"` behind the first ten of an attempt; each rank
+    writes a Chrome trace into RUN/profile. Only these steps are slower."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""
+
+    @field_validator("profile")
+    @classmethod
+    def _check_profile(cls, text: str) -> str:
+        match = _PROFILE.fullmatch(text)
+        if not text or (match is not None and 1 <= len(range(*_span(match, 0))) <= MOST_PROFILED):
+            return text
+        raise ValueError(f"write the steps to trace as '100-104' or '5 steps', {MOST_PROFILED} steps at most")
+
+    def profiled(self, done: int) -> range:
+        """Numbers of the steps to trace in an attempt that starts after `done` steps; empty: none."""
+        match = _PROFILE.fullmatch(self.profile)
+        return range(*_span(match, done)) if match is not None else range(0)
+
+
+PROFILE_WARM_UP = 10
+"""Steps of an attempt before a trace of so many steps."""
+
+
+def _span(match: re.Match[str], done: int) -> tuple[int, int]:
+    """(first step, last step + 1) of a trace."""
+    if match["count"] is not None:
+        first = done + PROFILE_WARM_UP + 1
+        return first, first + int(match["count"])
+    return max(int(match["first"]), 1), int(match["last"]) + 1

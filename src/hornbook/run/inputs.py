@@ -120,7 +120,7 @@ def open_inputs(resolved: Resolved) -> Inputs:
 
 def open_loader(recipe: Recipe, data: str, *, prefetch: bool = True) -> Loader:
     """The batches of a recipe over a folder of token shards."""
-    sizes = {"sequence": recipe.train.sequence, "micro_batch": recipe.train.micro_batch}
+    sizes = {"sequence": recipe.train.sequence, "micro_batch": recipe.train.micro_rows}
     return build_loader(recipe.data, data, **sizes, seed=recipe.seed, prefetch=prefetch)
 
 

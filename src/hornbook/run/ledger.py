@@ -19,6 +19,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
+from hornbook.run.interventions import Intervention
 from hornbook.run.training_length import Cut
 
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")
@@ -64,6 +65,14 @@ class Monotone:
     """`sha` of every record, in order."""
     cuts: list[Cut] = field(default_factory=list)
     """Where the run was shortened, in the order of decision."""
+    fewer_rows: list[tuple[int, int]] = field(default_factory=list)
+    """(tokens consumed, rows) from which on microbatches were smaller, since memory ran out."""
+    interventions: list[Intervention] = field(default_factory=list)
+    """Settings that were changed while the run trained, in the order of decision."""
+    answered: set[str] = field(default_factory=set)
+    """Files of the requests that made them."""
+    recipe_before: str = ""
+    """Digest of recipe.toml before the newest of them; "" after a start that wrote it."""
 
     @property
     def first(self) -> str:
@@ -87,6 +96,8 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
         state.recipe = record.get("recipe", state.recipe)
         for change in record.get("changes", ()):
             state.settings.pop(change["key"], None)
+            if change["key"] == "train.micro_batch":
+                state.fewer_rows.clear()
             if change["key"] in LENGTH_SETTINGS:
                 state.cuts.clear()
             if not change.get("gone"):
@@ -94,9 +105,21 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
         state.skipped_ranges += [(first, end) for first, end in record.get("windows", ())]
         if record.get("kind") == "shorten":
             state.cuts.append(Cut(record["tokens"], record["length"]))
+        if record.get("kind") == "micro_batch":
+            state.fewer_rows.append((record["tokens"], record["rows"]))
         if record.get("origin"):
             state.init_from = record["origin"]
+        _replay_intervention(state, record)
     return state
+
+
+def _replay_intervention(state: Monotone, record: dict[str, Any]) -> None:
+    if record.get("ends_interventions"):
+        state.interventions.clear()
+    if record.get("kind") == "intervention":
+        state.interventions.append(Intervention.from_record(record))
+        state.answered.add(record.get("file", ""))
+        state.recipe_before = record.get("recipe_before", "")
 
 
 def read_past(run: RunDir) -> Monotone:

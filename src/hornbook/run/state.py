@@ -6,7 +6,8 @@ Learning rate and data order are functions of the clock, so this is enough to ma
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,15 @@ from hornbook.model.surgery.adapters.files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.folders import AVERAGE, read_added
 from hornbook.model.surgery.values import added_parameters, with_added
-from hornbook.optim.average import WeightAverage
+from hornbook.optim.average import WeightAverage, held_weights
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, state_shards
+from hornbook.run.interventions import Course
+from hornbook.settings.recipe import Recipe
 
 FORMAT = 1
 MOMENTS = "trainer/optimizer.safetensors"
@@ -56,23 +62,49 @@ class ModelSpec:
 class State:
     """Weights, moments and clock of one run, in memory."""
 
-    def __init__(self, engine: Engine, optimizer: Optimizer, loader: Loader, spec: ModelSpec, seed: int = 0) -> None:
-        """`seed` keys the initial values of parameters that surgery adds."""
+    def __init__(
+        self,
+        engine: Engine,
+        optimizer: Optimizer,
+        loader: Loader,
+        spec: ModelSpec,
+        seed: int = 0,
+        make_optimizer: Callable[[AnyOptimizer, Owners], Optimizer] | None = None,
+    ) -> None:
+        """`seed` keys the initial values of parameters that surgery adds; `make_optimizer` makes one with new state."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
-        self.seed = seed
+        self.seed, self._make_optimizer = seed, make_optimizer
         self.average: WeightAverage | None = None
+        self.saved_course: Course | None = None
+        """Of a run that goes on: the settings in force when a checkpoint was saved; None: those of now."""
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
         """Tokens consumed: the clock of schedules and of the training length."""
         self.skips_in_a_row = 0
         """Refused steps since the last applied one."""
+        self.fewer_rows: list[tuple[int, int]] = []
+        """(tokens consumed, rows) from which on the micro-batch was smaller, since memory ran out; from the ledger."""
+        self._micro_batch = loader.micro_batch
+        engine.weights_to_evaluate = self._optimizer_weights
+
+    @property
+    def micro_batch(self) -> int:
+        """Rows of a microbatch of the next step: a function of the clock and the ledger."""
+        found = [rows for tokens, rows in self.fewer_rows if tokens <= self.tokens]
+        return min([self._micro_batch, *found])
 
     def keep_average(self, average: WeightAverage) -> None:
         """Keep an average of the weights, which evaluations may use."""
         self.average = average
         if average.config.evaluate:
             self.engine.weights_to_evaluate = average.in_place
+
+    def _optimizer_weights(self) -> AbstractContextManager[None]:
+        """The parameters hold the weights that the optimizer gives for evaluations, inside of this context."""
+        values = self.optimizer.evaluation_weights()
+        parameters = self.engine.named_parameters
+        return held_weights({name: parameters[name] for name in values}, values) if values else nullcontext()
 
     def advance(self, batch: GlobalBatch) -> None:
         """Count one step over `batch`, whether its update was applied or refused."""
@@ -84,7 +116,10 @@ class State:
         shards = self.engine.shards
         names = added_parameters(self.engine.model) if adapter_of(self.spec.surgery) else shards
         saved = {name: shards[name] for name in names if shards[name].is_primary}
-        return {name: TensorSlice(shard.tensor.detach(), shard.start) for name, shard in saved.items()}
+        others = self.optimizer.evaluation_weights()
+        return {
+            name: TensorSlice(others.get(name, shard.tensor.detach()), shard.start) for name, shard in saved.items()
+        }
 
     def moments(self) -> dict[str, Shard]:
         """This rank's shards of the optimizer's state, by the names that they have in a checkpoint."""
@@ -99,6 +134,8 @@ class State:
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
         counters = read_counters(folder)
+        if self.saved_course is not None and self.saved_course.known:
+            self.follow(self.saved_course.before(counters["step"]).recipe)
         self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
         if self.average is not None and (folder / AVERAGE).is_file():
@@ -110,6 +147,34 @@ class State:
         sequence = self.loader.index.sequence
         same_rows = counters["sequence"] == sequence  # a fork may cut the data into other rows
         self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
+
+    def follow(self, recipe: Recipe) -> None:
+        """Use the optimizer of a recipe from the next step on, with the state converted (`hornbook.optim.swap`)."""
+        if recipe.optim == self.optimizer.config:
+            return
+        made, owners = self.new_optimizer(recipe.optim)
+        convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        if not made.config.averages:  # it goes on from what was evaluated
+            for name, values in self.optimizer.evaluation_weights().items():
+                self.engine.shards[name].tensor.detach().copy_(values)
+        self.optimizer, self.engine.owners = made, owners
+
+    def new_optimizer(self, config: AnyOptimizer) -> tuple[Optimizer, Owners]:
+        """An optimizer whose state is zero, and the whole parameters that it needs. Raises UsageError."""
+        assert self._make_optimizer is not None
+        owners = Owners(self.engine.shards, self.engine.world)
+        return self._make_optimizer(config, owners), owners
+
+    def matched_rate(self, config: AnyOptimizer) -> float | None:
+        """The learning rate with which updates of another optimizer keep their size; None: it is not known.
+
+        Every rank calls it.
+        """
+        made, owners = self.new_optimizer(config)
+        convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        sizes = update_size(self.optimizer, self.engine.world)
+        matched = update_size(made, self.engine.world)
+        return self.optimizer.config.lr * sizes / matched if sizes and matched else None
 
     def _read_saved(self, folder: Path) -> None:
         """Read the weights of a checkpoint, and the parameters that surgery added."""

@@ -5,7 +5,8 @@ rewound with it.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hornbook.errors import DivergedError
@@ -43,6 +44,10 @@ class Step:
     """The part of `seconds` spent on waiting for the batch."""
     final: bool
     """The run ends with this step."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of this rank by phase (`hornbook.parallel.step_clock`); the rest of `seconds` is the host's."""
+    positions: tuple[int, int] = (0, 0)
+    """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
 
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""

@@ -5,6 +5,7 @@ import time
 import torch
 from torch import Tensor
 
+from hornbook.data.batch import GlobalBatch
 from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
@@ -12,16 +13,22 @@ from hornbook.model.surgery.operate import operate
 from hornbook.optim.average import WeightAverage
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.average import NoAverage
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
+from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.inputs import Inputs
+from hornbook.run.intervene import Intervener
+from hornbook.run.interventions import Course
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
 from hornbook.run.start.initialize_or_restore import initialize_or_restore
+from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
 from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
@@ -35,11 +42,11 @@ MIN_TIMEOUT, MAX_TIMEOUT = 120.0, 600.0
 
 def train(job: Job) -> Exit:
     """Train until the end of the run (DONE) or until a stop is requested (RESUMABLE)."""
-    recipe, length, control = job.recipe, job.length, job.control
+    recipe, control = job.recipe, job.control
     with distributed(recipe.parallel, recipe.train, job.rank_info) as world, open_consoles(job, world) as consoles:
         world.set_timeout(MAX_TIMEOUT)  # reading a checkpoint and the first steps take some ranks longer than others
         state = build_state(job.inputs, recipe.parallel, world)
-        engine = state.engine
+        engine, state.fewer_rows = state.engine, list(job.ledger.past.fewer_rows)
         with (
             open_observers(job, engine, consoles) as observers,
             AsyncCheckpointer(job, world, observers) as checkpointer,
@@ -47,8 +54,8 @@ def train(job: Job) -> Exit:
             initialize_or_restore(job, state, checkpointer, observers)
             observers.state_file.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
-            first = state.step
-            while state.tokens < length.tokens:
+            intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
+            while state.tokens < intervener.course.length.tokens:
                 job.run.check()  # the run directory still has its name
                 requests = control.poll(state, world.all_reduce_max)
                 checkpointer.poll(state)
@@ -57,8 +64,12 @@ def train(job: Job) -> Exit:
                     checkpointer.save(state)
                 if requests.stop:
                     return _stop(job, state, observers)
+                course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
-                step = take_step(job, state, length)
+                shrunk = len(state.fewer_rows)
+                step = take_step(job, state, course)
+                if len(state.fewer_rows) > shrunk:
+                    observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
                 job.run.check()
                 state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
                 if step.skipped:
@@ -66,14 +77,14 @@ def train(job: Job) -> Exit:
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > recipe.guard.max_skips:
-                    raise diverged(recipe.guard, state.skips_in_a_row, state.step)
-                if is_due(state.step, recipe.checkpoint.every) and not step.final:
+                if state.skips_in_a_row > course.recipe.guard.max_skips:
+                    raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
+                if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
                     control.enter("save", state)
                     checkpointer.try_save(state)
                 if keeper is not None and not step.final:
-                    length = _keep_time(job, world, keeper, observers, step, length)
-                _set_timeout(control.heartbeat, world, step, length, state.step - first)
+                    intervener.shorten(_keep_time(job, world, keeper, observers, step, course.length))
+                _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
             control.enter("save", state)
             checkpointer.save(state, final=True)
             observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
@@ -93,33 +104,31 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
-    optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors, shapes, engine.owners)
-    state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
+
+    def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
+        return build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
+
+    optimizer = make_optimizer(recipe.optim, engine.owners)
+    state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
     if not isinstance(recipe.train.average, NoAverage):
         axis = Axis(inputs.length.planned, inputs.length.batches)
         state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
     return state
 
 
-def take_step(job: Job, state: State, length: TrainingLength) -> Step:
+def take_step(job: Job, state: State, course: Course) -> Step:
     """One optimizer step over the next global batch."""
-    recipe, engine = job.recipe, state.engine
-    started = time.perf_counter()
-    job.control.enter("data", state)
-    rows = length.rows(state.tokens)
-    following = length.rows(state.tokens + rows * length.sequence)
-    batch = state.loader.take(rows, engine.world.data_rank, engine.world.data_size, following)
-    arrived = time.perf_counter()
-    clock = length.schedule_clock(state.tokens)
-    lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
+    recipe, length, engine = course.recipe, course.length, state.engine
+    phase, started = engine.clock.phase, time.perf_counter()
+    lr = course.learning_rate(state.tokens)
     state.optimizer.set_learning_rate(lr)
-    engine.zero_gradients()
-    job.control.enter("forward_backward", state)
-    losses = engine.forward_backward(batch.batches, batch.total_weight, key=(recipe.seed, state.step))
+    batch, losses, waited = compute_gradients(job, state, length)
     job.control.enter("clip", state)
-    norm = engine.clip_gradients(recipe.optim.clip)
+    with phase("optimizer"):
+        norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
-    applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    with phase("optimizer"):
+        applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     before = state.tokens
     state.advance(batch)
     loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
@@ -138,9 +147,37 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
         first_sample=batch.first_sample,
         num_samples=batch.num_samples,
         seconds=time.perf_counter() - started,
-        data_seconds=arrived - started,
+        data_seconds=waited,
         final=state.tokens >= length.tokens,
+        phases=engine.clock.take(),
+        positions=batch.positions_computed,
     )
+
+
+def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[GlobalBatch, dict[str, Tensor], float]:
+    """(the next global batch, its losses, seconds waited for it); again with fewer rows at once if memory runs out."""
+    engine, loader, world = state.engine, state.loader, state.engine.world
+    rows, clock = length.rows(state.tokens), loader.clock
+    following = length.rows(state.tokens + rows * length.sequence)
+    while True:
+        loader.micro_batch = state.micro_batch
+        job.control.enter("data", state)
+        started = time.perf_counter()
+        with engine.clock.phase("data"):
+            batch = loader.take(rows, world.data_rank, world.data_size, following)
+        waited = time.perf_counter() - started
+        engine.zero_gradients()
+        job.control.enter("forward_backward", state)
+        try:
+            losses = engine.forward_backward(batch.batches, batch.total_weight, key=(job.recipe.seed, state.step))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = str(error)
+        else:
+            return batch, losses, waited
+        take_fewer_rows(job, state, problem)  # what the failed pass held is free: its frames ended with `except`
+        loader.seek(clock)
 
 
 def _keep_time(

@@ -72,7 +72,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe.model, recipe.parallel)]
-    problems += [*_check_surgery(recipe), *_check_labels(recipe)]
+    problems += [*_check_surgery(recipe), *_check_labels(recipe), *_check_optim(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -89,12 +89,19 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
     yield from _check_ramp(train)
 
 
+def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    yield from ((f"optim.{key}", text) for key, text in recipe.optim.problems())
+    if recipe.optim.averages and recipe.train.average.kind != "none":
+        text = f'optim.kind "{getattr(recipe.optim, "kind", "")}" already evaluates and saves an average of the weights'
+        yield "train.average.kind", f'{text}: set it to "none", or take another optimizer'
+
+
 def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:
     problems = list(train.ramp.problems(train.batch_tokens))
     if train.ramp.kind == "none" or problems:
         yield from ((f"train.ramp.{key}", text) for key, text in problems)
         return
-    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_batch * train.sequence
+    sizes, grain = train.ramp.batches(train.batch_tokens).sizes, train.micro_rows * train.sequence
     if broken := next((size for size in sizes if size % grain), None):
         text = f"a batch of {broken:,} tokens is no whole number of microbatches (train.micro_batch {train.micro_batch}"
         rows, rest = divmod(math.gcd(*sizes), train.sequence)
@@ -192,12 +199,21 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
         yield "parallel.replicas", 'groups that share a model need parallel.shard: "none" leaves it whole on every rank'
     if parallel.exact and ranks & (ranks - 1):
         yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
+    if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
+        yield "parallel.recompute", _recompute_problem(train.compile)
     rows = train.batch_tokens // train.sequence
-    microbatches = -(-rows // train.micro_batch)
+    microbatches = -(-rows // train.micro_rows)
     if microbatches % ranks:
         fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
         text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
         yield "parallel.data", f"{text}: take {fitting}, or change train.micro_batch or train.batch_tokens"
+
+
+def _recompute_problem(compiled: bool) -> str:
+    """Why selective recomputation and a budget do not go with `train.compile` as it is set."""
+    if compiled:
+        return '"selective" works by calls, which a compiled block does not make: take {kind = "budget"}, or "block"'
+    return '"budget" is kept by the compiler: set train.compile = true, or take "selective"'
 
 
 def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:

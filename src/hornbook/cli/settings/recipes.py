@@ -15,7 +15,9 @@ from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
     from hornbook.model.config.flops import Operations
+    from hornbook.model.config.saved_bytes import SavedBytes
     from hornbook.run.config import TrainConfig
+    from hornbook.settings.recipe import Recipe
 
 app = CommandGroup(help="List, show and copy the shipped recipes.", no_args_is_help=True, add_completion=False)
 
@@ -69,7 +71,7 @@ def show(words: Words = None) -> Result:
     recipe, rows = resolved.recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
     operations = operations_per_token(recipe.model, rows, recipe.train.sequence)
-    state = state_bytes(sum(counts.values()), recipe.parallel, recipe.optim)
+    state, kept = state_bytes(sum(counts.values()), recipe.parallel, recipe.optim), _kept(recipe, rows)
     value = {
         "recipe": recipe.model_dump(mode="json"),
         "origins": resolved.origins,
@@ -79,11 +81,13 @@ def show(words: Words = None) -> Result:
             name: asdict(each) | {"matrices": each.matrices, "total": each.total} for name, each in operations.items()
         },
         "state_bytes": state,
+        "activation_bytes": None if kept is None else asdict(kept) | {"total": kept.total},
         "batches": [list(level) for level in recipe.train.ramp.levels(recipe.train.batch_tokens)],
     }
     lines = [parameter_line(counts)]
     lines += [operation_line(name, each, recipe.train.sequence) for name, each in operations.items()]
     lines.append(state_line(state, recipe.parallel.world))
+    lines += [] if kept is None else [activation_line(kept, recipe.train)]
     lines += [length] if (length := length_line(recipe.train)) else []
     header = [part for line in lines for part in wrap(line, WIDTH, initial_indent="# ", subsequent_indent="#   ")]
     return Result(value, "\n".join([*header, resolved.to_toml()]))
@@ -108,7 +112,27 @@ def state_line(state: dict[str, int], ranks: int) -> str:
     """Bytes that stay in memory between steps."""
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in state.items())
     where = " in each process" if ranks > 1 else ""
-    return f"{gigabytes(sum(state.values()))} of state{where}: {parts} (float32; activations come on top)"
+    return f"{gigabytes(sum(state.values()))} of state{where}: {parts} (float32)"
+
+
+def _kept(recipe: "Recipe", vocab: int) -> "SavedBytes | None":
+    """Bytes kept for backward of a microbatch; None where they are not known before the model runs."""
+    from hornbook.run.start.activations import activation_bytes
+
+    try:
+        return activation_bytes(recipe, vocab, recipe.train.micro_rows)
+    except UsageError:
+        return None
+
+
+def activation_line(kept: "SavedBytes", train: "TrainConfig") -> str:
+    """Bytes that a microbatch keeps until its backward pass."""
+    parts = {"blocks": kept.blocks, "head": kept.head, "the rest": kept.ends + kept.shared}
+    shown = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items())
+    again = f"; {gigabytes(kept.recomputed)} while a block is computed again" if kept.recomputed else ""
+    rows = f"{train.micro_rows:,} row{'' if train.micro_rows == 1 else 's'} of {train.sequence:,}"
+    held = "fp32" if train.precision == "fp32" else "16-bit"
+    return f"{gigabytes(kept.total)} of activations for {rows} ({held}): {shown}{again}"
 
 
 def length_line(train: "TrainConfig") -> str | None:

@@ -19,18 +19,21 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.world import choose_device
-    from hornbook.run.inputs import resumed_length, vocabulary_warning
+    from hornbook.run.inputs import vocabulary_warning
+    from hornbook.run.job import course_of
     from hornbook.run.launch.launch import check_start, read_inputs
     from hornbook.run.ledger import Monotone, read_past
     from hornbook.run.start.estimate import estimate, saved_bytes
+    from hornbook.run.start.micro_batch import settle_micro_batch
     from hornbook.run.start.precision import describe_precision, settle_precision
 
     device = choose_device(resolved.recipe.train.device)
-    settled = settle_precision(resolved)
-    start, inputs = check_start(settled.recipe, run, start), read_inputs(settled, start)
+    settled = settle_micro_batch(settle_precision(resolved))
+    start, settled = check_start(settled, run, start)
+    inputs = read_inputs(settled, start)
     recipe, loader = inputs.recipe, inputs.loader
     past = read_past(run) if start.mode == "resume" else Monotone()
-    length = resumed_length(inputs, past, start.changes)
+    length = course_of(inputs, past, start).to_end().length
     every, steps = recipe.checkpoint.every, length.steps_from(0)
     unused = vocabulary_warning(inputs)
     return {
@@ -111,7 +114,7 @@ def _estimate_lines(summary: dict[str, Any]) -> list[str]:
         return lines
     memory, free = size_text(found["memory"]), size_text(found["free"])
     known = found["computed"]
-    need = f"about {memory}" if known else f"{memory} for weights, gradients and moments alone"
+    need = f"about {memory}" if known else f"at least {memory}"
     verdict = f"of {free} free" if found["fits"] else f"and {free} are free: it does not fit"
     rate = f"{found['tokens_per_second']:,.0f} tokens/s"
     how = f"{rate} in {known} computed here" if known else f"{rate} at half the rate of matrix products here"

@@ -27,6 +27,7 @@ class _Request(NamedTuple):
 
     clock: int
     num_samples: int
+    micro_batch: int
     skipped: SkippedRanges
     rank: int
     world: int
@@ -36,7 +37,9 @@ class Loader:
     """Deterministic global batches over the training split; `build_loader` makes one."""
 
     def __init__(self, index: GlobalIndex, *, micro_batch: int, prefetch: bool = True) -> None:
-        self.index, self.corpus, self.micro_batch = index, index.corpus, micro_batch
+        self.index, self.corpus = index, index.corpus
+        self.micro_batch = micro_batch
+        """Rows of a microbatch from the next call on."""
         self.clock = 0
         """Samples consumed so far."""
         self.skipped: SkippedRanges = ()
@@ -44,7 +47,7 @@ class Loader:
 
         def make(request: _Request) -> GlobalBatch:
             positions = positions_of(request.clock, request.num_samples, request.skipped)
-            return index.batch(positions, micro_batch, request.rank, request.world)
+            return index.batch(positions, request.micro_batch, request.rank, request.world)
 
         self._make = make
         self._prefetcher = Prefetcher(make) if prefetch else None
@@ -70,7 +73,7 @@ class Loader:
         """
         if num_samples < 1:
             raise ValueError(f"a global batch has at least one sample, not {num_samples}")
-        request = _Request(self.clock, num_samples, self.skipped, rank, world)
+        request = _Request(self.clock, num_samples, self.micro_batch, self.skipped, rank, world)
         if self._prefetcher is None:
             batch = self._make(request)
         else:

@@ -16,9 +16,10 @@ from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.team import supports
-from hornbook.model.layers.dropout import AttentionDropout, site_keys
+from hornbook.model.layers.dropout import AttentionDropout, layer_number, site_keys
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm
+from hornbook.model.layers.saved_tensors import cheap
 
 SITE = 16
 """Dropout site of attention probabilities in a layer; the next one is that of attention across stacks."""
@@ -37,6 +38,7 @@ class FullAttention(nn.Module):
         part, width = cfg.attention, cfg.width
         assert isinstance(part, FullAttentionConfig)
         self.cfg, self.layer, self.head_dim = part, layer, cfg.head_dim
+        self.number = layer_number(layer)
         self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.query = Linear(width, cfg.heads * cfg.head_dim, part.bias)
         self.key = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
@@ -56,7 +58,7 @@ class FullAttention(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         """What the heads find, through the output projection."""
         options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias, "sinks": self.sinks}
-        drop = dropped(context, self.layer, self.site, self.cfg.dropout)
+        drop = dropped(context, self.number, self.site, self.cfg.dropout)
         return self.out(attend(query, key, value, mask, **options, dropout=drop).transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
@@ -77,7 +79,7 @@ class FullAttention(nn.Module):
         query, key, value = split_heads(fused, counts, None, layout)
         query, key = self._normalised(query, self.query_norm), self._normalised(key, self.key_norm)
         if rotation is not None:
-            query, key = rotate(query, rotation, layout), rotate(key, rotation, layout)
+            query, key = (cheap(_rotated, each, *rotation, layout) for each in (query, key))
         return query, key, value
 
     def _clipped(self, x: Tensor) -> Tensor:
@@ -101,11 +103,10 @@ class CrossAttention(FullAttention):
         self.rope = None
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
-        assert context.memory is not None
+        assert context.cross is not None
         query = self._ready(self.query, self.query_norm, x)
         key, value = self._memory(context)
-        mask = AttentionMask("cross", context.mask.lengths, context.memory.lengths)
-        return self._answer(query, key, value, mask, None, context)
+        return self._answer(query, key, value, context.cross, None, context)
 
     def _memory(self, context: Context) -> tuple[Heads, Heads]:
         """Keys and values of the memory."""
@@ -147,7 +148,11 @@ def split_heads(
     return query, key, value
 
 
-def dropped(context: Context, layer: int, site: int, rate: float) -> AttentionDropout | None:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    return rotate(x, (cos, sin), layout)
+
+
+def dropped(context: Context, layer: Tensor, site: int, rate: float) -> AttentionDropout | None:
     """Dropout of a layer's attention probabilities, if there is any in this pass."""
     return None if rate == 0 or context.keys is None else AttentionDropout(site_keys(context.keys, layer, site), rate)
 

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiles import QueryTile, plan_tiles
+from hornbook.model.config.tiling import KEPT
 from hornbook.model.cpu.softmax import biased_softmax_, diagonal_sums, softmax_, softmax_backward_
 from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import add_products_, matmul
-
-KEPT = 16
-"""Probabilities are kept for backward if they are at most this many times as large as the queries."""
 
 
 class Scoring(NamedTuple):
@@ -36,7 +34,7 @@ class Scoring(NamedTuple):
 
 class TiledAttention(torch.autograd.Function):
     """Query [batch, heads, queries, dim]; key [batch, kv_heads, keys, dim]; value [batch, kv_heads, keys, value_dim];
-    then `Scoring`'s fields, and whether backward may follow -> [batch, heads, queries, value_dim].
+    then `Scoring`'s fields, and whether probabilities may be kept for backward -> [batch, heads, queries, value_dim].
 
     The result lies [batch, queries, heads, value_dim] in memory, as the output projection reads it.
     """
@@ -51,14 +49,14 @@ class TiledAttention(torch.autograd.Function):
         sinks: Tensor | None,
         mask: AttentionMask,
         scoring: Scoring,
-        grad: bool,
+        may_keep: bool,
     ) -> Tensor:
         (batch, heads, queries, _), keys = query.shape, key.shape[2]
         whole = plan_tiles(queries, keys, batch, mask)
         out = query.new_empty(batch, queries, heads, value.shape[3]).transpose(1, 2)
         rest = None if sinks is None else sinks.new_empty(batch, heads, queries)
         scoring = scoring._replace(bias=bias, sinks=sinks)
-        keep = grad and heads * whole.pairs <= KEPT * query.numel()
+        keep = may_keep and heads * whole.pairs <= KEPT * query.numel()
         kept = []
         for tile in whole.tiles:
             q, k, v = _parts(tile, query, key, value)

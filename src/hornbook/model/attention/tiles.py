@@ -15,13 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hornbook.model.attention.mask import AttentionMask, Interval
-
-QUERIES = 128
-"""Queries per tile."""
-WIDE = 512
-"""Queries per tile where all see all keys of their row, so that small tiles would save nothing."""
-KEY_STEP = 64
-"""A tile's first key is a multiple of this, and one past its last too, unless the keys end before."""
+from hornbook.model.config.tiling import KEY_STEP, QUERIES, WIDE
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import LayerPart, Model, Problems, keys_seen
+from hornbook.model.config.part import LayerPart, Model, Problems, Rows, keys_seen
+from hornbook.model.config.tiling import kept_pairs
 from hornbook.settings.fields import OPEN, Count, Number
 
 
@@ -48,6 +49,23 @@ class FullAttentionConfig(LayerPart):
     def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
         keys = keys_seen(sequence, self.window, bidirectional=model.kind == "encoder")
         return self.pair_flops(model) * keys, self.pair_flops(model) * sequence
+
+    def rotary_dims(self, model: Model) -> int:
+        return model.head_dim
+
+    def saved_bytes(self, model: Model, rows: Rows) -> int:
+        """Queries, keys and values, what the heads found, and probabilities where they are few."""
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        pairs = 0 if rows.rebuilding else kept_pairs(rows.sequence, model, self.window)
+        kept = rows.values(2 * (queries + keys)) + rows.itemsize * rows.rows * model.heads * pairs
+        kept += rows.stacked(model.width * (queries + 2 * keys)) + rows.cast(model.width * queries)
+        if self.qk_norm == "head":
+            kept += 4 * rows.tokens * (model.heads + model.kv_heads)
+            kept += 0 if rows.rebuilding else rows.values(queries + keys)
+        elif self.qk_norm == "full":
+            kept += 4 * rows.tokens * 2 + rows.values(queries + keys)
+        kept += rows.values(queries + 2 * keys) if self.clip is not None else 0
+        return kept + (4 * rows.tokens * model.heads if self.sinks else 0)
 
     def pair_flops(self, model: Model) -> int:
         """Operations of one query and one key in all heads: a score and its share of the sum, three times."""

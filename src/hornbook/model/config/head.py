@@ -9,8 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from hornbook.errors import UsageError
 from hornbook.model.config.mlp import Activation
-from hornbook.model.config.part import Model, Part, Problems
+from hornbook.model.config.part import Model, Part, Problems, Rows
 from hornbook.settings.fields import Count, Number
 
 
@@ -29,6 +30,10 @@ class HeadPart(Part):
         """Weights that a position of the stream is multiplied by, shared with the embedding or not."""
         raise NotImplementedError
 
+    def saved_bytes(self, _model: Model, _vocab: int, _rows: Rows, _targets: int, /) -> int:
+        """Bytes kept for backward when the loss is known; `targets` are the tokens that are predicted."""
+        raise UsageError(f"the head {self.kind} does not say what it keeps for backward")
+
 
 # ---- Heads of language models
 
@@ -44,6 +49,17 @@ class _VocabularyHead(HeadPart):
         return vocab * (model.embedding.width or model.width) + self._transform_weights(model)
 
     def _transform_weights(self, model: Model) -> int:
+        raise NotImplementedError
+
+    def saved_bytes(self: Any, model: Model, vocab: int, rows: Rows, targets: int) -> int:
+        """The loss has made its gradients: of hidden states, of the matrix, and of the bias."""
+        width = model.embedding.width or model.width
+        before = self._saved_before(model, rows, targets)
+        made = rows.itemsize * (targets if before else rows.tokens) * width
+        return before + made + 4 * vocab * (width + self.bias)
+
+    def _saved_before(self, model: Model, rows: Rows, targets: int) -> int:
+        """Bytes kept between the stack and the projection: where targets are, and what is computed for them alone."""
         raise NotImplementedError
 
 
@@ -63,6 +79,12 @@ class LMHead(_VocabularyHead):
 
     def _transform_weights(self, model: Model) -> int:
         return model.embedding.num_matmul_weights(model)
+
+    def _saved_before(self, model: Model, rows: Rows, targets: int) -> int:
+        if model.embedding.width is None:
+            return 8 * targets if self.scale != 1 else 0
+        matrix = 2 * model.width * model.embedding.width if rows.itemsize == 2 else 0
+        return (8 + rows.itemsize * model.width) * targets + matrix
 
     def problems(self, model: Model) -> Problems:
         if model.embedding.width is not None and (self.scale != 1 or model.init.kind == "mup"):
@@ -87,6 +109,18 @@ class MaskedHead(_VocabularyHead):
     def num_parameters(self, model: Model, vocab: int) -> int:
         own = self.dense_bias * model.width + model.norm.num_parameters(model)
         return super().num_parameters(model, vocab) + own
+
+    def _saved_before(self, model: Model, rows: Rows, targets: int) -> int:
+        """Where the targets are, the projection's input and matrix, its output, and what the norm keeps."""
+        few = Rows(targets, 1, rows.itemsize)
+        made = self.activation != "relu" or rows.itemsize == 2  # what the activation keeps, where the norm does not
+        vectors = 1 + made + model.norm.keeps_input(few)
+        return (
+            8 * targets
+            + vectors * few.stream(model)
+            + few.cast(model.width**2)
+            + model.norm.saved_bytes(model.width, few)
+        )
 
     def _transform_weights(self, model: Model) -> int:
         return model.width**2

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import LayerPart, Model, Part, Problems
+from hornbook.model.config.part import LayerPart, Model, Part, Problems, Rows
 from hornbook.settings.fields import OPEN, Count, Number
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
@@ -40,6 +40,10 @@ class PlainMLPConfig(_MLP):
     bias: bool = True
     """Biases of both projections."""
 
+    def saved_bytes(self, model: Model, rows: Rows) -> int:
+        inner = 1 if rows.rebuilding or self.activation == "relu" else 2
+        return rows.values(inner * model.hidden) + rows.cast(self.num_matmul_weights(model))
+
 
 class GLUConfig(_MLP):
     """Gated linear unit (Shazeer 2020, arXiv 2002.05202); with `silu` it is SwiGLU."""
@@ -53,6 +57,22 @@ class GLUConfig(_MLP):
     """Activation of the gate."""
     bias: bool = False
     """Biases of the three projections."""
+
+    def saved_bytes(self, model: Model, rows: Rows) -> int:
+        matrix = model.width * model.hidden
+        return rows.values(self._inner(rows) * model.hidden) + rows.stacked(2 * matrix) + rows.cast(matrix)
+
+    def _inner(self, rows: Rows) -> int:
+        """Values kept of each inner dim: gate and up, the activation and what it is made of, and the product."""
+        match self.activation:
+            case "silu":
+                return 3 if self.bias and not rows.rebuilding else 2
+            case "relu":
+                return 3 if rows.rebuilding else 4
+            case "relu2":
+                return 3 if rows.rebuilding else 5
+            case _:
+                return 2 if rows.rebuilding else 4
 
 
 class SoftmaxRouterConfig(Part):

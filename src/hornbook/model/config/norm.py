@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import Model, Part
+from hornbook.errors import UsageError
+from hornbook.model.config.part import Model, Part, Rows
 from hornbook.settings.fields import OPEN, Number
 
 
@@ -19,6 +20,14 @@ class NormPart(Part):
         """Trained values of a norm of the model's width: by default a factor for each feature."""
         return model.width
 
+    def keeps_input(self, _rows: Rows, /) -> bool:
+        """Whether its input is kept for backward, and not a float32 copy in its place."""
+        return True
+
+    def saved_bytes(self, _width: int, rows: Rows, /) -> int:
+        """Bytes kept for backward besides: by default a scale for each vector, in float32."""
+        return 4 * rows.tokens
+
 
 class LayerNormConfig(NormPart):
     """Ba et al. 2016 (arXiv 1607.06450)."""
@@ -32,6 +41,12 @@ class LayerNormConfig(NormPart):
 
     def num_parameters(self, model: Model) -> int:
         return (1 + self.bias) * model.width
+
+    def keeps_input(self, rows: Rows) -> bool:
+        return rows.itemsize == 4 or rows.rebuilding
+
+    def saved_bytes(self, width: int, rows: Rows) -> int:
+        return 8 * rows.tokens + (0 if self.keeps_input(rows) else 4 * rows.tokens * width)
 
 
 class RMSNormConfig(NormPart):
@@ -51,6 +66,9 @@ class OffsetRMSNormConfig(NormPart):
     eps: Number = 1e-6
     """Added to the mean square."""
 
+    def saved_bytes(self, width: int, rows: Rows) -> int:
+        return 4 * rows.tokens + 4 * width
+
 
 class BatchNormConfig(NormPart):
     """Ioffe and Szegedy 2015 (arXiv 1502.03167), over batch and time; for encoders only, as a comparison."""
@@ -63,6 +81,9 @@ class BatchNormConfig(NormPart):
     def num_parameters(self, model: Model) -> int:
         return 2 * model.width
 
+    def saved_bytes(self, _width: int, _rows: Rows) -> int:
+        raise UsageError("what BatchNorm keeps for backward is not known before it runs")
+
 
 class NoNorm(NormPart):
     """No normalisation: the input passes unchanged (T-Fixup)."""
@@ -73,6 +94,12 @@ class NoNorm(NormPart):
         pass
 
     def num_parameters(self, _model: Model) -> int:
+        return 0
+
+    def keeps_input(self, _rows: Rows) -> bool:
+        return False
+
+    def saved_bytes(self, _width: int, _rows: Rows) -> int:
         return 0
 
 

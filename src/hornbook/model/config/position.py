@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import Model, Part
+from hornbook.model.config.part import Model, Part, Rows
 from hornbook.settings.fields import Config, Count, Number
 
 
@@ -19,6 +19,14 @@ class PositionPart(Part):
 
     def num_parameters(self, _model: Model, /) -> int:
         """Trained values."""
+        return 0
+
+    def saved_bytes(self, _rows: Rows, /) -> int:
+        """Bytes kept for backward at the embedding."""
+        return 0
+
+    def shared_bytes(self, _rows: Rows, _heads: int, _dims: int, /) -> int:
+        """Bytes kept that the attention of all layers reads; `dims` of each head may turn."""
         return 0
 
 
@@ -41,6 +49,9 @@ class LearnedPositionsConfig(AddedPositionPart):
 
     def num_parameters(self, model: Model) -> int:
         return (self.length + self.offset) * model.width
+
+    def saved_bytes(self, rows: Rows) -> int:
+        return 8 * rows.tokens
 
 
 class SinusoidalPositionsConfig(AddedPositionPart):
@@ -126,6 +137,9 @@ class RopeConfig(PositionPart):
     scaling: RopeScaling = NoScaling()
     """How wavelengths are stretched for longer sequences."""
 
+    def shared_bytes(self, rows: Rows, _heads: int, dims: int) -> int:
+        return 2 * 4 * rows.tokens * (int(dims * self.fraction) // 2)
+
 
 class AlibiConfig(PositionPart):
     """Scores fall linearly with distance, by another slope in each head (Press et al. 2021, arXiv 2108.12409)."""
@@ -137,6 +151,9 @@ class AlibiConfig(PositionPart):
 
     def build_bias(self, model: Model) -> Any:
         return self.make(model.heads)
+
+    def shared_bytes(self, rows: Rows, heads: int, _dims: int) -> int:
+        return 4 * heads * (2 * rows.sequence - 1)
 
 
 class RelativeBucketsConfig(PositionPart):
@@ -156,6 +173,12 @@ class RelativeBucketsConfig(PositionPart):
 
     def num_parameters(self, model: Model) -> int:
         return self.buckets * model.heads
+
+    def saved_bytes(self, rows: Rows) -> int:
+        return 8 * (2 * rows.sequence - 1)
+
+    def shared_bytes(self, rows: Rows, heads: int, _dims: int) -> int:
+        return 4 * heads * (2 * rows.sequence - 1)
 
 
 class NoPositions(PositionPart):

@@ -64,6 +64,8 @@ class Head(nn.Module):
     """
 
     role: ClassVar = "head"
+    takes_rows: ClassVar = True
+    """Whether `losses` takes `rows`."""
 
     def __init__(
         self,
@@ -105,16 +107,18 @@ class Head(nn.Module):
         z_loss: float = 0.0,
         lengths: Lengths | None = None,
         keys: Int[Tensor, " batch"] | None = None,
+        rows: Int[Tensor, " counting"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Sums over tokens, float32: `loss`, weight * negative log-likelihood (nats), and `z_loss` if asked for.
 
         The gradient of all of them hangs on `loss`: backward of their sum is that of the objective. Documents of each
-        row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`).
+        row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`). rows: where weights
+        are not 0, of all tokens in a line; without them a device has to be asked where `before` is called.
         """
         del lengths, keys
         hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
         if self.before is not None:  # costly, and a masked model predicts few of its tokens
-            rows = weights.nonzero().squeeze(1)
+            rows = weights.nonzero().squeeze(1) if rows is None else rows
             hidden, targets, weights = self.before(hidden[rows]), targets[rows], weights[rows]
         trained = any(each is not None and each.requires_grad for each in (hidden, self.matrix, self.bias))
         grad = torch.is_grad_enabled() and trained

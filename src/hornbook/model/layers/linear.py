@@ -10,11 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.model.config.part import FEW_ROWS
 from hornbook.model.layers.products import linear, matmul
-
-FEW_ROWS = 64
-"""Below this number of rows (decoding) putting weights side by side costs more than the single product saves: a decode
-step of a 124M-parameter model took 1.43 times as long."""
+from hornbook.model.layers.saved_tensors import cheap
 
 
 class Linear(nn.Module):
@@ -38,7 +36,7 @@ class Linear(nn.Module):
 
     def matrix(self, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
         """W as products see it."""
-        return self.weight.to(dtype) if self.code is None else self.code(self.weight).to(dtype)
+        return cheap(_cast, self.weight, dtype) if self.code is None else self.code(self.weight).to(dtype)
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         bias = None if self.bias is None else self.bias.to(x.dtype)
@@ -72,13 +70,21 @@ def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Flo
     """
     if x.numel() < FEW_ROWS * x.shape[-1] or any(_frozen_code(layer) for layer in layers):
         return torch.cat([layer(x) for layer in layers], -1)
-    weight = torch.cat([layer.matrix(x.dtype) for layer in layers])
+    weight = cheap(_stacked, *(layer.matrix(x.dtype) for layer in layers))
     biases = [layer.bias.to(x.dtype) for layer in layers if layer.bias is not None]
     y = linear(x, weight, torch.cat(biases) if biases else None)
     if all(layer.adapter is None for layer in layers):
         return y
     parts = zip(layers, y.split([layer.weight.shape[0] for layer in layers], -1), strict=True)
     return torch.cat([part if layer.adapter is None else layer.adapter(layer, x, part) for layer, part in parts], -1)
+
+
+def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype)
+
+
+def _stacked(*weights: Tensor) -> Tensor:
+    return torch.cat(weights)
 
 
 def _frozen_code(layer: Linear) -> bool:

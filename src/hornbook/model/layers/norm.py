@@ -15,6 +15,7 @@ from hornbook.model.config import init as config_init
 from hornbook.model.config.norm import BatchNormConfig, LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
 from hornbook.model.cpu.norm import RMSNormFunction
 from hornbook.model.cpu.team import supports
+from hornbook.model.layers.saved_tensors import cheap
 
 
 def widened(x: Tensor) -> Tensor:
@@ -35,7 +36,11 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         # Not torch's mixed kernel (bfloat16 beside float32 weights): its weight gradients are a few percent off.
-        return F.layer_norm(widened(x), self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
+        return cheap(_layer_norm, cheap(widened, x), self.weight, self.bias, self.eps, x.dtype)
+
+
+def _layer_norm(wide: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+    return F.layer_norm(wide, weight.shape, weight, bias, eps).to(dtype)
 
 
 class RMSNorm(nn.Module):
@@ -66,8 +71,12 @@ def rms_norm(
 ) -> Float[Tensor, "*batch width"]:
     """`x / sqrt(mean(x^2) + eps) * weight`, in the dtype of x."""
     if supports(x):
-        return RMSNormFunction.apply(x, weight, eps)
-    return F.rms_norm(widened(x), weight.shape, weight, eps).to(x.dtype)
+        return cheap(RMSNormFunction.apply, x, weight, eps)
+    return cheap(_rms_norm, cheap(widened, x), weight, eps, x.dtype)
+
+
+def _rms_norm(wide: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    return F.rms_norm(wide, weight.shape, weight, eps).to(dtype)
 
 
 class BatchNorm(nn.Module):

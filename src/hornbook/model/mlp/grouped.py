@@ -68,9 +68,14 @@ def grouped_glu(
 ) -> Float[Tensor, "tokens width"]:
     """Equation (1). An expert number equal to the number of experts means none: it adds nothing."""
     plan = make_plan(experts, len(matrices.gate))
-    if x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
+    if multiplies_groups(x):
         return _by_grouped_products(x, weights, matrices, activation, plan)
     return _by_segments(x, weights, matrices, activation, plan)
+
+
+def multiplies_groups(x: Tensor) -> bool:
+    """Whether the device has grouped products of this dtype that read the sizes of groups themselves."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
 @torch.compiler.disable()

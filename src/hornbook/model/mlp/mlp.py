@@ -12,29 +12,34 @@ from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.cpu.team import supports
 from hornbook.model.layers.linear import Linear, fused_linear
+from hornbook.model.layers.saved_tensors import cheap
 
 
 def activate(x: Tensor, kind: config_mlp.Activation) -> Tensor:
     """The activation named in the config; `gelu_tanh` is GPT-2's approximation of `gelu`."""
     match kind:
         case "gelu":
-            return F.gelu(x)
+            return cheap(F.gelu, x)
         case "gelu_tanh":
-            return F.gelu(x, approximate="tanh")
+            return cheap(_gelu_tanh, x)
         case "relu":
             return F.relu(x)
         case "relu2":
-            return F.relu(x).square()
+            return cheap(torch.square, F.relu(x))
         case "silu":
-            return F.silu(x)
+            return cheap(F.silu, x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 def gated(gate_up: Float[Tensor, "*batch double"], kind: config_mlp.Activation) -> Float[Tensor, "*batch hidden"]:
     """`activation(gate) * up` of gate and up side by side."""
     if kind == "silu" and supports(gate_up):
-        return SwiGLUFunction.apply(gate_up)
+        return cheap(SwiGLUFunction.apply, gate_up)
     gate, up = torch.chunk(gate_up, 2, dim=-1)
-    return activate(gate, kind) * up
+    return cheap(torch.mul, activate(gate, kind), up)
 
 
 class MLP(nn.Module):
@@ -63,5 +68,5 @@ class GLU(nn.Module):
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         gate_up = fused_linear(x, [self.gate, self.up])
         if self.activation == "silu" and self.down.bias is None and self.down.plain and supports(gate_up):
-            return SwiGLUDown.apply(gate_up, self.down.weight.to(gate_up.dtype))
+            return SwiGLUDown.apply(gate_up, self.down.matrix(gate_up.dtype))
         return self.down(gated(gate_up, self.activation))

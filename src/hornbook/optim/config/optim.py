@@ -7,6 +7,7 @@ from pydantic import Field
 from hornbook.optim.config.matrix_optimizers import SOAP, Muon
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
+from hornbook.optim.config.schedule_free import ScheduleFree, ScheduleFreeSGD
 from hornbook.settings.fields import open_to
 
 
@@ -14,4 +15,8 @@ class AdamW(AdamWRule, OptimizerConfig):
     """Loshchilov and Hutter 2019 (arXiv 1711.05101); decay falls on matrices, not on norms, biases or vectors."""
 
 
-AnyOptimizer = Annotated[AdamW | Muon | SOAP, Field(discriminator="kind"), *open_to("optimizer", OptimizerConfig)]
+AnyOptimizer = Annotated[
+    AdamW | Muon | SOAP | ScheduleFree | ScheduleFreeSGD,
+    Field(discriminator="kind"),
+    *open_to("optimizer", OptimizerConfig),
+]

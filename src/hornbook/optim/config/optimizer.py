@@ -3,6 +3,8 @@
 A user's optimizer from outside the package is a subclass of `OptimizerConfig` (docs/parts.md).
 """
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from hornbook.optim.config.rule import Shape, UpdateRule
@@ -39,3 +41,7 @@ class OptimizerConfig(UpdateRule):
     def rule_for(self, role: str, shape: Shape) -> UpdateRule:  # noqa: ARG002
         """The update rule of parameters of this role and shape, where no group says otherwise."""
         return self
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key below `optim`, what is wrong and the remedy) of settings that do not fit each other."""
+        yield from ()

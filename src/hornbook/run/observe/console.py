@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console as Terminal
 from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
@@ -214,8 +214,12 @@ class Console:
     def shorten(self, step: int, total_steps: int, total_tokens: int) -> None:
         """Set the new length of a run that was shortened after step `step`."""
         before = self._header.total_steps
-        self._header = replace(self._header, total_steps=total_steps, total_tokens=total_tokens)
+        self.update(total_steps=total_steps, total_tokens=total_tokens)
         self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps, to end in train.seconds")
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of the header."""
+        self._header = replace(self._header, **fields)
 
     def note(self, text: str) -> None:
         """Show an event on a line: a save, a loss, a sample, a warning."""

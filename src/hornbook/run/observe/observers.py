@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from hornbook.errors import StorageError
@@ -11,12 +11,15 @@ from hornbook.files.journal import Appender
 from hornbook.files.run_directory import StateRecord, Status
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import World
+from hornbook.run.interventions import Course
 from hornbook.run.job import Job
-from hornbook.run.ledger import Position, RunWriter
+from hornbook.run.ledger import Ledger, Position, RunWriter
 from hornbook.run.memory import memory_of
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
 from hornbook.run.observe.event_files import EventFiles
+from hornbook.run.observe.slowdown import Slowdown
+from hornbook.run.observe.step_bill import StepBill
 from hornbook.run.start.precision import describe_precision
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength
@@ -30,12 +33,13 @@ STATE_SECONDS = 1.0
 class Metrics:
     """One line in metrics.jsonl per step; nothing on ranks other than 0, which have no appender."""
 
-    def __init__(self, appender: Appender | None) -> None:
-        self._appender = appender
+    def __init__(self, appender: Appender | None, bill: StepBill) -> None:
+        self._appender, self._bill = appender, bill
 
     def __call__(self, step: Step) -> None:
+        record = {**step.record(), **self._bill.take_record()}
         if self._appender is not None:
-            self._appender.append(step.record())
+            self._appender.append(record)
 
     def sync(self) -> dict[str, Any]:
         """Return when every line is on disk: size and digest of the file, for the ledger (`Appender.extent`)."""
@@ -99,6 +103,7 @@ class StateFile:
 class Observers:
     """All observers of a run, in the order in which they are called."""
 
+    bill: StepBill
     metrics: Metrics
     state_file: StateFile
     consoles: list[Console]
@@ -107,18 +112,29 @@ class Observers:
     event_files: list[EventFiles]
 
     def __iter__(self) -> Iterator[Observer]:
-        yield from (self.metrics, self.state_file, *self.consoles, *self.event_files, self.evaluation, self.samples)
+        yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.event_files)
+        yield from (self.evaluation, self.samples)
 
     def note(self, text: str) -> None:
         """Show a line on every console."""
         for console in self.consoles:
             console.note(text)
 
+    def slowed(self, found: Slowdown, at: Position, ledger: Ledger) -> None:
+        """Show a lasting change of the throughput, and write it to the ledger."""
+        self.note(str(found))
+        ledger.note("throughput", at, text=str(found), **asdict(found))
+
     def shorten(self, step: int, length: TrainingLength) -> None:
         """Set the new length of a run that was shortened after `step`, and show it."""
         self.state_file.shorten(length.tokens)
         for console in self.consoles:
             console.shorten(step, length.steps_from(0), length.tokens)
+
+    def change(self, course: Course) -> None:
+        """Show the settings in force from here on."""
+        for console in self.consoles:
+            console.update(**_in_force(course))
 
 
 @contextlib.contextmanager
@@ -131,7 +147,8 @@ def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterato
         state_file = stack.enter_context(StateFile(output, job.length.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         event_files: list[EventFiles] = []
-        observers = Observers(Metrics(lines), state_file, consoles, evaluation, samples, event_files)
+        bill = StepBill(job.inputs, engine.world, lambda found, step: observers.slowed(found, step, output.ledger))
+        observers = Observers(bill, Metrics(lines, bill), state_file, consoles, evaluation, samples, event_files)
         if output.is_rank0 and job.recipe.log.tensorboard:
             event_files.append(stack.enter_context(EventFiles(job.run, observers.note)))
             job.ledger.listeners.append(event_files[0].listen)
@@ -171,15 +188,22 @@ def watch_of(job: Job, world: World) -> Watch:
 
 def describe_run(job: Job, world: World) -> Header:
     """The header of the consoles."""
-    recipe, length = job.recipe, job.length
     return Header(
         name=job.run.name,
         parameters=job.inputs.parameters,
         precision=describe_precision(job.inputs.resolved),
         device=str(world.device),
-        batch_tokens=recipe.train.batch_tokens,
-        total_steps=length.steps_from(0),
-        total_tokens=length.tokens,
-        schedule=recipe.optim.schedule.kind,
-        ramp=recipe.train.ramp.kind != "none",
+        **_in_force(job.course.to_end()),
     )
+
+
+def _in_force(course: Course) -> dict[str, Any]:
+    """Those fields of the header that a run may change on its way."""
+    recipe, length = course.recipe, course.length
+    return {
+        "batch_tokens": recipe.train.batch_tokens,
+        "total_steps": length.steps_from(0),
+        "total_tokens": length.tokens,
+        "schedule": recipe.optim.schedule.kind,
+        "ramp": recipe.train.ramp.kind != "none" or len(length.batches.sizes) > 1,
+    }

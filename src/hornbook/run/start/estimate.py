@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hornbook.errors import UsageError
 from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_token, state_bytes
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.surgery.operate import trained_parameters
@@ -20,6 +21,7 @@ from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed
 from hornbook.run.inputs import Inputs, compile_for
 from hornbook.run.memory import free_memory, memory_of
+from hornbook.run.start.activations import activation_bytes
 from hornbook.run.state import State
 from hornbook.run.train import build_state, fetch
 from hornbook.run.training_length import TrainingLength
@@ -76,11 +78,11 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     recipe = inputs.recipe
     device = choose_device(recipe.train.device)
     free = free_memory(device)
-    least = _least_bytes(inputs)
+    least = least_bytes(inputs)
     operations = operations_per_token(recipe.model, inputs.vocab, recipe.train.sequence).values()
     speed = PRODUCTS_SHARE * 1e9 * matmul_rate(device, PRECISIONS[recipe.train.precision])
     row = recipe.train.sequence * sum(each.total for each in operations) / speed
-    rows, fits = recipe.train.micro_batch, least <= free and row <= ROW_SECONDS
+    rows, fits = recipe.train.micro_rows, least <= free and row <= ROW_SECONDS
     microbatch, update, memory, computed = _measure(inputs, free) if fits else (row * rows, 0.0, least, "")
     ranks = recipe.parallel.data
     microbatches = -(-recipe.train.batch_tokens // recipe.train.sequence // rows)
@@ -93,13 +95,18 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     return Estimate(str(device), seconds, rate, memory, free, computed)
 
 
-def _least_bytes(inputs: Inputs) -> int:
-    """Weights, gradients and moments that one process holds."""
+def least_bytes(inputs: Inputs) -> int:
+    """Weights, gradients and moments that one process holds, and what a microbatch keeps for backward where known."""
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
     states = sum(state_bytes(trained, recipe.parallel, recipe.optim).values())
-    return states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
+    state = states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
+    try:
+        kept = activation_bytes(recipe, inputs.vocab, recipe.train.micro_rows)
+    except UsageError:
+        return state
+    return state + kept.total + kept.recomputed
 
 
 def _scored(inputs: Inputs, length: TrainingLength, consumed: int) -> int:
@@ -115,7 +122,7 @@ def _measure(inputs: Inputs, free: int) -> tuple[float, float, int, str]:
 
     Returns the seconds of a microbatch and of the rest of a step, the peak memory of this process, what was computed.
     """
-    recipe, rows = inputs.recipe, inputs.recipe.train.micro_batch
+    recipe, rows = inputs.recipe, inputs.recipe.train.micro_rows
     few = min(rows, PROBE_ROWS)
     compile_for(inputs)
     with distributed(ParallelConfig(), recipe.train) as world:

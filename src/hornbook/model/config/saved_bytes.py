@@ -1,0 +1,110 @@
+"""Bytes that autograd keeps of a forward pass until backward: arithmetic on a configuration, without building it.
+
+Every distinct memory that backward needs counts once, parameters not: equal to the byte to what
+`torch.autograd.graph.saved_tensors_hooks` sees on a CPU, for rows that are one document each. In rows of several
+documents attention keeps fewer probabilities. Of a block that is computed again only its input counts; `recomputed` is
+what the largest of them holds while it is.
+"""
+
+from dataclasses import dataclass, replace
+
+from hornbook.errors import UsageError
+from hornbook.model.config.model import ModelConfig, Parallel
+from hornbook.model.config.norm import NormConfig
+from hornbook.model.config.part import Rows, method
+from hornbook.parallel.config import BlockRecompute, Recompute
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """Bytes kept of one microbatch, by where they are."""
+
+    ends: int
+    """Ids, positions, what stands before the first block, and the norm at the end."""
+    shared: int
+    """What all blocks read: angles of positions, scores by distance."""
+    blocks: int
+    """Of all blocks."""
+    head: int
+    """Gradients that the loss has made: of hidden states, and of the matrix to the vocabulary."""
+    recomputed: int
+    """Of the largest block that backward computes again: there during backward of each of them."""
+
+    @property
+    def total(self) -> int:
+        """Bytes kept at the end of the forward pass."""
+        return self.ends + self.shared + self.blocks + self.head
+
+
+def saved_bytes(
+    model: ModelConfig, vocab: int, rows: Rows, recompute: Recompute, targets: int | None = None
+) -> SavedBytes:
+    """Bytes kept of `rows`; `targets` are the tokens that a masked model predicts, by default all.
+
+    Raises UsageError for a model with a part that does not say what it keeps.
+    """
+    if model.kind == "encoder_decoder":
+        raise UsageError("what an encoder-decoder keeps for backward is not known before it runs")
+    rows = replace(rows, rebuilding=recompute.kind == "selective")
+    every = recompute.every if isinstance(recompute, BlockRecompute) else 0
+    blocks = [_block(model, number, rows) for number in range(model.layers)]
+    again = [size for number, size in enumerate(blocks) if every and number % every == 0]
+    kept = sum(blocks) - sum(again) + len(again) * rows.stream(model)
+    ends = _entrance(model, rows) + (_norm(model.norm, model, rows) if model.final_norm else 0)
+    shared = 0 if len(again) == len(blocks) else _shared(model, rows)
+    head = model.head.saved_bytes(model, vocab, rows, rows.tokens if targets is None else targets)
+    return SavedBytes(ends, shared, kept, head, max(again, default=0))
+
+
+def _entrance(model: ModelConfig, rows: Rows) -> int:
+    """Ids, positions and the layers before the first block, which compute in float32."""
+    part, wide = model.embedding, replace(rows, itemsize=4, rebuilding=False)
+    project = 4 * rows.tokens * part.width if part.width else 0
+    norm = _norm(model.norm, model, wide) if part.norm else 0
+    return 8 * rows.tokens + model.position.saved_bytes(rows) + project + norm + _dropped(model.dropout, rows)
+
+
+def _shared(model: ModelConfig, rows: Rows) -> int:
+    """Angles of each kind of rotary positions, and tables of scores by distance."""
+    layers = [model.layer(number) for number in range(model.layers)]
+    parts = {(layer.position, layer.attention.rotary_dims(layer)) for layer in layers}
+    return sum(position.shared_bytes(rows, model.heads, dims) for position, dims in parts)
+
+
+def _block(model: ModelConfig, number: int, rows: Rows) -> int:
+    """Bytes that a block keeps, its input included."""
+    layer = model.layer(number)
+    attention, mlp = (method(part, "saved_bytes")(layer, rows) for part in (layer.attention, layer.mlp))
+    drops = 2 * _dropped(model.dropout, rows) + 2 * (rows.itemsize * rows.rows if model.stochastic_depth else 0)
+    if isinstance(model.block, Parallel):
+        return attention + mlp + drops + _parallel_norms(model, rows)
+    made = number > 0 and "sum" in model.block.norms  # the stream is a norm's output
+    first = _around(model, model.attention_norm(number), rows, made)
+    return attention + mlp + drops + first + _around(model, model.norm, rows, "sum" in model.block.norms)
+
+
+def _around(model: ModelConfig, norm: NormConfig, rows: Rows, made: bool) -> int:
+    """The norms around a sublayer, and its input; `made`: its input can be made again from what a norm keeps."""
+    assert not isinstance(model.block, Parallel)
+    sites = model.block.norms
+    kept = len(sites) * _norm(norm, model, rows)
+    remade = rows.rebuilding and (made or "before" in sites) and norm.kind != "none"
+    return kept + (0 if remade else rows.stream(model))
+
+
+def _parallel_norms(model: ModelConfig, rows: Rows) -> int:
+    """One norm or two of the same stream, and what they give to the branches."""
+    assert isinstance(model.block, Parallel)
+    count, stream = 1 if model.block.shared_norm else 2, rows.stream(model)
+    own = count * model.norm.saved_bytes(model.width, rows) + model.norm.keeps_input(rows) * stream
+    return own + (0 if rows.rebuilding else count * stream)
+
+
+def _norm(norm: NormConfig, model: ModelConfig, rows: Rows) -> int:
+    """A norm of the stream, and its input where it keeps that."""
+    return norm.saved_bytes(model.width, rows) + norm.keeps_input(rows) * rows.stream(model)
+
+
+def _dropped(rate: float, rows: Rows) -> int:
+    """Keys of a place where values are dropped; no mask is kept."""
+    return 8 * rows.rows if rate else 0

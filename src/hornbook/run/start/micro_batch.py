@@ -1,0 +1,116 @@
+"""Rows computed at once: `train.micro_batch = "auto"` when a run starts, and fewer of them where memory runs out.
+
+`auto` becomes the largest micro-batch that divides every step of a rank and fits by the closed form of what training
+holds (`hornbook.model.config.saved_bytes`); the recipe of the run keeps the number. Where a step runs out of memory all
+the same, it is computed again with the largest proper divisor of the micro-batch: the same rows, tokens and loss, up to
+the rounding of sums. The ledger has the clock of that step, so that every later attempt does the same.
+"""
+
+import gc
+import math
+
+import torch
+
+from hornbook.data.corpus import Corpus
+from hornbook.errors import DoesNotFitError, UsageError
+from hornbook.model.config.flops import state_bytes
+from hornbook.model.config.parameter_count import count_parameters, embedding_rows
+from hornbook.parallel.world import choose_device
+from hornbook.progress import size_text
+from hornbook.run.job import Job
+from hornbook.run.memory import free_memory
+from hornbook.run.start.activations import activation_bytes
+from hornbook.run.state import State
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+MARGIN = 0.8
+"""Share of free memory that `auto` plans with: the allocator's gaps, the data and the interpreter take the rest."""
+LOGIT_BYTES = 2048
+"""Bytes per row of the vocabulary while the loss of a chunk is computed (`hornbook.model.heads.head`)."""
+
+
+def settle_micro_batch(resolved: Resolved, *, launched: bool = False) -> Resolved:
+    """The recipe with a number in place of `auto`; `launched`: a launcher started this rank beside others.
+
+    Raises UsageError where the model does not say what it keeps, DoesNotFitError where one row is too many.
+    """
+    recipe = resolved.recipe
+    if recipe.train.micro_batch != "auto":
+        return resolved
+    if launched:
+        raise UsageError('train.micro_batch "auto" would differ between machines of a launcher: give a number')
+    rows, free = largest_micro_batch(recipe, _vocab(recipe), free_memory(choose_device(recipe.train.device)))
+    train = recipe.train.model_copy(update={"micro_batch": rows})
+    origins = resolved.origins | {"train.micro_batch": f"auto: the largest that fits {size_text(free)}"}
+    return Resolved(recipe.model_copy(update={"train": train}), origins)
+
+
+def _vocab(recipe: Recipe) -> int:
+    """Rows of the embedding."""
+    if recipe.model.vocab is not None or recipe.data.path is None:
+        return recipe.model.vocab or embedding_rows(recipe.model, 0)
+    return embedding_rows(recipe.model, Tokenizer.load(Corpus.open(recipe.data.path).root / "tokenizer").vocab_size)
+
+
+def largest_micro_batch(recipe: Recipe, vocab: int, free: int) -> tuple[int, int]:
+    """(rows, bytes of memory planned with). DoesNotFitError where not even one row fits."""
+    planned = int(MARGIN * free) // (recipe.parallel.world if choose_device(recipe.train.device).type == "cpu" else 1)
+    sizes = recipe.train.ramp.batches(recipe.train.batch_tokens).sizes
+    share = math.gcd(*(size // recipe.train.sequence for size in sizes)) // recipe.parallel.data
+    fitting = [rows for rows in divisors(share) if training_bytes(recipe, vocab, rows) <= planned]
+    if fitting:
+        return fitting[-1], planned
+    need = size_text(training_bytes(recipe, vocab, 1))
+    raise DoesNotFitError(
+        f"one row at a time needs {need}, and {size_text(planned)} are free: set --parallel.recompute block, a shorter "
+        "--train.sequence, or take a smaller model"
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors of a number, rising; of 0 just 1."""
+    return [each for each in range(1, number + 1) if number % each == 0] or [1]
+
+
+def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
+    """Bytes that a process holds at most while it computes a microbatch of so many rows.
+
+    State, what is kept for backward, the block that is computed again, and while a block goes backward the gradients of
+    what it kept; or, in the head, logits and a product of the matrix's size.
+    """
+    kept = activation_bytes(recipe, vocab, rows)
+    trained = count_parameters(recipe.model, vocab)
+    state = sum(state_bytes(trained, recipe.parallel, recipe.optim).values())
+    block = max(kept.recomputed, -(-kept.blocks // recipe.model.layers))
+    head = vocab * (LOGIT_BYTES + 4 * (recipe.model.embedding.width or recipe.model.width))
+    return state + kept.total + kept.recomputed + max(block, head)
+
+
+# ---- Out of memory
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator refused: on a GPU, in torch on a CPU, or in numpy."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
+def take_fewer_rows(job: Job, state: State, problem: str) -> None:
+    """Halve the micro-batch from the step at hand on, or as near as its divisors allow; the ledger has it first.
+
+    Raises DoesNotFitError for a single row, and on several ranks: the others are in collectives of the same step.
+    """
+    before, what = state.micro_batch, problem.splitlines()[0]
+    if state.engine.world.size > 1:
+        raise DoesNotFitError(f"out of memory: {what}. Lower --train.micro_batch, or set --parallel.recompute block")
+    if before == 1:
+        remedy = "set --parallel.recompute block, a shorter --train.sequence, or take a smaller model"
+        raise DoesNotFitError(f"out of memory with one row at a time: {what}. {remedy[0].upper()}{remedy[1:]}")
+    rows = divisors(before)[-2]
+    job.ledger.note("micro_batch", state, rows=rows, before=before, text=what)
+    state.fewer_rows.append((state.tokens, rows))
+    state.engine.zero_gradients()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,165 @@
+"""Bytes kept for backward: the closed form is what autograd's hooks see, to the byte."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hornbook.data.batch import Batch
+from hornbook.errors import UsageError
+from hornbook.model.build import build_model
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.part import Rows
+from hornbook.model.config.saved_bytes import saved_bytes
+from hornbook.model.init.init import initialize
+from hornbook.model.layers.saved_tensors import Rebuilding
+from hornbook.parallel.config import ParallelConfig, SelectiveRecompute
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.parallelize import parallelize
+from hornbook.run.config import TrainConfig
+
+VOCAB = 96
+SIZES = {"layers": 3, "width": 32, "heads": 4, "dropout": 0.1}
+GPT2 = {
+    "attention": {"kind": "full", "bias": True, "out_bias": True, "dropout": 0.1},
+    "mlp": {"kind": "mlp"},
+    "norm": {"kind": "layer"},
+    "position": {"kind": "learned", "length": 256},
+}
+LLAMA = {"attention": {"kind": "full", "kv_heads": 2}, "head": {"kind": "lm", "tied": False}}
+BERT = GPT2 | {
+    "kind": "encoder",
+    "block": {"kind": "post"},
+    "embedding": {"norm": True, "types": 2},
+    "mlp": {"kind": "mlp", "activation": "gelu"},
+    "head": {"kind": "masked"},
+}
+FAMILIES: dict[str, dict[str, Any]] = {"gpt2": GPT2, "llama": LLAMA, "bert": BERT}
+OTHERS: dict[str, dict[str, Any]] = {
+    "gemma": {
+        "attention": {"kind": "full", "window": 24, "softcap": 50.0, "head_dim": 16},
+        "block": {"kind": "sandwich"},
+        "norm": {"kind": "rms_offset"},
+        "mlp": {"kind": "glu", "activation": "gelu_tanh"},
+        "embedding": {"scale": 5.6},
+        "head": {"kind": "lm", "softcap": 30.0},
+    },
+    "qwen": {"attention": {"kind": "full", "kv_heads": 2, "qk_norm": "head", "head_dim": 16}},
+    "olmo": {
+        "attention": {"kind": "full", "qk_norm": "full", "clip": 8.0},
+        "block": {"kind": "output"},
+        "head": {"kind": "lm", "scale": 0.5},
+    },
+    "neox": {"block": {"kind": "parallel"}, "norm": {"kind": "layer"}, "mlp": {"kind": "mlp", "activation": "relu2"}},
+    "gptj": {"block": {"kind": "parallel", "shared_norm": True}, "norm": {"kind": "layer"}, "stochastic_depth": 0.2},
+    "bloom": {"position": {"kind": "alibi"}, "embedding": {"norm": True}, "norm": {"kind": "layer"}},
+    "t5 decoder": {"position": {"kind": "relative"}, "mlp": {"kind": "glu", "activation": "relu", "bias": True}},
+    "opt": GPT2 | {"embedding": {"width": 16}, "mlp": {"kind": "mlp", "activation": "relu"}},
+    "oss": {"attention": {"kind": "full", "sinks": True}, "mlp": {"kind": "glu", "activation": "relu2"}},
+    "mixed": {"pattern": [{"attention": {"kind": "full", "window": 16}}, {"position": {"kind": "none"}}, {}]},
+}
+RECOMPUTE: dict[str, Any] = {
+    "none": "none",
+    "block": "block",
+    "every second": {"kind": "block", "every": 2},
+    "selective": "selective",
+}
+
+
+def make_engine(config: ModelConfig, recompute: Any, precision: str) -> Engine:
+    model = build_model(config, VOCAB, "cpu")
+    parallel = ParallelConfig.model_validate({"recompute": recompute})
+    engine = parallelize(model, parallel, TrainConfig.model_validate({"precision": precision, "device": "cpu"}))
+    initialize(model, config, seed=3)
+    return engine
+
+
+def make_batch(rows: int, sequence: int, masked: bool) -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.ones(rows, sequence)
+    if masked:
+        weights[:, sequence // 4 :] = 0
+    return Batch(
+        tokens=torch.randint(0, VOCAB, (rows, sequence), generator=generator),
+        targets=torch.randint(0, VOCAB, (rows, sequence), generator=generator),
+        weights=weights,
+        positions=torch.arange(sequence).repeat(rows, 1),
+        document_lengths=[(sequence,)] * rows,
+        samples=torch.arange(rows),
+        sources=torch.zeros(rows, dtype=torch.int64),
+    )
+
+
+def measured(engine: Engine, batch: Batch) -> int:
+    """Bytes of all distinct memory that autograd packs, but for parameters'."""
+    parameters = {each.untyped_storage().data_ptr() for each in engine.model.parameters()}
+    kept: dict[int, Tensor] = {}  # a tensor in a table stays, so no other one gets its memory
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    hooks = pack, lambda packed: packed
+    if engine.model.saving is Rebuilding:
+        engine.model.saving = partial(Rebuilding, hooks)
+    weight = float(batch.weights.sum())
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        hidden, auxiliary = engine.model(**engine._inputs(batch, torch.arange(len(batch.tokens))))
+        terms = engine._terms(batch, hidden, auxiliary, None, 1 / weight)
+        loss = sum(terms.values())
+    assert isinstance(loss, Tensor)
+    return sum(each.untyped_storage().nbytes() for address, each in kept.items() if address not in parameters)
+
+
+def compare(part: dict[str, Any], recompute: Any, precision: str, shape: tuple[int, int]) -> None:
+    config = ModelConfig.model_validate(SIZES | part)
+    engine = make_engine(config, recompute, precision)
+    batch = make_batch(*shape, masked=config.head.kind == "masked")
+    rows = Rows(*shape, itemsize=4 if precision == "fp32" else 2)
+    parallel = ParallelConfig.model_validate({"recompute": recompute})
+    targets = int(batch.weights.count_nonzero())
+    assert saved_bytes(config, VOCAB, rows, parallel.recompute, targets).total == measured(engine, batch)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_closed_form_is_what_autograd_keeps(family: str, recompute: str, precision: str) -> None:
+    for shape in ((2, 48), (1, 32)):  # with weights side by side, and with too few tokens for it
+        compare(FAMILIES[family], RECOMPUTE[recompute], precision, shape)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_parts_know_what_they_keep(family: str, recompute: str) -> None:
+    for precision in ("fp32", "bf16"):
+        compare(OTHERS[family], RECOMPUTE[recompute], precision, (2, 48))
+
+
+@pytest.mark.parametrize("part", [{}, {"window": 70}, {"window": 700}])
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize("sequence", [100, 270, 600])
+def test_probabilities_are_kept_while_they_are_few(part: dict[str, Any], kind: str, sequence: int) -> None:
+    """Whole tiles of them; of long rows none."""
+    attention = {"kind": "full", **part}
+    model = {"kind": kind, "layers": 1, "attention": attention, "position": {"kind": "none"}}
+    compare(model, "none", "fp32", (2, sequence))
+
+
+def test_selective_keeps_less_than_none_and_more_than_block() -> None:
+    config = ModelConfig.model_validate(SIZES | LLAMA)
+    none, selective, block = (
+        saved_bytes(config, VOCAB, Rows(4, 128, 4), ParallelConfig.model_validate({"recompute": kind}).recompute)
+        for kind in ("none", "selective", "block")
+    )
+    assert block.blocks < selective.blocks < none.blocks / 2
+    assert block.recomputed == none.blocks // 3
+
+
+def test_parts_without_a_closed_form_say_so() -> None:
+    for part in ({"attention": {"kind": "delta"}}, {"kind": "encoder_decoder"}):
+        config = ModelConfig.model_validate(SIZES | part)
+        with pytest.raises(UsageError, match="for backward"):
+            saved_bytes(config, VOCAB, Rows(2, 48, 4), SelectiveRecompute())
