@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from hornbook.data.batch import Batch, Source
 from hornbook.model.attention import attend as attend_module
@@ -21,6 +24,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
+from hornbook.parallel import compiled
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
@@ -79,7 +83,7 @@ def no_wait() -> Iterator[None]:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """`meta` counts as a GPU; gives the ways that attention took."""
     taken: list[str] = []
     choose = attend_module.choose_way
@@ -94,7 +98,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(device_attention, "_flex_attention", lambda _: EAGER_FLEX)
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     monkeypatch.setattr("hornbook.model.mlp.grouped.multiplies_groups", lambda x: x.dtype == torch.bfloat16)
-    yield taken
+    return taken
 
 
 def make_engine(model: dict[str, Any], **train: Any) -> Engine:
@@ -152,11 +156,80 @@ def hornbook_makes_a_tensor() -> None:
     exec(compile("torch.tensor([1.0], device='meta')", "hornbook/made_up.py", "exec"), {"torch": torch})
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [lambda x: float(x.sum()), lambda x: bool(x.any()), lambda x: x.tolist(), lambda x: x.nonzero(), lambda x: x.cpu()]
-    + [lambda _: torch.ones(2).to(META), lambda _: hornbook_makes_a_tensor()],
-)
+WAITS: list[Callable[[Tensor], object]] = [
+    lambda x: float(x.sum()),
+    lambda x: bool(x.any()),
+    lambda x: x.tolist(),
+    lambda x: x.nonzero(),
+    lambda x: x.cpu(),
+    lambda _: torch.ones(2).to(META),
+    lambda _: hornbook_makes_a_tensor(),
+]
+
+
+@pytest.mark.parametrize("wait", WAITS)
 def test_waiting_is_noticed(wait: Callable[[Tensor], object]) -> None:
     with no_wait(), pytest.raises((AssertionError, NotImplementedError, RuntimeError)):
         wait(torch.zeros(3, device=META))
+
+
+def ragged(rows: int, seed: int, *, whole: bool, source: bool) -> Batch:
+    """A microbatch of other documents than the last."""
+    made, draw = batch(rows, documents=not whole, source=source), Random(seed)
+    if whole:
+        return made
+    lengths = []
+    for _ in range(rows):
+        ends = [*sorted(draw.sample(range(1, TIME), 3 if source else draw.randint(1, 4))), TIME]
+        lengths.append(tuple(end - start for start, end in pairwise([0, *ends])))
+    if made.source is not None:
+        made = replace(made, source=replace(made.source, document_lengths=lengths))
+    return replace(made, document_lengths=lengths)
+
+
+def graphs() -> int:
+    """Compiled so far."""
+    return counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["blocks", "stack"])
+@pytest.mark.parametrize(("model", "way"), FAMILIES.values(), ids=list(FAMILIES))
+def test_nothing_is_compiled_twice(
+    model: dict[str, Any], way: str, scope: str, gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One graph for all layers of a stack, one for the loss, and as many without gradients; whatever the documents,
+    the rows of a microbatch, dropout and the step."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    counters.clear()
+    engine = make_engine({**model, "layers": 5, "dropout": 0.1}, compile=True, compile_scope=scope)
+    source, whole = model.get("kind") == "encoder_decoder", way in ("whole", "formula")
+    batches = [ragged(rows, seed, whole=whole, source=source) for seed, rows in enumerate((3, 3, 2))]
+    trained = (2 if source else 1) + 1
+    for step in (0, 1):
+        engine.zero_gradients()
+        engine.forward_backward(batches, 100.0, key=(3, step))
+        assert graphs() == trained
+    for each in batches:
+        assert engine.evaluate(each).shape == each.tokens.shape
+    assert graphs() == 2 * trained
+    engine.forward_backward(batches[1:], 100.0, key=(3, 2))
+    assert graphs() == 2 * trained
+    assert not counters["graph_break"]
+    assert set(gpu) - {"documents"} <= {way}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+def test_samples_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text of any length is made by the model as it was written."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    counters.clear()
+    engine = make_engine({}, compile=True)
+    for length in (5, 17, 40):
+        assert engine.logits(torch.zeros(1, length, dtype=torch.int64)).shape == (1, length, VOCAB)
+    assert graphs() == 0
+    engine.evaluate(batch(documents=False))
+    assert graphs() == 2

@@ -6,6 +6,7 @@ on nothing but `micro_batch`, so that any number of processes computes the same 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -58,6 +59,9 @@ class Batch:
     """Labels that are numbers, in place of `targets`; without meaning where the weight is 0."""
     source: Source | None = None
     """Of encoder-decoders, the input of the encoder; `tokens` are then that of the decoder."""
+
+
+Record = TypeVar("Record", Batch, Source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +117,28 @@ def rank_share(microbatches: int, rank: int, world: int) -> Sequence[int]:
 def empty_microbatch(batch: Batch) -> Batch:
     """A microbatch of the same rows in which no target counts."""
     return replace(batch, weights=torch.zeros_like(batch.weights), is_empty=True)
+
+
+def fill_rows(batch: Batch, rows: int) -> Batch:
+    """The batch with copies of its last row in which no target counts, until it has `rows`."""
+    have = len(batch.tokens)
+    if have >= rows:
+        return batch
+    taken = torch.tensor([*range(have), *[have - 1] * (rows - have)])
+    filled = _rows_of(batch, taken)
+    filled.weights[have:] = 0.0
+    return filled
+
+
+def _rows_of(record: Record, taken: Int64[Tensor, " rows"]) -> Record:
+    """Some rows of every field."""
+    changed = {}
+    for name in type(record).__dataclass_fields__:
+        value = getattr(record, name)
+        if isinstance(value, Tensor):
+            changed[name] = value[taken]
+        elif isinstance(value, list):
+            changed[name] = [value[row] for row in taken.tolist()]
+        elif isinstance(value, Source):
+            changed[name] = _rows_of(value, taken)
+    return replace(record, **changed)

@@ -46,6 +46,14 @@ class StepRecord(Record):
     first_sample: NotRequired[int]
     num_samples: NotRequired[int]
     skipped: NotRequired[bool]
+    noise_scale: NotRequired[float | None]
+    """Gradient noise scale in targets (`log.noise_scale`), from running averages; None while they allow none."""
+    noise_trace: NotRequired[float | None]
+    """Its numerator in this step alone: trace of the covariance of the gradients of single targets."""
+    noise_signal: NotRequired[float | None]
+    """Its denominator in this step alone: squared norm of the gradient over all data; single steps may be negative."""
+    terms: NotRequired[dict[str, float]]
+    """Terms of the objective besides the loss, per target token."""
     time: NotRequired[float]
     bill: NotRequired[dict[str, Any]]
     """At log intervals: shares of the time of the steps since the last one, MFU (`hornbook.run.observe.step_bill`)."""

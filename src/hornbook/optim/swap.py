@@ -12,9 +12,10 @@ pairs, converts each to each:
 | Lion, Muon | their momentum | none | none |
 | Adafactor | exp_avg, if kept | row x column / mean of the rows | step |
 
-A rule whose m or v the other does not know begins with new state, and so do rules that are not in the table: their
-learning rate rises again from 0 (`rewarms`). t goes with m and v, so that they are not corrected a second time as if
-they had begun at 0; averages that begin at 0 have t = 0.
+A rule that needs what the other does not know begins with new state, and so do rules that are not in the table (SOAP,
+whose averages are in another basis, and those from outside). After any change but those between kinds of Adam the
+learning rate rises again from 0 (`config.swap.rewarms`). t goes with m and v, so that they are not corrected a second
+time as if they had begun at 0; averages that begin at 0 have t = 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +25,10 @@ from typing import Any
 from torch import Tensor
 
 from hornbook.optim.config.rule import UpdateRule
-from hornbook.optim.config.swap import ADAM, kind_of_rule
+from hornbook.optim.config.swap import kind_of_rule
 
+ADAM = ("adam", "adamw", "lamb")
+"""Kinds with this state."""
 Tensors = Mapping[str, Tensor]
 """State of one parameter by name, whole."""
 

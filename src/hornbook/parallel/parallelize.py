@@ -3,12 +3,13 @@
 import functools
 
 import torch
-import torch._functorch.config as functorch
 from torch.utils.checkpoint import checkpoint
 
+from hornbook.model.attention.device_attention import use_installed_flash
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
+from hornbook.parallel.compiled import CompiledParts, compile_model
 from hornbook.parallel.config import (
     BlockRecompute,
     BudgetRecompute,
@@ -44,14 +45,15 @@ def parallelize(
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
     model.compute_dtype = PRECISIONS[precision]
     apply_recompute(model, parallel.recompute)
-    if train.compile:
-        budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
-        compile_blocks(model, budget)
+    budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
+    compiled = compile_model(model, train, world.device, budget) if train.compile else CompiledParts()
+    use_installed_flash(world.device)
     data_parallel = apply_data_parallel(model, world, parallel)
     if parallel.exact:
         check_shards(data_parallel.shards)
     scaler = Scaler() if precision == "fp16" else None
-    return Engine(model, world, data_parallel, exact=parallel.exact, loss=train.loss, scaler=scaler)
+    settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
+    return Engine(model, world, data_parallel, **settings)
 
 
 def apply_recompute(model: Transformer, config: Recompute) -> None:
@@ -73,16 +75,6 @@ def recompute_blocks(model: Transformer, every: int = 1) -> None:
         block.forward = functools.partial(
             checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
-
-
-def compile_blocks(model: Transformer, budget: float) -> None:
-    """torch.compile each block in place: all share one graph, so the cost does not grow with depth.
-
-    budget: share of what a block would keep for backward that it may keep; for all graphs compiled from here on.
-    """
-    functorch.activation_memory_budget = budget
-    for block in model.all_blocks():
-        block.compile()
 
 
 def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig) -> SingleProcess:

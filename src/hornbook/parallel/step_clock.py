@@ -12,6 +12,7 @@ is not hidden stays with forward and backward.
 """
 
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -37,6 +38,11 @@ class StepClock:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._since = 0
 
+    def begin(self) -> None:
+        """Begin a step: what collectives of an evaluation took before it counts for nothing."""
+        self._marks.clear()
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
     def phase(self, name: Phase) -> "_Within":
         """A context whose time counts for `name`, and not for the phase around it."""
         return _Within(self, name)
@@ -57,7 +63,7 @@ class StepClock:
         self._mark()
         self._stack.pop()
 
-    def take(self) -> dict[Phase, float]:
+    def take(self) -> dict[str, float]:
         """Seconds by phase since the last call; on a GPU it waits for the last mark, which the step has waited for."""
         if self._marks:
             self._marks[-1][1].synchronize()
@@ -65,7 +71,7 @@ class StepClock:
                 if phase != "host":
                     self._seconds[phase] += start.elapsed_time(end) / 1e3
             self._marks.clear()
-        taken, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+        taken, self._seconds = {**self._seconds}, dict.fromkeys(PHASES, 0.0)
         return taken
 
     def _mark(self) -> None:
@@ -87,7 +93,8 @@ class _Within:
     __slots__ = ("_clock", "_name")
 
     def __init__(self, clock: StepClock, name: Phase) -> None:
-        self._clock, self._name = clock, name
+        self._clock = clock
+        self._name: Phase = name
 
     def __enter__(self) -> Self:
         self._clock.enter(self._name)
@@ -106,10 +113,10 @@ class TimedWork(Work):
         super().__init__()
         self._work, self._clock = work, clock
 
-    def wait(self, *arguments: Any) -> bool:
-        """Wait for the collective."""
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the collective; a time of zero has no limit of its own."""
         with self._clock.phase("communication"):
-            return self._work.wait(*arguments)
+            return self._work.wait(timeout)
 
 
 class TimedAllGather(DefaultAllGather):

@@ -28,6 +28,11 @@ class LossConfig(Config):
     """Share of the target's probability that is spread over the vocabulary (label smoothing, arXiv 1512.00567)."""
     z_loss: Number = Field(default=0.0, ge=0)
     """Weight of the squared log-sum of the logits' exponentials (PaLM: 1e-4); reported apart from the loss."""
+    l1: Number = Field(default=0.0, ge=0)
+    """Penalty l1 * sum |w| over the parameters that decay, reported apart from the loss; its gradient goes through
+    clipping and moments."""
+    l2: Number = Field(default=0.0, ge=0)
+    """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
 
 
 class TrainConfig(Config):
@@ -61,7 +66,13 @@ class TrainConfig(Config):
     threads: Count = Field(default=0, ge=0)
     """CPU threads; 0 takes OMP_NUM_THREADS or the number of cores. Bits depend on it."""
     compile: bool = False
-    """torch.compile each block: slower start, faster steps on a GPU."""
+    """torch.compile the model: slower start, faster steps on a GPU. The code is kept for later starts."""
+    compile_scope: Literal["blocks", "stack"] = "blocks"
+    """What is compiled as one piece: a block, whose code serves all layers, or all blocks (a start that is longer by
+    their number)."""
+    cuda_graphs: bool = False
+    """Start the kernels of a compiled piece by one call, on a GPU: for models whose kernels are too short for the CPU
+    to keep up. Each piece and batch shape holds memory of its own."""
 
     @property
     def micro_rows(self) -> int:
@@ -113,6 +124,9 @@ class LogConfig(Config):
     writes a Chrome trace into RUN/profile. Only these steps are slower."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
+    noise_scale: Count = Field(default=0, ge=0)
+    """Steps over which the gradient noise scale is averaged, such as 100; 0 does not measure it. Needs two ranks, or
+    two microbatches of a rank: the norm of a part of the gradient is compared with that of the whole."""
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""
 

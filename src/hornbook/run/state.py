@@ -33,6 +33,7 @@ from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.noise_scale import NoiseScale
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, state_shards
 from hornbook.run.interventions import Course
@@ -77,6 +78,7 @@ class State:
         self.average: WeightAverage | None = None
         self.saved_course: Course | None = None
         """Of a run that goes on: the settings in force when a checkpoint was saved; None: those of now."""
+        self.noise: NoiseScale | None = None
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
@@ -142,6 +144,9 @@ class State:
             _read_shards(folder / AVERAGE, self.averages())
         if self.engine.scaler is not None and "scale" in counters:
             self.engine.scaler.load(counters["scale"])
+        if self.noise is not None and "noise" in counters:
+            self.noise.load(counters["noise"])
+        self.engine.clipping.load(counters.get("norms", []))
         self.step, self.tokens = counters["step"], counters["tokens"]
         self.skips_in_a_row = counters["skips_in_a_row"]
         sequence = self.loader.index.sequence
@@ -217,6 +222,10 @@ class State:
             "sequence": self.loader.index.sequence,
             "skips_in_a_row": self.skips_in_a_row,
         }
+        if self.noise is not None:
+            counters["noise"] = self.noise.state()
+        if norms := self.engine.clipping.state():
+            counters["norms"] = norms
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
 
 

@@ -48,6 +48,10 @@ class Step:
     """Seconds of this rank by phase (`hornbook.parallel.step_clock`); the rest of `seconds` is the host's."""
     positions: tuple[int, int] = (0, 0)
     """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
+    noise: dict[str, float | None] | None = None
+    """Keys of the gradient noise scale (`log.noise_scale`); None: not measured."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Other terms of the objective by name, per target token: `z_loss`, `l1`, `l2`, what experts add."""
 
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
@@ -56,7 +60,7 @@ class Step:
 
     def record(self) -> StepRecord:
         """The line for metrics.jsonl."""
-        return {
+        record: StepRecord = {
             "attempt": self.attempt,
             "step": self.step,
             "tokens": self.tokens,
@@ -72,7 +76,11 @@ class Step:
             "num_samples": self.num_samples,
             "skipped": self.skipped,
             "time": round(time.time(), 3),
+            **({"terms": dict(self.terms)} if self.terms else {}),
         }
+        if self.noise is not None:
+            record |= self.noise
+        return record
 
 
 def is_due(step: int, every: int) -> bool:

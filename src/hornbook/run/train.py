@@ -11,12 +11,13 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.average import WeightAverage
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build import build_optimizer, decaying
 from hornbook.optim.config.average import NoAverage
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.noise_scale import NoiseScale
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -33,6 +34,7 @@ from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
+from hornbook.settings.recipe import Recipe
 
 MEASURED_STEPS = 3
 """Steps after which the time-out of collectives follows from measured times."""
@@ -52,7 +54,7 @@ def train(job: Job) -> Exit:
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
             initialize_or_restore(job, state, checkpointer, observers)
-            observers.state_file.start(job.ledger.attempt, state)
+            observers.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
             while state.tokens < intervener.course.length.tokens:
@@ -102,6 +104,7 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
+    engine.penalties.names = decaying(roles, recipe.optim)
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
 
@@ -110,16 +113,26 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
 
     optimizer = make_optimizer(recipe.optim, engine.owners)
     state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
-    if not isinstance(recipe.train.average, NoAverage):
-        axis = Axis(inputs.length.planned, inputs.length.batches)
-        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    _keep_statistics(state, recipe, inputs.length)
     return state
+
+
+def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> None:
+    """Keep what the recipe asks for beside the training itself: an average of the weights, the noise scale."""
+    engine = state.engine
+    if not isinstance(recipe.train.average, NoAverage):
+        axis = Axis(length.planned, length.batches)
+        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    if recipe.log.noise_scale:
+        engine.measure_part()
+        state.noise = NoiseScale(recipe.log.noise_scale)
 
 
 def take_step(job: Job, state: State, course: Course) -> Step:
     """One optimizer step over the next global batch."""
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
+    engine.clock.begin()
     lr = course.learning_rate(state.tokens)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
@@ -131,15 +144,20 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
     before = state.tokens
     state.advance(batch)
-    loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
+    part = engine.part_of_batch()
+    norm, applied, *values = fetch(norm, applied, *part, *losses.values())
+    sums = zip(losses, values[len(part) :], strict=True)
+    terms = {name: each / max(batch.total_weight, 1.0) for name, each in sums}
     if applied and state.average is not None:
         state.average.update(before, state.tokens)
+    if applied and state.noise is not None:
+        state.noise.update(*values[: len(part)], norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,
         tokens=state.tokens,
         step_tokens=batch.tokens,
-        loss=loss_sum / max(batch.total_weight, 1.0),
+        loss=terms.pop("loss"),
         grad_norm=norm,
         lr=lr,
         skipped=not applied,
@@ -151,6 +169,8 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         final=state.tokens >= length.tokens,
         phases=engine.clock.take(),
         positions=batch.positions_computed,
+        noise=None if state.noise is None else state.noise.record(),
+        terms=terms,
     )
 
 

@@ -41,6 +41,8 @@ MASKS: dict[str, tuple[tuple[int, int, int], AttentionMask]] = {
         AttentionMask("cross", ((150, 50), (0, 200), (100, 100)), ((30, 60), (40, 50), (0, 90))),
     ),
 }
+CONFINED = ("causal, documents", "causal, window", "causal, documents, window", "bidirectional, documents")
+CONFINED += ("bidirectional, documents, window", "cross, documents")
 SCORES = {"plain": (), "softcap": ("softcap",), "bias": ("bias",), "sinks": ("sinks",)}
 SCORES["all"] = ("softcap", "bias", "sinks")
 
@@ -165,11 +167,7 @@ def test_flex_attention_equals_the_formula(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kv_heads", [1, 4])
-@pytest.mark.parametrize(
-    "name",
-    ["causal, documents", "causal, window", "causal, documents, window", "bidirectional, documents"]
-    + ["bidirectional, documents, window", "cross, documents"],
-)
+@pytest.mark.parametrize("name", CONFINED)
 def test_documents_behind_one_another_equal_the_formula(
     name: str, kv_heads: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

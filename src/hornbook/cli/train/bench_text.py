@@ -146,8 +146,8 @@ def loader_text(found: Mapping[str, Any], step: Mapping[str, Any]) -> str:
             f"data         {found['data']}",
             f"loader       {rate:,.0f} tokens/s in one thread, +- {percent(found['spread'])} "
             f"over {found['batches']:,} batches",
-            f"             the first batch of {found['batch_tokens']:,} tokens took {seconds_text(found['first_seconds'])}: "
-            "it maps and compares the shards",
+            f"             the first one, of {found['batch_tokens']:,} tokens, took "
+            f"{seconds_text(found['first_seconds'])}: it maps and compares the shards",
             f"the step     needs {need:,.0f} tokens/s: the loader makes {ratio:,.3g} x that, so {verdict}",
         ]
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
+from hornbook.optim.config.clipping import Clip, NormClip
 from hornbook.optim.config.rule import Shape, UpdateRule
 from hornbook.optim.config.rules import AnyRule
 from hornbook.optim.config.schedules import Cosine, Schedule
@@ -31,8 +32,8 @@ class OptimizerConfig(UpdateRule):
 
     decay_embeddings: bool = False
     """Decay embeddings too (GPT-3, nanoGPT)."""
-    clip: Number = Field(default=1.0, ge=0)
-    """Largest global gradient norm; 0 turns clipping off."""
+    clip: Clip = NormClip()
+    """How gradients are limited; a plain number is the largest global norm."""
     schedule: Schedule = Cosine()
     """Learning rate over the run."""
     groups: list[ParameterGroup] = Field(default=[])

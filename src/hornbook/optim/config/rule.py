@@ -27,8 +27,8 @@ class StateTensor:
     name: str
     """Key in `optimizer.state[parameter]`, in torch's form."""
     extent: Literal["shape", "rows", "columns", "blocks", "scalar", "left", "right"] = "shape"
-    """`shape`: a value for each value of the parameter; `rows`: one for each index of its first dim; `columns`: one for
-    each index of its other dims; `blocks`: one for each `block` neighbours along its last dim; `scalar`: one; `left`,
+    """`shape`: a value for each value of the parameter; `rows`: one for each row of each matrix, and for each value of a
+    vector; `columns`: one for each column of each matrix, and one for a vector; `blocks`: one for each `block` neighbours along its last dim; `scalar`: one; `left`,
     `right`: a square for the last dim but one, the last dim, of each matrix. Squares need `UpdateRule.whole`."""
     dtype: str = "parameter"
     """A key of `ITEM_BYTES`."""
@@ -50,9 +50,9 @@ class StateTensor:
             case "shape":
                 return parameter
             case "rows":
-                return parameter[:1]
+                return parameter[:-1] if len(parameter) > 1 else parameter
             case "columns":
-                return parameter[1:]
+                return (*parameter[:-2], parameter[-1]) if len(parameter) > 1 else ()
             case "blocks" if parameter:
                 return (*parameter[:-1], -(-parameter[-1] // self.block))
             case "left" | "right":
@@ -63,8 +63,9 @@ class StateTensor:
 
     def dropped_dims(self, dims: int) -> range:
         """Dims of a parameter of `dims` dims that the tensor lacks: shards that differ only in these hold the same."""
-        first, last = {"rows": (1, dims), "columns": (0, 1), "scalar": (0, dims)}.get(self.extent, (0, 0))
-        return range(first, min(last, dims))
+        rows = (dims - 1, dims) if dims > 1 else (0, 0)
+        dropped = {"rows": rows, "columns": (max(dims - 2, 0), max(dims - 1, min(dims, 1))), "scalar": (0, dims)}
+        return range(*dropped.get(self.extent, (0, 0)))
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,14 @@ class UpdateRule(Config):
         """Settings of a group of parameters: `weight_decay`, and `lr_factor`, the factor on its learning rate."""
         decay = self.weight_decay * factors.weight_decay if decayed else 0.0
         return {"weight_decay": decay, "lr_factor": factors.lr}
+
+    def role_settings(self, role: str) -> dict[str, Any]:  # noqa: ARG002
+        """More settings of a group, for parameters of this role."""
+        return {}
+
+    def mup_problem(self) -> str:
+        """Why muP's factors, those of updates that do not grow with the gradient, do not fit it; empty if they do."""
+        return ""
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """The update in torch's form over `groups`: `params` as (name, tensor) pairs, and their `group_settings`.

@@ -18,6 +18,7 @@ from hornbook.run.memory import memory_of
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
 from hornbook.run.observe.event_files import EventFiles
+from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown
 from hornbook.run.observe.step_bill import StepBill
 from hornbook.run.start.precision import describe_precision
@@ -109,11 +110,17 @@ class Observers:
     consoles: list[Console]
     evaluation: Evaluation
     samples: Samples
+    profile: StepProfile
     event_files: list[EventFiles]
 
     def __iter__(self) -> Iterator[Observer]:
         yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.event_files)
-        yield from (self.evaluation, self.samples)
+        yield from (self.evaluation, self.samples, self.profile)
+
+    def start(self, attempt: int, at: Position) -> None:
+        """The run is up, before its first step."""
+        self.state_file.start(attempt, at)
+        self.profile.start(at.step)
 
     def note(self, text: str) -> None:
         """Show a line on every console."""
@@ -147,8 +154,14 @@ def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterato
         state_file = stack.enter_context(StateFile(output, job.length.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         event_files: list[EventFiles] = []
-        bill = StepBill(job.inputs, engine.world, lambda found, step: observers.slowed(found, step, output.ledger))
-        observers = Observers(bill, Metrics(lines, bill), state_file, consoles, evaluation, samples, event_files)
+
+        def notify(found: Slowdown, step: Step) -> None:
+            observers.slowed(found, step, output.ledger)
+
+        bill = StepBill(job.inputs, engine.world, notify, consoles)
+        profile = stack.enter_context(StepProfile(job, consoles))
+        metrics = Metrics(lines, bill)
+        observers = Observers(bill, metrics, state_file, consoles, evaluation, samples, profile, event_files)
         if output.is_rank0 and job.recipe.log.tensorboard:
             event_files.append(stack.enter_context(EventFiles(job.run, observers.note)))
             job.ledger.listeners.append(event_files[0].listen)

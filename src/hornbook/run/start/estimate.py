@@ -14,6 +14,7 @@ from hornbook.errors import UsageError
 from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_token, state_bytes
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.surgery.operate import trained_parameters
+from hornbook.optim.config.clipping import AnyClip
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device, distributed
@@ -151,7 +152,7 @@ def _forward_backward(state: State, inputs: Inputs, rows: int) -> None:
     fetch(losses["loss"])
 
 
-def _update(state: State, clip: float) -> None:
+def _update(state: State, clip: AnyClip) -> None:
     norm = state.engine.clip_gradients(clip)
     fetch(norm, state.engine.step(state.optimizer))
     state.engine.zero_gradients()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch, GlobalBatch
@@ -41,7 +42,7 @@ def compare_accumulation(inputs: Inputs) -> dict[str, Any]:
         whole, loss = _gradients(state, big.batches, big.total_weight)
         right, right_loss = _gradients(state, parts, weight)
         means = [_gradients(state, each.batches, each.total_weight) for each in ragged]
-        averaged = {name: sum(found[name] for found, _ in means) / len(means) for name in whole}
+        averaged = {name: torch.stack([found[name] for found, _ in means]).mean(0) for name in whole}
         return {
             "precision": recipe.train.precision,
             "rows": rows,

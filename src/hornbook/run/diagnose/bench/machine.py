@@ -49,7 +49,7 @@ def measure_machine(device: torch.device, folder: Path) -> dict[str, Any]:
 
 def _multiplies(device: torch.device, dtype: torch.dtype) -> bool:
     try:
-        torch.ones(8, 8, device=device, dtype=dtype) @ torch.ones(8, 8, device=device, dtype=dtype)
+        torch.mm(*[torch.ones(8, 8, device=device, dtype=dtype)] * 2)
     except RuntimeError:
         return False
     return True
