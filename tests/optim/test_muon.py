@@ -8,8 +8,10 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.errors import UsageError
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import assign_rules, build_optimizer
-from hornbook.optim.config.matrix_optimizers import Muon
+from hornbook.optim.config.matrix_optimizers import SOAP, Muon
 from hornbook.optim.config.matrix_rules import MuonRule
 from hornbook.optim.config.optimizer import ParameterGroup
 from hornbook.optim.config.rules import AdamWRule
@@ -158,3 +160,13 @@ def test_ranks_update_as_one_process_does(
     run = Run(world, **LAYOUTS[layout], optimizer="muon", exact=True, steps=3, experts=experts)
     expected = perform(run_ranks, run.alone, tmp_path / "alone")
     assert same_bits(perform(run_ranks, run, tmp_path / "ranks"), expected)
+
+
+def test_the_estimate_of_a_models_state_is_not_too_small() -> None:
+    """Of a GPT: Muon keeps between one value and two for each parameter, SOAP squares too."""
+    model = build_model(ModelConfig(layers=4, width=64, heads=4), 256)
+    named, roles = dict(model.named_parameters()), parameter_roles(model)
+    count = sum(each.numel() for each in named.values())
+    for config, most in ((Muon(), 2.0), (SOAP(), 1.4)):
+        kept = sum(tensor.nbytes for _, _, tensor in build_optimizer(named, roles, config).state())
+        assert kept <= config.model_state_bytes(count) <= most * kept

@@ -43,6 +43,10 @@ class OptimizerConfig(UpdateRule):
         """The update rule of parameters of this role and shape, where no group says otherwise."""
         return self
 
+    def model_state_bytes(self, parameters: int) -> int:
+        """Bytes of the state of a whole model of that many values, of matrices and others; about, and rather more."""
+        return self.state_bytes(parameters)
+
     def problems(self) -> Iterator[tuple[str, str]]:
         """(key below `optim`, what is wrong and the remedy) of settings that do not fit each other."""
         yield from ()

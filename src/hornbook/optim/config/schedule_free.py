@@ -70,5 +70,8 @@ class ScheduleFreeSGD(_ScheduleFree):
     lr: Number = Field(default=1.0, gt=0)
     """Learning rate after the warm-up."""
 
+    def mup_problem(self) -> str:
+        return "its updates grow with the gradient, and the factors are those of AdamW: take schedule_free"
+
     def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:  # noqa: ARG002
         return AVERAGING
