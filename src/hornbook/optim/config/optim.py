@@ -16,6 +16,7 @@ from hornbook.optim.config.classic_rules import (
 from hornbook.optim.config.matrix_optimizers import SOAP, Muon
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
+from hornbook.optim.config.schedule_free import ScheduleFree, ScheduleFreeSGD
 from hornbook.optim.config.schedules import Constant, Schedule
 from hornbook.settings.fields import open_to
 
@@ -56,7 +57,7 @@ class LAMB(LAMBRule, OptimizerConfig):
 
 
 AnyOptimizer = Annotated[
-    AdamW | SGD | Adagrad | RMSProp | Adam | Adafactor | Lion | LAMB | Muon | SOAP,
+    AdamW | SGD | Adagrad | RMSProp | Adam | Adafactor | Lion | LAMB | Muon | SOAP | ScheduleFree | ScheduleFreeSGD,
     Field(discriminator="kind"),
     *open_to("optimizer", OptimizerConfig),
 ]
