@@ -179,7 +179,12 @@ def compile_for(inputs: Inputs) -> None:
     compile_ahead([*data, *missing, *model_jobs(model, train, inputs.vocab)])
     for kernel in updates:
         kernel.callback(pure)
-    kernels, bfloat16 = _kernels(model, train, inputs.vocab)
+    load_kernels(model, train, inputs.vocab)
+
+
+def load_kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> None:
+    """Load the kernels of a model into this process; those that are missing are compiled here."""
+    kernels, bfloat16 = _kernels(model, train, vocab)
     for kernel in kernels:
         kernel.callback(bfloat16)
 

@@ -78,6 +78,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         *_check_labels(recipe),
         *_check_noise_scale(recipe),
     ]
+    problems += _check_optim(recipe)
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -115,6 +116,13 @@ def _check_precision(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "surgery", f"added parts and frozen weights are float32, and those of bf16-pure are bf16: {remedy}"
     if any(recipe.model.layer(number).mlp.kind == "experts" for number in range(recipe.model.layers)):
         yield "model.mlp", f"routers of experts need float32 weights, and those of bf16-pure are bf16: {remedy}"
+
+
+def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    yield from ((f"optim.{key}", text) for key, text in recipe.optim.problems())
+    if recipe.optim.averages and recipe.train.average.kind != "none":
+        text = f'optim.kind "{getattr(recipe.optim, "kind", "")}" already evaluates and saves an average of the weights'
+        yield "train.average.kind", f'{text}: set it to "none", or take another optimizer'
 
 
 def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:

@@ -127,7 +127,9 @@ def state_bytes(
     with no parameter frozen."""
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas
-    weights, moments = item_bytes * parameters, optim.state_bytes(parameters, item_bytes)
+    weights = item_bytes * parameters
+    narrow = item_bytes != FLOAT32
+    moments = optim.state_bytes(parameters, item_bytes) if narrow else optim.model_state_bytes(parameters)
     sizes = {"moments": moments, "gradients": weights, "weights": weights}  # as they are sharded
     shares = {name: group if number < cut else 1 for number, name in enumerate(sizes)}
     return {name: -(-size // shares[name]) for name, size in reversed(sizes.items())}

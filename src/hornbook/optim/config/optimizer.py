@@ -3,6 +3,8 @@
 A user's optimizer from outside the package is a subclass of `OptimizerConfig` (docs/parts.md).
 """
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from hornbook.optim.config.clipping import Clip, NormClip
@@ -36,3 +38,11 @@ class OptimizerConfig(UpdateRule):
     """Learning rate over the run."""
     groups: list[ParameterGroup] = Field(default=[])
     """Parameters with other settings, such as `[{ match = "embedding.*", lr = 1e-3 }]`."""
+
+    def model_state_bytes(self, parameters: int) -> int:
+        """Bytes of the state of a whole model of that many values, of matrices and others; about, and rather more."""
+        return self.state_bytes(parameters)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key below `optim`, what is wrong and the remedy) of settings that do not fit each other."""
+        yield from ()
