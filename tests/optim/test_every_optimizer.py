@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from hornbook.model.build import parameter_roles
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.rule import ITEM_BYTES
-from hornbook.optim.low_precision import LowPrecisionAdamW
+from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.engine import Engine
 from tests.optim.kinds import CASES, IDS, KINDS, SHAPES, config_of, everything, make, same_bits, step

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from hornbook.errors import UsageError
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import Shape, StateTensor, UpdateRule
-from hornbook.optim.low_precision import LowPrecisionAdamW
+from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
 
 
 class WholeParameters(Protocol):

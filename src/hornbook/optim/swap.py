@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.optim.codes import dequantize, quantize
 from hornbook.optim.config.rule import UpdateRule
 from hornbook.optim.config.swap import kind_of_rule
+from hornbook.optim.low_precision.codes import dequantize, quantize
 
 ADAM = ("adam", "adamw", "lamb")
 """Kinds with this state."""

@@ -24,7 +24,7 @@ from hornbook.model.cpu.kernels import kernels_of
 from hornbook.model.init.init import initial_values
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.surgery.operate import build_operated
-from hornbook.optim.cpu import kernels_of as optimizer_kernels
+from hornbook.optim.low_precision.kernels import kernels_of as optimizer_kernels
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device
 from hornbook.run.config import TrainConfig

@@ -61,7 +61,7 @@ class AdamW8bitRule(UpdateRule):
         return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        from hornbook.optim.low_precision import AdamW8bit
+        from hornbook.optim.low_precision.adamw import AdamW8bit
 
         return AdamW8bit(groups, betas=(self.beta1, self.beta2))
 

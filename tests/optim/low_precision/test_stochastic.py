@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hornbook.kernels.compiled import compiled
 from hornbook.kernels.scalar import mix32
-from hornbook.optim.stochastic import _mix32, draw_key, draws, round_stochastically
+from hornbook.optim.low_precision.stochastic import _mix32, draw_key, draws, round_stochastically
 
 COUNT = 1_000_000
 

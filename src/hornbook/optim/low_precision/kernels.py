@@ -1,4 +1,4 @@
-"""Kernels for the updates of `hornbook.optim.low_precision`: one pass over memory, with the bits of the reference.
+"""Kernels for the updates of `hornbook.optim.low_precision.adamw`: one pass over memory, with the bits of the reference.
 
 They are compiled without reordering or contracting anything (`EXACT`), so any vectors and any number of threads give
 the same bits. A loop that reads and writes few arrays vectorises; hence the short loops over a block, which stays
@@ -24,14 +24,14 @@ from hornbook.kernels.scalar import (
     u8,
 )
 from hornbook.kernels.team import Kernel, chunks, float_argument, is_bf16, launch
-from hornbook.optim.codes import DECADES, NINTH, TINY, dynamic_map, grid
 from hornbook.optim.config.adamw_8bit import BLOCK, AdamW8bitRule
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
-from hornbook.optim.stochastic import SECOND, Key
+from hornbook.optim.low_precision.codes import DECADES, NINTH, TINY, dynamic_map, grid
+from hornbook.optim.low_precision.stochastic import SECOND, Key
 
 if TYPE_CHECKING:
-    from hornbook.optim.low_precision import Factors
+    from hornbook.optim.low_precision.adamw import Factors
 
 RUN = 1024
 """Values whose state is not in blocks are taken in runs of so many."""
@@ -76,7 +76,7 @@ def exact(function):
 
 @njit(inline="always")
 def first_word(index, key0, key1):
-    """The first word of draws of the value `index` of a parameter (`hornbook.optim.stochastic.draws`)."""
+    """The first word of draws of the value `index` of a parameter (`hornbook.optim.low_precision.stochastic.draws`)."""
     word = mix32(np.uint32(np.uint32(index) ^ key0))
     return mix32(np.uint32(np.uint32(word + key1) + np.uint32(index >> np.uint64(32))))
 
@@ -108,7 +108,7 @@ def _bf16_kernel(first, last, _chunk, a, values):
 
 
 def _encoder(signed: bool):
-    """A function that writes the codes of some moments and returns their scale (`hornbook.optim.codes.quantize`)."""
+    """A function that writes the codes of some moments and returns their scale (`hornbook.optim.low_precision.codes.quantize`)."""
     by = grid(signed)
     zero, one, limits, scales, counts = by.zero, by.one, by.limits, by.scales, by.counts
     before, last = np.float32(by.first - 1), np.float32(by.last)

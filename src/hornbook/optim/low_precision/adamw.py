@@ -5,9 +5,9 @@ With m, v the moments of before and g the gradient, all arithmetic in float32:
     m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
     p = (1 - lr decay) p - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-What is then stored is rounded: moments to 8-bit codes (`hornbook.optim.codes`) or stochastically to bfloat16, bfloat16
-parameters stochastically (`hornbook.optim.stochastic`). The functions below are written in torch and run on any device;
-on a CPU the kernels of `hornbook.optim.cpu` take their place, with the same bits.
+What is then stored is rounded: moments to 8-bit codes (`hornbook.optim.low_precision.codes`) or stochastically to bfloat16, bfloat16
+parameters stochastically (`hornbook.optim.low_precision.stochastic`). The functions below are written in torch and run on any device;
+on a CPU the kernels of `hornbook.optim.low_precision.kernels` take their place, with the same bits.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from hornbook.kernels.team import supports
-from hornbook.optim import cpu
-from hornbook.optim.codes import dequantize, quantize
-from hornbook.optim.stochastic import Key, draw_key, draws, round_stochastically
+from hornbook.optim.low_precision import kernels
+from hornbook.optim.low_precision.codes import dequantize, quantize
+from hornbook.optim.low_precision.stochastic import Key, draw_key, draws, round_stochastically
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class AdamW8bit(LowPrecisionAdamW):
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Factors, drawn: Draws) -> None:
         codes = [state[name] for name in ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")]
         if self.kernels and _fits(parameter, gradient):
-            cpu.update_8bit(parameter, gradient, codes, cpu.packed(by), drawn.key, drawn.first)
+            kernels.update_8bit(parameter, gradient, codes, kernels.packed(by), drawn.key, drawn.first)
             return
         moments = dequantize(codes[0], codes[1], signed=True), dequantize(codes[2], codes[3], signed=False)
         value, m, v = adamw(parameter.float(), gradient.float(), *moments, by)
@@ -104,7 +104,7 @@ class AdamWBf16(LowPrecisionAdamW):
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Factors, drawn: Draws) -> None:
         moments = state["exp_avg"], state["exp_avg_sq"]
         if self.kernels and _fits(parameter, gradient):
-            cpu.update_bf16(parameter, gradient, *moments, cpu.packed(by), drawn.key, drawn.first)
+            kernels.update_bf16(parameter, gradient, *moments, kernels.packed(by), drawn.key, drawn.first)
             return
         value, m, v = adamw(parameter.float(), gradient.float(), *(each.float() for each in moments), by)
         bits, _ = draws(drawn.key, drawn.first, parameter.numel(), parameter.device)

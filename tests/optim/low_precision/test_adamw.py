@@ -13,7 +13,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.adamw_8bit import AdamW8bitRule
 from hornbook.optim.config.rules import AdamWRule
-from hornbook.optim.low_precision import LowPrecisionAdamW
+from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
 from hornbook.optim.optimizer import Optimizer
 from tests.optim.kinds import config_of, everything, same_bits
 from tests.parallel.trajectory import LAYOUTS, Run, perform

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hornbook.optim.codes import BLOCK, dequantize, dynamic_map, encode, quantize
+from hornbook.optim.low_precision.codes import BLOCK, dequantize, dynamic_map, encode, quantize
 
 
 @pytest.mark.parametrize("signed", [True, False])
