@@ -147,7 +147,7 @@ def test_bfloat16_weights_compute_what_rounded_float32_ones_do(name: str, marked
 @pytest.mark.parametrize("name", ["bert", "t5", "prefix", "experts", "latent"])
 def test_float8_is_near_bfloat16_for_every_family(name: str, scaling: str, marked_corpus: Path) -> None:
     config, family = config_of(name)
-    settings = {"precision": "float8", "float8": {"scaling": scaling, "emulate": True}, "device": "cpu", "threads": 1}
+    settings = {"precision": "float8", "float8": {"scales": scaling, "emulate": True}, "device": "cpu", "threads": 1}
     reference, narrow = make_engine(config, "bf16"), make_engine(config, "fp32")
     engine = parallelize(narrow.model, ParallelConfig(), TrainConfig.model_validate(settings))
     assert any(isinstance(each, Linear) and each.float8 is not None for each in engine.model.modules())

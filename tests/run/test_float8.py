@@ -16,7 +16,7 @@ WORDS = ("optim.lr=3e-3", "model.width=64", "checkpoint.every=4")
 
 @pytest.mark.parametrize("scaling", ["tensor", "row"])
 def test_a_run_learns_and_goes_on_bit_for_bit(scaling: str, tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
-    words = (*WORDS, "train.precision=float8", "train.float8.emulate=true", f"train.float8.scaling={scaling}")
+    words = (*WORDS, "train.precision=float8", "train.float8.emulate=true", f"train.float8.scales={scaling}")
     assert launch_run(tmp_path / "whole", *words) == Exit.DONE
     assert launch_run(tmp_path / "bf16", *WORDS, "train.precision=bf16") == Exit.DONE
     losses, others = ([step["loss"] for step in branch(tmp_path / name)] for name in ("whole", "bf16"))

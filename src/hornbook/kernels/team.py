@@ -15,16 +15,17 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numba import njit, types
 from numba.np.numpy_support import carray
-from torch import Tensor
 
 from hornbook.kernels.cache import is_kept, kept_callback
 from hornbook.kernels.scalar import OPTIONS, bf16, f32, fetch_add
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 """Of every kernel."""
@@ -76,18 +77,22 @@ class Kernel:
         return kernel
 
 
-def supports(*tensors: Tensor) -> bool:
+def supports(*tensors: "Tensor") -> bool:
     """Whether kernels can run on these: plain CPU tensors of bfloat16 or float32, outside tracing."""
+    import torch
+
     return not torch.compiler.is_compiling() and all(
-        type(tensor) in (Tensor, torch.nn.Parameter)
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"
         and tensor.dtype in (torch.bfloat16, torch.float32)
         for tensor in tensors
     )
 
 
-def launch(kernel: Kernel, rows: int, *arguments: Tensor | int | float) -> None:
+def launch(kernel: Kernel, rows: int, *arguments: "Tensor | int | float") -> None:
     """Run a kernel over `rows` rows; `arguments` begin with `is_bf16` of the tensors, which must be contiguous."""
+    import torch
+
     callback = kernel.callback(bool(arguments[0]))
     step = _rows_per_chunk(rows)
     packed = np.array([0, step, rows, *map(_pack, arguments)], dtype=np.int64)
@@ -103,8 +108,10 @@ def chunks(rows: int) -> int:
     return -(-rows // _rows_per_chunk(rows))
 
 
-def is_bf16(tensor: Tensor) -> int:
+def is_bf16(tensor: "Tensor") -> int:
     """The flag by which kernels choose how to read."""
+    import torch
+
     return int(tensor.dtype == torch.bfloat16)
 
 
@@ -112,13 +119,13 @@ def _rows_per_chunk(rows: int) -> int:
     return max(1, -(-rows // CHUNKS))
 
 
-def _pack(argument: Tensor | int | float) -> int:
-    if isinstance(argument, Tensor):
-        assert argument.is_contiguous()
-        return argument.data_ptr()
+def _pack(argument: "Tensor | int | float") -> int:
     if isinstance(argument, float):
         return int(np.float64(argument).view(np.int64))
-    return argument
+    if isinstance(argument, int):
+        return argument
+    assert argument.is_contiguous()
+    return argument.data_ptr()
 
 
 @cache
@@ -146,7 +153,7 @@ def team_library() -> Path | None:
 
 
 def openmp_libraries(
-    torch_folder: Path = Path(torch.__file__).parent,
+    torch_folder: Path | None = None,
     prefix: Path = Path(sys.prefix),
     maps: Path = Path("/proc/self/maps"),
 ) -> list[Path]:
@@ -155,6 +162,10 @@ def openmp_libraries(
     Wheels have `torch/lib/libgomp.so.1` (Linux, x86 and arm64), `torch/lib/libomp.dylib` (macOS) or a file in
     `torch.libs`; conda's torch uses one in the environment's `lib`.
     """
+    if torch_folder is None:
+        import torch
+
+        torch_folder = Path(torch.__file__).parent
     folders = (torch_folder / "lib", torch_folder.parent / "torch.libs", prefix / "lib")
     found = [path for folder in folders for pattern in NAMES for path in sorted(folder.glob(pattern))]
     if maps.exists():

@@ -53,7 +53,7 @@ def parallelize(
     model.compute_dtype = PRECISIONS[precision]
     if precision == "float8":
         check_float8(world.device, train.float8.emulate)
-        use_float8(list(model.all_blocks()), Float8(train.float8.scaling, train.float8.emulate))
+        use_float8(list(model.all_blocks()), Float8(train.float8.scales, train.float8.emulate))
     if precision == "bf16-pure":
         for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype
             parameter.data = parameter.data.to(torch.bfloat16)

@@ -38,8 +38,8 @@ class LossConfig(Config):
 class Float8Config(Config):
     """How operands of float8 products are scaled, with `train.precision = "float8"`."""
 
-    scaling: Literal["tensor", "row"] = "tensor"
-    """By the largest magnitude of each operand, or of each of its rows: more exact, and slower."""
+    scales: Literal["tensor", "row"] = "tensor"
+    """From the largest magnitude of each operand, or of each of its rows: more exact, and slower."""
     emulate: bool = False
     """Multiply the rounded numbers in float32 where the device has no such products: to study it, slowly."""
 

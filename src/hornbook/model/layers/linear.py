@@ -4,7 +4,8 @@ No autocast: the input's dtype decides, so the arithmetic of a layer is visible 
 (`hornbook.model.surgery`) hangs parts on a layer; its names, and its arithmetic without them, stay as they are.
 """
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -14,8 +15,8 @@ from hornbook.model.config.part import FEW_ROWS
 from hornbook.model.layers.products import linear, matmul
 from hornbook.model.layers.saved_tensors import cheap
 
-if TYPE_CHECKING:
-    from hornbook.model.layers.float8 import Float8
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x, W and b -> x W^T + b."""
 
 
 class Linear(nn.Module):
@@ -31,7 +32,7 @@ class Linear(nn.Module):
         """Replaces W in products, called with `weight`: rounded weights, or 4-bit codes of frozen ones."""
         self.adapter: nn.Module | None = None
         """Changes the output, called with (layer, x, y)."""
-        self.float8: "Float8 | None" = None
+        self.float8: Product | None = None
         """Makes the product from float8 operands."""
         self.held: Tensor | None = None
         """W in the dtype of products, while microbatches of one step share it (`hornbook.model.layers.held`)."""
@@ -54,7 +55,7 @@ class Linear(nn.Module):
         if self.code is not None and not self.weight.requires_grad:
             y = FrozenProduct.apply(x, self, bias)
         else:
-            product = linear if self.float8 is None else self.float8.linear
+            product = self.float8 or linear
             y = product(x, self.matrix(x.dtype), bias)
         return y if self.adapter is None else self.adapter(self, x, y)
 

@@ -61,9 +61,9 @@ class AdamW8bitRule(UpdateRule):
         return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        from hornbook.optim.low_precision.adamw import AdamW8bit
+        from hornbook.optim.low_precision.adamw import QuantizedAdamW
 
-        return AdamW8bit(groups, betas=(self.beta1, self.beta2))
+        return QuantizedAdamW(groups, betas=(self.beta1, self.beta2))
 
 
 _SHARED = ("lr", "weight_decay", "beta1", "beta2", "eps")

@@ -54,9 +54,9 @@ class AdamWRule(UpdateRule):
         import torch
 
         if self.state == "bf16" or any(each.dtype == torch.bfloat16 for group in groups for _, each in group["params"]):
-            from hornbook.optim.low_precision.adamw import AdamWBf16
+            from hornbook.optim.low_precision.adamw import StochasticAdamW
 
-            return AdamWBf16(groups, betas=(self.beta1, self.beta2))
+            return StochasticAdamW(groups, betas=(self.beta1, self.beta2))
         return torch.optim.AdamW(groups, betas=(self.beta1, self.beta2), fused=True)
 
 

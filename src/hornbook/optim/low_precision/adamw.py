@@ -5,9 +5,9 @@ With m, v the moments of before and g the gradient, all arithmetic in float32:
     m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2
     p = (1 - lr decay) p - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-What is then stored is rounded: moments to 8-bit codes (`hornbook.optim.low_precision.codes`) or stochastically to bfloat16, bfloat16
-parameters stochastically (`hornbook.optim.low_precision.stochastic`). The functions below are written in torch and run on any device;
-on a CPU the kernels of `hornbook.optim.low_precision.kernels` take their place, with the same bits.
+What is then stored is rounded: moments to 8-bit codes (`codes.py`) or stochastically to bfloat16, bfloat16 parameters
+stochastically (`stochastic.py`). The functions below are written in torch and run on any device; on a CPU kernels
+(`kernels.py`) take their place, with the same bits.
 """
 
 from collections.abc import Mapping
@@ -20,22 +20,8 @@ from torch import Tensor
 from hornbook.kernels.team import supports
 from hornbook.optim.low_precision import kernels
 from hornbook.optim.low_precision.codes import dequantize, quantize
+from hornbook.optim.low_precision.kernels import Coefficients
 from hornbook.optim.low_precision.stochastic import Key, draw_key, draws, round_stochastically
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Of one update."""
-
-    decay: float
-    """1 - learning rate x weight decay."""
-    rate: float | Tensor
-    """Learning rate over the bias of the first moment."""
-    root: float | Tensor
-    """One over the root of the bias of the second moment."""
-    beta1: float
-    beta2: float
-    eps: float
 
 
 @dataclass(frozen=True)
@@ -71,22 +57,26 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
                     drawn = Draws(draw_key(name, step), self.first_values.get(name, 0))
                     self.update(parameter, parameter.grad, state, self._factors(group, state["step"]), drawn)
 
-    def _factors(self, group: dict[str, Any], step: Tensor) -> Factors:
+    def _factors(self, group: dict[str, Any], step: Tensor) -> Coefficients:
         """On a GPU those that depend on the step stay there: the host does not wait."""
         (beta1, beta2), lr = self._betas, group["lr"]
         count = float(step) if step.device.type == "cpu" else step.double()
         rate, root = lr / (1 - beta1**count), (1 - beta2**count) ** -0.5
-        return Factors(1 - lr * group["weight_decay"], rate, root, beta1, beta2, group["eps"])
+        return Coefficients(1 - lr * group["weight_decay"], rate, root, beta1, beta2, group["eps"])
 
-    def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Factors, drawn: Draws) -> None:
+    def update(
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Coefficients, drawn: Draws
+    ) -> None:
         """Change a parameter and its state."""
         raise NotImplementedError
 
 
-class AdamW8bit(LowPrecisionAdamW):
+class QuantizedAdamW(LowPrecisionAdamW):
     """Moments as 8-bit codes: `exp_avg` signed, `exp_avg_sq` unsigned, each with `_scale` [..., blocks]."""
 
-    def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Factors, drawn: Draws) -> None:
+    def update(
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Coefficients, drawn: Draws
+    ) -> None:
         codes = [state[name] for name in ("exp_avg", "exp_avg_scale", "exp_avg_sq", "exp_avg_sq_scale")]
         if self.kernels and _fits(parameter, gradient):
             kernels.update_8bit(parameter, gradient, codes, kernels.packed(by), drawn.key, drawn.first)
@@ -98,10 +88,12 @@ class AdamW8bit(LowPrecisionAdamW):
         _store(parameter, value, drawn)
 
 
-class AdamWBf16(LowPrecisionAdamW):
+class StochasticAdamW(LowPrecisionAdamW):
     """Moments `exp_avg` and `exp_avg_sq` in bfloat16, rounded stochastically."""
 
-    def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Factors, drawn: Draws) -> None:
+    def update(
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], by: Coefficients, drawn: Draws
+    ) -> None:
         moments = state["exp_avg"], state["exp_avg_sq"]
         if self.kernels and _fits(parameter, gradient):
             kernels.update_bf16(parameter, gradient, *moments, kernels.packed(by), drawn.key, drawn.first)
@@ -113,7 +105,7 @@ class AdamWBf16(LowPrecisionAdamW):
         _store(parameter, value, drawn)
 
 
-def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, by: Factors) -> tuple[Tensor, Tensor, Tensor]:
+def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, by: Coefficients) -> tuple[Tensor, Tensor, Tensor]:
     """The parameter and both moments after an update; all float32 of one shape."""
     m = m * by.beta1 + g * (1 - by.beta1)
     v = v * by.beta2 + g * g * (1 - by.beta2)

@@ -1,11 +1,11 @@
-"""Kernels for the updates of `hornbook.optim.low_precision.adamw`: one pass over memory, with the bits of the reference.
+"""Kernels for the updates of `adamw.py`: one pass over memory, with the bits of the reference.
 
 They are compiled without reordering or contracting anything (`EXACT`), so any vectors and any number of threads give
 the same bits. A loop that reads and writes few arrays vectorises; hence the short loops over a block, which stays
 in the cache.
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,8 +30,21 @@ from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.low_precision.codes import DECADES, NINTH, TINY, dynamic_map, grid
 from hornbook.optim.low_precision.stochastic import SECOND, Key
 
-if TYPE_CHECKING:
-    from hornbook.optim.low_precision.adamw import Factors
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Of one update."""
+
+    decay: float
+    """1 - learning rate x weight decay."""
+    rate: float | Tensor
+    """Learning rate over the bias of the first moment."""
+    root: float | Tensor
+    """One over the root of the bias of the second moment."""
+    beta1: float
+    beta2: float
+    eps: float
+
 
 RUN = 1024
 """Values whose state is not in blocks are taken in runs of so many."""
@@ -39,7 +52,7 @@ Packed = tuple[float, ...]
 """Decay, beta1, 1 - beta1, beta2, 1 - beta2, inverse root, eps, rate."""
 
 
-def packed(by: "Factors") -> Packed:
+def packed(by: Coefficients) -> Packed:
     """The factors as kernels take them."""
     values = (by.decay, by.beta1, 1 - by.beta1, by.beta2, 1 - by.beta2, by.root, by.eps, by.rate)
     return tuple(float(value) for value in values)
@@ -76,7 +89,7 @@ def exact(function):
 
 @njit(inline="always")
 def first_word(index, key0, key1):
-    """The first word of draws of the value `index` of a parameter (`hornbook.optim.low_precision.stochastic.draws`)."""
+    """The first word of draws of the value `index` of a parameter (`stochastic.draws`)."""
     word = mix32(np.uint32(np.uint32(index) ^ key0))
     return mix32(np.uint32(np.uint32(word + key1) + np.uint32(index >> np.uint64(32))))
 
@@ -108,7 +121,7 @@ def _bf16_kernel(first, last, _chunk, a, values):
 
 
 def _encoder(signed: bool):
-    """A function that writes the codes of some moments and returns their scale (`hornbook.optim.low_precision.codes.quantize`)."""
+    """A function that writes the codes of some moments and returns their scale (`codes.quantize`)."""
     by = grid(signed)
     zero, one, limits, scales, counts = by.zero, by.one, by.limits, by.scales, by.counts
     before, last = np.float32(by.first - 1), np.float32(by.last)
