@@ -110,7 +110,7 @@ class Evaluator:
 
         def with_progress(part: HeldOut) -> Iterator[Batch]:
             nonlocal done
-            batches = part.batches(self._recipe.train.micro_batch)
+            batches = part.batches(self._recipe.train.micro_rows)
             for batch in itertools.takewhile(lambda _: proceed(), batches):
                 progress("score rows", done, total)
                 yield batch
@@ -130,7 +130,7 @@ class Evaluator:
     def _tasks(self, proceed: Callable[[], bool]) -> list[Task]:
         recipe = self._recipe
         context = TaskContext(
-            self._corpus, self._tokenizer, self._sequence, recipe.train.micro_batch, recipe.seed, proceed
+            self._corpus, self._tokenizer, self._sequence, recipe.train.micro_rows, recipe.seed, proceed
         )
         return [config.build(context) for config in recipe.eval.tasks]
 

@@ -98,5 +98,10 @@ class LogConfig(Config):
     """Steps between console lines; metrics.jsonl always has every step."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
+    memory_every: Count = Field(default=0, ge=0)
+    """Steps between measurements of memory by category, lines of RUN/memory.jsonl; 0: none."""
+    memory_snapshot: Count = Field(default=0, ge=0)
+    """The step whose tensors kept for backward are listed in RUN/memory-STEP.json, on a GPU with torch's own snapshot
+    beside it; 0: none."""
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""

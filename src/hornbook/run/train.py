@@ -12,6 +12,7 @@ from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.offload import map_state
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
@@ -40,7 +41,7 @@ def train(job: Job) -> Exit:
         state = build_state(job.inputs, recipe.parallel, world)
         engine, state.fewer_rows = state.engine, list(job.ledger.past.fewer_rows)
         with (
-            open_observers(job, engine, consoles) as observers,
+            open_observers(job, state, consoles) as observers,
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
             initialize_or_restore(job, state, checkpointer, observers)
@@ -96,6 +97,7 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors, shapes, engine.owners)
+    map_state(optimizer, parallel.offload)
     return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
 
 

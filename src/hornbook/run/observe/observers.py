@@ -9,7 +9,6 @@ from typing import Any, Self
 from hornbook.errors import StorageError
 from hornbook.files.journal import Appender
 from hornbook.files.run_directory import StateRecord, Status
-from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import World
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position, RunWriter
@@ -17,7 +16,9 @@ from hornbook.run.memory import memory_of
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
 from hornbook.run.observe.event_files import EventFiles
+from hornbook.run.observe.memory_log import MemoryLog
 from hornbook.run.start.precision import describe_precision
+from hornbook.run.state import State
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength
 
@@ -105,9 +106,11 @@ class Observers:
     evaluation: Evaluation
     samples: Samples
     event_files: list[EventFiles]
+    memory: list[MemoryLog]
 
     def __iter__(self) -> Iterator[Observer]:
-        yield from (self.metrics, self.state_file, *self.consoles, *self.event_files, self.evaluation, self.samples)
+        yield from (self.metrics, self.state_file, *self.consoles, *self.event_files, *self.memory)
+        yield from (self.evaluation, self.samples)
 
     def note(self, text: str) -> None:
         """Show a line on every console."""
@@ -122,16 +125,21 @@ class Observers:
 
 
 @contextlib.contextmanager
-def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterator[Observers]:
+def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[Observers]:
     """The observers of this rank; only rank 0's write or show anything. An exception sets state.json to `failed`."""
     with contextlib.ExitStack() as stack:
         output, lines = job.output, None
         if output.is_rank0:
             lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
         state_file = stack.enter_context(StateFile(output, job.length.tokens))
-        evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
+        evaluation, samples = Evaluation(job, state.engine, consoles), Samples(job, state.engine, consoles)
         event_files: list[EventFiles] = []
-        observers = Observers(Metrics(lines), state_file, consoles, evaluation, samples, event_files)
+        memory: list[MemoryLog] = []
+        log = job.recipe.log
+        if output.is_rank0 and (log.memory_every or log.memory_snapshot):
+            sizes = stack.enter_context(Appender(job.run.memory)) if log.memory_every else None
+            memory.append(MemoryLog(job, state, sizes))
+        observers = Observers(Metrics(lines), state_file, consoles, evaluation, samples, event_files, memory)
         if output.is_rank0 and job.recipe.log.tensorboard:
             event_files.append(stack.enter_context(EventFiles(job.run, observers.note)))
             job.ledger.listeners.append(event_files[0].listen)

@@ -101,7 +101,7 @@ def _initialize(job: Job, state: State) -> None:
     """Initial values by the recipe's scheme, which may read the first microbatch; the clock stays at 0."""
     state.fill(job.inputs.initial_values())
     if job.recipe.model.init.kind == "lsuv":
-        batch = state.loader.take(job.recipe.train.micro_batch).batches[0]
+        batch = state.loader.take(job.recipe.train.micro_rows).batches[0]
         scale_to_unit_variance(state.engine.model, lambda: state.engine.evaluate(batch))
         state.loader.seek(0)
 
