@@ -301,6 +301,29 @@ def experts(found: dict[str, Any]) -> list[str]:
     return lines + rows_of(header, rows)
 
 
+def optimizers(found: dict[str, Any]) -> list[str]:
+    """Step time and state of every optimizer beside torch's fused AdamW, and a public form of the same one."""
+    rows = [
+        (kind, *(("" if each[key] is None else each[key]) for key in OPTIMIZER_COLUMNS))
+        for kind, each in found["optimizers"].items()
+    ]
+    return section(
+        "Optimizers",
+        f"`python -m benchmarks.training.optimizers`: a step over {found['parameters']:,} parameters of a GPT, in",
+        f"turns; medians of {found['rounds']} rounds, ratios within a round. Peers and ours have their default settings.",
+        *rows_of(["", *OPTIMIZER_COLUMNS.values()], rows),
+    )
+
+
+OPTIMIZER_COLUMNS = {
+    "milliseconds": "ms",
+    "of_fused_adamw": "of torch's fused AdamW",
+    "peer": "peer",
+    "of_peer": "of the peer's time",
+    "state_bytes_per_parameter": "bytes of state a parameter",
+}
+
+
 PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = {
     "figures.md": (
         "Figures",
@@ -311,6 +334,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             large,
             presets,
             experts,
+            optimizers,
             loader,
             ranks,
             parallel,

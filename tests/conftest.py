@@ -169,7 +169,8 @@ def branch() -> Callable[[Path], list[dict[str, Any]]]:
     def read(folder: Path) -> list[dict[str, Any]]:
         records = current_branch(read_records(RunDir(folder).metrics))
         return [
-            _without(record, ("attempt", "seconds", "data_seconds", "tokens_per_second", "time")) for record in records
+            _without(record, ("attempt", "seconds", "data_seconds", "tokens_per_second", "time", "bill"))
+            for record in records
         ]
 
     return read

@@ -21,8 +21,8 @@ from hornbook.settings.schema import settings
 from tests.test_documents import missing_words
 
 DESIGN_COMMANDS = (
-    "quickstart doctor fetch prepare tokenize train resume fork verify eval generate chat predict import grow export "
-    "data runs recipes config"
+    "quickstart doctor fetch prepare tokenize train resume fork verify eval generate chat predict import grow average "
+    "export data runs recipes config"
 )
 
 
@@ -202,7 +202,7 @@ def test_rows_have_doc_type_and_default() -> None:
         ("--train.tokens", "Length of the run in tokens; or give `epochs`. [integer | none, default none]"),
     ]
     floors = [text for option, text in setting_rows(None) if option == "--optim.schedule.floor"]
-    assert len(floors) == 3
+    assert len(floors) == 9
     assert '; with optim.schedule.kind = "cosine"]' in floors[1]
 
 

@@ -14,6 +14,8 @@ from hornbook.errors import Exit
 from hornbook.model.storage.load import load_model
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
+ONE_STEP = ("train.tokens=128", "optim.schedule.warmup=0 steps")
+
 
 @pytest.fixture
 def words(tiny_settings: tuple[str, ...]) -> list[str]:
@@ -66,7 +68,7 @@ def test_what_cannot_be_merged_is_refused_before_anything_is_written(
 ) -> None:
     """A dry run said that it would be exported."""
     run, out = tmp_path / "run", ["--out", str(tmp_path / "out")]
-    assert main(["train", "--out", str(run), *tiny_settings, f"surgery={step}", "train.tokens=128"]) == Exit.DONE
+    assert main(["train", "--out", str(run), *tiny_settings, f"surgery={step}", *ONE_STEP]) == Exit.DONE
     for words in ([], ["-n"], ["-n", "--quantize", "int8"]):
         assert main(["export", str(run), *out, *words]) == Exit.USAGE
         assert "cannot be merged" in capsys.readouterr().err
@@ -154,7 +156,7 @@ def test_rows_that_groups_do_not_divide_have_a_way_out(
 ) -> None:
     """Followed to the letter."""
     run, out = tmp_path / "run", tmp_path / "out"
-    words = [*tiny_settings, "model.width=24", "model.mlp.hidden=40", "train.tokens=128"]
+    words = [*tiny_settings, "model.width=24", "model.mlp.hidden=40", *ONE_STEP]
     assert main(["train", "--out", str(run), *words]) == Exit.DONE
     capsys.readouterr()
     assert main(["export", str(run), "--quantize", form, "--out", str(out)]) == Exit.USAGE
@@ -174,7 +176,7 @@ def test_layers_that_transformers_has_in_one_matrix_are_not_exported_to_peft(
     gpt2 += ["model.mlp.activation=gelu_tanh", "model.attention.bias=true", "model.attention.out_bias=true"]
     run = tmp_path / "run"
     surgery = 'surgery=[{kind="lora", rank=4}]'
-    assert main(["train", "--out", str(run), *tiny_settings, *gpt2, surgery, "train.tokens=128"]) == Exit.DONE
+    assert main(["train", "--out", str(run), *tiny_settings, *gpt2, surgery, *ONE_STEP]) == Exit.DONE
     capsys.readouterr()
     assert main(["export", str(run), "--to", "peft", "--out", str(tmp_path / "out")]) == Exit.USAGE
     assert "of rank 12 there computes the same, but trains as another model" in capsys.readouterr().err

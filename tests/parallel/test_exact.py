@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.exact import NARROWEST, TreeSum, _row_squares, check_shards, exact_norm, fill_neutral_, tree_sum_
+from hornbook.parallel.exact import NARROWEST, TreeSum, check_shards, exact_norm, fill_neutral_, row_squares, tree_sum_
 from hornbook.parallel.shard import ParameterShard, whole_shard
 from hornbook.parallel.world import World
 from tests.parallel.cases import SIZES, as_hex, cut, leaves
@@ -141,12 +141,12 @@ def one_by_one(sums: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 def test_the_sum_of_a_row_does_not_depend_on_threads_or_neighbours() -> None:
     """torch's own sum does: a row that is alone is cut among threads."""
     rows = torch.randn(60, 40_000, generator=torch.Generator().manual_seed(7))
-    expected, before = _row_squares(rows), torch.get_num_threads()
+    expected, before = row_squares(rows), torch.get_num_threads()
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            assert torch.equal(_row_squares(rows), expected)
-            assert torch.equal(one_by_one(_row_squares, rows), expected)
+            assert torch.equal(row_squares(rows), expected)
+            assert torch.equal(one_by_one(row_squares, rows), expected)
         squares = rows.double().square()
         assert not torch.equal(one_by_one(lambda row: row.sum(1), squares), squares.sum(1))
     finally:

@@ -21,7 +21,8 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, SigmoidRouterConfig
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build import build_optimizer, decaying
+from hornbook.optim.config.clipping import AdaptiveClip, NormClip, ValueClip, ZScoreClip
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
@@ -35,6 +36,12 @@ from tests.ranks import LIMIT_SECONDS
 VOCAB, ROWS, SEED = 96, 2, 5
 CLIP = 0.5
 """Below every norm of these runs, so that clipping always bites."""
+CLIPS = {
+    "norm": NormClip(limit=CLIP),
+    "value": ValueClip(limit=0.01),
+    "adaptive": AdaptiveClip(limit=0.02),
+    "zscore": ZScoreClip(z=0.5, window=8, warmup=4, limit=CLIP),
+}
 EXPERTS = ExpertsConfig(count=16, active=3, hidden=32, z_loss=0.01, router=SigmoidRouterConfig(balance_rate=0.02))
 TOLD = ("losses", "norms", "applied", "scales")
 """What every rank must say alike."""
@@ -60,6 +67,10 @@ class Run:
     """Of a step, over all ranks."""
     optimizer: str = "adamw"
     """Kind of optimizer."""
+    clip: Literal["norm", "value", "adaptive", "zscore"] = "norm"
+    """Kind of clipping, with the settings of `CLIPS`."""
+    penalty: float = 0.0
+    """Weight of an L1 and of an L2 penalty."""
     sequence: int = 24
     width: int = 64
     experts: bool = False
@@ -172,7 +183,8 @@ def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> di
         sizes: dict[world_module.Axis, int] = {**world_module.axis_sizes(config), "tensor": run.copies}
         world_module.axis_sizes = lambda _: sizes
     precision = "fp32" if run.precision == "fp64" else run.precision
-    train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision})
+    loss = {"l1": run.penalty, "l2": run.penalty}
+    train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision, "loss": loss})
     with distributed(config, train, rank_info) as world:
         engine = make_engine(run, config, train, world)
         result = train_steps(engine, run, world)
@@ -204,6 +216,7 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
     config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3})
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     roles = parameter_roles(engine.model)
+    engine.penalties.names = decaying(roles, config)
     optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, engine.owners)
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     for step in range(run.steps):
@@ -217,7 +230,7 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
         begun, cpu_begun = time.perf_counter(), time.process_time()
         engine.zero_gradients()
         sums = engine.forward_backward(mine, total, (SEED, step))
-        norm = engine.clip_gradients(CLIP)
+        norm = engine.clip_gradients(CLIPS[run.clip])
         applied = engine.step(optimizer)
         scale = engine.scaler.scale if engine.scaler else 1.0
         values = (float(sums["loss"]) / total, float(norm), float(applied), scale)

@@ -9,9 +9,8 @@ import pytest
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control import Request
+from hornbook.run.control import Request, write_request
 from tests.run.launcher import Launcher
-from tests.run.requests import write_request
 
 Branch = Callable[[Path], list[dict[str, Any]]]
 SETTINGS = (

@@ -8,14 +8,13 @@ import pytest
 
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
-from hornbook.run.control import Control, ControlRequests, Request
+from hornbook.run.control import Control, ControlRequests, Request, write_request
 from hornbook.run.inputs import open_inputs
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import At, Ledger, RunWriter
 from hornbook.settings.resolve import resolve
-from tests.run.requests import write_request
 
 
 @pytest.fixture

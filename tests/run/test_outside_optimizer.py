@@ -11,10 +11,9 @@ from safetensors.torch import load_file
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control import Request
+from hornbook.run.control import Request, write_request
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
-from tests.run.requests import write_request
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ("optim=lion:Lion", "optim.lr=3e-3", "model.width=64", "parallel.exact=true", "checkpoint.every=4")

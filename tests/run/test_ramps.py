@@ -8,11 +8,10 @@ import pytest
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control import Request
+from hornbook.run.control import Request, write_request
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.ledger import At, Ledger
 from tests.run.launcher import Launcher
-from tests.run.requests import write_request
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

@@ -11,7 +11,7 @@ from hornbook.cli.train.dry_run import describe_job
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import NoRamp
-from hornbook.run.control import Request
+from hornbook.run.control import Request, write_request
 from hornbook.run.job import Start
 from hornbook.run.step_report import Step
 from hornbook.run.timekeeper import Timekeeper
@@ -19,7 +19,6 @@ from hornbook.run.train import _keep_time
 from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
-from tests.run.requests import write_request
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

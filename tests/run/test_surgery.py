@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.control import Request
+from hornbook.run.control import Request, write_request
 from hornbook.run.start.init_from import InitFrom
-from tests.run.requests import write_request
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

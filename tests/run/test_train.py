@@ -14,9 +14,8 @@ from hornbook.files.journal import read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.model.heads import head
 from hornbook.parallel.engine import Engine
-from hornbook.run.control import Request
+from hornbook.run.control import Request, write_request
 from hornbook.settings.resolve import resolve
-from tests.run.requests import write_request
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

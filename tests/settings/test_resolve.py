@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import Exit
+from hornbook.optim.config.clipping import NormClip
 from hornbook.optim.config.schedules import WSD, Cosine
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import ConfigError, Resolved, resolve
@@ -56,13 +57,13 @@ def test_every_layer_wins_over_the_one_below() -> None:
     write("recipe.toml", 'extends = "./middle.toml"\n[optim]\nbeta2 = 0.3\neps = 3\nclip = 3\n')
     resolved = made("optim.clip=5", target="recipe.toml", HORNBOOK_SET="optim.eps=4 optim.clip=4")
     optim = resolved.recipe.optim
-    assert (optim.lr, optim.beta1, optim.beta2, optim.eps, optim.clip) == (1, 0.2, 0.3, 4, 5)
-    assert {key: resolved.origins[f"optim.{key}"] for key in ("lr", "beta1", "beta2", "eps", "clip", "kind")} == {
+    assert (optim.lr, optim.beta1, optim.beta2, optim.eps, optim.clip) == (1, 0.2, 0.3, 4, NormClip(limit=5))
+    assert {key: resolved.origins[f"optim.{key}"] for key in ("lr", "beta1", "beta2", "eps", "clip.limit", "kind")} == {
         "lr": "base.toml:2",
         "beta1": "middle.toml:3",
         "beta2": "recipe.toml:3",
         "eps": "environment HORNBOOK_SET",
-        "clip": "command line",
+        "clip.limit": "command line",
         "kind": "default",
     }
 
@@ -325,10 +326,11 @@ def test_the_text_of_many_problems() -> None:
       model.norm.kind = "layer" chooses it
   model.widht  no such setting  (bad.toml:6)
       did you mean model.width?
-  optim.clip  must be at least 0, not -1  (environment HORNBOOK__OPTIM__CLIP)
+  optim.clip.limit  must be at least 0, not -1  (environment HORNBOOK__OPTIM__CLIP)
   optim.learning_rate  no such setting  (command line)
       did you mean optim.lr?
-  optim.schedule.kind  must be "constant", "linear", "cosine" or "wsd", not 'cosin'  (bad.toml:9)
+  optim.schedule.kind  must be "constant", "linear", "cosine", "wsd", "inverse_sqrt", "power", "step", "exponential", \
+"polynomial", "cosine_restarts", "cyclic", "one_cycle" or "piecewise", not 'cosin'  (bad.toml:9)
       did you mean cosine?
   optim.schedule.warmpu  no such setting  (bad.toml:10)
       did you mean optim.schedule.warmup?

@@ -44,7 +44,7 @@ def test_globs_do_not_leave_their_section() -> None:
         ("guard.max_skips=1", "journaled"),
         ("optim.lr=1", "journaled"),
         ("optim.weight_decay=1", "journaled"),
-        ("optim.clip=2", "journaled"),
+        ("optim.clip.limit=2", "journaled"),
         ("optim.schedule.floor=0.5", "journaled"),
         ("train.tokens=2M", "journaled"),
         ("train.batch_tokens=8192", "journaled"),

@@ -35,6 +35,9 @@ Words = Annotated[
 Target = Annotated[
     Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run (its newest checkpoint is used) or a checkpoint.")
 ]
+Average = Annotated[
+    bool, typer.Option("--average", help="Take the average of the weights that train.average kept, not the weights.")
+]
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="A folder written by `hornbook prepare`.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done; write nothing.")]

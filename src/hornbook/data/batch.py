@@ -4,8 +4,9 @@ A global batch is what one optimizer step learns from. It is cut into microbatch
 on nothing but `micro_batch`, so that any number of processes computes the same microbatches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -60,6 +61,9 @@ class Batch:
     """Of encoder-decoders, the input of the encoder; `tokens` are then that of the decoder."""
 
 
+Record = TypeVar("Record", Batch, Source)
+
+
 @dataclass(frozen=True, slots=True)
 class GlobalBatch:
     """The samples of one optimizer step."""
@@ -79,6 +83,12 @@ class GlobalBatch:
     """Samples in the whole global batch."""
     tokens: int
     """Tokens in the whole global batch: samples times sequence length (of encoder-decoders, the longest source)."""
+
+    @property
+    def positions_computed(self) -> tuple[int, int]:
+        """Positions of this rank's microbatches, padding included: of `tokens`, and of the encoder's input."""
+        sources = (batch.source.tokens.numel() for batch in self.batches if batch.source is not None)
+        return sum(batch.tokens.numel() for batch in self.batches), sum(sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +117,39 @@ def rank_share(microbatches: int, rank: int, world: int) -> Sequence[int]:
 def empty_microbatch(batch: Batch) -> Batch:
     """A microbatch of the same rows in which no target counts."""
     return replace(batch, weights=torch.zeros_like(batch.weights), is_empty=True)
+
+
+def fill_rows(batch: Batch, rows: int) -> Batch:
+    """The batch with copies of its last row in which no target counts, until it has `rows`."""
+    have = len(batch.tokens)
+    if have >= rows:
+        return batch
+    taken = torch.tensor([*range(have), *[have - 1] * (rows - have)])
+    filled = _rows_of(batch, taken)
+    filled.weights[have:] = 0.0
+    return filled
+
+
+def _rows_of(record: Record, taken: Int64[Tensor, " rows"]) -> Record:
+    """Some rows of every field."""
+    rows = taken.tolist()
+    return _changed(record, lambda tensor: tensor[taken], lambda per_row: [per_row[row] for row in rows])
+
+
+def pinned(batch: GlobalBatch) -> GlobalBatch:
+    """The same in memory that a GPU reads by itself, while the host goes on."""
+    return replace(batch, batches=[_changed(each, Tensor.pin_memory, lambda rows: rows) for each in batch.batches])
+
+
+def _changed(record: Record, of_tensor: Callable[[Tensor], Tensor], of_rows: Callable[[list], list]) -> Record:
+    """A record with every tensor, and every list of rows, changed."""
+    changed: dict[str, Any] = {}
+    for name in type(record).__dataclass_fields__:
+        value = getattr(record, name)
+        if isinstance(value, Tensor):
+            changed[name] = of_tensor(value)
+        elif isinstance(value, list):
+            changed[name] = of_rows(value)
+        elif isinstance(value, Source):
+            changed[name] = _changed(value, of_tensor, of_rows)
+    return replace(record, **changed)

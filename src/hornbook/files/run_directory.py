@@ -8,7 +8,7 @@ kinds: append-only JSON lines (`hornbook.files.journal`), and small files that a
 import json
 import os
 from pathlib import Path
-from typing import Literal, NotRequired, Self, TypedDict, cast
+from typing import Any, Literal, NotRequired, Self, TypedDict, cast
 
 from hornbook.errors import StorageError
 from hornbook.files.durable import TEMPORARY, storage_errors, sync_directory, write_atomic
@@ -46,7 +46,17 @@ class StepRecord(Record):
     first_sample: NotRequired[int]
     num_samples: NotRequired[int]
     skipped: NotRequired[bool]
+    noise_scale: NotRequired[float | None]
+    """Gradient noise scale in targets (`log.noise_scale`), from running averages; None while they allow none."""
+    noise_trace: NotRequired[float | None]
+    """Its numerator in this step alone: trace of the covariance of the gradients of single targets."""
+    noise_signal: NotRequired[float | None]
+    """Its denominator in this step alone: squared norm of the gradient over all data; single steps may be negative."""
+    terms: NotRequired[dict[str, float]]
+    """Terms of the objective besides the loss, per target token."""
     time: NotRequired[float]
+    bill: NotRequired[dict[str, Any]]
+    """At log intervals: shares of the time of the steps since the last one, MFU (`hornbook.run.observe.step_bill`)."""
 
 
 class StateRecord(Record):
@@ -90,6 +100,7 @@ class RunDir:
         self.evals = self.path / "evals"
         self.incidents = self.path / "incidents"
         self.tensorboard = self.path / "tensorboard"
+        self.profile = self.path / "profile"
         self.checkpoints = self.path / "checkpoints"
         self.base = self.path / "base"
         self._identity: tuple[int, int] | None = None

@@ -29,8 +29,8 @@ class Memory:
 class Context:
     """Made once per stack and forward by the Transformer, read by the blocks, never written."""
 
-    rotations: Mapping[Rope, Rotation] = field(default_factory=dict)
-    """Angles of the positions, for every kind of rotary positions that a layer of the stack has."""
+    rotations: Mapping[str, Rotation] = field(default_factory=dict)
+    """Angles of the positions, for every kind of rotary positions that a layer of the stack has, by `Rope.name`."""
     mask: AttentionMask = field(default_factory=AttentionMask)
     """Which keys each query sees."""
     keys: Int[Tensor, " batch"] | None = None
@@ -41,6 +41,8 @@ class Context:
     """Scores by distance (`hornbook.model.attention.tiled_attention.Scoring`), where the positions are of that kind."""
     memory: Memory | None = None
     """Encoder output that the layers of a decoder attend to."""
+    cross: AttentionMask | None = None
+    """Which of its positions each query sees."""
     token_mask: Bool[Tensor, "batch time"] | None = None
     """True for tokens that are not padding, of which statistics of experts are made; None: all."""
 
@@ -52,4 +54,4 @@ class Context:
 
     def rotation(self, rope: Rope | None) -> Rotation | None:
         """The rotation of a layer's positions; None where they do not turn."""
-        return None if rope is None else self.rotations[rope]
+        return None if rope is None else self.rotations[rope.name]

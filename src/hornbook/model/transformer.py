@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.key_tables import with_tables
 from hornbook.model.attention.mask import AttentionMask, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
 from hornbook.model.context import Auxiliary, Context, Memory
@@ -62,6 +63,11 @@ class Stack(nn.Module):
         ropes = (getattr(module, "rope", None) for module in self.blocks.modules())
         self.ropes = {rope for rope in ropes if isinstance(rope, Rope)}
         """Each kind of rotary positions that some layer has."""
+        parts = (getattr(module, "cfg", None) for module in self.blocks.modules())
+        self.windows = {None, *(getattr(part, "window", None) for part in parts)}
+        """Sliding windows that some layer has."""
+        self.compiled = False
+        """Whether the blocks are compiled: what they read of masks must be ready then."""
 
     def position_ids(
         self, tokens: Tensor, positions: Tensor | None, lengths: Lengths | None, start: int
@@ -186,9 +192,17 @@ class Transformer(Stack):
         tokens, positions, lengths, token_mask = inputs
         start = 0 if cache is None else cache.length
         positions = stack.position_ids(tokens, positions, lengths, start)
+        mask = AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes))
+        cross = None if memory is None else AttentionMask("cross", mask.lengths, memory.lengths)
+        if cache is None and (stack.compiled or tokens.device.type != "cpu"):
+            batch, time = tokens.shape[:2]
+            mask = with_tables(mask, (batch, time, time), tokens.device, stack.windows)
+            if cross is not None and memory is not None:
+                cross = with_tables(cross, (batch, time, memory.states.shape[1]), tokens.device)
         context = Context(
-            rotations={rope: rope.rotation(positions) for rope in stack.ropes},
-            mask=AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes)),
+            rotations={rope.name: rope.rotation(positions) for rope in stack.ropes},
+            mask=mask,
+            cross=cross,
             keys=keys,
             cache=cache,
             bias=None if stack.bias is None else stack.bias(start + tokens.shape[1], tokens.device),

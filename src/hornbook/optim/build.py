@@ -17,6 +17,8 @@ from hornbook.optim.config.optimizer import OptimizerConfig, ParameterGroup
 from hornbook.optim.config.rule import Factors, Shape, UpdateRule
 from hornbook.optim.optimizer import Optimizer, WholeParameters
 
+_GroupKey = tuple[bool, Factors, float | None, tuple[tuple[str, Any], ...]]
+"""Whether a group decays, its factors, a decay of its own, and the rule's settings for the role."""
 ROLES = frozenset({"embedding", "position", "head", "matrix", "norm", "vector"})
 
 
@@ -41,6 +43,7 @@ def build_optimizer(
         named_parameters = whole.take(name for name, rule in rules.items() if rule.whole)
     groups = parameter_groups(named_parameters, roles, config, factors, rules)
     optimizer = Optimizer(config, groups, shapes, whole)
+    optimizer.decaying = decaying(roles, config)
     optimizer.set_learning_rate(config.lr)
     return optimizer
 
@@ -53,10 +56,11 @@ def assign_rules(
         if not any(fnmatchcase(name, group.match) for name in shapes):
             names = ", ".join(list(shapes)[:5])
             raise UsageError(f"optim.groups.{number}.match: no parameter is called {group.match!r}; names are {names}")
-    rules = {}
+    rules = dict[str, UpdateRule]()
     for name, shape in shapes.items():
         group = _group_of(name, config)
-        rule = rules[name] = (group and group.rule) or config.rule_for(roles[name], shape)
+        rule = (group and group.rule) or config.rule_for(roles[name], shape)
+        rules[name] = next((each for each in rules.values() if each is rule or each == rule), rule)
         if problem := rule.refusal(roles[name], shape):
             raise UsageError(
                 f"optim: {type(rule).__name__} cannot update {name} {list(shape)}: {problem}; name another rule, as in "
@@ -76,31 +80,40 @@ def parameter_groups(
 
     One group for each combination of decay and factors, those that decay first.
     """
-    members: dict[int, dict[tuple[bool, Factors, float | None], list[tuple[str, Parameter]]]] = {}
+    members: dict[int, dict[_GroupKey, list[tuple[str, Parameter]]]] = {}
     found: dict[int, UpdateRule] = {}
     for name, parameter in _once(named_parameters).items():
         rule, group = (rules or {}).get(name, config), _group_of(name, config) or ParameterGroup(match=name)
         own, decay = (factors or {}).get(name, Factors()), group.weight_decay
         lr = rule.lr if group.lr is None else group.lr
         own = own if lr == config.lr else replace(own, lr=own.lr * lr / config.lr)
-        decayed = decays(roles[name], config) if decay is None else decay > 0
+        decayed = _is_decayed(name, roles[name], config)
         found[id(rule)] = rule
-        members.setdefault(id(rule), {}).setdefault((decayed, own, decay), []).append((name, parameter))
+        key = (decayed, own, decay, tuple(rule.role_settings(roles[name]).items()))
+        members.setdefault(id(rule), {}).setdefault(key, []).append((name, parameter))
     return [(found[key], _torch_groups(found[key], groups)) for key, groups in members.items()]
 
 
-def _torch_groups(
-    rule: UpdateRule, members: Mapping[tuple[bool, Factors, float | None], list[tuple[str, Parameter]]]
-) -> list[dict[str, Any]]:
+def _torch_groups(rule: UpdateRule, members: Mapping[_GroupKey, list[tuple[str, Parameter]]]) -> list[dict[str, Any]]:
     groups = []
-    for (decayed, factors, decay), pairs in sorted(members.items(), key=lambda item: not item[0][0]):
+    for (decayed, factors, decay, more), pairs in sorted(members.items(), key=lambda item: not item[0][0]):
         own = rule if decay is None else rule.model_copy(update={"weight_decay": decay})
-        groups.append({"params": pairs, **own.group_settings(decayed, factors)})
+        groups.append({"params": pairs, **own.group_settings(decayed, factors), **dict(more)})
     return groups
 
 
 def _group_of(name: str, config: OptimizerConfig) -> ParameterGroup | None:
     return next((group for group in config.groups if fnmatchcase(name, group.match)), None)
+
+
+def _is_decayed(name: str, role: str, config: OptimizerConfig) -> bool:
+    group = _group_of(name, config)
+    return decays(role, config) if group is None or group.weight_decay is None else group.weight_decay > 0
+
+
+def decaying(roles: Mapping[str, str], config: OptimizerConfig) -> frozenset[str]:
+    """Names of the parameters that decay, whatever the weight of it: what penalties of the objective are over."""
+    return frozenset(name for name, role in roles.items() if _is_decayed(name, role, config))
 
 
 def _once(named_parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

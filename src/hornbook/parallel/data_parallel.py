@@ -28,14 +28,15 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
 from hornbook.parallel.gradients import global_norm
 from hornbook.parallel.shard import ParameterShard, assign_primaries, whole_shard
+from hornbook.parallel.step_clock import StepClock, TimedAllGather, TimedReduceScatter
 from hornbook.parallel.world import COPIES, DATA, World
 
 
 class SingleProcess:
     """One process holds everything; the base of the forms for several ranks."""
 
-    def __init__(self, model: Transformer) -> None:
-        self.model = model
+    def __init__(self, model: Transformer, clock: StepClock | None = None) -> None:
+        self.model, self.clock = model, clock or StepClock()
         self.module: Callable[..., Any] = model
         """Called for a training forward pass."""
         self.shards: dict[str, ParameterShard] = {name: whole_shard(each) for name, each in model.named_parameters()}
@@ -61,6 +62,14 @@ class SingleProcess:
         """Global L2 norm, from the gradients of this rank's shards; the same on every rank."""
         return global_norm(gradients)
 
+    def gradients(self) -> list[Tensor]:
+        """The gradients so far, of this rank's shards; they may not be summed over the ranks yet."""
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def local_norm(self) -> Tensor | None:
+        """L2 norm of this rank's gradients before they were summed over the ranks; None where it is not measured."""
+        return None
+
     def reshard(self) -> None:
         """Called after evaluation and samples: free whatever training does not hold."""
 
@@ -69,13 +78,15 @@ class DDP(SingleProcess):
     """Every rank holds everything."""
 
     def __init__(self, model: Transformer, world: World, *, exact: bool) -> None:
-        super().__init__(model)
+        super().__init__(model, StepClock(world.device))
         self._group = world.group(DATA)
         sizes = {name: shard.tensor.numel() for name, shard in self.shards.items()}
         primaries, copy = assign_primaries(sizes, world.axis_size(COPIES)), world.axis_rank(COPIES)
         self.shards = {name: whole_shard(shard.tensor, primaries[name] == copy) for name, shard in self.shards.items()}
         self._ddp: DistributedDataParallel | None = None
         self._is_empty = False
+        self.bucket_norms: list[Tensor] | None = None
+        """Of this rank's gradients in each bucket of the step; None: not measured."""
         if not exact:
             devices = [world.device] if world.device.type == "cuda" else None
             self._ddp = self.module = DistributedDataParallel(
@@ -86,12 +97,29 @@ class DDP(SingleProcess):
                 gradient_as_bucket_view=True,
                 init_sync=False,
             )
-            self._ddp.register_comm_hook(self._group, _sum_hook)
+            self._ddp.register_comm_hook(self, _sum_hook)
 
     def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
         self._is_empty = is_empty
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = last
+
+    def measure_local(self) -> None:
+        """Measure `local_norm` from the next step on: buckets are looked at just before they are summed."""
+        self.bucket_norms = []
+
+    def local_norm(self) -> Tensor | None:
+        return torch.linalg.vector_norm(torch.stack(self.bucket_norms)) if self.bucket_norms else None
+
+    def zero_gradients(self) -> None:
+        super().zero_gradients()
+        if self.bucket_norms is not None:
+            self.bucket_norms.clear()
+
+    @property
+    def group(self) -> ProcessGroup | None:
+        """The ranks over which gradients are summed."""
+        return self._group
 
     def all_reduce(self, gradients: list[Tensor]) -> None:
         if self._is_empty:
@@ -105,10 +133,14 @@ class FSDP(SingleProcess):
     def __init__(self, model: Transformer, world: World, config: ParallelConfig) -> None:
         assert world.mesh is not None
         self.model = self.module = model
+        self.clock = StepClock(world.device)
         self._world, self._config = world, config
         self._reduce_scatter = ExactReduceScatter()
-        if config.exact:
-            for module in self._fsdp_modules:
+        for module in self._fsdp_modules:
+            if world.device.type == "cpu":
+                module.set_custom_all_gather(TimedAllGather(self.clock))
+                module.set_custom_reduce_scatter(TimedReduceScatter(self.clock))
+            if config.exact:
                 module.set_custom_reduce_scatter(self._reduce_scatter)
         self._parameters = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
         """Between forward and backward the model shows gathered parameters instead of these."""
@@ -142,6 +174,10 @@ class FSDP(SingleProcess):
             module.set_requires_gradient_sync(every_time or last, recurse=False)
             module.set_reshard_after_backward(last or self._config.shard == "everything", recurse=False)
 
+    def gradients(self) -> list[Tensor]:
+        found = (parameter.grad for parameter in self._parameters.values() if parameter.requires_grad)
+        return [gradient._local_tensor for gradient in found if isinstance(gradient, DTensor)]
+
     def finish_gradients(self) -> None:
         for name, parameter in self._parameters.items():
             if not parameter.requires_grad:
@@ -157,7 +193,9 @@ class FSDP(SingleProcess):
             exact_all_reduce_(gradients, self._world.group(["replica"]))
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        squares = self._world.all_reduce_sum(global_norm(gradients).double().square(), ["shard"])
+        squares = global_norm(gradients).double().square()
+        with self.clock.phase("communication"):
+            self._world.all_reduce_sum(squares, ["shard"])
         return squares.sqrt().to(gradients[0].dtype)
 
     def reshard(self) -> None:
@@ -180,8 +218,12 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _sum_hook(group: ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_hook(parallel: DDP, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP divides by the number of ranks; this adds."""
-    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    if parallel.bucket_norms is not None:
+        parallel.bucket_norms.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32))
+    work = dist.all_reduce(bucket.buffer(), group=parallel.group, async_op=True)
     assert work is not None
+    if bucket.is_last():
+        parallel.clock.switch("communication")  # from here on backward only waits for the sums
     return work.get_future().then(lambda future: future.value()[0])

@@ -7,25 +7,34 @@ divided over ranks, `hornbook.parallel.parallelize` builds an engine.
 import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hornbook.data.batch import Batch
+from hornbook.data.batch import Batch, fill_rows
+from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
+from hornbook.model.layers.held import held_weights
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
+from hornbook.optim.config.clipping import AnyClip, NormClip
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names, token_masks
+from hornbook.parallel.clipping import Clipping
+from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
-from hornbook.parallel.gradients import Scaler, clip, found_nonfinite, power_below
+from hornbook.parallel.gradients import Scaler, found_nonfinite, power_below
+from hornbook.parallel.noise_scale import BatchPart
 from hornbook.parallel.owners import Owners
+from hornbook.parallel.penalties import Penalties
 from hornbook.parallel.runner import InOrder, Runner
 from hornbook.parallel.shard import ParameterShard, check_cover
+from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import DATA, World
 from hornbook.run.config import LossConfig
 
@@ -42,18 +51,33 @@ class Engine:
         exact: bool = False,
         scaler: Scaler | None = None,
         loss: LossConfig = LossConfig(),  # noqa: B008 - frozen
+        compiled: CompiledParts | None = None,
+        hold_weights: bool = False,
     ) -> None:
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
         """This rank's shard of every parameter; a tied one once, under its first name."""
         self.owners = Owners(self.shards, world)
         """Gives an optimizer whole parameters where its rules need them."""
-        self.runner: Runner = InOrder(data_parallel.module)
+        self.clipping = Clipping(self.shards, world, lambda: parameter_roles(model), exact=exact)
+        """Limits gradients; remembers norms where it judges by them."""
+        self.penalties = Penalties(loss, self.shards, world, exact=exact)
+        """Terms of the objective that are functions of the weights alone."""
+        self.clock: StepClock = data_parallel.clock
+        """Where the time of a step goes."""
+        self.runner: Runner = InOrder(data_parallel.module, self.clock)
         """Calls the model in training."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
+        self._compiled = compiled or CompiledParts()
+        self._hold_weights = hold_weights
+        self._rows = 0
+        """Rows of the largest microbatch so far, for which the model is compiled."""
         self._balance = Balance(model)
         self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
         """Of the terms of the objective, in the order in which they are added."""
+        self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
+        self._part: BatchPart | None = None
         self._objective: Tensor | None = None
         self._nonfinite: Tensor | None = None
 
@@ -95,12 +119,27 @@ class Engine:
         """
         self.model.train()
         factor = (self.scaler.scale if self.scaler else 1.0) / max(total_weight, 1.0)
-        step = _Step(self, batches, key, factor)
-        self.runner.run(step)
+        step = _Step(self, [self._filled(batch) for batch in batches], key, factor)
+        if self._part is not None:
+            self._part.begin(batches, total_weight, self.scaler.scale if self.scaler else 1.0)
+        with self._held_weights(len(batches)):
+            self.runner.run(step)
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
-        sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
-        self._objective = sums.sum()
-        return dict(zip(self.loss_names, sums.unbind(), strict=True))
+        with self.clock.phase("communication" if self.world.data_size > 1 else "forward"):
+            sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
+        penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
+        losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
+        losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
+        self._objective = torch.stack([sums.sum(), *penalties.values()]).sum() if penalties else sums.sum()
+        return losses
+
+    def measure_part(self) -> None:
+        """Measure the gradient over parts of each batch from the next step on; it changes no bit of training."""
+        self._part = BatchPart(self._data_parallel, self.world, exact=self._exact)
+
+    def part_of_batch(self) -> list[Tensor]:
+        """What `BatchPart.measured` returns, after `forward_backward`; nothing where it is not measured."""
+        return [] if self._part is None else self._part.measured()
 
     def _sum(self, found: list[Tensor]) -> Tensor:
         """Sums of [loss names] over the microbatches of all ranks."""
@@ -121,7 +160,8 @@ class Engine:
         self._data_parallel.zero_gradients()
         taken = [gradient for gradient in gradients if gradient is not None]
         assert len(taken) == len(gradients), "a parameter took no part in the loss"
-        self._data_parallel.all_reduce(taken)
+        with self.clock.phase("communication"):
+            self._data_parallel.all_reduce(taken)
         return taken
 
     def _set_gradients(self, gradients: list[Tensor]) -> None:
@@ -137,10 +177,13 @@ class Engine:
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
         targets, weights = self._targets(batch), self._to_device(batch.weights)
-        loss = self._loss
+        loss, few = self._loss, {}
+        if self._head.takes_rows and self._head.before is not None:
+            few["rows"] = self._to_device(batch.weights.flatten().nonzero().squeeze(1))
         early = power_below(factor) if self.scaler else 1.0
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
-        found = self._head.losses(hidden, targets, weights * early, **terms, lengths=batch.document_lengths, keys=keys)
+        common = {"lengths": batch.document_lengths, "keys": keys, **few}
+        found = self._head.losses(hidden, targets, weights * early, **terms, **common)
         rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
@@ -174,25 +217,37 @@ class Engine:
         tokens, positions = self._to_device(batch.source.tokens), self._to_device(batch.source.positions)
         return Source(tokens, positions, batch.source.document_lengths, None if mask is None else self._to_device(mask))
 
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.world.device, non_blocking=True)
+    def _held_weights(self, microbatches: int) -> contextlib.AbstractContextManager[None]:
+        """Around the microbatches of a step: weights cast once for all, where there are several."""
+        if not self._hold_weights or microbatches < 2:
+            return contextlib.nullcontext()
+        return held_weights(self.model, self.model.compute_dtype)
 
-    def clip_gradients(self, limit: float) -> Tensor:
-        """Scale the gradients to a global norm of at most `limit` (0: leave them); returns the norm before.
+    def _filled(self, batch: Batch) -> Batch:
+        """Where the model is compiled, the batch with as many rows as the largest had; those added count nothing."""
+        if not self._compiled:
+            return batch
+        self._rows = max(self._rows, len(batch.tokens))
+        return fill_rows(batch, self._rows)
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        return to_device(tensor, self.world.device)
+
+    def clip_gradients(self, how: AnyClip | float) -> Tensor:
+        """Limit the gradients; returns their global norm before. A number is the largest norm (0: leave them).
 
         If norm or loss is not finite, `step` will refuse the update. All ranks see the same norm, so they refuse
         together.
         """
-        parameters = list(self.named_parameters.values())
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        how = NormClip(limit=how) if isinstance(how, int | float) else how
+        gradients = [each.grad for each in self.named_parameters.values() if each.grad is not None]
         if self.scaler:
             for gradient in gradients:
                 gradient.mul_(1.0 / self.scaler.scale)
         norm = exact_norm(self.shards, self.world) if self._exact else self._data_parallel.norm(gradients)
         assert self._objective is not None
         self._nonfinite = found_nonfinite(norm, self._objective)
-        if limit:
-            clip(parameters, norm, limit)
+        self.clipping.apply(how, norm, self._nonfinite)
         return norm
 
     def step(self, optimizer: Optimizer) -> Tensor:
@@ -207,7 +262,15 @@ class Engine:
 
     @contextlib.contextmanager
     def evaluation_mode(self) -> Iterator[Transformer]:
-        """The model without dropout and gradients; afterwards everything is as before. All ranks enter together."""
+        """The model without dropout, gradients and compilation; afterwards everything is as before.
+
+        All ranks enter together.
+        """
+        with self._compiled.set_aside(), self._looking():
+            yield self.model
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[Transformer]:
         self.model.eval()
         try:
             with torch.no_grad():
@@ -218,15 +281,17 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Tensor:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
-        with self.evaluation_mode():
+        rows, batch = len(batch.tokens), self._filled(batch)
+        with self._looking():
             hidden, _ = self.model(**self._inputs(batch))
-            return self._token_losses(hidden, batch)
+            return self._token_losses(hidden, batch)[:rows]
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
-        with self.evaluation_mode():
+        rows, batch = len(batch.tokens), self._filled(batch)
+        with self._looking():
             hidden, _ = self.model(**self._inputs(batch))
-            return self._token_losses(hidden, batch), self._head.logits(hidden)
+            return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
         return self._head.token_losses(
@@ -266,8 +331,8 @@ class _Step:
 
     def begin(self, number: int) -> None:
         batch = self._batches[number]
-        key, samples = self._key, self._engine._to_device(batch.samples)
-        self._keys[number] = None if key is None else row_keys(*key, samples)
+        key = self._key
+        self._keys[number] = None if key is None else self._engine._to_device(row_keys(*key, batch.samples))
         last = number == self.num_microbatches - 1
         self._engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
 
@@ -287,5 +352,8 @@ class _Step:
         return terms.sum() * self._factor
 
     def end(self) -> None:
-        if self.tree is not None:
-            self.tree.push(self._engine._take_gradients())
+        gradients = None if self.tree is None else self._engine._take_gradients()
+        if self._engine._part is not None:
+            self._engine._part.end_microbatch(gradients)
+        if self.tree is not None and gradients is not None:
+            self.tree.push(gradients)

@@ -18,7 +18,7 @@ begin and end where the vectors of the optimizer's kernel do (`check_shards`).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -151,37 +151,52 @@ class ExactReduceScatter(ReduceScatter):
 
 
 def exact_norm(shards: Mapping[str, ParameterShard], world: World) -> Tensor:
-    """Scalar of the gradients' dtype: the global L2 norm of the shards' gradients, the same bits for any sharding.
+    """Scalar of the gradients' dtype: the global L2 norm of the shards' gradients, the same bits for any sharding."""
+    pairs = [(shard, shard.tensor.grad) for shard in shards.values() if shard.tensor.grad is not None]
+    assert pairs, "there are no gradients: call forward_backward first"
+    return exact_sum(pairs, row_squares, world).sqrt().to(next(iter(shards.values())).tensor.dtype)
 
-    Sums of squares are made row by row (dim 0), since shards divide a parameter between rows. Each row is counted by
-    the primary replica of its shard; the others add zeros, which is exact.
+
+def exact_sum(
+    pairs: Iterable[tuple[ParameterShard, Tensor]], rows_of: Callable[[Tensor], Tensor], world: World
+) -> Tensor:
+    """float64 scalar: sum over all shards of `rows_of` a tensor of each, the same bits for any sharding.
+
+    `rows_of` gives sums row by row (dim 0), since shards divide a parameter between rows. Each row is counted by the
+    primary replica of its shard; the others add zeros, which is exact.
     """
-    rows = [_rows_of_shard(shard) for shard in shards.values() if shard.tensor.grad is not None]
-    assert rows, "there are no gradients: call forward_backward first"
-    total = _fold_(world.all_reduce_sum(torch.cat(rows), AXES)[None])[0]
-    return total.sqrt().to(next(iter(shards.values())).tensor.dtype)
+    rows = [_rows_of_shard(shard, tensor, rows_of) for shard, tensor in pairs]
+    rows = rows or [torch.zeros(1, dtype=torch.float64, device=world.device)]
+    return fold_(world.all_reduce_sum(torch.cat(rows), AXES)[None])[0]
 
 
-def _rows_of_shard(shard: ParameterShard) -> Tensor:
-    """float64 [rows of the whole parameter]: sums of squares, zero for the rows that other ranks count."""
-    gradient = shard.tensor.grad
-    assert gradient is not None
-    rows = torch.zeros(shard.shape[0] if shard.shape else 1, dtype=torch.float64, device=gradient.device)
-    if gradient.numel() and shard.is_primary:
-        sums = _row_squares(gradient)
+def _rows_of_shard(shard: ParameterShard, tensor: Tensor, rows_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """float64 [rows of the whole parameter]: sums of rows, zero for the rows that other ranks count."""
+    rows = torch.zeros(shard.shape[0] if shard.shape else 1, dtype=torch.float64, device=tensor.device)
+    if tensor.numel() and shard.is_primary:
+        sums = rows_of(tensor)
         first = shard.start[0] if shard.start else 0
         rows[first : first + len(sums)] = sums
     return rows
 
 
-def _row_squares(gradient: Tensor) -> Tensor:
+def row_squares(x: Tensor) -> Tensor:
     """float64 [rows]: sum of squares of each row of [rows, ...]."""
-    rows = gradient.reshape(gradient.shape[0] if gradient.dim() else 1, -1)
+    return _row_sums(x, torch.Tensor.square_)
+
+
+def row_absolutes(x: Tensor) -> Tensor:
+    """float64 [rows]: sum of absolute values of each row of [rows, ...]."""
+    return _row_sums(x, torch.Tensor.abs_)
+
+
+def _row_sums(x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+    rows = x.reshape(x.shape[0] if x.dim() else 1, -1)
     blocks = rows.split(max(1, BLOCK_ELEMENTS // rows.shape[1]))
-    return torch.cat([_fold_(block.to(torch.float64, copy=True).square_()) for block in blocks])
+    return torch.cat([fold_(of(block.to(torch.float64, copy=True))) for block in blocks])
 
 
-def _fold_(x: Tensor) -> Tensor:
+def fold_(x: Tensor) -> Tensor:
     """Sum over the last dim of [rows, n], halving it; overwrites x.
 
     Only element-wise additions: torch's own sum of a row has other bits where the row is alone and threads are two.

@@ -3,12 +3,13 @@
 import functools
 
 import torch
-import torch._functorch.config as functorch
 from torch.utils.checkpoint import checkpoint
 
+from hornbook.model.attention.device_attention import use_installed_flash
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
+from hornbook.parallel.compiled import CompiledParts, compile_model
 from hornbook.parallel.config import (
     BlockRecompute,
     BudgetRecompute,
@@ -21,6 +22,7 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
 from hornbook.parallel.gradients import Scaler
 from hornbook.parallel.offload import check_offload, map_parameters, offload_activations
+from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
 
@@ -46,14 +48,17 @@ def parallelize(
     apply_recompute(model, parallel.recompute)
     check_offload(parallel.offload, world.device)
     offload_activations(model, parallel.offload)
-    if train.compile:
-        budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
-        compile_blocks(model, budget)
+    budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
+    compiled = compile_model(model, train, world.device, budget) if train.compile else CompiledParts()
+    use_installed_flash(world.device)
     data_parallel = apply_data_parallel(model, world, parallel)
     if parallel.exact:
         check_shards(data_parallel.shards)
     scaler = Scaler() if precision == "fp16" else None
-    return Engine(model, world, data_parallel, exact=parallel.exact, loss=train.loss, scaler=scaler)
+    settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
+    # Weights that are gathered for each use are not there before it; and who recomputes wants the memory.
+    hold = not isinstance(data_parallel, FSDP) and parallel.recompute.kind == "none"
+    return Engine(model, world, data_parallel, **settings, hold_weights=hold)
 
 
 def apply_recompute(model: Transformer, config: Recompute) -> None:
@@ -77,16 +82,6 @@ def recompute_blocks(model: Transformer, every: int = 1) -> None:
         )
 
 
-def compile_blocks(model: Transformer, budget: float) -> None:
-    """torch.compile each block in place: all share one graph, so the cost does not grow with depth.
-
-    budget: share of what a block would keep for backward that it may keep; for all graphs compiled from here on.
-    """
-    functorch.activation_memory_budget = budget
-    for block in model.all_blocks():
-        block.compile()
-
-
 def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig) -> SingleProcess:
     """Give the model memory on this rank's device: all of it, or this rank's shards."""
     sharded = world.size > 1 and config.shard != "none"
@@ -99,4 +94,4 @@ def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig
     map_parameters(model, config.offload)
     if sharded:
         return FSDP(model, world, config)
-    return SingleProcess(model) if world.size == 1 else DDP(model, world, exact=config.exact)
+    return SingleProcess(model, StepClock(world.device)) if world.size == 1 else DDP(model, world, exact=config.exact)

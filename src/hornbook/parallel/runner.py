@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hornbook.model.context import Auxiliary
+from hornbook.parallel.step_clock import StepClock
 
 
 class Step(Protocol):
@@ -48,13 +49,17 @@ class Runner(Protocol):
 class InOrder:
     """One microbatch after the other, each forward and then backward: a single one has activations."""
 
-    def __init__(self, forward: Callable[..., tuple[Tensor, Auxiliary]]) -> None:
-        """`forward` is called as `Transformer.forward`, which DDP wraps."""
-        self._forward = forward
+    def __init__(self, forward: Callable[..., tuple[Tensor, Auxiliary]], clock: StepClock | None = None) -> None:
+        """`forward` is called as `Transformer.forward`, which DDP wraps; `clock` times the passes."""
+        self._forward, self._clock = forward, clock or StepClock()
 
     def run(self, step: Step) -> None:
         for number in range(step.num_microbatches):
             step.begin(number)
-            hidden, auxiliary = self._forward(**step.inputs(number))
-            step.objective(hidden, auxiliary, number).backward()
+            inputs = step.inputs(number)
+            with self._clock.phase("forward"):
+                hidden, auxiliary = self._forward(**inputs)
+                objective = step.objective(hidden, auxiliary, number)
+            with self._clock.phase("backward"):
+                objective.backward()
             step.end()

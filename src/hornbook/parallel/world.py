@@ -147,6 +147,16 @@ class World:
         dist.broadcast(tensor, 0)
         return int(tensor)
 
+    def broadcast_text(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        if self.size == 1:
+            return text
+        data = text.encode()
+        size = self.broadcast(len(data))
+        tensor = torch.tensor(list(data) if self.is_rank0 else [0] * size, dtype=torch.uint8)
+        dist.broadcast(tensor, 0)
+        return bytes(tensor.tolist()).decode()
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.all_reduce_max([0])

@@ -1,10 +1,12 @@
 """Configuration of the training run itself."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticKnownError
 
+from hornbook.optim.config.average import AverageConfig, NoAverage
 from hornbook.optim.config.batch_schedule import NoRamp, Ramp
 from hornbook.settings.fields import Config, Count, Number, parse_number
 
@@ -26,6 +28,11 @@ class LossConfig(Config):
     """Share of the target's probability that is spread over the vocabulary (label smoothing, arXiv 1512.00567)."""
     z_loss: Number = Field(default=0.0, ge=0)
     """Weight of the squared log-sum of the logits' exponentials (PaLM: 1e-4); reported apart from the loss."""
+    l1: Number = Field(default=0.0, ge=0)
+    """Penalty l1 * sum |w| over the parameters that decay, reported apart from the loss; its gradient goes through
+    clipping and moments."""
+    l2: Number = Field(default=0.0, ge=0)
+    """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
 
 
 class TrainConfig(Config):
@@ -52,12 +59,20 @@ class TrainConfig(Config):
     device multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss."""
     loss: LossConfig = LossConfig()
     """The loss function."""
+    average: AverageConfig = NoAverage()
+    """An average of the weights, kept beside them: 4 bytes per parameter. `hornbook export --average` takes it."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `mps`."""
     threads: Count = Field(default=0, ge=0)
     """CPU threads; 0 takes OMP_NUM_THREADS or the number of cores. Bits depend on it."""
     compile: bool = False
-    """torch.compile each block: slower start, faster steps on a GPU."""
+    """torch.compile the model: slower start, faster steps on a GPU. The code is kept for later starts."""
+    compile_scope: Literal["blocks", "stack"] = "blocks"
+    """What is compiled as one piece: a block, whose code serves all layers, or all blocks (a start that is longer by
+    their number)."""
+    cuda_graphs: bool = False
+    """Start the kernels of a compiled piece by one call, on a GPU: for models whose kernels are too short for the CPU
+    to keep up. Each piece and batch shape holds memory of its own."""
 
     @property
     def micro_rows(self) -> int:
@@ -91,11 +106,22 @@ class GuardConfig(Config):
     """Seconds of silence after which a rank is restarted; 0: five times the longest so far in its phase, or 10."""
 
 
+MOST_PROFILED = 200
+"""Steps of one trace: it is held in memory until its end."""
+_PROFILE = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)( steps?)?")
+
+
 class LogConfig(Config):
     """Logging."""
 
     every: Count = Field(default=10, ge=1)
     """Steps between console lines; metrics.jsonl always has every step."""
+    slowdown: Number | None = Field(default=1.5, gt=1)
+    """A fall of the throughput below the run's own median by this factor, if it lasts, is shown with what takes the
+    time now, and written to the ledger; `none`: never."""
+    profile: str = ""
+    """Steps to trace with torch.profiler, `"100-104"`, or `"5 steps"` behind the first ten of an attempt; each rank
+    writes a Chrome trace into RUN/profile. Only these steps are slower."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
     memory_every: Count = Field(default=0, ge=0)
@@ -103,5 +129,33 @@ class LogConfig(Config):
     memory_snapshot: Count = Field(default=0, ge=0)
     """The step whose tensors kept for backward are listed in RUN/memory-STEP.json, on a GPU with torch's own snapshot
     beside it; 0: none."""
+    noise_scale: Count = Field(default=0, ge=0)
+    """Steps over which the gradient noise scale is averaged, such as 100; 0 does not measure it. Needs two ranks, or
+    two microbatches of a rank: the norm of a part of the gradient is compared with that of the whole."""
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""
+
+    @field_validator("profile")
+    @classmethod
+    def _check_profile(cls, text: str) -> str:
+        match = _PROFILE.fullmatch(text)
+        if not text or (match is not None and 1 <= len(range(*_span(match, 0))) <= MOST_PROFILED):
+            return text
+        raise ValueError(f"write the steps to trace as '100-104' or '5 steps', {MOST_PROFILED} steps at most")
+
+    def profiled(self, done: int) -> range:
+        """Numbers of the steps to trace in an attempt that starts after `done` steps; empty: none."""
+        match = _PROFILE.fullmatch(self.profile)
+        return range(*_span(match, done)) if match is not None else range(0)
+
+
+PROFILE_WARM_UP = 10
+"""Steps of an attempt before a trace of so many steps."""
+
+
+def _span(match: re.Match[str], done: int) -> tuple[int, int]:
+    """(first step, last step + 1) of a trace."""
+    if match["count"] is not None:
+        first = done + PROFILE_WARM_UP + 1
+        return first, first + int(match["count"])
+    return max(int(match["first"]), 1), int(match["last"]) + 1

@@ -1,26 +1,32 @@
 """Steers a running run: stop signals, requests of people as files in `control/`, and the heartbeat that answers.
 
 A request is a small JSON file that appears atomically (written aside, then renamed): `{"action": "save" or "stop",
-"reason": text, "at_step": optional}`. The loop looks once a step, writes the acknowledgement to the ledger, then
-deletes the file and acts. A file named STOP in the run directory is a switch, not a request: the run stops, and does
+"reason": text, "at_step": optional}`, or `{"action": "set", "settings": ["optim.lr=1e-4"], ...}`. The loop looks once a
+step, writes the acknowledgement to the ledger, then deletes the file and acts. The acknowledgement of a `set` is its
+intervention (`hornbook.run.intervene`); a file of the same name is not taken a second time, so that a kill before its
+removal makes no difference. A file named STOP in the run directory is a switch, not a request: the run stops, and does
 not start again until someone removes it.
 """
 
 import contextlib
 import json
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field, model_validator
+
 from hornbook.errors import UsageError
-from hornbook.files.durable import TEMPORARY
+from hornbook.files.durable import TEMPORARY, write_atomic
 from hornbook.files.filesystem import exists, is_file, list_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import Position, RunWriter
-from hornbook.settings.fields import Config
+from hornbook.settings.fields import Config, Duration
 
 REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file")
 """Sources of a stop; ranks exchange the index, because a collective reduces numbers."""
@@ -29,10 +35,30 @@ REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file"
 class Request(Config):
     """One request of a person."""
 
-    action: Literal["save", "stop"]
+    action: Literal["save", "stop", "set"]
     reason: str = ""
     """Why; it goes into the ledger."""
     at_step: int | None = None
+    """Steps done when it is due; by default it is due at once."""
+    settings: list[str] = Field(default=[])
+    """Of `set`: changes as `key=value`."""
+    blend: Duration | None = None
+    """Of `set`: over what span a new activation replaces the old one; by default at once."""
+    rewarm: Duration | None = None
+    """Of `set`: over what span the learning rate rises after a change of optimizer; by default as the change asks."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Request":
+        if (self.action == "set") != bool(self.settings):
+            raise ValueError('settings belong to the action "set", and that needs some')
+        return self
+
+
+def write_request(run: RunDir, request: Request) -> Path:
+    """Write a request where the loop finds it; returns the file. Raises StorageError."""
+    path = run.control / f"{time.time_ns()}-{os.getpid()}.json"
+    write_atomic(path, request.model_dump_json(exclude_defaults=True) + "\n")
+    return path
 
 
 @dataclass(frozen=True)
@@ -42,6 +68,8 @@ class ControlRequests:
     save: bool = False
     stop: str | None = None
     """Source of the stop, one of REASONS; None: no stop."""
+    changes: int = 0
+    """Number of requests to change settings; of what they say only rank 0 knows (`Control.take_change`)."""
 
 
 def stop_file(run: RunDir) -> Path:
@@ -60,6 +88,8 @@ class Control:
 
     def __init__(self, output: RunWriter, signals: StopSignals, heartbeat: Heartbeat | None = None) -> None:
         self._output, self.signals = output, signals
+        self._changes: list[tuple[Path, Request]] = []
+        self._answered = set(output.ledger.past.answered)
         self.heartbeat = heartbeat or Heartbeat()
 
     def enter(self, phase: str, at: Position) -> None:
@@ -76,12 +106,31 @@ class Control:
 
         `all_reduce_max` gives the maximum of each number over all ranks: a request seen by one rank goes for all.
         """
+        self._changes.clear()
         taken = [request for path in self._files() if (request := self._take(path, at))]
         save = any(request.action == "save" for request in taken)
-        save, reason = all_reduce_max([save, REASONS.index(self._stop_reason(taken))])
-        if reason:
-            self._output.ledger.note("stop_requested", at, reason=REASONS[reason])
-        return ControlRequests(bool(save), REASONS[reason] or None)
+        stop = REASONS.index(self._stop_reason(taken))
+        save, stop, changes = all_reduce_max([save, stop, len(self._changes)])
+        if stop:
+            self._output.ledger.note("stop_requested", at, reason=REASONS[stop])
+        return ControlRequests(bool(save), REASONS[stop] or None, changes)
+
+    def take_change(self) -> tuple[str, Request] | None:
+        """The next due request to change settings, with the name of its file; None on ranks other than 0.
+
+        Its file stays until `refuse` or `remove`.
+        """
+        return (self._changes[0][0].name, self._changes.pop(0)[1]) if self._changes else None
+
+    def refuse(self, file: str, at: Position, problem: str) -> None:
+        """Answer a request to change settings that cannot be met, and remove it."""
+        self._acknowledge(self._output.run.control / file, at, {"accepted": False, "reason": problem})
+
+    def remove(self, file: str) -> None:
+        """Remove a request that the ledger has."""
+        if self._output.is_rank0:
+            with contextlib.suppress(OSError):
+                (self._output.run.control / file).unlink()
 
     def _stop_reason(self, taken: list[Request]) -> str:
         if self.signals.received is not None:
@@ -111,13 +160,21 @@ class Control:
             request = Request.model_validate(json.loads(path.read_bytes()))
             if request.at_step is not None and at.step < request.at_step:
                 return None
+            if request.action == "set":
+                return self._keep_change(path, request, at)
             answer = {"accepted": True, "action": request.action, "reason": request.reason}
         except (ValueError, OSError) as error:  # a ValidationError is a ValueError
             answer = {"accepted": False, "reason": f"not a request: {error}"}
         self._acknowledge(path, at, answer)
         return request
 
+    def _keep_change(self, path: Path, request: Request, at: Position) -> None:
+        if path.name in self._answered:  # the ledger has it, and a kill came before its removal
+            self._acknowledge(path, at, {"accepted": False, "reason": "a request of this name was met before"})
+            return
+        self._answered.add(path.name)
+        self._changes.append((path, request))
+
     def _acknowledge(self, path: Path, at: Position, answer: dict[str, Any]) -> None:
         self._output.ledger.note("request", at, file=path.name, **answer)
-        with contextlib.suppress(OSError):
-            path.unlink()
+        self.remove(path.name)

@@ -8,11 +8,14 @@ from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
 from hornbook.run.control import Control
 from hornbook.run.inputs import Inputs, resumed_length
+from hornbook.run.interventions import Course, sorted_by_step
 from hornbook.run.launch.heartbeat import Heartbeat
-from hornbook.run.ledger import Ledger, RunWriter
+from hornbook.run.ledger import Ledger, Monotone, RunWriter
+from hornbook.run.start.bound import base_recipe
 from hornbook.run.start.init_from import InitFrom
 from hornbook.run.training_length import TrainingLength
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change
 
 
@@ -30,6 +33,8 @@ class Start:
     """Print nothing on stderr; log.txt is written all the same."""
     changes: Sequence[Change] = ()
     """Settings that a resume changes; `launch` fills them in."""
+    ends_interventions: bool = False
+    """Whether these changes take the place of the run's interventions (`interventions.ends_interventions`)."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,28 @@ class Job:
         resumes = self.start.mode == "resume"
         return resumed_length(self.inputs, self.ledger.past, self.start.changes) if resumes else self.inputs.length
 
+    @property
+    def course(self) -> Course:
+        """The settings at the first step of the run, and the interventions that the ledger has."""
+        return course_of(self.inputs, self.ledger.past, self.start)
+
+    @property
+    def saved_course(self) -> Course:
+        """The same as it was when the checkpoints were saved."""
+        past = self.ledger.past
+        if not self.start.ends_interventions:
+            return self.course
+        base = Resolved(base_recipe(self.run, past), {})
+        return replace(self.course, resolved=base, known=sorted_by_step(past.interventions))
+
     def write_recipe(self) -> None:
         """Replace recipe.toml: every value in force, with its origin."""
-        self.output.write(self.run.recipe, self.inputs.resolved.to_toml())
+        self.output.write(self.run.recipe, self.course.to_end().resolved.to_toml())
+
+
+def course_of(inputs: Inputs, past: Monotone, start: Start) -> Course:
+    """The settings at the first step of a run with these inputs, and the interventions of its past."""
+    if start.mode != "resume":
+        return Course(inputs.resolved, inputs.length)
+    known = () if start.ends_interventions else sorted_by_step(past.interventions)
+    return Course(inputs.resolved, resumed_length(inputs, past, start.changes), known)

@@ -19,6 +19,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
+from hornbook.run.interventions import Intervention
 from hornbook.run.training_length import Cut
 
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")
@@ -56,6 +57,8 @@ class Monotone:
     """The record of the initial checkpoint (`InitFrom.record`); None: initial values."""
     recipe: dict[str, Any] | None = None
     """The complete recipe in force; None in runs of versions that did not record it."""
+    recipe_attempt: int = 0
+    """The attempt that began with it."""
     saved_manifests: dict[int, set[str | None]] = field(default_factory=dict)
     """Step -> digests of the manifests saved at it; None for a save of a version that did not record it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -66,6 +69,12 @@ class Monotone:
     """Where the run was shortened, in the order of decision."""
     fewer_rows: list[tuple[int, int]] = field(default_factory=list)
     """(tokens consumed, rows) from which on microbatches were smaller, since memory ran out."""
+    interventions: list[Intervention] = field(default_factory=list)
+    """Settings that were changed while the run trained, in the order of decision."""
+    answered: set[str] = field(default_factory=set)
+    """Files of the requests that made them."""
+    recipe_before: str = ""
+    """Digest of recipe.toml before the newest of them; "" after a start that wrote it."""
 
     @property
     def first(self) -> str:
@@ -86,7 +95,6 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
             state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
             if "metrics" in record:
                 state.metrics.append({**record["metrics"], "step": record["step"]})
-        state.recipe = record.get("recipe", state.recipe)
         for change in record.get("changes", ()):
             state.settings.pop(change["key"], None)
             if change["key"] == "train.micro_batch":
@@ -102,7 +110,19 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
             state.fewer_rows.append((record["tokens"], record["rows"]))
         if record.get("origin"):
             state.init_from = record["origin"]
+        _replay_settings(state, record)
     return state
+
+
+def _replay_settings(state: Monotone, record: dict[str, Any]) -> None:
+    if "recipe" in record:
+        state.recipe, state.recipe_attempt = record["recipe"], record["attempt"]
+    if record.get("ends_interventions"):
+        state.interventions.clear()
+    if record.get("kind") == "intervention":
+        state.interventions.append(Intervention.from_record(record))
+        state.answered.add(record.get("file", ""))
+        state.recipe_before = record.get("recipe_before", "")
 
 
 def read_past(run: RunDir) -> Monotone:

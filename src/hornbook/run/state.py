@@ -1,12 +1,14 @@
 """The rewindable state of a run: weights, moments, and the clock.
 
-On disk it is a Hugging Face directory plus `trainer/`: `optimizer.safetensors` (moments) and `state.json` (the clock).
+On disk it is a Hugging Face directory plus `trainer/`: `optimizer.safetensors` (moments), `state.json` (the clock), and
+`average.safetensors` where `train.average` keeps one.
 Learning rate and data order are functions of the clock, so this is enough to make the next step the same bit for bit.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,28 @@ from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import IntegrityError
 from hornbook.files.safetensors import read_header
+from hornbook.model.build import parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import SurgeryStep, adapter_of
 from hornbook.model.hf.hf import view_hf
 from hornbook.model.init.init import with_new_head
+from hornbook.model.mlp.blend import set_activation
 from hornbook.model.storage.safetensors_folder import CODES, Reader
 from hornbook.model.storage.tensor_slices import TensorSlice
 from hornbook.model.surgery.adapters.files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
-from hornbook.model.surgery.folders import read_added
+from hornbook.model.surgery.folders import AVERAGE, read_added
 from hornbook.model.surgery.values import added_parameters, with_added
+from hornbook.optim.average import WeightAverage, held_weights
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.noise_scale import NoiseScale
+from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, state_shards
+from hornbook.run.interventions import Course
+from hornbook.settings.recipe import Recipe
 
 FORMAT = 1
 MOMENTS = "trainer/optimizer.safetensors"
@@ -54,10 +65,22 @@ class ModelSpec:
 class State:
     """Weights, moments and clock of one run, in memory."""
 
-    def __init__(self, engine: Engine, optimizer: Optimizer, loader: Loader, spec: ModelSpec, seed: int = 0) -> None:
-        """`seed` keys the initial values of parameters that surgery adds."""
+    def __init__(
+        self,
+        engine: Engine,
+        optimizer: Optimizer,
+        loader: Loader,
+        spec: ModelSpec,
+        seed: int = 0,
+        make_optimizer: Callable[[AnyOptimizer, Owners], Optimizer] | None = None,
+    ) -> None:
+        """`seed` keys the initial values of parameters that surgery adds; `make_optimizer` makes one with new state."""
         self.engine, self.optimizer, self.loader, self.spec = engine, optimizer, loader, spec
-        self.seed = seed
+        self.seed, self._make_optimizer = seed, make_optimizer
+        self.average: WeightAverage | None = None
+        self.saved_course: Course | None = None
+        """Of a run that goes on: the settings in force when a checkpoint was saved; None: those of now."""
+        self.noise: NoiseScale | None = None
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
@@ -67,12 +90,25 @@ class State:
         self.fewer_rows: list[tuple[int, int]] = []
         """(tokens consumed, rows) from which on the micro-batch was smaller, since memory ran out; from the ledger."""
         self._micro_batch = loader.micro_batch
+        engine.weights_to_evaluate = self._optimizer_weights
 
     @property
     def micro_batch(self) -> int:
         """Rows of a microbatch of the next step: a function of the clock and the ledger."""
         found = [rows for tokens, rows in self.fewer_rows if tokens <= self.tokens]
         return min([self._micro_batch, *found])
+
+    def keep_average(self, average: WeightAverage) -> None:
+        """Keep an average of the weights, which evaluations may use."""
+        self.average = average
+        if average.config.evaluate:
+            self.engine.weights_to_evaluate = average.in_place
+
+    def _optimizer_weights(self) -> AbstractContextManager[None]:
+        """The parameters hold the weights that the optimizer gives for evaluations, inside of this context."""
+        values = self.optimizer.evaluation_weights()
+        parameters = self.engine.named_parameters
+        return held_weights({name: parameters[name] for name in values}, values) if values else nullcontext()
 
     def advance(self, batch: GlobalBatch) -> None:
         """Count one step over `batch`, whether its update was applied or refused."""
@@ -84,24 +120,83 @@ class State:
         shards = self.engine.shards
         names = added_parameters(self.engine.model) if adapter_of(self.spec.surgery) else shards
         saved = {name: shards[name] for name in names if shards[name].is_primary}
-        return {name: TensorSlice(shard.tensor.detach(), shard.start) for name, shard in saved.items()}
+        others = self.optimizer.evaluation_weights()
+        return {
+            name: TensorSlice(others.get(name, shard.tensor.detach()), shard.start) for name, shard in saved.items()
+        }
 
     def moments(self) -> dict[str, Shard]:
         """This rank's shards of the optimizer's state, by the names that they have in a checkpoint."""
         return state_shards(self.optimizer, self.engine.owners.shards)
 
+    def averages(self) -> dict[str, Shard]:
+        """This rank's shards of the average, by name of the parameter; empty where none is kept."""
+        tensors = {} if self.average is None else self.average.tensors
+        places = {name: self.engine.shards[name] for name in tensors}
+        return {name: Shard(tensors[name], at.shape, at.start, at.is_primary) for name, at in places.items()}
+
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
         counters = read_counters(folder)
+        if self.saved_course is not None and self.saved_course.known:
+            self.follow(self.saved_course.before(counters["step"]).recipe)
         self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
+        if self.average is not None and (folder / AVERAGE).is_file():
+            _read_shards(folder / AVERAGE, self.averages())
         if self.engine.scaler is not None and "scale" in counters:
             self.engine.scaler.load(counters["scale"])
+        if self.noise is not None and "noise" in counters:
+            self.noise.load(counters["noise"])
+        self.engine.clipping.load(counters.get("norms", []))
         self.step, self.tokens = counters["step"], counters["tokens"]
         self.skips_in_a_row = counters["skips_in_a_row"]
         sequence = self.loader.index.sequence
         same_rows = counters["sequence"] == sequence  # a fork may cut the data into other rows
         self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
+
+    def follow(self, recipe: Recipe) -> None:
+        """Use the optimizer of a recipe from the next step on, with the state converted (`hornbook.optim.swap`)."""
+        if recipe.optim == self.optimizer.config:
+            return
+        made, owners = self.new_optimizer(recipe.optim)
+        convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        if not made.config.averages:  # it goes on from what was evaluated
+            for name, values in self.optimizer.evaluation_weights().items():
+                self.engine.shards[name].tensor.detach().copy_(values)
+        self.optimizer, self.engine.owners = made, owners
+        self.engine.penalties.names = made.decaying
+
+    def use_activation(self, before: ModelConfig, after: ModelConfig, share: float) -> None:
+        """Blend the activations of two configurations; checkpoints name the new one once its share is 1."""
+        set_activation(self.engine.model, before, after, share)
+        config = after if share >= 1 else before
+        self.spec = replace(self.spec, config=config)
+
+    def probe(self, rows: int) -> float:
+        """Mean loss of the next rows of training data, equal on every rank; changes nothing."""
+        clock = self.loader.clock
+        batch = self.loader.take(rows).batches[0]
+        self.loader.seek(clock)
+        counted = int((batch.weights > 0).sum())
+        return float(self.engine.evaluate(batch).sum()) / max(counted, 1)
+
+    def new_optimizer(self, config: AnyOptimizer) -> tuple[Optimizer, Owners]:
+        """An optimizer whose state is zero, and the whole parameters that it needs. Raises UsageError."""
+        assert self._make_optimizer is not None
+        owners = Owners(self.engine.shards, self.engine.world)
+        return self._make_optimizer(config, owners), owners
+
+    def matched_rate(self, config: AnyOptimizer) -> float | None:
+        """The learning rate with which updates of another optimizer keep their size; None: it is not known.
+
+        Every rank calls it.
+        """
+        made, owners = self.new_optimizer(config)
+        convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        sizes = update_size(self.optimizer, self.engine.world)
+        matched = update_size(made, self.engine.world)
+        return self.optimizer.config.lr * sizes / matched if sizes and matched else None
 
     def _read_saved(self, folder: Path) -> None:
         """Read the weights of a checkpoint, and the parameters that surgery added."""
@@ -128,15 +223,11 @@ class State:
     def fill(self, base: Iterable[tuple[str, Tensor]], added: dict[str, Tensor] | None = None) -> None:
         """Set every parameter: from `base`, and those added by surgery from `added` (None: initial values)."""
         self.engine.load_stream(with_added(self.engine.model, base, self.seed, added))
+        if self.average is not None:
+            self.average.restart()
 
     def _read_moments(self, path: Path) -> None:
-        entries, reader, moments = read_header(path), Reader(), self.moments()
-        shapes = ({name: each.shape for name, each in found.items()} for found in (moments, entries))
-        check_cover(*shapes)
-        for name, moment in moments.items():
-            if (dtype := CODES[moment.tensor.dtype]) != entries[name].dtype:
-                raise IntegrityError(f"{path}: {name} is {entries[name].dtype}, and this optimizer keeps it as {dtype}")
-            moment.tensor.copy_(reader.read(name, entries[name])[moment.slices])
+        _read_shards(path, self.moments())
 
     def counters(self) -> dict[str, Any]:
         """The content of `trainer/state.json`: everything that is not a tensor."""
@@ -148,7 +239,21 @@ class State:
             "sequence": self.loader.index.sequence,
             "skips_in_a_row": self.skips_in_a_row,
         }
+        if self.noise is not None:
+            counters["noise"] = self.noise.state()
+        if norms := self.engine.clipping.state():
+            counters["norms"] = norms
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
+
+
+def _read_shards(path: Path, shards: Mapping[str, Shard]) -> None:
+    """Read a file of `trainer/` into shards. Raises IntegrityError if names, shapes or dtypes are others."""
+    entries, reader = read_header(path), Reader()
+    check_cover(*({name: each.shape for name, each in found.items()} for found in (shards, entries)))
+    for name, shard in shards.items():
+        if (dtype := CODES[shard.tensor.dtype]) != entries[name].dtype:
+            raise IntegrityError(f"{path}: {name} is {entries[name].dtype}, and this run keeps it as {dtype}")
+        shard.tensor.copy_(reader.read(name, entries[name])[shard.slices])
 
 
 def read_counters(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,8 @@ rewound with it.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hornbook.errors import DivergedError
@@ -43,6 +44,14 @@ class Step:
     """The part of `seconds` spent on waiting for the batch."""
     final: bool
     """The run ends with this step."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of this rank by phase (`hornbook.parallel.step_clock`); the rest of `seconds` is the host's."""
+    positions: tuple[int, int] = (0, 0)
+    """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
+    noise: dict[str, float | None] | None = None
+    """Keys of the gradient noise scale (`log.noise_scale`); None: not measured."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Other terms of the objective by name, per target token: `z_loss`, `l1`, `l2`, what experts add."""
 
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
@@ -51,7 +60,7 @@ class Step:
 
     def record(self) -> StepRecord:
         """The line for metrics.jsonl."""
-        return {
+        record: StepRecord = {
             "attempt": self.attempt,
             "step": self.step,
             "tokens": self.tokens,
@@ -68,6 +77,11 @@ class Step:
             "skipped": self.skipped,
             "time": round(time.time(), 3),
         }
+        if self.terms:
+            record["terms"] = dict(self.terms)
+        if self.noise is not None:
+            record |= self.noise
+        return record
 
 
 def is_due(step: int, every: int) -> bool:

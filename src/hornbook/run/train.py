@@ -10,13 +10,22 @@ from hornbook.errors import Exit
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
+from hornbook.optim.average import WeightAverage
 from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.average import NoAverage
+from hornbook.optim.config.optim import AnyOptimizer
+from hornbook.optim.config.schedule import Axis
+from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.noise_scale import NoiseScale
 from hornbook.parallel.offload import map_state
+from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.inputs import Inputs
+from hornbook.run.intervene import Intervener
+from hornbook.run.interventions import Course
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
@@ -26,6 +35,7 @@ from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
+from hornbook.settings.recipe import Recipe
 
 MEASURED_STEPS = 3
 """Steps after which the time-out of collectives follows from measured times."""
@@ -35,7 +45,7 @@ MIN_TIMEOUT, MAX_TIMEOUT = 120.0, 600.0
 
 def train(job: Job) -> Exit:
     """Train until the end of the run (DONE) or until a stop is requested (RESUMABLE)."""
-    recipe, length, control = job.recipe, job.length, job.control
+    recipe, control = job.recipe, job.control
     with distributed(recipe.parallel, recipe.train, job.rank_info) as world, open_consoles(job, world) as consoles:
         world.set_timeout(MAX_TIMEOUT)  # reading a checkpoint and the first steps take some ranks longer than others
         state = build_state(job.inputs, recipe.parallel, world)
@@ -45,10 +55,10 @@ def train(job: Job) -> Exit:
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
             initialize_or_restore(job, state, checkpointer, observers)
-            observers.state_file.start(job.ledger.attempt, state)
+            observers.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
-            first = state.step
-            while state.tokens < length.tokens:
+            intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
+            while state.tokens < intervener.course.length.tokens:
                 job.run.check()  # the run directory still has its name
                 requests = control.poll(state, world.all_reduce_max)
                 checkpointer.poll(state)
@@ -57,9 +67,11 @@ def train(job: Job) -> Exit:
                     checkpointer.save(state)
                 if requests.stop:
                     return _stop(job, state, observers)
+                course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
                 shrunk = len(state.fewer_rows)
-                step = take_step(job, state, length)
+                step = take_step(job, state, course)
+                intervener.blend()
                 if len(state.fewer_rows) > shrunk:
                     observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
                 job.run.check()
@@ -69,14 +81,14 @@ def train(job: Job) -> Exit:
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > recipe.guard.max_skips:
-                    raise diverged(recipe.guard, state.skips_in_a_row, state.step)
-                if is_due(state.step, recipe.checkpoint.every) and not step.final:
+                if state.skips_in_a_row > course.recipe.guard.max_skips:
+                    raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
+                if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
                     control.enter("save", state)
                     checkpointer.try_save(state)
                 if keeper is not None and not step.final:
-                    length = _keep_time(job, world, keeper, observers, step, length)
-                _set_timeout(control.heartbeat, world, step, length, state.step - first)
+                    intervener.shorten(_keep_time(job, world, keeper, observers, step, course.length))
+                _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
             control.enter("save", state)
             checkpointer.save(state, final=True)
             observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
@@ -96,31 +108,61 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
-    optimizer = build_optimizer(engine.named_parameters, roles, recipe.optim, factors, shapes, engine.owners)
-    map_state(optimizer, parallel.offload)
-    return State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed)
+
+    def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
+        optimizer = build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
+        map_state(optimizer, parallel.offload)
+        return optimizer
+
+    inputs.loader.pinned = world.device.type == "cuda"
+    optimizer = make_optimizer(recipe.optim, engine.owners)
+    engine.penalties.names = optimizer.decaying
+    state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
+    _keep_statistics(state, recipe, inputs.length)
+    return state
 
 
-def take_step(job: Job, state: State, length: TrainingLength) -> Step:
+def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> None:
+    """Keep what the recipe asks for beside the training itself: an average of the weights, the noise scale."""
+    engine = state.engine
+    if not isinstance(recipe.train.average, NoAverage):
+        axis = Axis(length.planned, length.batches)
+        state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    if recipe.log.noise_scale:
+        engine.measure_part()
+        state.noise = NoiseScale(recipe.log.noise_scale)
+
+
+def take_step(job: Job, state: State, course: Course) -> Step:
     """One optimizer step over the next global batch."""
-    recipe, engine = job.recipe, state.engine
-    started = time.perf_counter()
-    clock = length.schedule_clock(state.tokens)
-    lr = recipe.optim.lr * recipe.optim.schedule(clock, length.planned, length.batches)
+    recipe, length, engine = course.recipe, course.length, state.engine
+    phase, started = engine.clock.phase, time.perf_counter()
+    engine.clock.begin()
+    lr = course.learning_rate(state.tokens)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
     job.control.enter("clip", state)
-    norm = engine.clip_gradients(recipe.optim.clip)
+    with phase("optimizer"):
+        norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
-    applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    with phase("optimizer"):
+        applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    before = state.tokens
     state.advance(batch)
-    loss_sum, norm, applied = fetch(losses["loss"], norm, applied)
+    part = engine.part_of_batch()
+    norm, applied, *values = fetch(norm, applied, *part, *losses.values())
+    sums = zip(losses, values[len(part) :], strict=True)
+    terms = {name: each / max(batch.total_weight, 1.0) for name, each in sums}
+    if applied and state.average is not None:
+        state.average.update(before, state.tokens)
+    if applied and state.noise is not None:
+        state.noise.update(*values[: len(part)], norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,
         tokens=state.tokens,
         step_tokens=batch.tokens,
-        loss=loss_sum / max(batch.total_weight, 1.0),
+        loss=terms.pop("loss"),
         grad_norm=norm,
         lr=lr,
         skipped=not applied,
@@ -130,6 +172,10 @@ def take_step(job: Job, state: State, length: TrainingLength) -> Step:
         seconds=time.perf_counter() - started,
         data_seconds=waited,
         final=state.tokens >= length.tokens,
+        phases=engine.clock.take(),
+        positions=batch.positions_computed,
+        noise=None if state.noise is None else state.noise.record(),
+        terms=terms,
     )
 
 
@@ -142,7 +188,8 @@ def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[G
         loader.micro_batch = state.micro_batch
         job.control.enter("data", state)
         started = time.perf_counter()
-        batch = loader.take(rows, world.data_rank, world.data_size, following)
+        with engine.clock.phase("data"):
+            batch = loader.take(rows, world.data_rank, world.data_size, following)
         waited = time.perf_counter() - started
         engine.zero_gradients()
         job.control.enter("forward_backward", state)

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from hornbook.errors import UsageError
+from hornbook.optim.config.average import AverageConfig, NoAverage
 from hornbook.optim.config.batch_schedule import Batches
+from hornbook.optim.config.schedule import Axis, ScheduleConfig
 from hornbook.run.config import TrainConfig
 
 
@@ -108,3 +110,19 @@ def training_length(train: TrainConfig, epoch_tokens: Callable[[float], int]) ->
         raise UsageError("how long to train is not set: give --train.tokens or --train.epochs")
     rows = math.ceil(wanted / train.sequence)
     return TrainingLength(rows * train.sequence, train.ramp.batches(train.batch_tokens), train.sequence)
+
+
+def sets_schedule(key: str) -> bool:
+    """Whether a setting decides where a schedule's points lie in the run."""
+    keys = ("optim.schedule", "train.tokens", "train.epochs", "train.batch_tokens", "train.ramp", "train.average")
+    return key.startswith(keys)
+
+
+def check_schedule(schedule: ScheduleConfig, average: AverageConfig, length: TrainingLength) -> None:
+    """Raise UsageError naming the settings of a schedule, or of an average of weights, that do not fit the run."""
+    axis = Axis(length.planned, length.batches)
+    lines = [f"  optim.schedule.{key}: {text}" for key, text in schedule.problems(axis)]
+    if not isinstance(average, NoAverage):
+        lines += [f"  train.average.{key}: {text}" for key, text in average.problems(axis)]
+    if lines:
+        raise UsageError("\n".join(["these settings do not fit the length of the run:", *lines]))

@@ -5,10 +5,11 @@ present kind.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hornbook.settings.errors import suggest
+from hornbook.settings.fields import parse_number
 from hornbook.settings.recipe import ALTERNATIVES, Recipe
 from hornbook.settings.renamed import present_name, renamed, with_present_names
 from hornbook.settings.schema import ROOT, Array, Leaf, Section, Shape, Table, defaults, field_name, shape_of
@@ -75,7 +76,7 @@ class Merge:
 
     def _set_value(self, shape: Shape, node: dict[str, Any], name: str, value: Any, path: Path) -> None:
         if isinstance(shape, Section) and _names_kind(shape, value) and not (shape.optional and value.value == "none"):
-            value = {"kind": value}  # `optim.schedule = "wsd"`
+            value = _with_number(shape, value) or {"kind": value}  # `optim.clip = 0.5`, `optim.schedule = "wsd"`
         if isinstance(shape, Section | Table) and isinstance(value, dict):
             below = node.get(name)
             if not isinstance(below, dict):
@@ -159,7 +160,17 @@ def _any_field(shape: Section, word: str) -> str | None:
 
 
 def _names_kind(shape: Section, value: Any) -> bool:
-    return isinstance(value, Given) and isinstance(value.value, str) and "" not in shape.kinds
+    named = isinstance(value, Given) and (isinstance(value.value, str) or _with_number(shape, value) is not None)
+    return named and "" not in shape.kinds
+
+
+def _with_number(shape: Section, value: Given) -> dict[str, Given] | None:
+    """The section that a plain number stands for, of the kind that says which of its settings it is (`number`)."""
+    number = parse_number(value.value)
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        return None
+    kinds = ((kind, name) for kind, model in shape.kinds.items() if (name := getattr(model, "number", None)))
+    return next(({"kind": replace(value, value=kind, raw=False), name: value} for kind, name in kinds), None)
 
 
 def _typed(value: Any, shape: Shape) -> Any:

@@ -71,8 +71,9 @@ ALTERNATIVES = (("train.tokens", "train.epochs"),)
 def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
-    problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe.model, recipe.parallel)]
-    problems += [*_check_surgery(recipe), *_check_labels(recipe)]
+    problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe)]
+    problems += [*_check_surgery(recipe), *_check_labels(recipe), *_check_noise_scale(recipe)]
+    problems += _check_optim(recipe)
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -86,7 +87,16 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
         yield "train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})"
     if train.tokens is not None and train.epochs is not None:
         yield "train.epochs", "give train.tokens or train.epochs, not both"
+    if train.cuda_graphs and not train.compile:
+        yield "train.cuda_graphs", "graphs are made of compiled code: set train.compile = true"
     yield from _check_ramp(train)
+
+
+def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    yield from ((f"optim.{key}", text) for key, text in recipe.optim.problems())
+    if recipe.optim.averages and recipe.train.average.kind != "none":
+        text = f'optim.kind "{getattr(recipe.optim, "kind", "")}" already evaluates and saves an average of the weights'
+        yield "train.average.kind", f'{text}: set it to "none", or take another optimizer'
 
 
 def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -212,9 +222,29 @@ def _recompute_problem(compiled: bool) -> str:
     return '"budget" is kept by the compiler: set train.compile = true, or take "selective"'
 
 
-def _check_init(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
+def _check_noise_scale(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Whether there is a part of each batch whose gradient is seen alone (`hornbook.parallel.noise_scale`)."""
+    parallel, train = recipe.parallel, recipe.train
+    if not recipe.log.noise_scale:
+        return
+    by_rank = parallel.data > 1 and parallel.shard == "none" and not parallel.exact
+    microbatches = -(-train.batch_tokens // train.sequence // train.micro_rows) // parallel.data
+    if parallel.data > 1 and parallel.shard == "optimizer" and not parallel.exact:
+        text = 'with parallel.shard "optimizer" no gradient of a part of the batch can be read'
+        yield "log.noise_scale", f'{text}: take "none" or "gradients", or leave it 0'
+    elif not by_rank and microbatches < 2:
+        text = "compares the first microbatch of a rank with the whole batch, and there is one only"
+        yield "log.noise_scale", f"{text}: lower train.micro_batch, or leave it 0"
+
+
+def _check_init(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    model = recipe.model
     yield from ((f"model.{key}", text) for key, text in unfit_for_mup(model))
-    if model.init.kind == "lsuv" and parallel.world > 1:
+    if model.init.kind == "mup":
+        rules = {"optim": recipe.optim}
+        rules |= {f"optim.groups.{n}.rule": group.rule for n, group in enumerate(recipe.optim.groups) if group.rule}
+        yield from ((f"{key}.kind", problem) for key, rule in rules.items() if (problem := rule.mup_problem()))
+    if model.init.kind == "lsuv" and recipe.parallel.world > 1:
         text = "looks at data with one process: take parallel.data=1, save at once, and `train --from` that run"
         yield "model.init.kind", f"lsuv {text}"
 

@@ -21,8 +21,8 @@ from hornbook.settings.errors import problem_of
 from hornbook.settings.merge import Merge, drop
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.recipe_files import read_recipe
-from hornbook.settings.schema import ROOT, Array, Section, Shape, Table, leaves, shape_of
-from hornbook.settings.sources import Problem, command_line_source, environment_source
+from hornbook.settings.schema import ROOT, Array, Section, Shape, Table, leaves, plain, shape_of
+from hornbook.settings.sources import Problem, Source, command_line_source, environment_source, split_key
 from hornbook.settings.toml import Path, dotted
 
 _log = logging.getLogger(__name__)
@@ -70,6 +70,12 @@ def resolve(target: str | None, overrides: Sequence[str] = (), environ: Mapping[
     for note in merge.notes:
         _say(note)
     return _judge(merge)
+
+
+def override(resolved: Resolved, sources: Sequence[Source]) -> Resolved:
+    """A complete recipe with further sources of settings on top. Raises ConfigError with all problems at once."""
+    origins: dict[Path, str] = {split_key(key): origin for key, origin in resolved.origins.items()}
+    return _judge(Merge(plain(resolved.recipe), origins).add(sources))
 
 
 @cache

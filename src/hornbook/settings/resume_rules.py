@@ -24,6 +24,9 @@ Policy = Literal["free", "journaled", "refused"]
 TRAINING_ONLY = ("dropout", "init")
 """Sections of the model that its weights do not depend on."""
 
+TOLD = ("optim.*", "train.batch_tokens", "model.mlp.activation", "guard.max_skips", "checkpoint.every")
+"""Globs of the settings that may change while a run trains (`hornbook tell`)."""
+
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RULES: list[tuple[str, Policy, str]] = [(glob, policy, why) for glob, (policy, why) in _TABLE.items()]
 """(glob over dotted keys, policy, why); the first match decides."""
@@ -66,6 +69,21 @@ def refuse_incompatible(changes: Sequence[Change]) -> None:
     if refused:
         lines = [f"  {_arrow(change)} cannot change on resume: {change.reason}" for change in refused]
         raise UsageError("\n".join(["this run cannot go on with other settings", *lines, _way_out(refused)]))
+
+
+def refuse_untold(changes: Sequence[Change]) -> None:
+    """Raise UsageError if a change cannot be made while the run trains; it names all of them and the remedy."""
+    problems = []
+    for change in changes:
+        if any(fnmatchcase(change.key, glob) for glob in TOLD):
+            continue
+        rule, policy, why = rule_of(change.key)
+        lasting = policy == "refused" and rule != "optim.kind"
+        remedy = _way_out([change]) if lasting else f"`hornbook resume RUN --{change.key} VALUE` once it has stopped"
+        problems.append(f"  {_arrow(change)}: {f'{why}; ' if lasting else ''}{remedy}")
+    if problems:
+        may = ", ".join(TOLD)
+        raise UsageError("\n".join([f"these cannot change while the run trains; {may} can", *problems]))
 
 
 def _way_out(refused: Sequence[Change]) -> str:

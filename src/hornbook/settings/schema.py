@@ -208,7 +208,9 @@ def item_settings() -> dict[str, list[Setting]]:
             if isinstance(shape, Array) and isinstance(shape.items, Section):
                 for kind, model in shape.items.kinds.items():
                     for setting in _walk(Section({"": model}), f"{key}.{kind or '*'}.", None, ""):
-                        table.setdefault(setting.key, []).append(setting)
+                        variants = table.setdefault(setting.key, [])
+                        if setting not in variants:  # several kinds have the same list
+                            variants.append(setting)
     return table
 
 

@@ -175,17 +175,17 @@ def _put(node: dict[str, Any], name: str, text: str, origin: str) -> None:
     table = parse_toml(text) if text.startswith("{") else None
     present = node.get(name)
     if isinstance(table, dict):
-        node[name] = (present if isinstance(present, dict) else {}) | _give_all(table, origin)
+        node[name] = (present if isinstance(present, dict) else {}) | give_all(table, origin)
     elif isinstance(present, dict):
         present["kind"] = Given(text, origin, raw=True)
     else:
         node[name] = Given(text, origin, raw=True)
 
 
-def _give_all(node: dict[str, Any], origin: str) -> dict[str, Any]:
+def give_all(node: dict[str, Any], origin: str) -> dict[str, Any]:
+    """A tree of a source, with one origin for all values."""
     return {
-        key: _give_all(value, origin) if isinstance(value, dict) else Given(value, origin)
-        for key, value in node.items()
+        key: give_all(value, origin) if isinstance(value, dict) else Given(value, origin) for key, value in node.items()
     }
 
 

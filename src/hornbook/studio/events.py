@@ -13,6 +13,7 @@ _SIGNS = {
     "saved": "M-2 0A2 2 0 1 0 2 0A2 2 0 1 0 -2 0Z",
     "step refused: not finite": "M0 -5L5 0L0 5L-5 0Z",
     "shortened": "M-4 0H4M-4 -4V4",
+    "settings changed": "M0 -5V5M-5 0H5",
     "warning": "M0 -5V2M0 4V5",
     "stopped": "M-4 -4H4V4H-4Z",
     "failed": "M-4 -4H4V4H-4ZM-4 -4L4 4",

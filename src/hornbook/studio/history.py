@@ -26,6 +26,8 @@ _EVENTS = {
     "save": "saved",
     "skip": "step refused: not finite",
     "shorten": "shortened",
+    "throughput": "throughput changed",
+    "intervention": "settings changed",
     "warning": "warning",
     "stop": "stopped",
     "fail": "failed",

@@ -2,17 +2,18 @@
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from hornbook.model.attention import attend, attention
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.build import build_model
-from hornbook.model.config.flops import operations_per_token, state_bytes
+from hornbook.model.config.flops import NO_RECOMPUTE, StepOperations, operations_per_token, state_bytes, step_operations
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import keys_seen
 from hornbook.model.transformer import Source
 from hornbook.optim.config.optim import AdamW
-from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.config import BlockRecompute, ParallelConfig, Recompute
 from hornbook.settings.resolve import resolve
 
 SMALL = ["model.layers=2", "model.width=32", "model.heads=4"]
@@ -55,6 +56,79 @@ def test_source_and_target_tokens_have_their_own_products() -> None:
     costs = operations_per_token(config, 64, 16)
     of_target = costs["target token"].weights - config.head.num_matmul_weights(config, 64)
     assert counted["aten.mm"] == 6 * (10 * costs["source token"].weights + 6 * of_target)
+
+
+FAMILIES = {
+    "decoder": ["model.attention.kv_heads=2"],
+    "encoder": ["model.kind=encoder"],
+    "encoder-decoder": ["model.kind=encoder_decoder"],
+}
+ROWS, LENGTH = 2, 24
+
+
+def counted_step(words: list[str]) -> tuple[ModelConfig, float]:
+    """What torch counts in a forward and a backward pass, loss included; flash attention by torch's own formulas."""
+    config = config_of(words)
+    model = build_model(config, 64, "cpu")
+    assert model.head is not None
+    tokens = torch.randint(0, 64, (ROWS, LENGTH))
+    positions = torch.arange(LENGTH).expand(ROWS, -1)
+    source = Source(tokens, positions) if config.kind == "encoder_decoder" else None
+    formulas = {
+        torch.ops.aten.addmm_: lambda _, a, b, *__, **___: 2 * a[0] * a[1] * b[1],  # the head adds its gradients up
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v, *_, **__: (
+            sdpa_backward_flop_count(grad, q, k, v)
+        ),
+    }
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        hidden, _ = model(tokens, positions, source=source)
+        model.head.losses(hidden, tokens, torch.ones(ROWS, LENGTH))["loss"].backward()
+    return config, counter.get_total_flops()
+
+
+def operations(config: ModelConfig, recompute: Recompute = NO_RECOMPUTE) -> StepOperations:
+    positions = (ROWS * LENGTH, ROWS * LENGTH if config.kind == "encoder_decoder" else 0)
+    return step_operations(config, 64, LENGTH, positions, recompute)
+
+
+@pytest.mark.parametrize("words", FAMILIES.values(), ids=FAMILIES)
+def test_the_palm_convention_is_what_torch_counts(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention written as its formula multiplies all pairs, six products of them, as PaLM counts."""
+
+    def written_out(query, key, value, mask, *, scale=None, softcap=None, bias=None, sinks=None, dropout=None):
+        scoring = attend.Scoring(query.shape[-1] ** -0.5 if scale is None else scale, softcap, bias, sinks, dropout)
+        return attend.reference_attention(query, key, value, mask, scoring)
+
+    monkeypatch.setattr(attention, "attend", written_out)
+    config, counted = counted_step(words)
+    assert counted == operations(config).palm
+
+
+@pytest.mark.parametrize("words", FAMILIES.values(), ids=FAMILIES)
+def test_flash_attention_computes_its_scores_once_more(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward pass has five products, one of them of the forward pass again: of hardware, and of no convention."""
+    monkeypatch.setattr(attend, "FEW_QUERIES", LENGTH)
+    config, counted = counted_step(words)
+    found = operations(config)
+    assert counted == found.palm + (found.palm - found.matrices) / 6
+
+
+def test_recomputed_blocks_run_forward_twice() -> None:
+    """A third of the blocks' operations; the head and the embedding are not computed again."""
+    config = config_of(FAMILIES["decoder"])
+    found = operations(config, BlockRecompute())
+    assert found.recomputed == pytest.approx(found.without_head * 4 / 3 + (found.causal - found.without_head))
+    assert operations(config).recomputed == found.causal
+
+
+def test_conventions_differ_by_what_they_say() -> None:
+    config = config_of(FAMILIES["decoder"])
+    found, count = operations(config), ROWS * LENGTH
+    pairs = 12 * config.layers * config.heads * config.head_dim * LENGTH
+    assert found.palm - found.matrices == count * pairs  # 12 L H d s
+    assert found.causal - found.matrices == count * pairs * (LENGTH + 1) / (2 * LENGTH)
+    assert found.causal - found.without_head == 6 * count * 64 * config.width
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 30, 31, 100])

@@ -35,7 +35,7 @@ def test_a_small_run_is_measured_and_changes_nothing(inputs_of: Callable[..., In
     found = estimate.estimate(inputs, inputs.length, 0)
     assert (found.device, found.computed, found.fits) == ("cpu", "a microbatch", True)
     assert found.seconds > 0
-    assert found.memory > estimate._least_bytes(inputs)
+    assert found.memory > estimate.least_bytes(inputs)
     assert (inputs.loader.clock, torch.get_num_threads()) == (0, threads)
 
 
@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_not_tried(inputs_of: Callable[..., Inputs], monkey
     monkeypatch.setattr(estimate, "_measure", lambda *_: pytest.fail("nothing may be computed"))
     monkeypatch.setattr(estimate, "free_memory", lambda _: 1000)
     found = estimate.estimate(inputs, inputs.length, 0)
-    least = estimate._least_bytes(inputs)
+    least = estimate.least_bytes(inputs)
     assert least > 16 * count_parameters(inputs.recipe.model, 320)  # state, and what backward needs
     assert (found.memory, found.fits, found.computed) == (least, False, "")
 

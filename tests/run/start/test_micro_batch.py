@@ -11,13 +11,12 @@ from hornbook.cli.train.dry_run import describe_job
 from hornbook.errors import DoesNotFitError, Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.transformer import Transformer
-from hornbook.run.control import Request
+from hornbook.run.control import Request, write_request
 from hornbook.run.job import Start
 from hornbook.run.start import micro_batch
 from hornbook.run.start.bound import recipe_in_force
 from hornbook.run.start.micro_batch import largest_micro_batch, settle_micro_batch, training_bytes
 from hornbook.settings.resolve import resolve
-from tests.run.requests import write_request
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.cli.result import Result
-from hornbook.cli.shell import Target
+from hornbook.cli.shell import Average, Target
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import coverage
@@ -34,6 +34,7 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also score gzip and a unigram model on the same text.")
     ] = False,
+    average: Average = False,
 ) -> Result:
     """Score a model on all held-out text: loss and bits per byte by source, and over all sources.
 
@@ -43,12 +44,14 @@ def evaluate(
 
     with progress_bar() as progress:
         progress("load the model", 0, None)
-        metrics = _score(target, data, progress, baselines=baselines)
+        metrics = _score(target, data, progress, baselines=baselines, average=average)
     tasks = [f"{name}: {Metrics(values).summary}" for name, values in metrics.get("tasks", {}).items()]
     return Result(metrics, notes=[_table(metrics), *tasks])
 
 
-def _score(target: Path, data: list[str] | None, progress: Progress, *, baselines: bool) -> dict[str, Any]:
+def _score(
+    target: Path, data: list[str] | None, progress: Progress, *, baselines: bool, average: bool
+) -> dict[str, Any]:
     """All metrics: the value of `--json`."""
     from hornbook.evals.baselines import baselines as compute_baselines
     from hornbook.evals.evaluate import Evaluator
@@ -58,7 +61,7 @@ def _score(target: Path, data: list[str] | None, progress: Progress, *, baseline
     from hornbook.run.checkpoints.path import checkpoint_path
 
     folder = checkpoint_path(target)
-    loaded = load_model(folder)
+    loaded = load_model(folder, average=average)
     if loaded.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
     recipe = _recipe(folder, loaded)

@@ -7,7 +7,7 @@ import typer
 
 from hornbook.cli.model.out_folder import Certify, certify_model, check_free, new_model, report_text, with_tokenizer
 from hornbook.cli.result import Result
-from hornbook.cli.shell import DryRun, Target
+from hornbook.cli.shell import Average, DryRun, Target
 from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
 
@@ -23,6 +23,7 @@ def export(
     quantize: Annotated[
         str | None, typer.Option(help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
     ] = None,
+    average: Average = False,
     certificate: Certify = True,
     dry_run: DryRun = False,
 ) -> Result:
@@ -39,14 +40,16 @@ def export(
 
     if to == "peft" and quantize is not None:
         raise UsageError("--quantize needs a whole model: leave out --to peft")
+    if average and (to == "peft" or quantize is not None):
+        raise UsageError("--average exports a whole model: export it first, then quantize that folder")
     folder = checkpoint_path(target)
     check_free(out)
     if to == "peft":
         return _export_adapter(folder, out, dry_run=dry_run)
     if quantize is not None:
         return _export_quantized(folder, out, quantize, dry_run=dry_run)
-    config, vocab, stream, beside = read_merged(folder)
-    report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype}
+    config, vocab, stream, beside = read_merged(folder, average=average)
+    report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
     if dry_run:
         return _plan(report, config, vocab)
     with new_model(out, "export", folder, report) as partial:

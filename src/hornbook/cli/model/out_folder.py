@@ -1,6 +1,6 @@
 """Model folders that appear complete or not at all, so that a killed export leaves no partial folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,8 +27,12 @@ def check_free(out: Path) -> None:
 
 
 @contextmanager
-def new_model(out: Path, command: str, source: Path, report: dict[str, Any]) -> Iterator[Path]:
+def new_model(
+    out: Path, command: str, source: Path, report: dict[str, Any], more: Sequence[Path] = ()
+) -> Iterator[Path]:
     """A folder to fill with the model that `command` makes of `source`; `report["files"]` gets the bytes of each file.
+
+    more: further sources.
 
     It is renamed to `out` if the block succeeds, and removed if it fails; what an earlier, killed attempt left is
     removed too. Errors: UsageError if `out` is taken, StorageError.
@@ -40,7 +44,7 @@ def new_model(out: Path, command: str, source: Path, report: dict[str, Any]) -> 
         out.parent.mkdir(parents=True, exist_ok=True)
     with writing_folder(out) as partial:
         yield partial
-        write_lineage(partial, command, source)
+        write_lineage(partial, command, source, *more)
         report["files"] = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
 
 

@@ -20,7 +20,8 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.offload import check_offload
     from hornbook.parallel.world import choose_device
-    from hornbook.run.inputs import resumed_length, vocabulary_warning
+    from hornbook.run.inputs import vocabulary_warning
+    from hornbook.run.job import course_of
     from hornbook.run.launch.launch import check_start, read_inputs
     from hornbook.run.ledger import Monotone, read_past
     from hornbook.run.start.estimate import estimate, saved_bytes
@@ -30,10 +31,11 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     device = choose_device(resolved.recipe.train.device)
     settled = settle_micro_batch(settle_precision(resolved))
     check_offload(settled.recipe.parallel.offload, device)
-    start, inputs = check_start(settled.recipe, run, start), read_inputs(settled, start)
+    start, settled = check_start(settled, run, start)
+    inputs = read_inputs(settled, start)
     recipe, loader = inputs.recipe, inputs.loader
     past = read_past(run) if start.mode == "resume" else Monotone()
-    length = resumed_length(inputs, past, start.changes)
+    length = course_of(inputs, past, start).to_end().length
     every, steps = recipe.checkpoint.every, length.steps_from(0)
     unused = vocabulary_warning(inputs)
     return {

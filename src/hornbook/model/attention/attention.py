@@ -16,7 +16,7 @@ from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.cpu.team import supports
-from hornbook.model.layers.dropout import AttentionDropout, site_keys
+from hornbook.model.layers.dropout import AttentionDropout, layer_number, site_keys
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.layers.saved_tensors import cheap
@@ -30,6 +30,8 @@ class FullAttention(nn.Module):
     """Each position sees others of its own sequence. The number of heads follows from the tensors' widths."""
 
     role: ClassVar = "vector"
+    beside: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    """Layers whose products are one."""
 
     site = SITE
 
@@ -38,6 +40,7 @@ class FullAttention(nn.Module):
         part, width = cfg.attention, cfg.width
         assert isinstance(part, FullAttentionConfig)
         self.cfg, self.layer, self.head_dim = part, layer, cfg.head_dim
+        self.number = layer_number(layer)
         self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.query = Linear(width, cfg.heads * cfg.head_dim, part.bias)
         self.key = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
@@ -57,7 +60,7 @@ class FullAttention(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         """What the heads find, through the output projection."""
         options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias, "sinks": self.sinks}
-        drop = dropped(context, self.layer, self.site, self.cfg.dropout)
+        drop = dropped(context, self.number, self.site, self.cfg.dropout)
         return self.out(attend(query, key, value, mask, **options, dropout=drop).transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
@@ -96,17 +99,17 @@ class CrossAttention(FullAttention):
     """
 
     site = SITE + 1
+    beside = ()
 
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__(cfg, layer)
         self.rope = None
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
-        assert context.memory is not None
+        assert context.cross is not None
         query = self._ready(self.query, self.query_norm, x)
         key, value = self._memory(context)
-        mask = AttentionMask("cross", context.mask.lengths, context.memory.lengths)
-        return self._answer(query, key, value, mask, None, context)
+        return self._answer(query, key, value, context.cross, None, context)
 
     def _memory(self, context: Context) -> tuple[Heads, Heads]:
         """Keys and values of the memory."""
@@ -152,7 +155,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return rotate(x, (cos, sin), layout)
 
 
-def dropped(context: Context, layer: int, site: int, rate: float) -> AttentionDropout | None:
+def dropped(context: Context, layer: Tensor, site: int, rate: float) -> AttentionDropout | None:
     """Dropout of a layer's attention probabilities, if there is any in this pass."""
     return None if rate == 0 or context.keys is None else AttentionDropout(site_keys(context.keys, layer, site), rate)
 

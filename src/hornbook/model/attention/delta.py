@@ -32,6 +32,7 @@ from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm, widened
+from hornbook.model.layers.transfer import to_device
 
 FEW_TOKENS = 8
 """Up to this number of tokens after a cache are computed one by one: a part of a chunk costs as much as a full one."""
@@ -95,7 +96,7 @@ class DeltaAttention(nn.Module):
         mask, cache = context.mask, context.cache
         if mask.kind != "causal" or mask.prefixes is not None:
             raise UsageError('model.attention of kind "delta" sees earlier tokens only: use "full" for prefixes')
-        starts = None if mask.lengths is None else _starts(mask.lengths).to(x.device)
+        starts = None if mask.lengths is None else to_device(_starts(mask.lengths), x.device)
         mixed, gate, rate, decay = self._project(x)
         held = None if cache is None else cache.recall(self.layer)
         tail, state = (None, None) if held is None else held

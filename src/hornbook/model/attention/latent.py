@@ -19,6 +19,7 @@ from hornbook.model.config import position as config_position
 from hornbook.model.config.attention import LatentAttentionConfig
 from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
+from hornbook.model.layers.dropout import layer_number
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.layers.products import matmul
@@ -36,7 +37,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         part, width = cfg.attention, cfg.width
         assert isinstance(part, LatentAttentionConfig)
-        self.cfg, self.layer = part, layer
+        self.cfg, self.layer, self.number = part, layer, layer_number(layer)
         self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.scale = _scale(part, cfg.position)
         queries = cfg.heads * (part.nope_dim + part.rope_dim)
@@ -85,7 +86,7 @@ class LatentAttention(nn.Module):
         return torch.cat([nope, shared.expand(-1, nope.shape[1], -1, -1)], -1), value
 
     def _attend(self, query: Heads, key: Heads, value: Heads, context: Context) -> Heads:
-        drop = dropped(context, self.layer, SITE, self.cfg.dropout)
+        drop = dropped(context, self.number, SITE, self.cfg.dropout)
         return attend(query, key, value, context.mask, scale=self.scale, bias=context.bias, dropout=drop)
 
     def _attend_to_latents(self, query: Heads, held: Tensor, context: Context) -> Heads:

@@ -6,9 +6,9 @@ interval, and no tensor of [queries, keys] is made. An `AttentionMask` is hashab
 by all layers.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Int
@@ -35,10 +35,15 @@ class AttentionMask:
     """`causal`: keys seen at most, the query's own included; `bidirectional`: window // 2 on each side and its own."""
     prefixes: DocumentLengths | None = None
     """`causal`: number of positions at the start of each document that see each other in both directions."""
+    tables: Mapping[int | None, Any] | None = field(default=None, compare=False, repr=False)
+    """The same on a device, by window (`hornbook.model.attention.key_tables.with_tables`); None: not made yet."""
 
     def narrowed(self, window: int | None) -> "AttentionMask":
         """The same with a sliding window, as one layer may have it."""
-        return self if window == self.window else replace(self, window=window)
+        if window == self.window:
+            return self
+        known = self.tables is not None and window in self.tables
+        return replace(self, window=window, tables=self.tables if known else None)
 
     @property
     def uniform(self) -> bool:

@@ -6,7 +6,7 @@ position; distance 0 stands in the middle.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hornbook.model.attention.rope_scaling import scaled_frequencies
 from hornbook.model.config import position as config_position
+from hornbook.model.layers.transfer import to_device
 
 Lengths = list[tuple[int, ...]]
 """Per row of a batch the lengths of its documents in order; they sum to the row's length."""
@@ -73,8 +74,12 @@ class Rope:
     """Width of a head, of which the first `rotary_dim` dims turn."""
     cfg: config_position.RopeConfig
 
+    name: str = field(init=False, compare=False, repr=False)
+    """All of it in words, by which compiled code finds its angles: it knows no dictionaries of other keys."""
+
     def __post_init__(self) -> None:
         assert self.rotary_dim % 2 == 0
+        object.__setattr__(self, "name", f"{self.head_dim} {self.cfg!r}")
 
     @property
     def rotary_dim(self) -> int:
@@ -117,7 +122,7 @@ class Alibi(nn.Module):
 
     def forward(self, length: int, device: torch.device) -> Float[Tensor, "heads distances"]:
         """Scores of all distances in a sequence of `length`."""
-        slopes = torch.tensor(self.slopes, dtype=torch.float32, device=device)
+        slopes = to_device(torch.tensor(self.slopes, dtype=torch.float32, device="cpu"), device)
         return -slopes[:, None] * distances(length, device).abs()
 
 

@@ -14,10 +14,11 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import method
 from hornbook.optim.config.optimizer import OptimizerConfig
-from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.config import BlockRecompute, NoRecompute, ParallelConfig, Recompute
 
 FLOAT32 = 4
 """Bytes of a number; weights and gradients are float32 under every `train.precision`."""
+NO_RECOMPUTE = NoRecompute()
 SCORING_COST = 0.35
 """Measured time to score a token, as a share of the time to train on it."""
 
@@ -36,6 +37,9 @@ class Operations:
     def __add__(self, other: "Operations") -> "Operations":
         attention, all_pairs = self.attention + other.attention, self.all_pairs + other.all_pairs
         return Operations(self.weights + other.weights, attention, all_pairs)
+
+    def __rmul__(self, count: int) -> "Operations":
+        return Operations(count * self.weights, count * self.attention, count * self.all_pairs)
 
     @property
     def matrices(self) -> int:
@@ -62,6 +66,41 @@ def operations_per_token(model: ModelConfig, vocab: int, sequence: int) -> dict[
     return {"source token": stacks[1] + memory, "target token": stacks[0] + cross + head}
 
 
+@dataclass(frozen=True)
+class StepOperations:
+    """Operations of some positions, by the conventions in which others publish theirs; all forward and backward."""
+
+    causal: float
+    """Products with matrices, the head's among them, and attention over the pairs that see each other: the default."""
+    palm: float
+    """The same with all pairs of a row (12 L H d s a token, arXiv 2204.02311 appendix B; also torchtitan, nanochat)."""
+    matrices: float
+    """Products with matrices alone: 6 N, N without the lookup of the embedding."""
+    without_head: float
+    """`causal` without the head."""
+    recomputed: float
+    """`causal`, and what `parallel.recompute` computes a second time: the operations of the hardware (HFU)."""
+
+
+def step_operations(
+    model: ModelConfig, vocab: int, sequence: int, positions: tuple[int, int], recompute: Recompute = NO_RECOMPUTE
+) -> StepOperations:
+    """Operations of `positions` (of the model, of its encoder) in rows of `sequence`.
+
+    vocab: rows of the embedding. recompute: what runs forward twice costs a third more; products of matrices do
+    so in whole blocks alone.
+    """
+    kinds = operations_per_token(model, vocab, sequence)
+    counts = dict(zip(kinds, reversed(positions) if len(kinds) > 1 else positions, strict=False))
+    total = sum((counts[kind] * each for kind, each in kinds.items()), Operations(0, 0, 0))
+    ends = positions[0] * model.head.num_matmul_weights(model, vocab)
+    outside = ends + sum(counts.values()) * model.embedding.num_matmul_weights(model)
+    twice = -(-model.layers // recompute.every) / model.layers if isinstance(recompute, BlockRecompute) else 0.0
+    again = twice * (total.total - 6 * outside) / 3
+    palm = total.matrices + total.all_pairs
+    return StepOperations(total.total, palm, total.matrices, total.total - 6 * ends, total.total + again)
+
+
 def _stack(stack: ModelConfig, sequence: int) -> Operations:
     layers = (stack.layer(i) for i in range(stack.layers))
     return sum((_layer(layer, sequence) for layer in layers), Operations(0, 0, 0))
@@ -86,6 +125,7 @@ def state_bytes(parameters: int, parallel: ParallelConfig, optim: OptimizerConfi
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas
     weights = FLOAT32 * parameters
-    sizes = {"moments": optim.state_bytes(parameters), "gradients": weights, "weights": weights}  # as they are sharded
+    moments = optim.model_state_bytes(parameters)
+    sizes = {"moments": moments, "gradients": weights, "weights": weights}  # as they are sharded
     shares = {name: group if number < cut else 1 for number, name in enumerate(sizes)}
     return {name: -(-size // shares[name]) for name, size in reversed(sizes.items())}

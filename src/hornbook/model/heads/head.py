@@ -4,6 +4,7 @@
 and with it, in the same pass, the gradients: a chunk's logits live in cache and are gone before the next.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -54,6 +55,16 @@ class Transform(nn.Module):
 CHUNK_BYTES = 2048
 """Bytes of logits held at once, per row of the matrix: 1024 tokens in bfloat16, 512 in float32. Fewer tokens cost time,
 since each chunk adds to a gradient of the matrix's size, and save little memory beside that gradient."""
+DEVICE_CHUNK_BYTES = 2**28
+"""Bytes of all logits held at once on a GPU, whose products need more rows to be fast."""
+
+
+def chunk_rows(hidden: Tensor, matrix: Tensor) -> int:
+    """Tokens whose logits are held at once."""
+    rows = CHUNK_BYTES // hidden.element_size()
+    if hidden.device.type == "cpu":
+        return rows
+    return max(rows, DEVICE_CHUNK_BYTES // (len(matrix) * hidden.element_size()))
 
 
 class Head(nn.Module):
@@ -64,6 +75,8 @@ class Head(nn.Module):
     """
 
     role: ClassVar = "head"
+    takes_rows: ClassVar = True
+    """Whether `losses` takes `rows`."""
 
     def __init__(
         self,
@@ -81,6 +94,8 @@ class Head(nn.Module):
             self.weight = nn.Parameter(torch.empty(vocab, width))
         self.bias = nn.Parameter(torch.empty(vocab)) if bias else None
         self.before, self.softcap = before, softcap
+        self.loss_and_grad_ = loss_and_grad_
+        """Compiled on a GPU."""
         self.num_real_tokens: int | None = None
         """Rows of the vocabulary that are tokens; the others pad it. Label smoothing spreads over these. None: all."""
 
@@ -105,21 +120,25 @@ class Head(nn.Module):
         z_loss: float = 0.0,
         lengths: Lengths | None = None,
         keys: Int[Tensor, " batch"] | None = None,
+        rows: Int[Tensor, " counting"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Sums over tokens, float32: `loss`, weight * negative log-likelihood (nats), and `z_loss` if asked for.
 
         The gradient of all of them hangs on `loss`: backward of their sum is that of the objective. Documents of each
         row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`).
+        rows: where weights are not 0, of all tokens in a line; else the device is asked, if there is a `before`.
         """
         del lengths, keys
         hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
         if self.before is not None:  # costly, and a masked model predicts few of its tokens
-            rows = weights.nonzero().squeeze(1)
+            rows = weights.nonzero().squeeze(1) if rows is None else rows
             hidden, targets, weights = self.before(hidden[rows]), targets[rows], weights[rows]
         trained = any(each is not None and each.requires_grad for each in (hidden, self.matrix, self.bias))
         grad = torch.is_grad_enabled() and trained
         terms = LossTerms(smoothing, z_loss, self.softcap, self.num_real_tokens)
-        total, extra = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, grad)
+        total, extra = ChunkedLoss.apply(
+            hidden, self.matrix, self.bias, targets, weights, terms, grad, self.loss_and_grad_
+        )
         return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
 
     @torch.no_grad()
@@ -141,10 +160,12 @@ class Head(nn.Module):
             found[counts] = self.token_losses(hidden[counts][None], targets[counts][None])[0].to(found.dtype)
             return found
         hidden = hidden if self.before is None else self.before(hidden)
-        rows, terms = CHUNK_BYTES // hidden.element_size(), LossTerms(softcap=self.softcap)
+        rows, terms = chunk_rows(hidden, self.matrix), LossTerms(softcap=self.softcap)
         matrix, weights = self.matrix.to(hidden.dtype), torch.ones(rows, device=hidden.device)
         parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        losses = [loss_and_grad_(self._project(h, matrix), t, weights[: len(t)], False, terms)[0] for h, t in parts]
+        losses = [
+            self.loss_and_grad_(self._project(h, matrix), t, weights[: len(t)], False, terms)[0] for h, t in parts
+        ]
         return torch.cat(losses).view(targets.shape)
 
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
@@ -187,8 +208,9 @@ class ChunkedLoss(torch.autograd.Function):
         weights: Tensor,
         terms: LossTerms,
         grad: bool,
+        compute: Callable[..., Any],
     ) -> tuple[Tensor, Tensor]:
-        cast, rows = matrix.to(hidden.dtype), CHUNK_BYTES // hidden.element_size()
+        cast, rows = matrix.to(hidden.dtype), chunk_rows(hidden, matrix)
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         extra = losses.new_zeros(())
         # None: it is frozen, and for hidden states all that made them.
@@ -203,7 +225,7 @@ class ChunkedLoss(torch.autograd.Function):
             logits = mm_into(hidden[part], cast.T, buffer[: len(hidden[part])])
             if bias is not None:
                 logits += bias.to(logits.dtype)
-            losses[part], z_losses = loss_and_grad_(logits, targets[part], weights[part], grad, terms)
+            losses[part], z_losses = compute(logits, targets[part], weights[part], grad, terms)
             if z_losses is not None:
                 extra += z_losses.sum()
             if grad_hidden is not None:
@@ -222,4 +244,4 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         # The factor stays in float32: rounded to bfloat16 it would scale all below the head by up to 0.4 % wrongly.
         scaled = (None if grad is None else grad * grads[0] for grad in ctx.saved_tensors)
-        return (*scaled, None, None, None, None)
+        return (*scaled, None, None, None, None, None)

@@ -4,7 +4,7 @@ One idea: a label sits on a token. Outputs are a few numbers per token, so rows 
 only tokens with a weight are projected. What a span is chosen from are the tokens of its document.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,8 @@ _SITE = 62  # of the dropout; no layer draws there
 
 class LabelHead(Head):
     """Projection to a few outputs of each token, after a `transform` and dropout; in float32 whatever comes in."""
+
+    takes_rows: ClassVar = False
 
     def __init__(self, width: int, cfg: config_head.LabelHeadConfig, transform: nn.Module | None) -> None:
         super().__init__(cfg.outputs, width, None, transform, cfg.bias)

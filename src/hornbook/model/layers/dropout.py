@@ -36,11 +36,17 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 def row_keys(seed: int, step: int, samples: Int[Tensor, " batch"]) -> Int[Tensor, " batch"]:
     """One key per row of a batch, from the run's seed, the optimizer step and the rows' global sample indices."""
-    base = torch.tensor([seed, step], dtype=torch.int64, device=samples.device)
-    return mix(mix(mix(base[0]) + base[1]) + samples)
+    base = mix(mix(torch.tensor(seed)) + torch.tensor(step))  # on the host, and from there a number: no device waits
+    return mix(samples + int(base))
 
 
-def site_keys(keys: Int[Tensor, " batch"], layer: int, site: int) -> Int[Tensor, " batch"]:
+def layer_number(layer: int) -> Int[Tensor, ""]:
+    """A layer's number as a tensor on the host: as a number it would be part of a compiled block, and each layer would
+    be compiled anew."""
+    return torch.tensor(layer, device="cpu")
+
+
+def site_keys(keys: Int[Tensor, " batch"], layer: int | Tensor, site: int) -> Int[Tensor, " batch"]:
     """The rows' keys at one site of the model."""
     return mix(keys + (layer * SITES + site))
 
@@ -75,12 +81,12 @@ class Dropout(nn.Module):
     def __init__(self, rate: float, layer: int, site: int) -> None:
         super().__init__()
         assert 0 <= site < SITES
-        self.rate, self.layer, self.site = rate, layer, site
+        self.rate, self.number, self.site = rate, layer_number(layer), site
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         if self.rate == 0 or context.keys is None:
             return x
-        hashes = site_keys(context.keys, self.layer, self.site)
+        hashes = site_keys(context.keys, self.number, self.site)
         threshold, scale = round((1 - self.rate) * 2**24), 1 / (1 - self.rate)
         if supports(x):
             return DropoutFunction.apply(x, hashes, threshold, scale)
@@ -94,7 +100,7 @@ class RowDropout(Dropout):
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         if self.rate == 0 or context.keys is None:
             return x
-        hashes = site_keys(context.keys, self.layer, self.site)
+        hashes = site_keys(context.keys, self.number, self.site)
         kept = keep_mask(hashes, round((1 - self.rate) * 2**24), range(1), range(1), 1)
         return x * (kept * (1 / (1 - self.rate))).to(x.dtype)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hornbook.errors import UsageError
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Context
-from hornbook.model.layers.dropout import SITES, site_keys, uniform
+from hornbook.model.layers.dropout import SITES, layer_number, site_keys, uniform
 from hornbook.model.layers.norm import widened
 
 JITTER_SITE = SITES - 1
@@ -73,14 +73,14 @@ class Router(nn.Module):
             raise UsageError(f"model.{key}: {text}")
         self.cfg: Any = cfg.router
         """Settings of the kind of router that the subclass is."""
-        self.active, self.layer = cfg.active, layer
+        self.active, self.number = cfg.active, layer_number(layer)
         self.weight = nn.Parameter(torch.empty(cfg.count, width))
 
     def logits(
         self, x: Float[Tensor, "batch time width"], context: Context, jitter: float = 0.0
     ) -> Float[Tensor, "batch time experts"]:
         if jitter and context.keys is not None:
-            hashes = site_keys(context.keys, self.layer, JITTER_SITE)
+            hashes = site_keys(context.keys, self.number, JITTER_SITE)
             noise = uniform(hashes, range(x.shape[1]), range(x.shape[2]), x.shape[2])
             x = widened(x) * (1 - jitter + 2 * jitter * noise)
         return RouterProduct.apply(x, self.weight)

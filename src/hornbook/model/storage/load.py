@@ -35,7 +35,11 @@ class Loaded:
 
 
 def load_model(
-    folder: Path, *, device: torch.device | str = "cpu", compute_dtype: torch.dtype = torch.float32
+    folder: Path,
+    *,
+    device: torch.device | str = "cpu",
+    compute_dtype: torch.dtype = torch.float32,
+    average: bool = False,
 ) -> Loaded:
     """Read a model folder, a quantized one, or an adapter and its base, tensor by tensor onto `device`.
 
@@ -45,7 +49,7 @@ def load_model(
     if is_quantized(folder):
         config, vocab, model = read_quantized(folder, device)
     else:
-        found = read_operated(folder)
+        found = read_operated(folder, average=average)
         config, vocab, model, base = found.config, found.vocab, found.build(device), found.base_folder
     model.compute_dtype = compute_dtype
     loaded = Loaded(model, None, config, vocab, folder, base)

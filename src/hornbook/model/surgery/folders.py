@@ -8,8 +8,8 @@
 Trained scales of fake_quant lie beside the weights in added.safetensors.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
 from hornbook.model.config.model import ModelConfig
@@ -40,6 +40,8 @@ from hornbook.model.surgery.operate import added_shapes, build_operated, fill
 from hornbook.model.transformer import Transformer
 
 ADDED = "added.safetensors"
+AVERAGE = "trainer/average.safetensors"
+"""In the checkpoint of a run, the average of the trained weights that `train.average` keeps."""
 BASE = "../../base"
 """Where the checkpoint of a run finds the run's copy of its base."""
 _STEPS = TypeAdapter(list[surgery.SurgeryStep])
@@ -130,23 +132,42 @@ def decoder_start_of(folder: Path) -> int | None:
     return start if isinstance(start, int) else None
 
 
-def read_merged(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]], Path]:
+def read_merged(folder: Path, *, average: bool = False) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]], Path]:
     """(configuration, rows of the embedding, parameters, folder of the tokenizer) of one plain model.
 
     An adapter is merged with its base; rounded weights are what they are rounded to. Errors: as `read_operated`;
     UsageError where an adapter cannot be merged.
     """
-    found = read_operated(folder)
+    found = read_operated(folder, average=average)
     tokenizer = folder if (folder / "tokenizer.json").is_file() else found.base_folder
     plain = all(isinstance(step, surgery.Freeze) for step in found.steps)
     return found.config, found.vocab, found.base if plain else merged_tensors(found.build()), tokenizer
 
 
-def read_operated(folder: Path) -> Operated:
+def read_operated(folder: Path, *, average: bool = False) -> Operated:
     """Read an adapter folder and its base, or a folder of whole weights. Errors: as `read_hf` and `read_adapter`.
 
-    IntegrityError too where the adapter was made for another base.
+    IntegrityError too where the adapter was made for another base. average: take the average of the trained weights
+    that a checkpoint holds beside them; UsageError where it has none.
     """
+    found = _read_operated(folder)
+    return _averaged(found, folder) if average else found
+
+
+def _averaged(found: Operated, folder: Path) -> Operated:
+    if not (folder / AVERAGE).is_file():
+        raise UsageError(f"{folder} has no average of the weights: train with --train.average ema, or leave --average")
+    entries, reader = read_header(folder / AVERAGE), Reader()
+
+    def replaced(stream: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in stream:
+            yield name, reader.read(name, entries[name]) if name in entries else tensor
+
+    added = None if found.added is None else dict(replaced(found.added.items()))
+    return replace(found, base=replaced(found.base), added=added)
+
+
+def _read_operated(folder: Path) -> Operated:
     if not is_adapter(folder):
         config, vocab, stream = read_hf(folder)
         return Operated(config, vocab, tuple(read_steps(folder)), stream, read_added(folder), folder)

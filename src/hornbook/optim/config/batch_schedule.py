@@ -7,7 +7,7 @@ ranges or another number of ranks cannot shift it. Sources: growth in equal incr
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -45,13 +45,20 @@ class Batches:
         """Steps that take the clock from `begin` to `end` or past it."""
         return int(sum(min(steps, max(-((first - end) // size), 0)) for first, size, steps in self.runs(begin)))
 
-    def tokens_of(self, steps: float) -> float:
-        """Tokens that the first `steps` steps of a run take."""
-        for first, size, count in self.runs():
+    def tokens_of(self, steps: float, begin: int = 0) -> float:
+        """Tokens that `steps` steps take from token `begin` on: by default the first ones of a run."""
+        for first, size, count in self.runs(begin):
             if steps <= count:
-                return first + steps * size
+                return first + steps * size - begin
             steps -= count
         raise AssertionError("the last run of equal steps has no end")
+
+    def then(self, tokens: int, following: "Batches") -> "Batches":
+        """These sizes up to the step boundary after `tokens`, from there on those of `following`."""
+        kept = bisect_left(self.firsts, tokens)
+        later = bisect_right(following.firsts, tokens)
+        firsts = (*self.firsts[:kept], tokens, *following.firsts[later:])
+        return Batches(firsts, (*self.sizes[:kept], *following.sizes[later - 1 :]))
 
     def describe(self) -> str:
         """The sizes in words: `4,096 tokens`, or `4,096 to 16,384 tokens (4 sizes, 16,384 from token 100,000 on)`."""

@@ -3,8 +3,11 @@
 A user's optimizer from outside the package is a subclass of `OptimizerConfig` (docs/parts.md).
 """
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
+from hornbook.optim.config.clipping import Clip, NormClip
 from hornbook.optim.config.rule import Shape, UpdateRule
 from hornbook.optim.config.rules import AnyRule
 from hornbook.optim.config.schedules import Cosine, Schedule
@@ -29,8 +32,8 @@ class OptimizerConfig(UpdateRule):
 
     decay_embeddings: bool = False
     """Decay embeddings too (GPT-3, nanoGPT)."""
-    clip: Number = Field(default=1.0, ge=0)
-    """Largest global gradient norm; 0 turns clipping off."""
+    clip: Clip = NormClip()
+    """How gradients are limited; a plain number is the largest global norm."""
     schedule: Schedule = Cosine()
     """Learning rate over the run."""
     groups: list[ParameterGroup] = Field(default=[])
@@ -39,3 +42,11 @@ class OptimizerConfig(UpdateRule):
     def rule_for(self, role: str, shape: Shape) -> UpdateRule:  # noqa: ARG002
         """The update rule of parameters of this role and shape, where no group says otherwise."""
         return self
+
+    def model_state_bytes(self, parameters: int) -> int:
+        """Bytes of the state of a whole model of that many values, of matrices and others; about, and rather more."""
+        return self.state_bytes(parameters)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key below `optim`, what is wrong and the remedy) of settings that do not fit each other."""
+        yield from ()

@@ -27,13 +27,17 @@ class StateTensor:
     name: str
     """Key in `optimizer.state[parameter]`, in torch's form."""
     extent: Literal["shape", "rows", "columns", "blocks", "scalar", "left", "right"] = "shape"
-    """`shape`: a value for each value of the parameter; `rows`: one for each index of its first dim; `columns`: one for
-    each index of its other dims; `blocks`: one for each `block` neighbours along its last dim; `scalar`: one; `left`,
-    `right`: a square for the last dim but one, the last dim, of each matrix. Squares need `UpdateRule.whole`."""
+    """`shape`: a value for each value of the parameter; `rows`: one for each row of each matrix, and for each value of
+    a vector; `columns`: one for each column of each matrix, and one for a vector; `blocks`: one for each `block`
+    neighbours along its last dim; `scalar`: one; `left`, `right`: a square for the last dim but one, the last dim, of
+    each matrix. Squares need `UpdateRule.whole`."""
     dtype: str = "parameter"
     """A key of `ITEM_BYTES`."""
     block: int = 0
     """Of `blocks`: values of the parameter that share a value of the state."""
+    is_parameter: bool = False
+    """It is the parameter itself, saved bit for bit where the model in a checkpoint has other weights
+    (`UpdateRule.averages`)."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -47,9 +51,9 @@ class StateTensor:
             case "shape":
                 return parameter
             case "rows":
-                return parameter[:1]
+                return parameter[:-1] if len(parameter) > 1 else parameter
             case "columns":
-                return parameter[1:]
+                return (*parameter[:-2], parameter[-1]) if len(parameter) > 1 else ()
             case "blocks" if parameter:
                 return (*parameter[:-1], -(-parameter[-1] // self.block))
             case "left" | "right":
@@ -60,8 +64,9 @@ class StateTensor:
 
     def dropped_dims(self, dims: int) -> range:
         """Dims of a parameter of `dims` dims that the tensor lacks: shards that differ only in these hold the same."""
-        first, last = {"rows": (1, dims), "columns": (0, 1), "scalar": (0, dims)}.get(self.extent, (0, 0))
-        return range(first, min(last, dims))
+        rows = (dims - 1, dims) if dims > 1 else (0, 0)
+        dropped = {"rows": rows, "columns": (max(dims - 2, 0), max(dims - 1, min(dims, 1))), "scalar": (0, dims)}
+        return range(*dropped.get(self.extent, (0, 0)))
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,10 @@ class UpdateRule(Config):
     whole: ClassVar[bool] = False
     """Whether an update of a value reads others of its parameter (norms, sums over rows, products of matrices): where
     ranks share a parameter, one of them is then given all of it, and updates it for the others."""
+
+    averages: ClassVar[bool] = False
+    """Whether other weights than those that are trained are evaluated and saved as the model. What `build` makes then
+    has `evaluation_weights(parameter)`, which computes them."""
 
     lr: Number = Field(gt=0)
     """Peak learning rate."""
@@ -98,6 +107,14 @@ class UpdateRule(Config):
         decay = self.weight_decay * factors.weight_decay if decayed else 0.0
         return {"weight_decay": decay, "lr_factor": factors.lr}
 
+    def role_settings(self, role: str) -> dict[str, Any]:  # noqa: ARG002
+        """More settings of a group, for parameters of this role."""
+        return {}
+
+    def mup_problem(self) -> str:
+        """Why muP's factors, those of updates that do not grow with the gradient, do not fit it; empty if they do."""
+        return ""
+
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """The update in torch's form over `groups`: `params` as (name, tensor) pairs, and their `group_settings`.
 
@@ -110,6 +127,6 @@ class UpdateRule(Config):
         """Bytes of the state of that many values, without what is kept per row, column or parameter: it is little."""
         sizes = 0
         for each in self.state_tensors((parameters, 1)):
-            if each.extent in ("shape", "blocks"):
+            if each.extent in ("shape", "blocks") and not each.is_parameter:
                 sizes += ITEM_BYTES[each.dtype] * -(-parameters // max(each.block, 1))
         return sizes

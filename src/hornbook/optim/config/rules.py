@@ -4,6 +4,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from hornbook.optim.config.classic_rules import (
+    AdafactorRule,
+    AdagradRule,
+    AdamRule,
+    LAMBRule,
+    LionRule,
+    RMSPropRule,
+    SGDRule,
+)
+from hornbook.optim.config.matrix_rules import MuonRule, SoapRule
 from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
 from hornbook.settings.fields import Number, open_to
 
@@ -37,4 +47,17 @@ class AdamWRule(UpdateRule):
         return torch.optim.AdamW(groups, betas=(self.beta1, self.beta2), fused=True)
 
 
-AnyRule = Annotated[AdamWRule, *open_to("update rule", UpdateRule)]
+AnyRule = Annotated[
+    AdamWRule
+    | SGDRule
+    | AdagradRule
+    | RMSPropRule
+    | AdamRule
+    | AdafactorRule
+    | LionRule
+    | LAMBRule
+    | MuonRule
+    | SoapRule,
+    Field(discriminator="kind"),
+    *open_to("update rule", UpdateRule),
+]

@@ -141,6 +141,12 @@ class AsyncCheckpointer:
         if self._in_flight is not None and self._in_flight.written.done():
             self._settle(state)
 
+    def forget(self, state: State) -> None:
+        """Free the memory of background saves: the state is about to have other tensors. Waits for a save in flight."""
+        self._settle(state)
+        if self._buffers is not None:
+            self._buffers = Buffers(state.engine.world.device)
+
     def _begin(self, state: State, buffers: Buffers | None, *, final: bool = False) -> None:
         """Start to write the state, from a copy in `buffers`, or itself (it must not change until then)."""
         started = time.monotonic()

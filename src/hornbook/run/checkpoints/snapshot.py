@@ -16,7 +16,8 @@ from torch import Tensor
 from hornbook.files.safetensors import read_header
 from hornbook.model.storage.safetensors_folder import CODES
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
-from hornbook.model.surgery.folders import create_operated, fill_operated
+from hornbook.model.surgery.folders import AVERAGE, create_operated, fill_operated
+from hornbook.parallel.shard import Shard
 from hornbook.run.state import MOMENTS, ModelSpec, State
 
 Wait = Callable[[], None]
@@ -29,9 +30,13 @@ class Buffers:
         self._device = device
         self._memory: dict[str, Tensor] = {}
 
-    def copy(self, tensor_slices: Mapping[str, TensorSlice]) -> dict[str, TensorSlice]:
-        """The same slices in memory that training does not touch, once `wait` of `queue` has returned."""
-        return {name: replace(each, tensor=self._copy(name, each.tensor)) for name, each in tensor_slices.items()}
+    def copy(self, tensor_slices: Mapping[str, TensorSlice], file: str = "") -> dict[str, TensorSlice]:
+        """The same slices in memory that training does not touch, once `wait` of `queue` has returned.
+
+        `file` tells apart slices of the same name.
+        """
+        copies = {name: self._copy(file + name, each.tensor) for name, each in tensor_slices.items()}
+        return {name: replace(each, tensor=copies[name]) for name, each in tensor_slices.items()}
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._memory:
@@ -62,6 +67,10 @@ class Snapshot:
     """Shapes of the whole moments, by name."""
     moment_dtypes: dict[str, str]
     """Dtypes of the moments, by name, as safetensors spells them."""
+    average: dict[str, TensorSlice]
+    """The average of the weights, by name; of all ranks empty where none is kept."""
+    average_shapes: dict[str, tuple[int, ...]]
+    """Shapes of the whole parameters that are averaged."""
     wait: Wait
     """Returns when the slices hold their values."""
 
@@ -73,25 +82,35 @@ class Snapshot:
         )
         (folder / MOMENTS).parent.mkdir()
         create_file(folder / MOMENTS, self.moment_shapes, self.moment_dtypes)
+        if self.average_shapes:
+            create_file(folder / AVERAGE, self.average_shapes)
         (folder / "trainer" / "state.json").write_text(json.dumps(self.counters, indent=2) + "\n")
 
     def fill(self, folder: Path) -> None:
         """Write the values of this rank's part of weights and moments."""
         self.wait()
         fill_operated(folder, self.spec.config, self.spec.vocab, self.spec.surgery, self.weights)
-        entries = read_header(folder / MOMENTS)
-        with Writer() as writer:
-            for name, moment in self.moments.items():
-                writer.write(entries[name], replace(moment, tensor=moment.tensor.cpu()))
+        _write(folder / MOMENTS, self.moments)
+        if self.average:
+            _write(folder / AVERAGE, self.average)
+
+
+def _write(path: Path, tensor_slices: Mapping[str, TensorSlice]) -> None:
+    """Write slices into a file that `create_file` made."""
+    entries = read_header(path)
+    with Writer() as writer:
+        for name, each in tensor_slices.items():
+            writer.write(entries[name], replace(each, tensor=each.tensor.cpu()))
 
 
 def take_snapshot(state: State, buffers: Buffers | None = None) -> Snapshot:
     """The state, copied into `buffers`; without buffers the state itself, which must not change until written."""
-    shards = state.moments()
-    moments = {name: TensorSlice(each.tensor, each.start) for name, each in shards.items() if each.is_primary}
+    shards, averages = state.moments(), state.averages()
+    moments, average = _saved(shards), _saved(averages)
     weights, wait = state.weights(), Buffers(torch.device("cpu")).queued()
     if buffers is not None:
-        weights, moments, wait = buffers.copy(weights), buffers.copy(moments), buffers.queued()
+        weights, moments, average = buffers.copy(weights), buffers.copy(moments), buffers.copy(average, AVERAGE)
+        wait = buffers.queued()
     return Snapshot(
         step=state.step,
         tokens=state.tokens,
@@ -101,5 +120,12 @@ def take_snapshot(state: State, buffers: Buffers | None = None) -> Snapshot:
         moments=moments,
         moment_shapes={name: each.shape for name, each in shards.items()},
         moment_dtypes={name: CODES[each.tensor.dtype] for name, each in shards.items()},
+        average=average,
+        average_shapes={name: each.shape for name, each in averages.items()},
         wait=wait,
     )
+
+
+def _saved(shards: Mapping[str, Shard]) -> dict[str, TensorSlice]:
+    """The slices that this rank saves."""
+    return {name: TensorSlice(each.tensor, each.start) for name, each in shards.items() if each.is_primary}

@@ -147,10 +147,10 @@ def check_matmul() -> list[Check]:
     ]
 
 
-def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """GFLOP/s (2 n^3 per product) of square products of side 1024, the best of MATMUL_SECONDS."""
-    left = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device).to(dtype)
-    right = torch.randn(MATMUL_SIZE, MATMUL_SIZE, device=device).to(dtype)
+def matmul_rate(device: torch.device, dtype: torch.dtype, side: int = MATMUL_SIZE) -> float:
+    """GFLOP/s (2 n^3 per product) of square products of side n, the best of MATMUL_SECONDS."""
+    left = torch.randn(side, side, device=device).to(dtype)
+    right = torch.randn(side, side, device=device).to(dtype)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
     def multiply() -> None:
@@ -161,7 +161,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     best, until = float("inf"), time.perf_counter() + MATMUL_SECONDS
     while time.perf_counter() < until:
         best = min(best, timed(multiply))
-    return 2 * MATMUL_SIZE**3 / best / 1e9
+    return 2 * side**3 / best / 1e9
 
 
 def timed(act: Callable[[], object]) -> float:

@@ -28,6 +28,7 @@ from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
 from hornbook.progress import progress_bar
 from hornbook.run.control import Control, refuse_if_held
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
+from hornbook.run.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.run.launch.heartbeat import Heartbeat
@@ -36,17 +37,20 @@ from hornbook.run.launch.rank import Report
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.launch.supervisor import Supervisor, preload
-from hornbook.run.ledger import At, Ledger, RunWriter
+from hornbook.run.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.observe.event_files import require_tensorboard
-from hornbook.run.start.bound import describe_edits, edited_settings, recipe_in_force
+from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
 from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import settle_precision
 from hornbook.run.train import train
+from hornbook.run.training_length import check_schedule, sets_schedule
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
+from hornbook.settings.schema import leaves
+from hornbook.settings.toml import dotted
 
 _SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints", "data.lock", "events.jsonl"}
 """Entries of a run directory whose start was killed before recipe.toml was written."""
@@ -67,7 +71,8 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     check_offload(resolved.recipe.parallel.offload, choose_device(resolved.recipe.train.device))
     if rank_info is not None:
         return _join(resolved, run, start, rank_info)
-    start, inputs = check_start(resolved.recipe, run, start), read_inputs(resolved, start)
+    start, resolved = check_start(resolved, run, start)
+    inputs = read_inputs(resolved, start)
     compile_for(inputs)
     if inputs.recipe.parallel.world > 1:
         return _supervise(inputs, run, start)
@@ -89,7 +94,7 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
             return open_job(run, inputs, signals, start)
         # The recipe is written; the ledger has the initial checkpoint, and perhaps the changes.
         resumed = dataclasses.replace(start, mode="resume", init_from=None)
-        return open_job(run, inputs, signals, with_changes(inputs.recipe, run, resumed))
+        return open_job(run, inputs, signals, restarted(inputs.recipe, run, resumed))
 
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True):
         check_directory(run, start.mode)
@@ -100,25 +105,26 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
 def _join(resolved: Resolved, run: RunDir, start: Start, rank_info: RankInfo) -> Exit:
     """Be one rank of a run whose ranks torchrun or Slurm started. Nothing is written before all are found equal."""
     assert rank_info.connect is not None
-    recipe = resolved.recipe
+    if start.mode == "resume" and is_file(run.recipe):
+        start, resolved = with_changed_settings(resolved, run, start)
     store, inputs = rank_info.connect(), read_inputs(resolved, start)
-    facts = rank_facts(recipe, inputs.corpus.lock())
+    facts = rank_facts(resolved.recipe, inputs.corpus.lock())
     compare_ranks(store, rank_info, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
     announces = rank_info.is_rank0 and not start.quiet
     with StopSignals(announces=announces) as signals, contextlib.ExitStack() as stack:
         if rank_info.is_rank0:
             with rank0_first(store, rank_info.size) as published:
-                start = check_start(recipe, run, start)
+                refuse_start(resolved.recipe, run, start)
                 stack.enter_context(RunLock(run.create()))
                 check_directory(run, start.mode)
                 job = stack.enter_context(open_job(run, inputs, signals, start))
                 published["attempt"] = job.ledger.attempt
         else:
-            job = _follow(recipe, inputs, run, start, signals, await_rank0(store)["attempt"])
+            job = _follow(inputs, run, start, signals, await_rank0(store)["attempt"])
         return _train(job.on_rank(rank_info, Heartbeat(rank=rank_info.rank)))
 
 
-def _follow(recipe: Recipe, inputs: Inputs, run: RunDir, start: Start, signals: StopSignals, attempt: int) -> Job:
+def _follow(inputs: Inputs, run: RunDir, start: Start, signals: StopSignals, attempt: int) -> Job:
     """The job of a rank other than 0, over the run directory that rank 0 holds; it writes nothing there.
 
     Rank 0 writes nothing more until all ranks have joined, so both read the same ledger.
@@ -128,27 +134,55 @@ def _follow(recipe: Recipe, inputs: Inputs, run: RunDir, start: Start, signals: 
     ledger = Ledger(run, silent=True)
     ledger.attempt = attempt
     output = RunWriter(run, ledger)
-    return Job(inputs, with_changes(recipe, run, start), output, Control(output, signals))
+    return Job(inputs, start, output, Control(output, signals))
 
 
-def check_start(recipe: Recipe, run: RunDir, start: Start) -> Start:
-    """The start with the settings that it changes. Raises UsageError if it must not be made here; writes nothing."""
+def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
+    """(The start with the settings that it changes, the recipe at its first step); writes nothing.
+
+    Raises UsageError if it must not be made here.
+    """
+    refuse_start(resolved.recipe, run, start)
+    return with_changed_settings(resolved, run, start) if start.mode == "resume" else (start, resolved)
+
+
+def refuse_start(recipe: Recipe, run: RunDir, start: Start) -> None:
+    """Raise UsageError if a start must not be made here."""
     check_directory(run, start.mode)
     require_tensorboard(recipe.log)
     refuse_if_held(run)
-    return with_changes(recipe, run, start)
 
 
-def with_changes(recipe: Recipe, run: RunDir, start: Start) -> Start:
-    """The start with the settings that a resume with `recipe` changes."""
-    return dataclasses.replace(start, changes=changed_settings(run, recipe)) if start.mode == "resume" else start
+def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
+    """(A resume with the settings that `resolved` changes, the recipe of the run at its first step with these)."""
+    past, changes = read_past(run), changed_settings(run, resolved.recipe)
+    ends = ends_interventions(changes, past.interventions)
+    start = dataclasses.replace(start, changes=changes, ends_interventions=ends)
+    if not past.interventions:
+        return start, resolved
+    before = recipe_in_force(run, past) if ends else base_recipe(run, past)
+    there = {dotted(path) for path, _ in leaves(resolved.recipe)}
+    new = [SettingChange(each.key, each.old, each.new, each.key not in there) for each in changes]
+    return start, Resolved(with_changes(before, new), resolved.origins)
+
+
+def restarted(recipe: Recipe, run: RunDir, start: Start) -> Start:
+    """The start of ranks that died: with its changes, unless the ledger has them."""
+    changes = resume_changes(base_recipe(run, read_past(run)), recipe)
+    return dataclasses.replace(start, changes=changes, ends_interventions=start.ends_interventions and bool(changes))
 
 
 def read_inputs(resolved: Resolved, start: Start) -> Inputs:
-    """Open the inputs. UsageError if an initial checkpoint has another tokenizer, or an override fits no parameter."""
+    """Open the inputs.
+
+    Raises UsageError if an initial checkpoint has another tokenizer, an override fits no parameter, or the schedule
+    does not fit the length of the run.
+    """
     with progress_bar(shown=not start.quiet) as progress:
         progress("read the data", 0, None)
         inputs = open_inputs(resolved)
+    if start.mode == "start" or any(sets_schedule(change.key) for change in start.changes):
+        check_schedule(inputs.recipe.optim.schedule, inputs.recipe.train.average, inputs.length)
     model = resolved.recipe.model
     if model.init.overrides:
         check_overrides(model, parameter_shapes(model, inputs.vocab))
@@ -187,7 +221,7 @@ def check_supervision() -> None:
 
 def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
     """The changes of a resume with `recipe`; UsageError naming old, new and `fork` for what must not change."""
-    old = recipe_in_force(run)
+    old = recipe_on_file(run, read_past(run))
     path = old.data.path if recipe.data.path is None else str(Path(recipe.data.path).resolve())
     settled = {"vocab": recipe.model.vocab or old.model.vocab, "head": _settled_head(recipe, old)}
     data, model = recipe.data.model_copy(update={"path": path}), recipe.model.model_copy(update=settled)

@@ -65,7 +65,9 @@ class Evaluation:
         self._show_scores(report)
 
     def _position(self, at: Position) -> dict[str, Any]:
-        return {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens}
+        average = self._job.recipe.train.average
+        weights = {"weights": "average"} if average.kind != "none" and average.evaluate else {}
+        return {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens} | weights
 
     def score_all(self, at: Position) -> None:
         """Score every validation token at the end of the run, unless that was done. A stop signal ends it early."""
@@ -117,9 +119,10 @@ class Evaluation:
     def _score(
         self, rows: Mapping[str, HeldOut], at: Position, *, last: bool = False, with_tasks: bool = True
     ) -> Report:
-        return self._evaluator.evaluate(
-            self._engine, rows, with_tasks=with_tasks, proceed=lambda: not self._gives_way(at, last=last)
-        )
+        with self._engine.weights_to_evaluate():
+            return self._evaluator.evaluate(
+                self._engine, rows, with_tasks=with_tasks, proceed=lambda: not self._gives_way(at, last=last)
+            )
 
 
 class Samples:
@@ -135,7 +138,8 @@ class Samples:
         prompt = self._prompt
         if not prompt or not (step.final or is_due(step.step, self._every)):
             return
-        text = self._fill(prompt) if self._job.recipe.model.kind == "encoder" else self._continue(prompt, step)
+        with self._engine.weights_to_evaluate():
+            text = self._fill(prompt) if self._job.recipe.model.kind == "encoder" else self._continue(prompt, step)
         record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
         self._job.output.write_json(self._job.run.samples / f"step-{step.step:08d}.json", record)
         for console in self._consoles:

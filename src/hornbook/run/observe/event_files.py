@@ -20,6 +20,7 @@ _TAGS = {
     "gradient_norm": "gradient_norm",
     "lr": "learning_rate",
     "tokens_per_second": "tokens_per_second",
+    "noise_scale": "noise_scale",
 }
 _FLUSH_SECONDS = 5
 _QUEUE = 4096

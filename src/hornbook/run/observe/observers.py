@@ -3,20 +3,24 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from hornbook.errors import StorageError
 from hornbook.files.journal import Appender
 from hornbook.files.run_directory import StateRecord, Status
 from hornbook.parallel.world import World
+from hornbook.run.interventions import Course
 from hornbook.run.job import Job
-from hornbook.run.ledger import Position, RunWriter
+from hornbook.run.ledger import Ledger, Position, RunWriter
 from hornbook.run.memory import memory_of
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
 from hornbook.run.observe.event_files import EventFiles
 from hornbook.run.observe.memory_log import MemoryLog
+from hornbook.run.observe.profile import StepProfile
+from hornbook.run.observe.slowdown import Slowdown
+from hornbook.run.observe.step_bill import StepBill
 from hornbook.run.start.precision import describe_precision
 from hornbook.run.state import State
 from hornbook.run.step_report import Step
@@ -31,12 +35,13 @@ STATE_SECONDS = 1.0
 class Metrics:
     """One line in metrics.jsonl per step; nothing on ranks other than 0, which have no appender."""
 
-    def __init__(self, appender: Appender | None) -> None:
-        self._appender = appender
+    def __init__(self, appender: Appender | None, bill: StepBill) -> None:
+        self._appender, self._bill = appender, bill
 
     def __call__(self, step: Step) -> None:
+        record = {**step.record(), **self._bill.take_record()}
         if self._appender is not None:
-            self._appender.append(step.record())
+            self._appender.append(record)
 
     def sync(self) -> dict[str, Any]:
         """Return when every line is on disk: size and digest of the file, for the ledger (`Appender.extent`)."""
@@ -100,28 +105,45 @@ class StateFile:
 class Observers:
     """All observers of a run, in the order in which they are called."""
 
+    bill: StepBill
     metrics: Metrics
     state_file: StateFile
     consoles: list[Console]
     evaluation: Evaluation
     samples: Samples
+    profile: StepProfile
     event_files: list[EventFiles]
     memory: list[MemoryLog]
 
     def __iter__(self) -> Iterator[Observer]:
-        yield from (self.metrics, self.state_file, *self.consoles, *self.event_files, *self.memory)
-        yield from (self.evaluation, self.samples)
+        yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.event_files)
+        yield from (*self.memory, self.evaluation, self.samples, self.profile)
+
+    def start(self, attempt: int, at: Position) -> None:
+        """The run is up, before its first step."""
+        self.state_file.start(attempt, at)
+        self.profile.start(at.step)
 
     def note(self, text: str) -> None:
         """Show a line on every console."""
         for console in self.consoles:
             console.note(text)
 
+    def slowed(self, found: Slowdown, at: Position, ledger: Ledger) -> None:
+        """Show a lasting change of the throughput, and write it to the ledger."""
+        self.note(str(found))
+        ledger.note("throughput", at, text=str(found), **asdict(found))
+
     def shorten(self, step: int, length: TrainingLength) -> None:
         """Set the new length of a run that was shortened after `step`, and show it."""
         self.state_file.shorten(length.tokens)
         for console in self.consoles:
             console.shorten(step, length.steps_from(0), length.tokens)
+
+    def change(self, course: Course) -> None:
+        """Show the settings in force from here on."""
+        for console in self.consoles:
+            console.update(**_in_force(course))
 
 
 @contextlib.contextmanager
@@ -139,7 +161,15 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
         if output.is_rank0 and (log.memory_every or log.memory_snapshot):
             sizes = stack.enter_context(Appender(job.run.memory)) if log.memory_every else None
             memory.append(MemoryLog(job, state, sizes))
-        observers = Observers(Metrics(lines), state_file, consoles, evaluation, samples, event_files, memory)
+
+        def notify(found: Slowdown, step: Step) -> None:
+            observers.slowed(found, step, output.ledger)
+
+        bill = StepBill(job.inputs, state.engine.world, notify, consoles)
+        profile = stack.enter_context(StepProfile(job, consoles))
+        metrics = Metrics(lines, bill)
+        scoring = evaluation, samples, profile
+        observers = Observers(bill, metrics, state_file, consoles, *scoring, event_files, memory)
         if output.is_rank0 and job.recipe.log.tensorboard:
             event_files.append(stack.enter_context(EventFiles(job.run, observers.note)))
             job.ledger.listeners.append(event_files[0].listen)
@@ -179,15 +209,22 @@ def watch_of(job: Job, world: World) -> Watch:
 
 def describe_run(job: Job, world: World) -> Header:
     """The header of the consoles."""
-    recipe, length = job.recipe, job.length
     return Header(
         name=job.run.name,
         parameters=job.inputs.parameters,
         precision=describe_precision(job.inputs.resolved),
         device=str(world.device),
-        batch_tokens=recipe.train.batch_tokens,
-        total_steps=length.steps_from(0),
-        total_tokens=length.tokens,
-        schedule=recipe.optim.schedule.kind,
-        ramp=recipe.train.ramp.kind != "none",
+        **_in_force(job.course.to_end()),
     )
+
+
+def _in_force(course: Course) -> dict[str, Any]:
+    """Those fields of the header that a run may change on its way."""
+    recipe, length = course.recipe, course.length
+    return {
+        "batch_tokens": recipe.train.batch_tokens,
+        "total_steps": length.steps_from(0),
+        "total_tokens": length.tokens,
+        "schedule": recipe.optim.schedule.kind,
+        "ramp": recipe.train.ramp.kind != "none" or len(length.batches.sizes) > 1,
+    }

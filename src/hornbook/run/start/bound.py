@@ -6,7 +6,9 @@ belongs to another run, or the ledger was cut. Runs of versions that recorded le
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
+import xxhash
 from pydantic import ValidationError
 
 from hornbook.errors import IntegrityError
@@ -14,19 +16,53 @@ from hornbook.files.filesystem import exists
 from hornbook.files.journal import first_broken
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.manifest import Manifest
+from hornbook.run.interventions import Intervention, sorted_by_step
 from hornbook.run.ledger import Monotone, read_past, remedy
 from hornbook.settings.recipe import Recipe
-from hornbook.settings.resolve import resolve
+from hornbook.settings.resolve import Resolved, resolve
 from hornbook.settings.resume_rules import Change, resume_changes
 from hornbook.settings.show import toml_value
 
 
-def recipe_in_force(run: RunDir, past: Monotone | None = None) -> Recipe:
-    """The recipe in the ledger, whatever recipe.toml says by now.
+def recipe_in_force(run: RunDir, past: Monotone | None = None, before: int | None = None) -> Recipe:
+    """The recipe in the ledger with all interventions, whatever recipe.toml says by now.
 
-    For a run whose ledger has no recipe: recipe.toml with the changes in the ledger. past: the ledger, if already read.
+    past: the ledger, if already read. before: leave out interventions at this step and later.
     """
     past = read_past(run) if past is None else past
+    made = [each for each in past.interventions if before is None or each.step < before]
+    return _after(base_recipe(run, past), made)
+
+
+def _after(recipe: Recipe, interventions: Sequence[Intervention]) -> Recipe:
+    resolved = Resolved(recipe, {})
+    for each in sorted_by_step(interventions):
+        resolved = each.apply(resolved)
+    return resolved.recipe
+
+
+def recipe_on_file(run: RunDir, past: Monotone) -> Recipe:
+    """The recipe that recipe.toml held when the run wrote it last.
+
+    It is the one in force, unless a kill came between the record of an intervention and the writing of recipe.toml.
+    """
+    stale = bool(past.recipe_before) and digest_of(run.recipe) == past.recipe_before
+    return _after(base_recipe(run, past), past.interventions[:-1] if stale else past.interventions)
+
+
+def digest_of(path: Path) -> str:
+    """Digest of a small file; "" where it is gone."""
+    try:
+        return xxhash.xxh3_128_hexdigest(path.read_bytes())
+    except OSError:
+        return ""
+
+
+def base_recipe(run: RunDir, past: Monotone) -> Recipe:
+    """The recipe in the ledger without interventions.
+
+    For a run whose ledger has no recipe: recipe.toml with the changes in the ledger.
+    """
     if past.recipe is None:
         words = [f"{key}={toml_value(value)}" for key, value in past.settings.items()]
         return resolve(str(run.recipe), words, environ={}).recipe
@@ -41,7 +77,8 @@ def recipe_in_force(run: RunDir, past: Monotone | None = None) -> Recipe:
 
 def edited_settings(run: RunDir, past: Monotone | None = None) -> list[Change]:
     """Differences between the recipe in force and recipe.toml (old: the ledger's value)."""
-    return resume_changes(recipe_in_force(run, past), resolve(str(run.recipe), environ={}).recipe)
+    past = read_past(run) if past is None else past
+    return resume_changes(recipe_on_file(run, past), resolve(str(run.recipe), environ={}).recipe)
 
 
 def describe_edits(run: RunDir, edits: Sequence[Change]) -> str:

@@ -14,9 +14,11 @@ from hornbook.errors import UsageError
 from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_token, state_bytes
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.surgery.operate import trained_parameters
+from hornbook.optim.config.clipping import AnyClip
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device, distributed
+from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed
 from hornbook.run.inputs import Inputs, compile_for
 from hornbook.run.memory import free_memory, memory_of
@@ -61,10 +63,16 @@ class Estimate:
 
 
 def saved_bytes(inputs: Inputs) -> int:
-    """Approximate size of a checkpoint: weights and moments."""
+    """Approximate size of a checkpoint: weights, moments and an average of the weights."""
     recipe = inputs.recipe
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    return FLOAT32 * count_parameters(recipe.model, inputs.vocab) + recipe.optim.state_bytes(trained)
+    weights = FLOAT32 * count_parameters(recipe.model, inputs.vocab)
+    trained_again = FLOAT32 * trained if recipe.optim.averages else 0  # the model is the average of them
+    return weights + recipe.optim.model_state_bytes(trained) + trained_again + _average_bytes(recipe.train, trained)
+
+
+def _average_bytes(train: TrainConfig, trained: int) -> int:
+    return 0 if train.average.kind == "none" else FLOAT32 * trained
 
 
 def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float = 0.0) -> Estimate:
@@ -72,7 +80,7 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     recipe = inputs.recipe
     device = choose_device(recipe.train.device)
     free = free_memory(device)
-    least = _least_bytes(inputs)
+    least = least_bytes(inputs)
     operations = operations_per_token(recipe.model, inputs.vocab, recipe.train.sequence).values()
     speed = PRODUCTS_SHARE * 1e9 * matmul_rate(device, PRECISIONS[recipe.train.precision])
     row = recipe.train.sequence * sum(each.total for each in operations) / speed
@@ -89,12 +97,13 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     return Estimate(str(device), seconds, rate, memory, free, computed)
 
 
-def _least_bytes(inputs: Inputs) -> int:
+def least_bytes(inputs: Inputs) -> int:
     """Weights, gradients and moments that one process holds, and what a microbatch keeps for backward where known."""
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    state = sum(state_bytes(trained, recipe.parallel, recipe.optim).values()) + FLOAT32 * max(total - trained, 0)
+    states = sum(state_bytes(trained, recipe.parallel, recipe.optim).values())
+    state = states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
     try:
         kept = activation_bytes(recipe, inputs.vocab, recipe.train.micro_rows)
     except UsageError:
@@ -145,7 +154,7 @@ def _forward_backward(state: State, inputs: Inputs, rows: int) -> None:
     fetch(losses["loss"])
 
 
-def _update(state: State, clip: float) -> None:
+def _update(state: State, clip: AnyClip) -> None:
     norm = state.engine.clip_gradients(clip)
     fetch(norm, state.engine.step(state.optimizer))
     state.engine.zero_gradients()

@@ -48,6 +48,7 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     checkpoint too, which may be the best.
     """
     start, past = job.start, job.ledger.past if job.start.mode == "resume" else Monotone()
+    state.saved_course = job.saved_course if start.mode == "resume" else None
     restored = checkpointer.restore(state)
     initial = start.init_from or InitFrom.from_record(past.init_from)
     init_from = None if restored is not None else initial
@@ -68,7 +69,8 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     if job.output.is_rank0 and (problem := bound.metrics_problem(job.run, past)):
         job.ledger.note("warning", state, text=problem)
         observers.note(f"warning: {problem}")
-    if start.changes:
+    stale = start.mode == "resume" and past.recipe_before == bound.digest_of(job.run.recipe) != ""
+    if start.changes or stale:
         job.write_recipe()  # after the ledger: a kill between the two loses nothing
     checkpointer.pass_on_notes(state)
     for line in _lines(job, state, environment, restored, init_from):
@@ -89,6 +91,7 @@ def _first_record(job: Job, past: Monotone, environment: dict[str, Any], restore
         fields["recipe"] = job.recipe.model_dump(mode="json")
     if start.changes:
         present = {dotted(path) for path, _ in leaves(job.recipe)}
+        fields |= {"ends_interventions": True} if start.ends_interventions else {}
         fields["changes"] = [asdict(change) | {"gone": change.key not in present} for change in start.changes]
     if restored is not None:
         fields["checkpoint"] = restored.name
@@ -104,6 +107,8 @@ def _initialize(job: Job, state: State) -> None:
         batch = state.loader.take(job.recipe.train.micro_rows).batches[0]
         scale_to_unit_variance(state.engine.model, lambda: state.engine.evaluate(batch))
         state.loader.seek(0)
+        if state.average is not None:
+            state.average.restart()
 
 
 def _lines(

@@ -74,10 +74,27 @@ def _checked(source: object, depth: int = 0) -> dict[str, Any] | None:
     return found | ({"from": before} if before is not None else {})
 
 
-def write_lineage(out: Path, verb: str, source: Path) -> None:
-    """Write into a model folder that `verb` made it from `source`. Raises StorageError."""
+def write_lineage(out: Path, verb: str, *sources: Path) -> None:
+    """Write into a model folder that `verb` made it from `sources`. Raises StorageError."""
+    described = _chained(sources) if len(sources) > 1 else describe_source(sources[0])
     with storage_errors(out / FILE):
-        write_json(out / FILE, {"made_by": verb, "from": describe_source(source)})
+        write_json(out / FILE, {"made_by": verb, "from": described})
+
+
+def _chained(sources: Sequence[Path]) -> dict[str, Any]:
+    """All origins of several folders as one chain, each run once with the last of its steps that contributed."""
+    origins: dict[str, dict[str, Any]] = {}
+    for folder in sources:
+        source: dict[str, Any] | None = describe_source(folder)
+        while source is not None:
+            alone = {key: value for key, value in source.items() if key != "from"}
+            known = origins.setdefault(alone.get("run", str(alone)), alone)
+            known |= {"step": max(known["step"], alone["step"])} if "run" in alone else {}
+            source = source.get("from")
+    chain: dict[str, Any] = {}
+    for alone in reversed(origins.values()):
+        chain = alone | ({"from": chain} if chain else {})
+    return chain
 
 
 def lineage_of(run: RunDir, known: Sequence[RunDir] = ()) -> Lineage:

@@ -1,0 +1,33 @@
+"""The parts of `python -m benchmarks.gpu`, those worth most first."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process: `python -m MODULE OUTPUT SPEC`. It writes its figures to OUTPUT again whenever it knows more."""
+
+    name: str
+    about: str
+    module: str
+    seconds: float
+    """Its time limit."""
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+STEP, TESTS, MEMORY = ("benchmarks.gpu.step", "benchmarks.gpu.tests", "benchmarks.gpu.memory")
+GPT2 = {"recipe": "gpt2-124m", "sequence": 1024, "rows": 32, "words": []}
+LLAMA_1B = {"recipe": "llama-1b", "sequence": 4096, "rows": 4, "words": ["parallel.recompute=none"]}
+LLAMA_8B = {"recipe": "llama-3-8b", "sequence": 8192, "rows": 1, "words": ["model.layers=8", "parallel.recompute=none"]}
+
+PARTS = (
+    Part("tests", "tests marked gpu: each path and kernel against the reference", TESTS, 150),
+    Part("gpt2-124m", "tokens/s at 1k, with documents and without", STEP, 60, GPT2),
+    Part("llama-1b", "tokens/s at 4k, with documents and without", STEP, 75, LLAMA_1B),
+    Part("llama-8b, 8 blocks", "tokens/s at 8k, with documents and without", STEP, 90, LLAMA_8B),
+    Part("loss", "memory and time of the chunked loss at vocabulary 128k, against full logits", MEMORY, 40),
+    Part("llama-1b, recompute", "what recomputing blocks costs and saves", STEP, 60, {**LLAMA_1B, "words": []}),
+    Part("gpt2-124m, stack", "all blocks as one graph", STEP, 90, {**GPT2, "words": ["train.compile_scope=stack"]}),
+    Part("gpt2-124m, graphs", "CUDA graphs of the blocks", STEP, 60, {**GPT2, "words": ["train.cuda_graphs=true"]}),
+)

@@ -1,0 +1,128 @@
+"""`hornbook bench`: what this machine can do, and where the time of a recipe's step goes."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, Words, resolve_words, split_targets
+from hornbook.cli.train.bench_sweep import combinations, is_swept, sweep, sweep_text
+from hornbook.cli.train.bench_text import accumulation_text, loader_text, machine_text, step_text
+from hornbook.errors import UsageError
+from hornbook.progress import progress_bar
+
+if TYPE_CHECKING:
+    from hornbook.settings.recipe import Recipe
+
+SECONDS = 20.0
+
+
+def bench(
+    words: Words = None,
+    *,
+    data: Annotated[
+        Path | None, typer.Option(help="A folder written by `hornbook tokenize`; else random tokens.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time for the measured steps of a recipe.")] = SECONDS,
+    folder: Annotated[Path, typer.Option(help="A folder on the disk to measure.")] = Path(),
+    loader: Annotated[bool, typer.Option("--loader", help="Measure the loader alone, beside the step's need.")] = False,
+    accumulation: Annotated[
+        bool, typer.Option("--accumulation", help="Compare one big batch with ragged microbatches, in figures.")
+    ] = False,
+    sweep_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep", metavar="KEY=A,B", help="Measure every combination of settings; more words KEY=A,B too."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the measurements to this file too, as JSON.")] = None,
+    dry_run: DryRun = False,
+) -> Result:
+    """Measure this machine, then the step of a recipe: shares of its time, tokens/s, MFU, memory.
+
+    Without a recipe only the machine is measured. The results are kept in the user's cache for the planner and for the
+    MFU of runs; each recipe is measured in a fresh process, on its own data or on random tokens.
+    """
+    if seconds <= 0:
+        raise UsageError(f"--seconds {seconds:g}: give a time above 0")
+    if not folder.is_dir():
+        raise UsageError(f"--folder {folder} is no folder: name one on the disk to measure")
+    if loader + accumulation + bool(sweep_) > 1:
+        raise UsageError("--loader, --accumulation and --sweep are measurements of their own: give one of them")
+    free, swept = _parted(words, sweep_)
+    free += [] if data is None else [f"data.path={data}"]
+    named = bool(split_targets(free)[0]) or any("data.path" in word for word in free)
+    if not named and (loader or accumulation or swept):
+        raise UsageError("name the recipe to measure: hornbook bench RECIPE")
+    if swept:
+        return _sweep(free, combinations(swept), seconds, out, dry_run=dry_run)
+    parts = ["accumulation"] if accumulation else ["loader", "step"] if loader else ["machine", "step"][: 1 + named]
+    recipe = resolve_words(free).recipe
+    if dry_run:
+        return Result({"measures": parts, "recipe": recipe.name}, f"would measure {recipe.name}: {', '.join(parts)}")
+    found = _measure_all(parts, recipe, folder.resolve(), seconds)
+    return _result(found, "\n\n".join(_TEXTS[part](found) for part in parts if part in _TEXTS), out)
+
+
+_TEXTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "machine": lambda found: machine_text(found["machine"]),
+    "loader": lambda found: loader_text(found["loader"], found["step"]),
+    "step": lambda found: step_text(found["step"]),
+    "accumulation": lambda found: accumulation_text(found["accumulation"]),
+}
+
+
+def _parted(words: Sequence[str] | None, swept: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """(recipe and settings, words with several values): with --sweep, any word `key=a,b` names several."""
+    free, found = list(words or []), list(swept or [])
+    if found:
+        found += [word for word in free if is_swept(word)]
+        free = [word for word in free if not is_swept(word)]
+    return free, found
+
+
+def _sweep(free: list[str], chosen: list[dict[str, str]], seconds: float, out: Path | None, *, dry_run: bool) -> Result:
+    def words_of(settings: dict[str, str]) -> list[str]:
+        return [*free, *(f"{key}={value}" for key, value in settings.items())]
+
+    if dry_run:
+        lines = [f"would measure {' '.join(words_of(settings))}" for settings in chosen]
+        return Result({"combinations": chosen}, "\n".join(lines))
+    with progress_bar() as progress:
+        counted = iter(range(len(chosen)))
+
+        def measure(settings: dict[str, str]) -> dict[str, Any]:
+            progress("combinations", next(counted), len(chosen))
+            return _measure("step", resolve_words(words_of(settings)).recipe, seconds=seconds)
+
+        rows = sweep(chosen, measure)
+    if not any(row["step"] for row in rows):
+        raise UsageError("every combination was refused:\n" + sweep_text(rows))
+    return _result({"sweep": rows}, sweep_text(rows), out)
+
+
+def _measure_all(parts: Sequence[str], recipe: "Recipe", folder: Path, seconds: float) -> dict[str, Any]:
+    more = {"machine": {"folder": str(folder)}, "accumulation": {}}
+    found = {}
+    with progress_bar() as progress:
+        for part in parts:
+            progress(f"measure the {part}", 0, None)
+            found[part] = _measure(part, recipe, **more.get(part, {"seconds": seconds}))
+    return found
+
+
+def _measure(what: str, recipe: "Recipe", **more: Any) -> dict[str, Any]:
+    from hornbook.run.diagnose.bench.worker import measure
+
+    return measure(what, recipe, **more)
+
+
+def _result(found: dict[str, Any], text: str, out: Path | None) -> Result:
+    files = [each["file"] for each in found.values() if isinstance(each, dict) and each.get("file")]
+    if out is not None:
+        from hornbook.run.diagnose.bench.saved import write
+
+        files.append(str(write(out, found, named=True)))
+    return Result(found, text, notes=[f"saved in {name}" for name in files])

@@ -1,0 +1,28 @@
+"""Lion (Chen et al. 2023, arXiv 2302.06675, algorithm 2)."""
+
+from typing import Any
+
+import torch
+
+from hornbook.optim.foreach import foreach, foreach_lists
+
+
+class LionUpdate(torch.optim.Optimizer):
+    """Weights shrink by lr * weight_decay, then move by lr along the sign; the momentum takes the gradient last."""
+
+    def __init__(self, groups: list[dict[str, Any]], beta1: float, beta2: float) -> None:
+        super().__init__(groups, {})
+        self.beta1, self.beta2 = beta1, beta2
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update the parameters that have a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameters, gradients, momenta in foreach_lists(group, self.state, "exp_avg"):
+                direction = foreach._foreach_lerp(momenta, gradients, 1 - self.beta1)
+                foreach._foreach_sign_(direction)
+                if group["weight_decay"]:
+                    foreach._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+                foreach._foreach_add_(parameters, direction, alpha=-group["lr"])
+                foreach._foreach_lerp_(momenta, gradients, 1 - self.beta2)

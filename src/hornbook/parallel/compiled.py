@@ -1,0 +1,89 @@
+"""torch.compile of a model: what is compiled, where the code is kept, and the model without it.
+
+A block's code is made for one shape and is the same for all layers and all batches of documents: what differs between
+them comes in tensors (`hornbook.model.attention.key_tables`). Batches of fewer rows are filled up (`Engine`), so that a
+run compiles for training, for evaluation, and no more.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch._functorch.config as functorch
+from torch import nn
+
+from hornbook.kernels import folder as kernel_folder
+from hornbook.model.layers.compile_options import compile_options
+from hornbook.model.transformer import Transformer
+from hornbook.run.config import TrainConfig
+
+BACKEND = "inductor"
+MOST_SHAPES = 32
+"""Versions of one piece of code; beyond it torch would go on uncompiled."""
+
+
+class Part(NamedTuple):
+    """A method that was replaced on a module by its compiled form."""
+
+    module: nn.Module
+    name: str
+    compiled: Callable[..., Any]
+
+
+class CompiledParts:
+    """The compiled parts of a model; none of a model that is not compiled."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def add(self, module: nn.Module, name: str, **options: Any) -> None:
+        """Compile a method when it is first called."""
+        found = getattr(module, name)
+        limit = compile_options(recompile_limit=MOST_SHAPES)
+        made = torch.compile(found, backend=BACKEND, **{"dynamic": False, **limit, **options})
+        self._parts.append(Part(module, name, made))
+        setattr(module, name, made)
+
+    @contextlib.contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """The model as it was written, for text of any length: each would be compiled anew."""
+        for part in self._parts:
+            setattr(part.module, part.name, part.compiled._torchdynamo_orig_callable)
+        try:
+            yield
+        finally:
+            for part in self._parts:
+                setattr(part.module, part.name, part.compiled)
+
+
+def compile_model(model: Transformer, train: TrainConfig, device: torch.device, budget: float = 1.0) -> CompiledParts:
+    """Replace the blocks of a model, or its stacks, and on a GPU the loss by their compiled forms.
+
+    budget: share of what a block would keep for backward that it may keep; for all graphs compiled from here on.
+    """
+    keep_code()
+    functorch.activation_memory_budget = budget
+    parts, stacks = CompiledParts(), [model] if model.encoder is None else [model.encoder, model]
+    options = {"mode": "reduce-overhead"} if train.cuda_graphs and device.type == "cuda" else {}
+    for stack in stacks:
+        stack.compiled = True
+        if train.compile_scope == "stack":
+            parts.add(stack, "run_blocks", **options)
+        else:
+            for block in stack.blocks.values():
+                parts.add(block, "forward", **options)
+    if model.head is not None and device.type != "cpu":  # a CPU has a kernel of our own
+        few = model.head.before is not None  # its losses are of the tokens that count, another number each time
+        parts.add(model.head, "loss_and_grad_", dynamic=None if few else False)
+    return parts
+
+
+def keep_code() -> None:
+    """Keep compiled code beside hornbook's own kernels, where a restart finds it; $TORCHINDUCTOR_CACHE_DIR wins."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(next(kernel_folder.folders()).with_name("compiled"))

@@ -1,0 +1,64 @@
+"""Penalties on weights as terms of the objective, added to the gradients once a step:
+
+    l1 * sum |w|        l2 / 2 * sum w^2        over the parameters that decay
+
+Their gradients, l1 sign(w) and l2 w, pass through clipping and moments like those of the loss. Decoupled decay
+(`optim.weight_decay` of AdamW) does not: it shrinks the weights beside the update.
+"""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+
+from hornbook.parallel.exact import exact_sum, row_absolutes, row_squares
+from hornbook.parallel.owners import SHARING
+from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.world import World
+from hornbook.run.config import LossConfig
+
+
+class Penalties:
+    """The penalties of one run, on the shards of this rank."""
+
+    def __init__(self, loss: LossConfig, shards: Mapping[str, ParameterShard], world: World, *, exact: bool) -> None:
+        self._shards, self._world, self._exact = shards, world, exact
+        self._weights = {name: float(value) for name, value in (("l1", loss.l1), ("l2", loss.l2)) if value}
+        self.names: Collection[str] | None = None
+        """Parameters that they are over; to be set before the first step."""
+
+    def add(self, factor: float) -> dict[str, Tensor]:
+        """Add `factor` times their gradients to those of this rank's shards; returns the penalties by name.
+
+        float32 scalars, sums over all ranks' shards; those whose weight is 0 are left out.
+        """
+        if not self._weights:
+            return {}
+        assert self.names is not None, "set Penalties.names before the first step"
+        kept = {name: shard for name, shard in self._shards.items() if name in self.names}
+        shards = {name: shard for name, shard in kept.items() if shard.tensor.grad is not None}
+        for shard in shards.values():
+            self._add_gradient(shard, factor)
+        return {name: self._value(name, shards) for name in self._weights}
+
+    @torch.no_grad()
+    def _add_gradient(self, shard: ParameterShard, factor: float) -> None:
+        weights, gradient = shard.tensor.detach(), shard.tensor.grad
+        assert gradient is not None
+        if l1 := self._weights.get("l1"):
+            gradient.add_(weights.sign(), alpha=l1 * factor)
+        if l2 := self._weights.get("l2"):
+            gradient.add_(weights, alpha=l2 * factor)
+
+    def _value(self, name: str, shards: Mapping[str, ParameterShard]) -> Tensor:
+        weight = self._weights[name] * (0.5 if name == "l2" else 1.0)
+        if self._exact:
+            rows = row_squares if name == "l2" else row_absolutes
+            total = exact_sum(((each, each.tensor.detach()) for each in shards.values()), rows, self._world)
+        else:
+            order = 2 if name == "l2" else 1
+            total = torch.zeros((), dtype=torch.float64, device=self._world.device)
+            for shard in shards.values():
+                total += torch.linalg.vector_norm(shard.tensor.detach(), order).double() ** order
+            self._world.all_reduce_sum(total, SHARING)
+        return (weight * total).float()

@@ -1,0 +1,96 @@
+"""Where measurements of this machine stay: JSON files in the user's cache, for the planner and for runs.
+
+`$HORNBOOK_HOME/bench`, else `$XDG_CACHE_HOME/hornbook/bench` (`~/.cache/hornbook/bench`); a folder for each device:
+`machine.json`, and `NAME-DIGEST.json` for the step of each recipe.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hornbook.errors import StorageError
+from hornbook.files.durable import write_atomic
+from hornbook.files.journal import finite
+from hornbook.settings.recipe import Recipe
+
+FORMAT = 1
+_UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
+
+
+def bench_folder() -> Path | None:
+    """The folder of all measurements; None where the user has no home."""
+    if home := os.environ.get("HORNBOOK_HOME"):
+        return Path(home) / "bench"
+    with contextlib.suppress(RuntimeError):
+        named = os.environ.get("XDG_CACHE_HOME")
+        return (Path(named) if named else Path.home() / ".cache") / "hornbook" / "bench"
+    return None
+
+
+def device_name(device: torch.device, processor_info: Path = Path("/proc/cpuinfo")) -> str:
+    """`NVIDIA H100 80GB HBM3`, or the CPU's model, its vector instructions and torch's threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", processor_info.read_text(), re.MULTILINE)
+        model = found[1].strip() if found else model
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    words = [model, torch.backends.cpu.get_cpu_capability(), f"{torch.get_num_threads()} threads"]
+    return ", ".join([*words, *([f"ONEDNN_MAX_CPU_ISA={limit}"] if limit else [])])
+
+
+def machine_file(name: str) -> Path | None:
+    """The measurements of the device of a name (`device_name`)."""
+    folder = bench_folder()
+    return None if folder is None else folder / _UNSAFE.sub("-", name).strip("-") / "machine.json"
+
+
+def step_file(name: str, recipe: Recipe) -> Path | None:
+    """The measurements of a recipe's step on a device; another shape, batch or layout is another file."""
+    machine = machine_file(name)
+    if machine is None:
+        return None
+    parts = {part: getattr(recipe, part).model_dump(mode="json") for part in ("model", "train", "parallel", "optim")}
+    digest = hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return machine.with_name(f"{_UNSAFE.sub('-', recipe.name)}-{digest}.json")
+
+
+def write(path: Path | None, value: Mapping[str, Any], *, named: bool = False) -> Path | None:
+    """Write measurements; returns the file, None where the cache cannot be written.
+
+    named: a person named the file, so a failure is an error (StorageError).
+    """
+    if path is None:
+        return None
+    try:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(finite({"format": FORMAT, **value}), indent=2) + "\n")
+    except StorageError:
+        if named:
+            raise
+        return None
+    return path
+
+
+def read_machine(name: str) -> dict[str, Any] | None:
+    """The saved measurements of a device; None where there are none, or they cannot be read."""
+    path = machine_file(name)
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
