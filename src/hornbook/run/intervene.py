@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hornbook.errors import UsageError
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control import Request
@@ -75,8 +76,15 @@ class Intervener:
             check_schedule(after.recipe.optim.schedule, after.recipe.train.average, after.length)
         after.to_end()  # what the ledger says of later steps must fit
         if after.recipe.optim != course.recipe.optim:
-            self._state.new_optimizer(after.recipe.optim)  # refused here where it cannot take a parameter
+            self._try_optimizer(after.recipe.optim)
         return intervention, after
+
+    def _try_optimizer(self, config: AnyOptimizer) -> None:
+        """Raise UsageError where an optimizer cannot be built, or cannot update a parameter."""
+        try:
+            self._state.new_optimizer(config)
+        except (ValueError, TypeError) as error:  # of a rule from outside
+            raise UsageError(f"optim.kind: {type(config).__name__} cannot be built: {error}") from error
 
     def _record(self, file: str, request: Request, intervention: Intervention, course: Course) -> None:
         """Write it to the ledger, then to recipe.toml, then remove the request."""
@@ -95,6 +103,9 @@ class Intervener:
         if course.recipe.model != self.course.recipe.model:
             self._job.control.enter("setup", state)
             load_kernels(course.recipe.model, course.recipe.train, state.spec.vocab)
+        growth = course.length.rows(state.tokens) / self.course.length.rows(state.tokens)
+        if growth > 1:
+            self._job.control.heartbeat.expect_growth(growth)
         self.course = course
         self.blend()
         self._observers.change(course)
