@@ -57,7 +57,7 @@ class Engine:
         """This rank's shard of every parameter; a tied one once, under its first name."""
         self.owners = Owners(self.shards, world)
         """Gives an optimizer whole parameters where its rules need them."""
-        self.clipping = Clipping(self.shards, world, exact=exact)
+        self.clipping = Clipping(self.shards, world, lambda: parameter_roles(model), exact=exact)
         """Limits gradients; remembers norms where it judges by them."""
         self.penalties = Penalties(loss, self.shards, world, exact=exact)
         """Terms of the objective that are functions of the weights alone."""
@@ -237,7 +237,7 @@ class Engine:
         norm = exact_norm(self.shards, self.world) if self._exact else self._data_parallel.norm(gradients)
         assert self._objective is not None
         self._nonfinite = found_nonfinite(norm, self._objective)
-        self.clipping.apply(how, norm, self._nonfinite, lambda: parameter_roles(self.model))
+        self.clipping.apply(how, norm, self._nonfinite)
         return norm
 
     def step(self, optimizer: Optimizer) -> Tensor:

@@ -133,6 +133,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     """One optimizer step over the next global batch."""
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
+    engine.clock.begin()
     lr = course.learning_rate(state.tokens)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)

@@ -67,7 +67,7 @@ ROWS, LENGTH = 2, 24
 
 
 def counted_step(words: list[str]) -> tuple[ModelConfig, float]:
-    """What torch counts in a forward and a backward pass, loss included; flash attention on a CPU by its own formulas."""
+    """What torch counts in a forward and a backward pass, loss included; flash attention by torch's own formulas."""
     config = config_of(words)
     model = build_model(config, 64, "cpu")
     assert model.head is not None

@@ -64,6 +64,9 @@ def test_mfu_is_of_the_peak_that_bench_saved(
     assert bill["mfu"]["causal"] == pytest.approx(operations.causal / seconds / 2e9, rel=2e-2, abs=1e-4)
     assert bill["mfu"]["palm"] == pytest.approx(operations.palm / seconds / 2e9, rel=2e-2, abs=1e-4)
     assert bill["peak"] == "fp32 products measured here"
+    lines = [line for line in (tmp_path / "run" / "log.txt").read_text().splitlines() if line.startswith("step=")]
+    assert "mfu=" not in lines[0]  # of step 1, before the first interval ends
+    assert f" mfu={100 * bill['mfu']['causal']:.1f}% tokens=" in lines[1]
 
 
 def delayed(function: Callable[..., Any], calls: list[int], first: int) -> Callable[..., Any]:

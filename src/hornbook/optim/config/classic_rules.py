@@ -89,11 +89,13 @@ class AdagradRule(_WithEps):
         return STEP, StateTensor("sum")
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        """Torch's fused kernel on a CPU; elsewhere it has none."""
+        """Torch's fused kernel on a CPU; elsewhere it has none, and its loop waits for the device."""
         import torch
 
+        from hornbook.optim.adagrad import AdagradUpdate
+
         on_cpu = all(tensor.device.type == "cpu" for group in groups for _, tensor in group["params"])
-        return torch.optim.Adagrad(groups, fused=True) if on_cpu else torch.optim.Adagrad(groups)
+        return torch.optim.Adagrad(groups, fused=True) if on_cpu else AdagradUpdate(groups)
 
 
 class RMSPropRule(_WithEps):

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from hornbook.optim.config.classic_rules import AdagradRule, AdamRule, RMSPropRule, SGDRule
 from hornbook.optim.config.layer_rules import AdafactorRule, LAMBRule, LionRule
+from hornbook.optim.config.matrix_optimizers import SOAP, Muon
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.config.schedules import Constant, Schedule
@@ -48,7 +49,7 @@ class LAMB(LAMBRule, OptimizerConfig):
 
 
 AnyOptimizer = Annotated[
-    AdamW | SGD | Adagrad | RMSProp | Adam | Adafactor | Lion | LAMB,
+    AdamW | SGD | Adagrad | RMSProp | Adam | Adafactor | Lion | LAMB | Muon | SOAP,
     Field(discriminator="kind"),
     *open_to("optimizer", OptimizerConfig),
 ]
