@@ -32,6 +32,9 @@ class Intervener:
         self._job, self._world, self._state, self._observers, self._saver = job, world, state, observers, saver
         self.course = job.course.before(state.step)
         """The settings in force at the next step."""
+        if state.optimizer.config != self.course.recipe.optim:  # settings of a resume ended interventions
+            saver.forget(state)
+            state.follow(self.course.recipe)
         self.blend()
 
     def __call__(self, requests: int) -> Course:
