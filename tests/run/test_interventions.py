@@ -232,14 +232,16 @@ def test_another_batch_reads_the_same_samples_in_the_same_order(
 def test_a_request_during_a_later_attempt_comes_before_those_that_the_ledger_has(
     tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask(tmp_path / "parts", 7, "optim.lr=0.002")
+    later = ("optim.lr=0.002", "train.batch_tokens=64")
+    ask(tmp_path / "parts", 7, *later, rewarm="3 steps")
     kill_after(monkeypatch, 8)
     launch_run(tmp_path / "parts", "checkpoint.every=5")
     monkeypatch.undo()
-    ask(tmp_path / "parts", 6, "optim.clip=0.1")
+    ask(tmp_path / "parts", 6, "optim.clip=0.1", "train.batch_tokens=256")
     assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
-    ask(tmp_path / "whole", 6, "optim.clip=0.1")
-    ask(tmp_path / "whole", 7, "optim.lr=0.002")
+    assert check_run(RunDir(tmp_path / "parts")).ok
+    ask(tmp_path / "whole", 6, "optim.clip=0.1", "train.batch_tokens=256")
+    ask(tmp_path / "whole", 7, *later, rewarm="3 steps")
     launch_run(tmp_path / "whole", "checkpoint.every=5")
     assert branch(tmp_path / "parts") == branch(tmp_path / "whole")
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")

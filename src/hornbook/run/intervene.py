@@ -68,10 +68,11 @@ class Intervener:
         activation = any(each.key == ACTIVATION for each in changes)
         if request.blend is not None and not activation:
             raise UsageError(f"a blend belongs to a change of {ACTIVATION}")
-        rewarm = None if request.rewarm is None else span_tokens(request.rewarm, course.length, at.tokens)
+        length = course.after(Intervention(at.step, at.tokens, changes)).length  # steps are those from here on
+        rewarm = None if request.rewarm is None else span_tokens(request.rewarm, length, at.tokens)
         spans = {
-            "rewarm_tokens": rewarm_tokens(changes, course.length, at.tokens) if rewarm is None else rewarm,
-            "blend_tokens": span_tokens(request.blend, course.length, at.tokens),
+            "rewarm_tokens": rewarm_tokens(changes, length, at.tokens) if rewarm is None else rewarm,
+            "blend_tokens": span_tokens(request.blend, length, at.tokens),
         }
         intervention = Intervention(at.step, at.tokens, changes, **spans)
         after = course.after(intervention)

@@ -165,15 +165,19 @@ class Course:
     def after(self, intervention: Intervention) -> "Course":
         """The course after an intervention. UsageError where it cannot be made."""
         resolved, length, at = intervention.apply(self.resolved), self.length, intervention.tokens
+        known = self.known
         if _batches(resolved.recipe) != _batches(self.recipe):
             length = replace(length, batches=length.batches.then(at, _batches(resolved.recipe)))
+            # The steps of later interventions begin after other numbers of tokens now.
+            spans = (round(length.batches.tokens_of(each.step - intervention.step, at)) for each in known)
+            known = tuple(replace(each, tokens=at + span) for each, span in zip(known, spans, strict=True))
         rewarm = (at, intervention.rewarm_tokens) if intervention.rewarm_tokens else self.rewarm
         blend = self.blend
         if resolved.recipe.model != self.recipe.model:
             if blend is not None and blend.share(at) < 1:
                 raise UsageError("model.mlp.activation: the blend of the change before is not over")
             blend = ActivationBlend(at, intervention.blend_tokens, self.recipe.model, resolved.recipe.model)
-        return replace(self, resolved=resolved, length=length, rewarm=rewarm, blend=blend)
+        return replace(self, resolved=resolved, length=length, known=known, rewarm=rewarm, blend=blend)
 
     def due(self, step: int) -> Intervention | None:
         """The first known intervention of a step up to `step`."""
@@ -181,7 +185,8 @@ class Course:
 
     def next(self) -> "Course":
         """The course after the first known intervention."""
-        return replace(self.after(self.known[0]), known=self.known[1:])
+        after = self.after(self.known[0])
+        return replace(after, known=after.known[1:])
 
     def before(self, step: int) -> "Course":
         """The course that the checkpoint of `step` belongs to: before the interventions at `step`."""
