@@ -87,13 +87,10 @@ def with_changes(recipe: Recipe, changes: Sequence[SettingChange]) -> Recipe:
     """The recipe with the changes. UsageError where they do not go together with the other settings."""
     tree = plain(recipe)
     for change in changes:
-        *way, last = split_key(change.key)
-        node = tree
-        for part in way:
-            node = node.setdefault(part, {})
-        node.pop(last, None)
-        if not change.gone:
-            node[last] = change.new
+        if change.gone:
+            _remove(tree, split_key(change.key))
+        else:
+            _set(tree, split_key(change.key), change.new)
     try:
         found = Recipe.model_validate(tree)
         problems = cross_check(found)
@@ -104,6 +101,21 @@ def with_changes(recipe: Recipe, changes: Sequence[SettingChange]) -> Recipe:
         words, (key, text) = ", ".join(map(str, changes)), problems[0]
         raise UsageError(f"{words} does not fit the other settings of the run: {key} {text}")
     return found
+
+
+def _set(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value
+
+
+def _remove(tree: dict[str, Any], path: Sequence[str]) -> None:
+    """Remove a value, and the table that held nothing else."""
+    below = tree.get(path[0])
+    if len(path) > 1 and isinstance(below, dict):
+        _remove(below, path[1:])
+    if len(path) == 1 or below == {}:
+        tree.pop(path[0], None)
 
 
 def setting_changes(old: Recipe, new: Recipe) -> tuple[SettingChange, ...]:
