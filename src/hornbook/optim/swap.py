@@ -47,8 +47,8 @@ def convert(old: UpdateRule, before: Tensors, new: UpdateRule, after: Tensors) -
     """Fill `after`, the state of one parameter, which is zero, from `before`. Tensors are those of whole parameters."""
     kinds = kind_of_rule(old), kind_of_rule(new)
     if kinds[0] == kinds[1]:
-        for name, tensor in after.items():
-            if name in before and before[name].shape == tensor.shape and before[name].dtype == tensor.dtype:
+        for name, tensor in after.items() if after.keys() <= before.keys() else ():
+            if before[name].shape == tensor.shape and before[name].dtype == tensor.dtype:
                 tensor.copy_(before[name])
     elif kinds[0] in _READ and kinds[1] in _WRITE:
         _WRITE[kinds[1]](new, _READ[kinds[0]](old, before), after)

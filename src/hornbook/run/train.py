@@ -111,6 +111,7 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
         return build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
 
+    inputs.loader.pinned = world.device.type == "cuda"
     optimizer = make_optimizer(recipe.optim, engine.owners)
     engine.penalties.names = optimizer.decaying
     state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)

@@ -3,7 +3,7 @@
 GLU: Shazeer 2020 (arXiv 2002.05202); with `silu` it is SwiGLU.
 """
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -72,6 +72,9 @@ class MLP(nn.Module):
 
 class GLU(nn.Module):
     """`down(activation(gate(x)) * up(x))`."""
+
+    beside: ClassVar = ("gate", "up")
+    """Layers whose products are one."""
 
     def __init__(self, width: int, hidden: int, cfg: config_mlp.GLUConfig) -> None:
         super().__init__()

@@ -2,8 +2,11 @@
 
 from hornbook.optim.config.matrix_rules import MuonRule, SoapRule
 from hornbook.optim.config.optimizer import OptimizerConfig
-from hornbook.optim.config.rule import Shape, UpdateRule
+from hornbook.optim.config.rule import ITEM_BYTES, Shape, UpdateRule
 from hornbook.optim.config.rules import AdamWRule
+
+SQUARES = 6
+"""Values of squares for each value of a matrix, 2 (r / c + c / r), where one side is about 2.6 times the other."""
 
 
 class Muon(MuonRule, OptimizerConfig):
@@ -14,6 +17,9 @@ class Muon(MuonRule, OptimizerConfig):
 
     def rule_for(self, role: str, shape: Shape) -> UpdateRule:
         return self.rest if self.refusal(role, shape) else self
+
+    def model_state_bytes(self, parameters: int) -> int:
+        return max(self.state_bytes(parameters), self.rest.state_bytes(parameters))
 
 
 class SOAP(SoapRule, OptimizerConfig):
@@ -27,3 +33,7 @@ class SOAP(SoapRule, OptimizerConfig):
             own = {name: getattr(self, name) for name in ("lr", "weight_decay", "beta1", "beta2", "eps")}
             return AdamWRule(**own)
         return self if role == "matrix" else self.model_copy(update={"one_sided": True})
+
+    def model_state_bytes(self, parameters: int) -> int:
+        squares = SQUARES * parameters if self.max_side else 0
+        return self.state_bytes(parameters) + ITEM_BYTES["float32"] * squares
