@@ -43,6 +43,7 @@ def build_optimizer(
         named_parameters = whole.take(name for name, rule in rules.items() if rule.whole)
     groups = parameter_groups(named_parameters, roles, config, factors, rules)
     optimizer = Optimizer(config, groups, shapes, whole)
+    optimizer.decaying = decaying(roles, config)
     optimizer.set_learning_rate(config.lr)
     return optimizer
 

@@ -52,6 +52,8 @@ class Optimizer:
         self.config = config
         self.updates = [(rule, rule.build(members)) for rule, members in groups]
         self._shapes, self._whole, self._checked = shapes, whole, False
+        self.decaying = frozenset[str]()
+        """Names of the parameters that decay, whatever the weight of it; `build_optimizer` sets it."""
         for rule, update in self.updates:
             for name, parameter in _named(update):
                 update.state[parameter] = {

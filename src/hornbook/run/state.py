@@ -8,7 +8,7 @@ Learning rate and data order are functions of the clock, so this is enough to ma
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import IntegrityError
 from hornbook.files.safetensors import read_header
+from hornbook.model.build import parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import SurgeryStep, adapter_of
 from hornbook.model.hf.hf import view_hf
 from hornbook.model.init.init import with_new_head
+from hornbook.model.mlp.blend import set_activation
 from hornbook.model.storage.safetensors_folder import CODES, Reader
 from hornbook.model.storage.tensor_slices import TensorSlice
 from hornbook.model.surgery.adapters.files import base_of, is_adapter
@@ -163,6 +165,21 @@ class State:
             for name, values in self.optimizer.evaluation_weights().items():
                 self.engine.shards[name].tensor.detach().copy_(values)
         self.optimizer, self.engine.owners = made, owners
+        self.engine.penalties.names = made.decaying
+
+    def use_activation(self, before: ModelConfig, after: ModelConfig, share: float) -> None:
+        """Blend the activations of two configurations; checkpoints name the new one once its share is 1."""
+        set_activation(self.engine.model, before, after, share)
+        config = after if share >= 1 else before
+        self.spec = replace(self.spec, config=config)
+
+    def probe(self, rows: int) -> float:
+        """Mean loss of the next rows of training data, equal on every rank; changes nothing."""
+        clock = self.loader.clock
+        batch = self.loader.take(rows).batches[0]
+        self.loader.seek(clock)
+        counted = int((batch.weights > 0).sum())
+        return float(self.engine.evaluate(batch).sum()) / max(counted, 1)
 
     def new_optimizer(self, config: AnyOptimizer) -> tuple[Optimizer, Owners]:
         """An optimizer whose state is zero, and the whole parameters that it needs. Raises UsageError."""

@@ -76,8 +76,9 @@ class Step:
             "num_samples": self.num_samples,
             "skipped": self.skipped,
             "time": round(time.time(), 3),
-            **({"terms": dict(self.terms)} if self.terms else {}),
         }
+        if self.terms:
+            record["terms"] = dict(self.terms)
         if self.noise is not None:
             record |= self.noise
         return record

@@ -4,8 +4,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hornbook.optim.config.classic_rules import AdagradRule, AdamRule, RMSPropRule, SGDRule
-from hornbook.optim.config.layer_rules import AdafactorRule, LAMBRule, LionRule
+from hornbook.optim.config.classic_rules import (
+    AdafactorRule,
+    AdagradRule,
+    AdamRule,
+    LAMBRule,
+    LionRule,
+    RMSPropRule,
+    SGDRule,
+)
 from hornbook.optim.config.matrix_rules import MuonRule, SoapRule
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import ITEM_BYTES, Shape, UpdateRule

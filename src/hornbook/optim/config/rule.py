@@ -27,9 +27,10 @@ class StateTensor:
     name: str
     """Key in `optimizer.state[parameter]`, in torch's form."""
     extent: Literal["shape", "rows", "columns", "blocks", "scalar", "left", "right"] = "shape"
-    """`shape`: a value for each value of the parameter; `rows`: one for each row of each matrix, and for each value of a
-    vector; `columns`: one for each column of each matrix, and one for a vector; `blocks`: one for each `block` neighbours along its last dim; `scalar`: one; `left`,
-    `right`: a square for the last dim but one, the last dim, of each matrix. Squares need `UpdateRule.whole`."""
+    """`shape`: a value for each value of the parameter; `rows`: one for each row of each matrix, and for each value of
+    a vector; `columns`: one for each column of each matrix, and one for a vector; `blocks`: one for each `block`
+    neighbours along its last dim; `scalar`: one; `left`, `right`: a square for the last dim but one, the last dim, of
+    each matrix. Squares need `UpdateRule.whole`."""
     dtype: str = "parameter"
     """A key of `ITEM_BYTES`."""
     block: int = 0
