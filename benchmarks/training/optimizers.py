@@ -19,11 +19,11 @@ from torch.nn import Parameter
 
 from benchmarks.figures import optimizers
 from benchmarks.report import write
+from hornbook.kernels.team import keep_freed_memory
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.mlp import GLUConfig
 from hornbook.model.config.model import ModelConfig
-from hornbook.kernels.team import keep_freed_memory
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AnyOptimizer
 

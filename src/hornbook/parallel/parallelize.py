@@ -22,6 +22,7 @@ from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, shard_mode
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
 from hornbook.parallel.gradients import Scaler
+from hornbook.parallel.offload import check_offload, map_parameters, offload_activations
 from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
@@ -58,6 +59,8 @@ def parallelize(
         for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype
             parameter.data = parameter.data.to(torch.bfloat16)
     apply_recompute(model, parallel.recompute)
+    check_offload(parallel.offload, world.device)
+    offload_activations(model, parallel.offload)
     budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
     compiled = compile_model(model, train, world.device, budget) if train.compile else CompiledParts()
     use_installed_flash(world.device)
@@ -101,6 +104,7 @@ def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig
         model.to_empty(device=world.device)
     else:
         model.to(world.device)
+    map_parameters(model, config.offload)
     if sharded:
         return FSDP(model, world, config)
     return SingleProcess(model, StepClock(world.device)) if world.size == 1 else DDP(model, world, exact=config.exact)

@@ -142,6 +142,11 @@ class LogConfig(Config):
     writes a Chrome trace into RUN/profile. Only these steps are slower."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
+    memory_every: Count = Field(default=0, ge=0)
+    """Steps between measurements of memory by category, lines of RUN/memory.jsonl; 0: none."""
+    memory_snapshot: Count = Field(default=0, ge=0)
+    """The step whose tensors kept for backward are listed in RUN/memory-STEP.json, on a GPU with torch's own snapshot
+    beside it; 0: none."""
     noise_scale: Count = Field(default=0, ge=0)
     """Steps over which the gradient noise scale is averaged, such as 100; 0 does not measure it. Needs two ranks, or
     two microbatches of a rank: the norm of a part of the gradient is compared with that of the whole."""

@@ -228,6 +228,9 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
         yield "parallel.replicas", 'groups that share a model need parallel.shard: "none" leaves it whole on every rank'
     if parallel.exact and ranks & (ranks - 1):
         yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
+    if getattr(parallel.offload, "parameters", False) and parallel.shard != "none":
+        text = "shards of weights have memory of their own: leave it out, or parallel.shard"
+        yield "parallel.offload.parameters", text
     if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
         yield "parallel.recompute", _recompute_problem(train.compile)
     rows = train.batch_tokens // train.sequence

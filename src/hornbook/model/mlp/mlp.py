@@ -28,9 +28,9 @@ class Blend(NamedTuple):
 
 def activate(x: Tensor, kind: config_mlp.Activation | Blend) -> Tensor:
     """The activation named in the config; `gelu_tanh` is GPT-2's approximation of `gelu`."""
+    if isinstance(kind, Blend):
+        return torch.lerp(activate(x, kind.before), activate(x, kind.after), kind.share.to(x.dtype))
     match kind:
-        case Blend():
-            return torch.lerp(activate(x, kind.before), activate(x, kind.after), kind.share.to(x.dtype))
         case "gelu":
             return cheap(F.gelu, x)
         case "gelu_tanh":

@@ -128,7 +128,8 @@ def _measure(inputs: Inputs, free: int) -> tuple[float, float, int, str]:
     few = min(rows, PROBE_ROWS)
     compile_for(inputs)
     with distributed(ParallelConfig(), recipe.train) as world:
-        state = build_state(inputs, ParallelConfig(), world)
+        kept = {name: getattr(recipe.parallel, name) for name in ("recompute", "offload")}
+        state = build_state(inputs, ParallelConfig(**kept), world)
 
         def peak() -> int:
             return memory_of(world.device).peak
