@@ -55,7 +55,7 @@ class Float8:
             zeros = (F.pad(each.view(torch.uint8), pad) for each, pad in ((a, (0, rest)), (b, (0, 0, 0, rest))))
             a, b = (each.view(kind) for each, kind in zip(zeros, (first, E4M3), strict=True))
         b = b.t().contiguous().t()
-        return torch._scaled_mm(a.contiguous(), b, 1 / a_scale, 1 / b_scale, out_dtype=left.dtype)
+        return torch.ops.aten._scaled_mm(a.contiguous(), b, 1 / a_scale, 1 / b_scale, out_dtype=left.dtype)
 
     def _operand(self, x: Tensor, kind: torch.dtype, dim: int) -> tuple[Tensor, Tensor]:
         return quantize(x, kind, dim if self.scaling == "row" else None)

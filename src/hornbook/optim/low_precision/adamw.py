@@ -98,7 +98,7 @@ class StochasticAdamW(LowPrecisionAdamW):
         if self.kernels and _fits(parameter, gradient):
             kernels.update_bf16(parameter, gradient, *moments, kernels.packed(by), drawn.key, drawn.first)
             return
-        value, m, v = adamw(parameter.float(), gradient.float(), *(each.float() for each in moments), by)
+        value, m, v = adamw(parameter.float(), gradient.float(), moments[0].float(), moments[1].float(), by)
         bits, _ = draws(drawn.key, drawn.first, parameter.numel(), parameter.device)
         moments[0].copy_(round_stochastically(m, bits))
         moments[1].copy_(round_stochastically(v, bits >> 16))
