@@ -1,4 +1,4 @@
-"""Muon against torch's, its iteration against the singular values that it should give, and which parameters it takes."""
+"""Muon against torch's, its iteration against singular values, and which parameters it takes."""
 
 import math
 from pathlib import Path
@@ -8,9 +8,11 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.errors import UsageError
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import assign_rules, build_optimizer
-from hornbook.optim.config.matrix_optimizers import Muon
 from hornbook.optim.config.matrix_rules import MuonRule
+from hornbook.optim.config.optim import SOAP, Muon
 from hornbook.optim.config.optimizer import ParameterGroup
 from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.muon import coefficients_of, iteration_dtype, orthogonalize, scale_of, stacks
@@ -137,7 +139,7 @@ def test_the_rest_has_its_own_rule() -> None:
     assert {name for name, rule in rules.items() if rule is config} == {"w", "e"}
     assert all(rules[name] is config.rest for name in ("embedding", "head", "norm", "bias"))
     group = Muon(groups=[ParameterGroup(match="head", rule=MuonRule())])
-    with pytest.raises(UsageError, match="MuonRule cannot update head.*between embedding and head.*role 'head'"):
+    with pytest.raises(UsageError, match=r"MuonRule cannot update head.*between embedding and head.*role 'head'"):
         assign_rules(roles, group, shapes)
 
 
@@ -158,3 +160,13 @@ def test_ranks_update_as_one_process_does(
     run = Run(world, **LAYOUTS[layout], optimizer="muon", exact=True, steps=3, experts=experts)
     expected = perform(run_ranks, run.alone, tmp_path / "alone")
     assert same_bits(perform(run_ranks, run, tmp_path / "ranks"), expected)
+
+
+def test_the_estimate_of_a_models_state_is_not_too_small() -> None:
+    """Of a GPT: Muon keeps between one value and two for each parameter, SOAP squares too."""
+    model = build_model(ModelConfig(layers=4, width=64, heads=4), 256)
+    named, roles = dict(model.named_parameters()), parameter_roles(model)
+    count = sum(each.numel() for each in named.values())
+    for config, most in ((Muon(), 2.0), (SOAP(), 1.4)):
+        kept = sum(tensor.nbytes for _, _, tensor in build_optimizer(named, roles, config).state())
+        assert kept <= config.model_state_bytes(count) <= most * kept

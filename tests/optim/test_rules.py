@@ -247,7 +247,7 @@ def test_state_of_experts_has_rows_and_columns_of_each_matrix() -> None:
     assert (list(rows.dropped_dims(3)), list(columns.dropped_dims(3))) == ([2], [1])
     assert (list(rows.dropped_dims(2)), list(columns.dropped_dims(2))) == ([1], [0])
     assert (list(rows.dropped_dims(1)), list(columns.dropped_dims(1))) == ([], [0])
-    named, optimizer = make(config_of("adafactor"))
+    _, optimizer = make(config_of("adafactor"))
     kept = {f"{name}.{each.name}": tuple(tensor.shape) for name, each, tensor in optimizer.state()}
     assert kept["experts.exp_avg_sq_row"] == (3, 4)
     assert kept["experts.exp_avg_sq_col"] == (3, 5)

@@ -4,63 +4,15 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from hornbook.optim.config.matrix_optimizers import Muon
 from torch import Tensor
 
-from hornbook.optim.config.optim import AdamW
+from hornbook.optim.config.optim import SGD, Adafactor, Adam, AdamW, Lion, RMSProp
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import StateTensor
 from hornbook.optim.config.swap import carried_settings, rewarms
 from hornbook.optim.swap import convert, direction
 from hornbook.settings.fields import Number
-
-STEP = StateTensor("step", "scalar", "float32")
-
-
-class Adam(OptimizerConfig):
-    kind: Literal["adam"] = "adam"
-    lr: Number = 3e-4
-    weight_decay: Number = 0.0
-    beta1: Number = 0.9
-    beta2: Number = 0.95
-    eps: Number = 1e-8
-
-    def state_tensors(self, shape: Any) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return STEP, StateTensor("exp_avg"), StateTensor("exp_avg_sq")
-
-
-class SGD(OptimizerConfig):
-    kind: Literal["sgd"] = "sgd"
-    lr: Number = 0.1
-    momentum: Number = 0.9
-
-    def state_tensors(self, shape: Any) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return (StateTensor("momentum_buffer"),)
-
-
-class Lion(OptimizerConfig):
-    kind: Literal["lion"] = "lion"
-    lr: Number = 1e-4
-
-    def state_tensors(self, shape: Any) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return (StateTensor("exp_avg"),)
-
-
-class RMSProp(OptimizerConfig):
-    kind: Literal["rmsprop"] = "rmsprop"
-    lr: Number = 1e-3
-
-    def state_tensors(self, shape: Any) -> tuple[StateTensor, ...]:  # noqa: ARG002
-        return STEP, StateTensor("square_avg")
-
-
-class Adafactor(OptimizerConfig):
-    kind: Literal["adafactor"] = "adafactor"
-    lr: Number = 1.0
-
-    def state_tensors(self, shape: Any) -> tuple[StateTensor, ...]:
-        if len(shape) < 2:
-            return STEP, StateTensor("exp_avg_sq")
-        return STEP, StateTensor("exp_avg_sq_row", "rows"), StateTensor("exp_avg_sq_col", "columns")
 
 
 class Strange(OptimizerConfig):
@@ -176,10 +128,32 @@ def test_settings_that_every_optimizer_has_are_carried_over() -> None:
         {"lr": 1e-3, "clip": 0.3, "schedule": {"kind": "wsd", "warmup": "5 steps"}, "beta2": 0.9}
     )
     carried = carried_settings(old, SGD())
-    assert carried["clip"] == 0.3
+    assert carried["clip"] == {"kind": "norm", "limit": 0.3}
     assert carried["schedule"]["kind"] == "wsd"
     assert "lr" not in carried
     assert "beta2" not in carried
     assert carried_settings(old, Adam())["beta2"] == 0.9
     assert carried_settings(old, Adam())["lr"] == 1e-3
     assert "weight_decay" not in carried_settings(old, Adam())  # a term of its gradient, not a factor on weights
+
+
+def test_muon_leaves_the_rest_to_adamw_as_it_was() -> None:
+    old = AdamW(lr=1e-3, beta2=0.9, weight_decay=0.2)
+    carried = carried_settings(old, Muon())
+    assert (carried["lr"], carried["weight_decay"]) == (1e-3, 0.2)
+    assert carried["rest"] == {"lr": 1e-3, "weight_decay": 0.2, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8}
+    there = Muon.model_validate(carried)
+    back = carried_settings(there, AdamW())
+    assert {name: back[name] for name in ("lr", "weight_decay", "beta1", "beta2")} == {
+        "lr": 1e-3,
+        "weight_decay": 0.2,
+        "beta1": 0.9,
+        "beta2": 0.9,
+    }
+    made = converted(old, adam_state(), there)
+    assert torch.equal(made["momentum_buffer"], adam_state()["exp_avg"])
+
+
+def test_an_optimizer_with_a_schedule_of_its_own_keeps_it() -> None:
+    assert "schedule" not in carried_settings(AdamW(), Adafactor())
+    assert "schedule" in carried_settings(AdamW(), Lion())

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from hornbook.optim.foreach import foreach_lists
+from hornbook.optim.foreach import foreach, foreach_lists
 
 
 class AdagradUpdate(torch.optim.Optimizer):
@@ -22,11 +22,11 @@ class AdagradUpdate(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             steps = [self.state[each]["step"] for each in group["params"]]
-            torch._foreach_add_(steps, 1.0)
-            for parameters, gradients, sums in foreach_lists(group, self.state, "sum"):
-                if group["weight_decay"]:
-                    gradients = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
-                torch._foreach_addcmul_(sums, gradients, gradients, 1.0)
-                roots = torch._foreach_sqrt(sums)
-                torch._foreach_add_(roots, group["eps"])
-                torch._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])
+            foreach._foreach_add_(steps, 1.0)
+            for parameters, raw, sums in foreach_lists(group, self.state, "sum"):
+                decay = group["weight_decay"]
+                gradients = foreach._foreach_add(raw, parameters, alpha=decay) if decay else raw
+                foreach._foreach_addcmul_(sums, gradients, gradients, 1.0)
+                roots = foreach._foreach_sqrt(sums)
+                foreach._foreach_add_(roots, group["eps"])
+                foreach._foreach_addcdiv_(parameters, gradients, roots, -group["lr"])

@@ -1,7 +1,8 @@
 """An optimizer at work: the updates of its configuration, their state, and the refusal of a non-finite step."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn import Parameter
 from hornbook.errors import UsageError
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import Shape, StateTensor, UpdateRule
+from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
 
 
 class WholeParameters(Protocol):
@@ -19,11 +21,23 @@ class WholeParameters(Protocol):
         """What this rank updates: of the parameters `names` those it owns whole, the others empty; else its shards."""
         ...
 
+    def starts(self) -> Mapping[str, Shape]:
+        """First index of each tensor of `take` in its whole parameter."""
+        ...
+
     def gather(self) -> None:
         """Bring values and gradients of the whole parameters from the shards of all ranks."""
 
     def scatter(self) -> None:
         """Bring the values back, and drop the gradients."""
+
+
+class AveragingUpdate(Protocol):
+    """What `build` of a rule with `averages` returns."""
+
+    def evaluation_weights(self, parameter: Tensor) -> Tensor:
+        """The weights to evaluate and to save in place of `parameter`, in a tensor of their own."""
+        ...
 
 
 class Optimizer:
@@ -44,14 +58,21 @@ class Optimizer:
         self.config = config
         self.updates = [(rule, rule.build(members)) for rule, members in groups]
         self._shapes, self._whole, self._checked = shapes, whole, False
+        self.decaying = frozenset[str]()
+        """Names of the parameters that decay, whatever the weight of it; `build_optimizer` sets it."""
         for rule, update in self.updates:
             for name, parameter in _named(update):
                 update.state[parameter] = {
-                    each.name: torch.zeros(
+                    each.name: parameter.detach()
+                    if each.is_parameter
+                    else torch.zeros(
                         each.shape(tuple(parameter.shape)), dtype=_dtype(each, parameter), device=parameter.device
                     )
                     for each in rule.state_tensors(shapes[name])
                 }
+            if isinstance(update, LowPrecisionAdamW) and whole is not None:
+                starts = whole.starts()
+                update.first_values = {name: _first_value(starts[name], shapes[name]) for name, _ in _named(update)}
 
     def set_learning_rate(self, lr: float) -> None:
         """Use `lr`, times its factor, in every group from the next step on."""
@@ -84,6 +105,15 @@ class Optimizer:
         """The update rule of each parameter."""
         return {name: rule for rule, update in self.updates for name, _ in _named(update)}
 
+    def evaluation_weights(self) -> dict[str, Tensor]:
+        """Weights to evaluate and to save in place of those that are trained, by name: copies; of most rules none."""
+        found = [update for rule, update in self.updates if rule.averages]
+        return {
+            name: cast("AveragingUpdate", update).evaluation_weights(parameter)
+            for update in found
+            for name, parameter in _named(update)
+        }
+
     def state(self) -> Iterator[tuple[str, StateTensor, Tensor]]:
         """(parameter, declaration, tensor) of all state. Raises UsageError where it is not what was declared."""
         for rule, update in self.updates:
@@ -107,6 +137,12 @@ class Optimizer:
 def _named(update: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     for group in update.param_groups:
         yield from zip(group["param_names"], group["params"], strict=True)
+
+
+def _first_value(start: Shape, shape: Shape) -> int:
+    """Index of a shard's first value among all of its parameter; shards divide parameters between rows."""
+    assert not any(start[1:]), "a shard is not a range of rows"
+    return start[0] * math.prod(shape[1:]) if start else 0
 
 
 def _dtype(declared: StateTensor, parameter: Tensor) -> torch.dtype:

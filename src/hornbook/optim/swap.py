@@ -7,8 +7,9 @@ pairs, converts each to each:
 | rule | m | v | t |
 |---|---|---|---|
 | Adam, AdamW, LAMB | exp_avg | exp_avg_sq | step |
+| AdamW of 8 bits | exp_avg, its codes decoded | exp_avg_sq, its codes decoded | step |
 | RMSProp | none | square_avg | step |
-| SGD with momentum b | (1 - b) momentum_buffer | none | none |
+| SGD with momentum b, dampening d | momentum_buffer (1 - b) / (1 - d) | none | none |
 | Lion, Muon | their momentum | none | none |
 | Adafactor | exp_avg, if kept | row x column / mean of the rows | step |
 
@@ -22,10 +23,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hornbook.optim.config.rule import UpdateRule
 from hornbook.optim.config.swap import kind_of_rule
+from hornbook.optim.low_precision.codes import dequantize, quantize
 
 ADAM = ("adam", "adamw", "lamb")
 """Kinds with this state."""
@@ -46,11 +49,16 @@ def convert(old: UpdateRule, before: Tensors, new: UpdateRule, after: Tensors) -
     """Fill `after`, the state of one parameter, which is zero, from `before`. Tensors are those of whole parameters."""
     kinds = kind_of_rule(old), kind_of_rule(new)
     if kinds[0] == kinds[1]:
-        for name, tensor in after.items():
-            if name in before and before[name].shape == tensor.shape and before[name].dtype == tensor.dtype:
+        for name, tensor in after.items() if after.keys() <= before.keys() else ():
+            if before[name].shape == tensor.shape and _alike(before[name], tensor):
                 tensor.copy_(before[name])
     elif kinds[0] in _READ and kinds[1] in _WRITE:
         _WRITE[kinds[1]](new, _READ[kinds[0]](old, before), after)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether values of one can be rounded to the other's dtype."""
+    return one.dtype == other.dtype or (one.is_floating_point() and other.is_floating_point())
 
 
 def _read_adam(_: UpdateRule, state: Tensors) -> Moments:
@@ -62,6 +70,21 @@ def _write_adam(_: UpdateRule, moments: Moments, state: Tensors) -> None:
         return
     for name, value in (("exp_avg", moments.first), ("exp_avg_sq", moments.second), ("step", moments.step)):
         _set(state, name, value)
+
+
+def _read_8bit(_: UpdateRule, state: Tensors) -> Moments:
+    first = dequantize(state["exp_avg"], state["exp_avg_scale"], signed=True)
+    return Moments(first, dequantize(state["exp_avg_sq"], state["exp_avg_sq_scale"], signed=False), state["step"])
+
+
+def _write_8bit(_: UpdateRule, moments: Moments, state: Tensors) -> None:
+    if moments.first is None or moments.second is None or moments.step is None:
+        return
+    _set(state, "step", moments.step)
+    for name, value, signed in (("exp_avg", moments.first, True), ("exp_avg_sq", moments.second, False)):
+        codes, scales = quantize(value.float(), signed)
+        _set(state, name, codes)
+        _set(state, f"{name}_scale", scales)
 
 
 def _read_rmsprop(_: UpdateRule, state: Tensors) -> Moments:
@@ -76,18 +99,17 @@ def _write_rmsprop(_: UpdateRule, moments: Moments, state: Tensors) -> None:
 
 def _read_sgd(rule: UpdateRule, state: Tensors) -> Moments:
     buffer = state.get("momentum_buffer")
-    return Moments() if buffer is None else Moments(buffer * (1 - _momentum(rule)))
+    return Moments() if buffer is None else Moments(buffer / _sum_of_weights(rule))
 
 
 def _write_sgd(rule: UpdateRule, moments: Moments, state: Tensors) -> None:
     if moments.first is not None:
-        _set(state, "momentum_buffer", moments.first / (1 - _momentum(rule)))
-    if moments.step is not None:
-        _set(state, "step", moments.step)
+        _set(state, "momentum_buffer", moments.first * _sum_of_weights(rule))
 
 
-def _momentum(rule: UpdateRule) -> float:
-    return float(getattr(rule, "momentum", 0.0))
+def _sum_of_weights(rule: UpdateRule) -> float:
+    """What the buffer is for a gradient of 1 that does not change."""
+    return (1 - float(getattr(rule, "dampening", 0.0))) / (1 - float(getattr(rule, "momentum", 0.0)))
 
 
 _MOMENTUM = ("exp_avg", "momentum", "momentum_buffer")
@@ -104,15 +126,10 @@ def _write_momentum(_: UpdateRule, moments: Moments, state: Tensors) -> None:
             _set(state, name, moments.first)
 
 
-_ROWS, _COLUMNS, _WHOLE = ("row_var", "exp_avg_sq_row"), ("col_var", "exp_avg_sq_col"), ("variance", "exp_avg_sq")
-"""What Adafactor calls its averages of squares."""
-
-
 def _read_adafactor(_: UpdateRule, state: Tensors) -> Moments:
-    rows, columns, whole = (_any(state, names) for names in (_ROWS, _COLUMNS, _WHOLE))
-    if rows is not None and columns is not None:
-        rows, columns = rows.unsqueeze(-1), columns.reshape(columns.shape[-1:]).unsqueeze(0)
-        whole = rows * columns / rows.mean().clamp(min=1e-30)
+    rows, columns, whole = (state.get(name) for name in ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"))
+    if rows is not None and columns is not None and columns.dim() == 1:
+        whole = torch.outer(rows, columns) / rows.mean().clamp(min=1e-30)
     return Moments(state.get("exp_avg"), whole, state.get("step"))
 
 
@@ -120,19 +137,17 @@ def _write_adafactor(_: UpdateRule, moments: Moments, state: Tensors) -> None:
     second = moments.second
     if second is None or moments.step is None:
         return
-    rows, columns, whole = (_any(state, names) for names in (_ROWS, _COLUMNS, _WHOLE))
-    if rows is not None and columns is not None and second.dim() == 2:
-        rows.copy_(second.mean(-1).view_as(rows))
-        columns.copy_(second.mean(-2).view_as(columns))
+    rows, columns, whole = (state.get(name) for name in ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"))
+    if rows is not None and columns is not None and columns.dim() == 1:
+        rows.copy_(second.mean(1))
+        columns.copy_(second.mean(0))
     elif whole is not None:
         whole.copy_(second)
+    else:
+        return
     _set(state, "step", moments.step)
     if moments.first is not None:
         _set(state, "exp_avg", moments.first)
-
-
-def _any(state: Tensors, names: tuple[str, ...]) -> Tensor | None:
-    return next((state[name] for name in names if name in state), None)
 
 
 def _set(state: Tensors, name: str, value: Tensor) -> None:
@@ -142,6 +157,7 @@ def _set(state: Tensors, name: str, value: Tensor) -> None:
 
 _READ: dict[str, Callable[[UpdateRule, Tensors], Moments]] = {
     **dict.fromkeys(ADAM, _read_adam),
+    "adamw8bit": _read_8bit,
     "rmsprop": _read_rmsprop,
     "sgd": _read_sgd,
     "lion": _read_momentum,
@@ -150,6 +166,7 @@ _READ: dict[str, Callable[[UpdateRule, Tensors], Moments]] = {
 }
 _WRITE: dict[str, Callable[[UpdateRule, Moments, Tensors], None]] = {
     **dict.fromkeys(ADAM, _write_adam),
+    "adamw8bit": _write_8bit,
     "rmsprop": _write_rmsprop,
     "sgd": _write_sgd,
     "lion": _write_momentum,
@@ -167,8 +184,8 @@ def direction(rule: UpdateRule, state: Tensors) -> Tensor | None:
     moments = _READ[kind](rule, state) if kind in _READ else Moments()
     first, second, step = moments.first, moments.second, moments.step
     if kind == "sgd" and first is not None:
-        return first / (1 - _momentum(rule))
-    if kind not in ADAM[:2] or first is None or second is None or step is None:
+        return first * _sum_of_weights(rule)
+    if kind not in ("adam", "adamw", "adamw8bit") or first is None or second is None or step is None:
         return None
     decays: Any = rule
     root = (second / (1 - decays.beta2**step)).sqrt() + decays.eps

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
+from hornbook.optim.foreach import foreach
 from hornbook.parallel.exact import fold_, row_squares
 from hornbook.parallel.gradients import clip
 from hornbook.parallel.owners import SHARING
@@ -146,4 +147,4 @@ def _scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
     """Multiply by a scalar where it is below 1."""
     if factor.device.type == "cpu" and not float(factor) < 1:
         return  # the comparison needs no wait here
-    torch._foreach_mul_(list(gradients), factor.clamp(max=1.0))
+    foreach._foreach_mul_(list(gradients), factor.clamp(max=1.0))

@@ -13,6 +13,8 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import adapter_of
 from hornbook.optim.config.batch_schedule import Batches
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.swap import REWARM_STEPS, carried_settings, kind_of_rule, rewarms
@@ -85,13 +87,10 @@ def with_changes(recipe: Recipe, changes: Sequence[SettingChange]) -> Recipe:
     """The recipe with the changes. UsageError where they do not go together with the other settings."""
     tree = plain(recipe)
     for change in changes:
-        *way, last = split_key(change.key)
-        node = tree
-        for part in way:
-            node = node.setdefault(part, {})
-        node.pop(last, None)
-        if not change.gone:
-            node[last] = change.new
+        if change.gone:
+            _remove(tree, split_key(change.key))
+        else:
+            _set(tree, split_key(change.key), change.new)
     try:
         found = Recipe.model_validate(tree)
         problems = cross_check(found)
@@ -102,6 +101,21 @@ def with_changes(recipe: Recipe, changes: Sequence[SettingChange]) -> Recipe:
         words, (key, text) = ", ".join(map(str, changes)), problems[0]
         raise UsageError(f"{words} does not fit the other settings of the run: {key} {text}")
     return found
+
+
+def _set(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value
+
+
+def _remove(tree: dict[str, Any], path: Sequence[str]) -> None:
+    """Remove a value, and the table that held nothing else."""
+    below = tree.get(path[0])
+    if len(path) > 1 and isinstance(below, dict):
+        _remove(below, path[1:])
+    if len(path) == 1 or below == {}:
+        tree.pop(path[0], None)
 
 
 def setting_changes(old: Recipe, new: Recipe) -> tuple[SettingChange, ...]:
@@ -127,6 +141,22 @@ def _section(key: str) -> str:
 
 
 @dataclass(frozen=True)
+class ActivationBlend:
+    """A change of the activation in the MLPs."""
+
+    start: int
+    """Tokens consumed at its start."""
+    tokens: int
+    """Tokens that it lasts; 0: it is done at once."""
+    before: ModelConfig
+    after: ModelConfig
+
+    def share(self, consumed: int) -> float:
+        """Share of the new activation in the step that begins after `consumed` tokens."""
+        return min((consumed - self.start) / self.tokens, 1.0) if self.tokens else 1.0
+
+
+@dataclass(frozen=True)
 class Course:
     """The settings in force at a step, and the interventions of later steps that are known already."""
 
@@ -136,6 +166,8 @@ class Course:
     """Not applied yet, by step: the ledger has them, and the run went on from an earlier checkpoint."""
     rewarm: tuple[int, int] = (0, 0)
     """(tokens consumed at its start, tokens) of the newest rise of the learning rate after a change of optimizer."""
+    blend: ActivationBlend | None = None
+    """The newest change of the activation."""
 
     @property
     def recipe(self) -> Recipe:
@@ -145,10 +177,19 @@ class Course:
     def after(self, intervention: Intervention) -> "Course":
         """The course after an intervention. UsageError where it cannot be made."""
         resolved, length, at = intervention.apply(self.resolved), self.length, intervention.tokens
+        known = self.known
         if _batches(resolved.recipe) != _batches(self.recipe):
             length = replace(length, batches=length.batches.then(at, _batches(resolved.recipe)))
+            # The steps of later interventions begin after other numbers of tokens now.
+            spans = (round(length.batches.tokens_of(each.step - intervention.step, at)) for each in known)
+            known = tuple(replace(each, tokens=at + span) for each, span in zip(known, spans, strict=True))
         rewarm = (at, intervention.rewarm_tokens) if intervention.rewarm_tokens else self.rewarm
-        return replace(self, resolved=resolved, length=length, rewarm=rewarm)
+        blend = self.blend
+        if resolved.recipe.model != self.recipe.model:
+            if blend is not None and blend.share(at) < 1:
+                raise UsageError("model.mlp.activation: the blend of the change before is not over")
+            blend = ActivationBlend(at, intervention.blend_tokens, self.recipe.model, resolved.recipe.model)
+        return replace(self, resolved=resolved, length=length, known=known, rewarm=rewarm, blend=blend)
 
     def due(self, step: int) -> Intervention | None:
         """The first known intervention of a step up to `step`."""
@@ -156,7 +197,8 @@ class Course:
 
     def next(self) -> "Course":
         """The course after the first known intervention."""
-        return replace(self.after(self.known[0]), known=self.known[1:])
+        after = self.after(self.known[0])
+        return replace(after, known=after.known[1:])
 
     def before(self, step: int) -> "Course":
         """The course that the checkpoint of `step` belongs to: before the interventions at `step`."""
@@ -200,11 +242,17 @@ def propose(
     found = override(resolved, [given]).recipe
     if kind_of_rule(found.optim) != kind_of_rule(old):
         carried = {"kind": kind_of_rule(found.optim), **carried_settings(old, found.optim)}
-        rate = matched_rate(found.optim)
-        carried |= {} if rate is None else {"lr": rate}
-        found = override(resolved, [Source({"optim": give_all(carried, "carried over")}), given]).recipe
+        found = _with_carried(resolved, carried, given)
+        if "lr" not in carried and (rate := matched_rate(found.optim)) is not None:
+            found = _with_carried(resolved, carried | {"lr": rate}, given)
     refuse_untold(resume_changes(resolved.recipe, found))
+    if found.model != resolved.recipe.model and adapter_of(found.surgery) is not None:
+        raise UsageError("model.mlp.activation cannot change in a run that trains an adapter: it belongs to its base")
     return setting_changes(resolved.recipe, found)
+
+
+def _with_carried(resolved: Resolved, carried: dict[str, Any], given: Source) -> Recipe:
+    return override(resolved, [Source({"optim": give_all(carried, "carried over")}), given]).recipe
 
 
 def rewarm_tokens(changes: Sequence[SettingChange], length: TrainingLength, consumed: int) -> int:

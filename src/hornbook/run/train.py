@@ -11,13 +11,14 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.average import WeightAverage
-from hornbook.optim.build import build_optimizer, decaying
+from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.average import NoAverage
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.noise_scale import NoiseScale
+from hornbook.parallel.offload import map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -50,7 +51,7 @@ def train(job: Job) -> Exit:
         state = build_state(job.inputs, recipe.parallel, world)
         engine, state.fewer_rows = state.engine, list(job.ledger.past.fewer_rows)
         with (
-            open_observers(job, engine, consoles) as observers,
+            open_observers(job, state, consoles) as observers,
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
             initialize_or_restore(job, state, checkpointer, observers)
@@ -70,6 +71,7 @@ def train(job: Job) -> Exit:
                 searching = engine.scaler is not None and not engine.scaler.spent
                 shrunk = len(state.fewer_rows)
                 step = take_step(job, state, course)
+                intervener.blend()
                 if len(state.fewer_rows) > shrunk:
                     observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
                 job.run.check()
@@ -104,15 +106,17 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
-    engine.penalties.names = decaying(roles, recipe.optim)
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
 
     def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
-        return build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
+        optimizer = build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
+        map_state(optimizer, parallel.offload)
+        return optimizer
 
     inputs.loader.pinned = world.device.type == "cuda"
     optimizer = make_optimizer(recipe.optim, engine.owners)
+    engine.penalties.names = optimizer.decaying
     state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
     _keep_statistics(state, recipe, inputs.length)
     return state
@@ -152,7 +156,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     if applied and state.average is not None:
         state.average.update(before, state.tokens)
     if applied and state.noise is not None:
-        state.noise.update(*values[: len(part)], norm, batch.total_weight)
+        state.noise.update(values[: len(part)], norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,

@@ -3,22 +3,33 @@
 GLU: Shazeer 2020 (arXiv 2002.05202); with `silu` it is SwiGLU.
 """
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
-from hornbook.model.cpu.team import supports
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.saved_tensors import cheap
 
 
-def activate(x: Tensor, kind: config_mlp.Activation) -> Tensor:
+class Blend(NamedTuple):
+    """An activation on its way to another (`hornbook.model.mlp.blend`)."""
+
+    before: config_mlp.Activation
+    after: config_mlp.Activation
+    share: Tensor
+    """Share of the other: a float32 scalar, between 0 and 1; a tensor, so that compiled code does not depend on it."""
+
+
+def activate(x: Tensor, kind: config_mlp.Activation | Blend) -> Tensor:
     """The activation named in the config; `gelu_tanh` is GPT-2's approximation of `gelu`."""
+    if isinstance(kind, Blend):
+        return torch.lerp(activate(x, kind.before), activate(x, kind.after), kind.share.to(x.dtype))
     match kind:
         case "gelu":
             return cheap(F.gelu, x)
@@ -36,7 +47,9 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def gated(gate_up: Float[Tensor, "*batch double"], kind: config_mlp.Activation) -> Float[Tensor, "*batch hidden"]:
+def gated(
+    gate_up: Float[Tensor, "*batch double"], kind: config_mlp.Activation | Blend
+) -> Float[Tensor, "*batch hidden"]:
     """`activation(gate) * up` of gate and up side by side."""
     if kind == "silu" and supports(gate_up):
         return cheap(SwiGLUFunction.apply, gate_up)
@@ -49,7 +62,7 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, cfg: config_mlp.PlainMLPConfig) -> None:
         super().__init__()
-        self.activation: config_mlp.Activation = cfg.activation
+        self.activation: config_mlp.Activation | Blend = cfg.activation
         self.up = Linear(width, hidden, cfg.bias)
         self.down = Linear(hidden, width, cfg.bias)
 
@@ -65,7 +78,7 @@ class GLU(nn.Module):
 
     def __init__(self, width: int, hidden: int, cfg: config_mlp.GLUConfig) -> None:
         super().__init__()
-        self.activation: config_mlp.Activation = cfg.activation
+        self.activation: config_mlp.Activation | Blend = cfg.activation
         self.gate = Linear(width, hidden, cfg.bias)
         self.up = Linear(width, hidden, cfg.bias)
         self.down = Linear(hidden, width, cfg.bias)

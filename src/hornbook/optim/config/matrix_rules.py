@@ -38,6 +38,10 @@ class MuonRule(UpdateRule):
             return f"Muon is for the matrices between embedding and head, and this is of role {role!r}"
         return "" if len(shape) in (2, 3) else f"it has {len(shape)} dims, a matrix 2 and stacked ones 3"
 
+    def mup_problem(self) -> str:
+        """The factors are those of AdamW, whose updates have the size that `match_rms` gives."""
+        return "" if self.scale == "match_rms" else 'its scale "shape" follows the width by itself: take "match_rms"'
+
     def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:  # noqa: ARG002
         return (StateTensor("momentum_buffer"),)
 

@@ -3,10 +3,12 @@
 A user's optimizer from outside the package is a subclass of `OptimizerConfig` (docs/parts.md).
 """
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from hornbook.optim.config.clipping import Clip, NormClip
-from hornbook.optim.config.rule import Shape, UpdateRule
+from hornbook.optim.config.rule import UpdateRule
 from hornbook.optim.config.rules import AnyRule
 from hornbook.optim.config.schedules import Cosine, Schedule
 from hornbook.settings.fields import Config, Number
@@ -37,6 +39,10 @@ class OptimizerConfig(UpdateRule):
     groups: list[ParameterGroup] = Field(default=[])
     """Parameters with other settings, such as `[{ match = "embedding.*", lr = 1e-3 }]`."""
 
-    def rule_for(self, role: str, shape: Shape) -> UpdateRule:  # noqa: ARG002
-        """The update rule of parameters of this role and shape, where no group says otherwise."""
-        return self
+    def model_state_bytes(self, parameters: int) -> int:
+        """Bytes of the state of a whole model of that many values, of matrices and others; about, and rather more."""
+        return self.state_bytes(parameters)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key below `optim`, what is wrong and the remedy) of settings that do not fit each other."""
+        yield from ()

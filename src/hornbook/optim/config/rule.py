@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 ITEM_BYTES = {"parameter": 4, "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 ITEM_BYTES |= {"int16": 2, "int8": 1, "uint8": 1}
-"""Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, float32 in every run."""
+"""Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, as a rule float32."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,17 @@ class StateTensor:
     name: str
     """Key in `optimizer.state[parameter]`, in torch's form."""
     extent: Literal["shape", "rows", "columns", "blocks", "scalar", "left", "right"] = "shape"
-    """`shape`: a value for each value of the parameter; `rows`: one for each row of each matrix, and for each value of a
-    vector; `columns`: one for each column of each matrix, and one for a vector; `blocks`: one for each `block` neighbours along its last dim; `scalar`: one; `left`,
-    `right`: a square for the last dim but one, the last dim, of each matrix. Squares need `UpdateRule.whole`."""
+    """`shape`: a value for each value of the parameter; `rows`: one for each row of each matrix, and for each value of
+    a vector; `columns`: one for each column of each matrix, and one for a vector; `blocks`: one for each `block`
+    neighbours along its last dim; `scalar`: one; `left`, `right`: a square for the last dim but one, the last dim, of
+    each matrix. Squares need `UpdateRule.whole`."""
     dtype: str = "parameter"
     """A key of `ITEM_BYTES`."""
     block: int = 0
     """Of `blocks`: values of the parameter that share a value of the state."""
+    is_parameter: bool = False
+    """It is the parameter itself, saved bit for bit where the model in a checkpoint has other weights
+    (`UpdateRule.averages`)."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -77,14 +81,24 @@ class Factors:
 class UpdateRule(Config):
     """How gradients change parameters. A subclass has its `kind`, a default `lr` and settings of its own."""
 
+    stochastic: ClassVar[bool] = False
+    """Whether it rounds updates of bfloat16 parameters stochastically; without that small ones would be lost."""
     whole: ClassVar[bool] = False
     """Whether an update of a value reads others of its parameter (norms, sums over rows, products of matrices): where
     ranks share a parameter, one of them is then given all of it, and updates it for the others."""
+
+    averages: ClassVar[bool] = False
+    """Whether other weights than those that are trained are evaluated and saved as the model. What `build` makes then
+    has `evaluation_weights(parameter)`, which computes them."""
 
     lr: Number = Field(gt=0)
     """Peak learning rate."""
     weight_decay: Number = Field(default=0.1, ge=0)
     """Decoupled decay, multiplied by the learning rate."""
+
+    def rule_for(self, role: str, shape: Shape) -> "UpdateRule":  # noqa: ARG002
+        """The update rule of parameters of this role and shape, where this one is asked for."""
+        return self
 
     def refusal(self, role: str, shape: Shape) -> str:  # noqa: ARG002
         """Why it cannot update a parameter of this role and shape; empty where it can."""
@@ -115,10 +129,14 @@ class UpdateRule(Config):
         """
         raise NotImplementedError(f"{type(self).__name__} has no method `build`")
 
-    def state_bytes(self, parameters: int) -> int:
-        """Bytes of the state of that many values, without what is kept per row, column or parameter: it is little."""
+    def state_bytes(self, parameters: int, item_bytes: int = ITEM_BYTES["parameter"]) -> int:
+        """Bytes of the state of that many values of `item_bytes` each.
+
+        Without what is kept per row, column or parameter: it is little.
+        """
         sizes = 0
         for each in self.state_tensors((parameters, 1)):
-            if each.extent in ("shape", "blocks"):
-                sizes += ITEM_BYTES[each.dtype] * -(-parameters // max(each.block, 1))
+            if each.extent in ("shape", "blocks") and not each.is_parameter:
+                size = item_bytes if each.dtype == "parameter" else ITEM_BYTES[each.dtype]
+                sizes += size * -(-parameters // max(each.block, 1))
         return sizes

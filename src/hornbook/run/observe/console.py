@@ -270,7 +270,8 @@ class Console:
             return Group(title, self._watch)
         best = "" if self._best is None else f", best {self._best:.4f}"
         bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} ({self._coverage}{best})"
-        rate = f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s{self._use()}"
+        grad, speed = f"grad {step.grad_norm:.3g}", f"{si(self._rate())} tok/s{self._use()}"
+        rate = f"{grad}   lr {step.lr:.3g} {self._header.schedule}   {speed}"
         loss = f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}"
         return Group(title, *map(_coloured, (loss, rate, self._progress(step))), self._watch)
 

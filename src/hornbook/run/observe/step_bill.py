@@ -122,10 +122,10 @@ class StepBill:
             self._notify(found, step)
 
 
-def _joined(windows: list[Window]) -> Window:
-    phases = {name: sum(each.phases[name] for each in windows) for name in NAMES}
-    sums = (sum(each.steps for each in windows), sum(each.tokens for each in windows))
-    return Window(windows[0].first, *sums, sum(phases.values()), phases, windows[-1].slow_rank)
+def _joined(intervals: list[Window]) -> Window:
+    phases = {name: sum(each.phases[name] for each in intervals) for name in NAMES}
+    sums = (sum(each.steps for each in intervals), sum(each.tokens for each in intervals))
+    return Window(intervals[0].first, *sums, sum(phases.values()), phases, intervals[-1].slow_rank)
 
 
 def _slow(rows: list[list[float]]) -> str:
