@@ -26,6 +26,7 @@ def train(family: str, precision: str, *, hold: bool) -> tuple[Engine, list[dict
     """Three steps of three microbatches, evaluated between them: gradients, losses, weights."""
     config = ModelConfig.model_validate({"layers": 2, "width": 32, "heads": 2, **FAMILIES[family]})
     engine = make_engine(config, precision=precision)
+    assert engine._hold_weights
     engine._hold_weights = hold
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), AdamW(lr=1e-2))
     found = []
@@ -56,7 +57,6 @@ def test_the_same_bits_as_a_cast_each_time(family: str, precision: str) -> None:
 def test_each_weight_is_cast_once_and_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig.model_validate({"layers": 2, "width": 32, "heads": 2, **FAMILIES["llama"]})
     engine, casts = make_engine(config, precision="bf16"), []
-    engine._hold_weights = True
     monkeypatch.setattr("hornbook.model.layers.linear._cast", lambda weight, dtype: casts.append(1) or weight.to(dtype))
     engine.forward_backward([make_batch(2), make_batch(2)], 64.0)
     assert not casts
@@ -68,9 +68,12 @@ def test_each_weight_is_cast_once_and_none_is_kept(monkeypatch: pytest.MonkeyPat
 
 def test_an_error_leaves_nothing_held() -> None:
     engine = make_engine(ModelConfig(layers=1, width=32, heads=2), precision="bf16")
-    engine._hold_weights = True
     broken = make_batch(2)
     broken.tokens[0, 0] = 10**6
     with pytest.raises(IndexError):
         engine.forward_backward([make_batch(2), broken], 64.0)
     assert all(each.held is None for each in engine.model.modules() if isinstance(each, Linear))
+
+
+def test_who_recomputes_holds_nothing() -> None:
+    assert not make_engine(recompute="block")._hold_weights
