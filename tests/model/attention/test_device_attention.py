@@ -126,7 +126,7 @@ def document_by_document(
     *,
     scale: float,
     window_size: tuple[int, int],
-    enable_gqa: bool,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """What `torch.nn.attention.varlen.varlen_attn` computes, as a loop."""
     assert enable_gqa == (query.shape[1] != key.shape[1])
