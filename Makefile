@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 DEVELOP := $(VENV)/.develop
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test test-all check bench docs clean
+.PHONY: demo test test-all check bench gpu docs clean
 
 demo: $(READY)
 	$(BIN)/hornbook quickstart
@@ -24,6 +24,10 @@ check: $(DEVELOP)
 
 bench: $(DEVELOP)
 	$(BIN)/python -m benchmarks
+
+# On a machine with a GPU; with the Python that has torch, and nothing installed.
+gpu:
+	$(PYTHON) -m benchmarks.gpu
 
 docs: $(READY)
 	$(BIN)/python scripts/capture_demo.py

@@ -15,10 +15,24 @@ from benchmarks.training import (
     parity,
     presets,
     ranks,
+    step_bill,
     throughput,
 )
 
-TRAINING = (parity, loader, throughput, large, presets, experts, optimizers, families, ranks, parallel, checkpoint)
+TRAINING = (
+    parity,
+    loader,
+    throughput,
+    large,
+    presets,
+    experts,
+    optimizers,
+    families,
+    ranks,
+    parallel,
+    checkpoint,
+    step_bill,
+)
 OTHERS = (kill, kill_ranks, fuzz, quickstart, cold_start)
 REFINERY = (pipeline, rules, duplicates, personal, planted, bpe, effect, endurance)
 

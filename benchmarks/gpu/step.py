@@ -1,4 +1,4 @@
-"""The training step of a recipe, in rounds in turn with rows of one document and of several: `python -m benchmarks.gpu`.
+"""The training step of a recipe, in rounds in turn with rows of one document and of several.
 
 MFU is of the data sheet's dense bf16 rate; operations are those of `hornbook.model.config.flops`: products with
 matrices, and attention over pairs of a whole row that see each other (causal; rows of documents count the same, so that

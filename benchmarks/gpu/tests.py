@@ -13,9 +13,8 @@ from typing import Any
 from benchmarks.gpu.worker import begin
 
 PROCESSES = 6
-LINE = re.compile(
-    r"(?:\[gw\d+\] \[ *\d+%\] )?(?P<a>PASSED|FAILED|ERROR|SKIPPED)? ?(?P<test>tests/\S+::.*?)(?: (?P<b>PASSED|FAILED|ERROR|SKIPPED).*)?$"
-)
+KINDS = "PASSED|FAILED|ERROR|SKIPPED"
+LINE = re.compile(rf"(?:\[gw\d+\] \[ *\d+%\] )?(?P<a>{KINDS})? ?(?P<test>tests/\S+::.*?)(?: (?P<b>{KINDS}).*)?$")
 """A line of `pytest -v`, with pytest-xdist or without."""
 
 

@@ -23,6 +23,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.mlp import GLUConfig
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AnyOptimizer
 
@@ -111,10 +112,11 @@ def timed(steps: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[fl
 
 def run(quick: bool = False) -> dict[str, Any]:
     """All figures, printed and written to benchmarks/results/optimizers.json; quick takes fewer rounds."""
+    keep_freed_memory()  # as in training
     baseline = torch.optim.AdamW(list(parameters().values()), fused=True).step
     made, others = {kind: ours(kind) for kind in KINDS}, peers()
     steps = {BASELINE: baseline, **{kind: step for kind, (step, _) in made.items()}}
-    steps |= {name: step for name, step in others.values()}
+    steps |= dict(others.values())
     times = timed(steps, 3 if quick else 15)
 
     def ratio(one: str, other: str) -> float:

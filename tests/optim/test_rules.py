@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import Parameter
 
+from hornbook.optim.adagrad import AdagradUpdate
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.rule import Factors, StateTensor
 from tests.optim.kinds import ROLES, SHAPES, config_of, make
@@ -215,6 +216,22 @@ def test_without_decay_adam_is_adamw_bit_for_bit() -> None:
     assert config_of("adam").state_tensors((2, 3)) == config_of("adamw").state_tensors((2, 3))
 
 
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_adagrad_of_other_devices_is_that_of_the_fused_kernel(decay: float) -> None:
+    start, gradients = draw(20)
+    expected = run("adagrad", start, gradients, lr=LR, weight_decay=decay)[-1]
+    for name in SHAPES:
+        parameter = Parameter(start[name].clone())
+        own = decay if ROLES[name] == "matrix" else 0.0
+        update = AdagradUpdate([{"params": [parameter], "lr": LR, "eps": 1e-10, "weight_decay": own}])
+        update.state[parameter] = {"step": torch.zeros(()), "sum": torch.zeros_like(parameter)}
+        for each in gradients:
+            parameter.grad = each[name].clone()
+            update.step()
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-6, atol=1e-7)
+        assert float(update.state[parameter]["step"]) == 20
+
+
 def test_norms_of_zero_leave_the_step_of_lamb_unscaled() -> None:
     start, gradients = draw(1)
     start = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
@@ -230,7 +247,7 @@ def test_state_of_experts_has_rows_and_columns_of_each_matrix() -> None:
     assert (list(rows.dropped_dims(3)), list(columns.dropped_dims(3))) == ([2], [1])
     assert (list(rows.dropped_dims(2)), list(columns.dropped_dims(2))) == ([1], [0])
     assert (list(rows.dropped_dims(1)), list(columns.dropped_dims(1))) == ([], [0])
-    named, optimizer = make(config_of("adafactor"))
+    _, optimizer = make(config_of("adafactor"))
     kept = {f"{name}.{each.name}": tuple(tensor.shape) for name, each, tensor in optimizer.state()}
     assert kept["experts.exp_avg_sq_row"] == (3, 4)
     assert kept["experts.exp_avg_sq_col"] == (3, 5)

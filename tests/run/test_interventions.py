@@ -1,7 +1,9 @@
 """Settings that change while a run trains: at one step for all ranks, in the ledger, and after any kill the same."""
 
 import json
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
+from hornbook.model.hf.hf import read_hf
 from hornbook.run import intervene
 from hornbook.run.control import Request, write_request
 from hornbook.run.diagnose.compare import compare_runs
@@ -21,6 +24,18 @@ from tests.run.launcher import Launcher
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
 Events = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def own_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The optimizer `lion:Lion` of docs/parts.md."""
+    text = (Path(__file__).parents[2] / "docs" / "parts.md").read_text()
+    (lion,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Lion(" in block)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "lion.py").write_text(lion)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    yield
+    sys.modules.pop("lion", None)
 
 
 def ask(folder: Path, step: int | None, *settings: str, **fields: Any) -> Path:
@@ -203,7 +218,6 @@ def test_another_batch_reads_the_same_samples_in_the_same_order(
     ends = [step["first_sample"] + step["num_samples"] for step in steps]
     assert [step["first_sample"] for step in steps] == [0, *ends[:-1]]
     assert steps[-1]["tokens"] == whole[-1]["tokens"]
-    launch_run(tmp_path / "large", *words, "train.batch_tokens=256", "train.tokens=512")
     kept = {step["first_sample"]: step["token_hash"] for step in steps if step["num_samples"] == 8}
     launch_run(tmp_path / "fork", *words, "train.batch_tokens=64")
     small = {step["first_sample"]: step["token_hash"] for step in branch(tmp_path / "fork")}
@@ -287,3 +301,137 @@ def test_a_request_needs_settings_and_only_one_to_change_has_some() -> None:
     for tree in ({"action": "set"}, {"action": "save", "settings": ["optim.lr=1"]}):
         with pytest.raises(ValueError, match="settings belong to the action"):
             Request.model_validate_json(json.dumps(tree))
+
+
+def test_another_activation_takes_effect_at_once_and_its_jump_is_measured(
+    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events
+) -> None:
+    launch_run(tmp_path / "whole")
+    ask(tmp_path / "run", 5, "model.mlp.activation=relu")
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    whole, steps = branch(tmp_path / "whole"), branch(tmp_path / "run")
+    assert steps[:5] == whole[:5]
+    assert steps[5]["loss"] != whole[5]["loss"]
+    (jump,) = events(tmp_path / "run", "activation")
+    assert jump["rows"] == 2
+    assert jump["loss_before"] != jump["loss_after"]
+    assert abs(jump["loss_before"] - whole[5]["loss"]) < 0.2
+    names = {step: activation_of(tmp_path / "run", step) for step in (4, 8, 12)}
+    assert names == {4: "silu", 8: "relu", 12: "relu"}
+    assert check_run(RunDir(tmp_path / "run")).ok
+
+
+def activation_of(folder: Path, step: int) -> str:
+    """The activation that the configuration in a checkpoint names."""
+    return read_hf(RunDir(folder).checkpoints / f"step-{step:08d}")[0].mlp.activation  # pyright: ignore
+
+
+@pytest.mark.parametrize("die", [5, 6, 7, 9, 10])
+def test_a_blend_goes_on_after_a_kill_bit_for_bit(
+    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch, die: int
+) -> None:
+    """From step 5 on over 4 steps; saves are at 4, 6 (inside), 8 (inside), 10 and 12."""
+    words = ("checkpoint.every=2", "checkpoint.background=false", "model.mlp=mlp")
+    launch_run(tmp_path / "plain", *words)
+    for name in ("whole", "parts"):
+        ask(tmp_path / name, 5, "model.mlp.activation=relu", blend="4 steps")
+    launch_run(tmp_path / "whole", *words)
+    whole, plain = branch(tmp_path / "whole"), branch(tmp_path / "plain")
+    assert whole[:6] == plain[:6]  # the first step of a blend has none of the new activation
+    assert whole[6] != plain[6]
+    kill_after(monkeypatch, die)
+    assert launch_run(tmp_path / "parts", *words) == Exit.INTERRUPTED
+    monkeypatch.undo()
+    assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
+    assert branch(tmp_path / "parts") == whole
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    names = [activation_of(tmp_path / "parts", step) for step in (4, 6, 8, 10, 12)]
+    assert names == ["gelu_tanh", "gelu_tanh", "gelu_tanh", "relu", "relu"]
+
+
+def test_a_second_activation_waits_for_the_end_of_a_blend(tmp_path: Path, launch_run: Launch, events: Events) -> None:
+    ask(tmp_path / "run", 3, "model.mlp.activation=relu", blend="4 steps")
+    ask(tmp_path / "run", 5, "model.mlp.activation=gelu")
+    ask(tmp_path / "run", 6, "optim.lr=1e-3", blend="4 steps")
+    ask(tmp_path / "run", 8, "model.mlp.activation=gelu")
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    assert [entry["step"] for entry in events(tmp_path / "run", "intervention")] == [3, 8]
+    reasons = [entry["reason"] for entry in events(tmp_path / "run", "request")]
+    assert "is not over" in reasons[0]
+    assert "belongs to a change of model.mlp.activation" in reasons[1]
+
+
+@pytest.mark.usefixtures("own_optimizer")
+def test_another_optimizer_has_new_state_and_the_rate_rises_again(
+    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("checkpoint.background=false",)
+    launch_run(tmp_path / "plain", *words)
+    for name in ("whole", "parts"):
+        ask(tmp_path / name, 5, "optim.kind=lion:Lion", "optim.lr=1e-3", rewarm="2 steps")
+        ask(tmp_path / name, 9, "optim.kind=adamw", "optim.weight_decay=0.1", rewarm="1 steps")
+    launch_run(tmp_path / "whole", *words)
+    whole, plain = branch(tmp_path / "whole"), branch(tmp_path / "plain")
+    assert whole[:5] == plain[:5]
+    rates = [there["lr"] / here["lr"] for here, there in zip(plain, whole, strict=True)]
+    assert rates == pytest.approx([1] * 5 + [0.05] + [0.1] * 3 + [0.03] * 3)
+    kill_after(monkeypatch, 10)
+    launch_run(tmp_path / "parts", *words)
+    monkeypatch.undo()
+    assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
+    assert branch(tmp_path / "parts") == whole
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd", "lion", "rmsprop", "adafactor", "lamb"])
+def test_every_optimizer_takes_over_and_hands_back_after_any_kill(
+    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for name in ("whole", "parts"):
+        ask(tmp_path / name, 5, f"optim.kind={kind}")
+        ask(tmp_path / name, 9, "optim.kind=adamw")
+    words = ("checkpoint.background=false", "optim.weight_decay=0")
+    assert launch_run(tmp_path / "whole", *words) == Exit.DONE
+    kill_after(monkeypatch, 7)
+    launch_run(tmp_path / "parts", *words)
+    monkeypatch.undo()
+    assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
+    assert branch(tmp_path / "parts") == branch(tmp_path / "whole")
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert [entry["step"] for entry in events(tmp_path / "whole", "intervention")] == [5, 9]
+    assert check_run(RunDir(tmp_path / "parts")).ok
+
+
+def test_adam_and_adamw_without_decay_are_one_optimizer(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+    """There and back again nothing is lost: every bit is that of a run that was told nothing."""
+    words = ("optim.weight_decay=0",)
+    launch_run(tmp_path / "whole", *words)
+    ask(tmp_path / "run", 4, "optim.kind=adam", "optim.weight_decay=0")
+    ask(tmp_path / "run", 8, "optim.kind=adamw", "optim.weight_decay=0")
+    launch_run(tmp_path / "run", *words)
+    whole, steps = branch(tmp_path / "whole"), branch(tmp_path / "run")
+    assert steps[:5] == whole[:5]
+    assert [step["lr"] for step in steps] == [step["lr"] for step in whole]
+    assert [step["loss"] for step in steps] == pytest.approx([step["loss"] for step in whole], rel=1e-6)
+
+
+def test_the_rate_of_sgd_is_chosen_so_that_updates_keep_their_size(
+    tmp_path: Path, launch_run: Launch, events: Events
+) -> None:
+    ask(tmp_path / "run", 8, "optim.kind=sgd", rewarm="0 steps")
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    (entry,) = events(tmp_path / "run", "intervention")
+    rate = next(change["new"] for change in entry["changes"] if change["key"] == "optim.lr")
+    before, after = (moved(tmp_path / "run", step) for step in (4, 8))
+    assert rate > 0.01
+    assert 0.2 <= after / before <= 5
+
+
+def moved(folder: Path, step: int) -> float:
+    """Distance between the weights of a checkpoint and those 4 steps later."""
+    from safetensors.torch import load_file
+
+    one, other = (
+        load_file(RunDir(folder).checkpoints / f"step-{each:08d}" / "model.safetensors") for each in (step, step + 4)
+    )
+    return sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5

@@ -36,7 +36,9 @@ def test_a_run_goes_on_bit_for_bit(kind: str, tmp_path: Path, launch_run: Launch
     losses = [step["loss"] for step in branch(tmp_path / "whole")]
     assert losses[-1] < losses[0]
     moments = load_file(RunDir(tmp_path / "whole").checkpoints / "step-00000012" / "trainer" / "optimizer.safetensors")
-    declared = {each.name for shape in ((4,), (4, 4)) for each in config_of(kind).state_tensors(shape)}
+    declared = set[str]()
+    for role, shape in (("vector", (4,)), ("matrix", (4, 4)), ("embedding", (8, 4))):
+        declared |= {each.name for each in config_of(kind).rule_for(role, shape).state_tensors(shape)}
     assert {name.rpartition(".")[2] for name in moments} == declared
 
     run = tmp_path / "run"

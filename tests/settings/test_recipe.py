@@ -47,6 +47,7 @@ def shipped(name: str) -> Resolved:
         ({"data": {"weights": {"a": 0, "b": 1}}}, []),
         ({"data": {"stages": [{"from_tokens": 5, "weights": {"a": -1}}]}}, ["data.stages.0.weights"]),
         ({"train": {"sequence": 4096}}, ["train.sequence"]),
+        ({"train": {"cuda_graphs": True}}, ["train.cuda_graphs"]),
         ({"train": {"sequence": 1000}}, ["train.batch_tokens"]),
         ({"train": {"tokens": 1, "epochs": 1}}, ["train.epochs"]),
         ({"data": {"stages": [{"from_tokens": 5}, {"from_tokens": 5}]}}, ["data.stages"]),

@@ -4,9 +4,9 @@ A global batch is what one optimizer step learns from. It is cut into microbatch
 on nothing but `micro_batch`, so that any number of processes computes the same microbatches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -132,13 +132,24 @@ def fill_rows(batch: Batch, rows: int) -> Batch:
 
 def _rows_of(record: Record, taken: Int64[Tensor, " rows"]) -> Record:
     """Some rows of every field."""
-    changed = {}
+    rows = taken.tolist()
+    return _changed(record, lambda tensor: tensor[taken], lambda per_row: [per_row[row] for row in rows])
+
+
+def pinned(batch: GlobalBatch) -> GlobalBatch:
+    """The same in memory that a GPU reads by itself, while the host goes on."""
+    return replace(batch, batches=[_changed(each, Tensor.pin_memory, lambda rows: rows) for each in batch.batches])
+
+
+def _changed(record: Record, of_tensor: Callable[[Tensor], Tensor], of_rows: Callable[[list], list]) -> Record:
+    """A record with every tensor, and every list of rows, changed."""
+    changed: dict[str, Any] = {}
     for name in type(record).__dataclass_fields__:
         value = getattr(record, name)
         if isinstance(value, Tensor):
-            changed[name] = value[taken]
+            changed[name] = of_tensor(value)
         elif isinstance(value, list):
-            changed[name] = [value[row] for row in taken.tolist()]
+            changed[name] = of_rows(value)
         elif isinstance(value, Source):
-            changed[name] = _rows_of(value, taken)
+            changed[name] = _changed(value, of_tensor, of_rows)
     return replace(record, **changed)

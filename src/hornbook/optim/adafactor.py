@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from hornbook.optim.config.layer_rules import AdafactorRule
+    from hornbook.optim.config.classic_rules import AdafactorRule
 
 
 class AdafactorUpdate(torch.optim.Optimizer):

@@ -43,6 +43,7 @@ def build_optimizer(
         named_parameters = whole.take(name for name, rule in rules.items() if rule.whole)
     groups = parameter_groups(named_parameters, roles, config, factors, rules)
     optimizer = Optimizer(config, groups, shapes, whole)
+    optimizer.decaying = decaying(roles, config)
     optimizer.set_learning_rate(config.lr)
     return optimizer
 
@@ -55,10 +56,11 @@ def assign_rules(
         if not any(fnmatchcase(name, group.match) for name in shapes):
             names = ", ".join(list(shapes)[:5])
             raise UsageError(f"optim.groups.{number}.match: no parameter is called {group.match!r}; names are {names}")
-    rules = {}
+    rules = dict[str, UpdateRule]()
     for name, shape in shapes.items():
         group = _group_of(name, config)
-        rule = rules[name] = (group and group.rule) or config.rule_for(roles[name], shape)
+        rule = (group and group.rule) or config.rule_for(roles[name], shape)
+        rules[name] = next((each for each in rules.values() if each is rule or each == rule), rule)
         if problem := rule.refusal(roles[name], shape):
             raise UsageError(
                 f"optim: {type(rule).__name__} cannot update {name} {list(shape)}: {problem}; name another rule, as in "

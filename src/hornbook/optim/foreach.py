@@ -1,13 +1,25 @@
-"""Lists of tensors that one pass of `torch._foreach` functions updates."""
+"""Lists of tensors that one pass of torch's functions of lists updates."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+foreach: Any = torch
+"""The module of the functions `_foreach_...`, which are not among its public names."""
 PIECE = 2**15
 """Values of a piece on a CPU: parameter, gradient, state and the update of one fit into a core's cache together. It is
 a multiple of all vectors, so that values are rounded as without pieces."""
+
+
+def pieces(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Views of tensors of one shape, together all of each: on a CPU neighbours that stay in the cache while several
+    functions go over them, elsewhere the tensors themselves."""
+    if any(each.device.type != "cpu" or not each.is_contiguous() for each in tensors):
+        yield tuple(tensors)
+        return
+    yield from zip(*(each.view(-1).split(PIECE) for each in tensors), strict=True)
 
 
 def foreach_lists(
@@ -15,8 +27,7 @@ def foreach_lists(
 ) -> Iterator[tuple[list[Tensor], ...]]:
     """(parameters, gradients, state of each of `names`), lists of as many tensors of the same shapes, to be updated.
 
-    On a GPU they are those of the whole group, so that a function is one kernel. On a CPU they are pieces of one tensor
-    that stay in the cache from one function to the next.
+    On a GPU they are those of the whole group, so that a function is one kernel; on a CPU `pieces` of one parameter.
     """
     parameters = [each for each in group["params"] if each.grad is not None and each.numel()]
     rows = [(each, each.grad, *(state[each][name] for name in names)) for each in parameters]
@@ -24,8 +35,5 @@ def foreach_lists(
         yield tuple(list(column) for column in zip(*rows, strict=True))
         return
     for row in rows:
-        pieces = [tensor.view(-1).split(PIECE) if tensor.is_contiguous() else (tensor,) for tensor in row]
-        if len({len(each) for each in pieces}) > 1:  # a gradient that is not laid out as its parameter is
-            pieces = [(tensor,) for tensor in row]
-        for column in zip(*pieces, strict=True):
-            yield tuple([each] for each in column)
+        for views in pieces(row):
+            yield tuple([each] for each in views)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.optim.foreach import pieces
+
 
 class LAMBUpdate(torch.optim.Optimizer):
     """Adam's update with decay in it, scaled to the norm of each matrix where the group is `scaled`."""
@@ -30,12 +32,15 @@ class LAMBUpdate(torch.optim.Optimizer):
 
     def _adam(self, state: dict[str, Tensor], gradient: Tensor) -> Tensor:
         """The moments with this gradient in them, then m_hat / (sqrt(v_hat) + eps)."""
-        step, first, second = state["step"], state["exp_avg"], state["exp_avg_sq"]
-        step.add_(1)
-        first.lerp_(gradient, 1 - self.beta1)
-        second.mul_(self.beta2).addcmul_(gradient, gradient, value=1 - self.beta2)
+        step = state["step"].add_(1)
         first_bias, second_bias = _bias(self.beta1, step), _bias(self.beta2, step)
-        return (second / second_bias).sqrt_().add_(self.eps).reciprocal_().mul_(first).div_(first_bias)
+        found = torch.empty_like(gradient)
+        for update, g, first, second in pieces([found, gradient, state["exp_avg"], state["exp_avg_sq"]]):
+            first.lerp_(g, 1 - self.beta1)
+            second.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+            torch.div(second, second_bias, out=update).sqrt_().add_(self.eps).mul_(first_bias)
+            torch.div(first, update, out=update)
+        return found
 
 
 def _bias(beta: float, step: Tensor) -> Tensor | float:

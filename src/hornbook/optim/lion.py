@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from hornbook.optim.foreach import foreach_lists
+from hornbook.optim.foreach import foreach, foreach_lists
 
 
 class LionUpdate(torch.optim.Optimizer):
@@ -20,9 +20,9 @@ class LionUpdate(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             for parameters, gradients, momenta in foreach_lists(group, self.state, "exp_avg"):
-                direction = torch._foreach_lerp(momenta, gradients, 1 - self.beta1)
-                torch._foreach_sign_(direction)
+                direction = foreach._foreach_lerp(momenta, gradients, 1 - self.beta1)
+                foreach._foreach_sign_(direction)
                 if group["weight_decay"]:
-                    torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(parameters, direction, alpha=-group["lr"])
-                torch._foreach_lerp_(momenta, gradients, 1 - self.beta2)
+                    foreach._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+                foreach._foreach_add_(parameters, direction, alpha=-group["lr"])
+                foreach._foreach_lerp_(momenta, gradients, 1 - self.beta2)

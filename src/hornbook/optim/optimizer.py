@@ -1,7 +1,7 @@
 """An optimizer at work: the updates of its configuration, their state, and the refusal of a non-finite step."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,14 @@ class WholeParameters(Protocol):
         """Bring the values back, and drop the gradients."""
 
 
+class AveragingUpdate(Protocol):
+    """What `build` of a rule with `averages` returns."""
+
+    def evaluation_weights(self, parameter: Tensor) -> Tensor:
+        """The weights to evaluate and to save in place of `parameter`, in a tensor of their own."""
+        ...
+
+
 class Optimizer:
     """Updates this rank's shards. Its state is exactly the tensors that its rules declare, from before the first step.
 
@@ -44,10 +52,14 @@ class Optimizer:
         self.config = config
         self.updates = [(rule, rule.build(members)) for rule, members in groups]
         self._shapes, self._whole, self._checked = shapes, whole, False
+        self.decaying = frozenset[str]()
+        """Names of the parameters that decay, whatever the weight of it; `build_optimizer` sets it."""
         for rule, update in self.updates:
             for name, parameter in _named(update):
                 update.state[parameter] = {
-                    each.name: torch.zeros(
+                    each.name: parameter.detach()
+                    if each.is_parameter
+                    else torch.zeros(
                         each.shape(tuple(parameter.shape)), dtype=_dtype(each, parameter), device=parameter.device
                     )
                     for each in rule.state_tensors(shapes[name])
@@ -83,6 +95,15 @@ class Optimizer:
     def rules(self) -> dict[str, UpdateRule]:
         """The update rule of each parameter."""
         return {name: rule for rule, update in self.updates for name, _ in _named(update)}
+
+    def evaluation_weights(self) -> dict[str, Tensor]:
+        """Weights to evaluate and to save in place of those that are trained, by name: copies; of most rules none."""
+        found = [update for rule, update in self.updates if rule.averages]
+        return {
+            name: cast("AveragingUpdate", update).evaluation_weights(parameter)
+            for update in found
+            for name, parameter in _named(update)
+        }
 
     def state(self) -> Iterator[tuple[str, StateTensor, Tensor]]:
         """(parameter, declaration, tensor) of all state. Raises UsageError where it is not what was declared."""

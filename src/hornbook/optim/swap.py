@@ -8,7 +8,7 @@ pairs, converts each to each:
 |---|---|---|---|
 | Adam, AdamW, LAMB | exp_avg | exp_avg_sq | step |
 | RMSProp | none | square_avg | step |
-| SGD with momentum b | (1 - b) momentum_buffer | none | none |
+| SGD with momentum b, dampening d | momentum_buffer (1 - b) / (1 - d) | none | none |
 | Lion, Muon | their momentum | none | none |
 | Adafactor | exp_avg, if kept | row x column / mean of the rows | step |
 
@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hornbook.optim.config.rule import UpdateRule
@@ -46,8 +47,8 @@ def convert(old: UpdateRule, before: Tensors, new: UpdateRule, after: Tensors) -
     """Fill `after`, the state of one parameter, which is zero, from `before`. Tensors are those of whole parameters."""
     kinds = kind_of_rule(old), kind_of_rule(new)
     if kinds[0] == kinds[1]:
-        for name, tensor in after.items():
-            if name in before and before[name].shape == tensor.shape and before[name].dtype == tensor.dtype:
+        for name, tensor in after.items() if after.keys() <= before.keys() else ():
+            if before[name].shape == tensor.shape and before[name].dtype == tensor.dtype:
                 tensor.copy_(before[name])
     elif kinds[0] in _READ and kinds[1] in _WRITE:
         _WRITE[kinds[1]](new, _READ[kinds[0]](old, before), after)
@@ -76,18 +77,17 @@ def _write_rmsprop(_: UpdateRule, moments: Moments, state: Tensors) -> None:
 
 def _read_sgd(rule: UpdateRule, state: Tensors) -> Moments:
     buffer = state.get("momentum_buffer")
-    return Moments() if buffer is None else Moments(buffer * (1 - _momentum(rule)))
+    return Moments() if buffer is None else Moments(buffer / _sum_of_weights(rule))
 
 
 def _write_sgd(rule: UpdateRule, moments: Moments, state: Tensors) -> None:
     if moments.first is not None:
-        _set(state, "momentum_buffer", moments.first / (1 - _momentum(rule)))
-    if moments.step is not None:
-        _set(state, "step", moments.step)
+        _set(state, "momentum_buffer", moments.first * _sum_of_weights(rule))
 
 
-def _momentum(rule: UpdateRule) -> float:
-    return float(getattr(rule, "momentum", 0.0))
+def _sum_of_weights(rule: UpdateRule) -> float:
+    """What the buffer is for a gradient of 1 that does not change."""
+    return (1 - float(getattr(rule, "dampening", 0.0))) / (1 - float(getattr(rule, "momentum", 0.0)))
 
 
 _MOMENTUM = ("exp_avg", "momentum", "momentum_buffer")
@@ -104,15 +104,10 @@ def _write_momentum(_: UpdateRule, moments: Moments, state: Tensors) -> None:
             _set(state, name, moments.first)
 
 
-_ROWS, _COLUMNS, _WHOLE = ("row_var", "exp_avg_sq_row"), ("col_var", "exp_avg_sq_col"), ("variance", "exp_avg_sq")
-"""What Adafactor calls its averages of squares."""
-
-
 def _read_adafactor(_: UpdateRule, state: Tensors) -> Moments:
-    rows, columns, whole = (_any(state, names) for names in (_ROWS, _COLUMNS, _WHOLE))
-    if rows is not None and columns is not None:
-        rows, columns = rows.unsqueeze(-1), columns.reshape(columns.shape[-1:]).unsqueeze(0)
-        whole = rows * columns / rows.mean().clamp(min=1e-30)
+    rows, columns, whole = (state.get(name) for name in ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"))
+    if rows is not None and columns is not None and columns.dim() == 1:
+        whole = torch.outer(rows, columns) / rows.mean().clamp(min=1e-30)
     return Moments(state.get("exp_avg"), whole, state.get("step"))
 
 
@@ -120,19 +115,17 @@ def _write_adafactor(_: UpdateRule, moments: Moments, state: Tensors) -> None:
     second = moments.second
     if second is None or moments.step is None:
         return
-    rows, columns, whole = (_any(state, names) for names in (_ROWS, _COLUMNS, _WHOLE))
-    if rows is not None and columns is not None and second.dim() == 2:
-        rows.copy_(second.mean(-1).view_as(rows))
-        columns.copy_(second.mean(-2).view_as(columns))
+    rows, columns, whole = (state.get(name) for name in ("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq"))
+    if rows is not None and columns is not None and columns.dim() == 1:
+        rows.copy_(second.mean(1))
+        columns.copy_(second.mean(0))
     elif whole is not None:
         whole.copy_(second)
+    else:
+        return
     _set(state, "step", moments.step)
     if moments.first is not None:
         _set(state, "exp_avg", moments.first)
-
-
-def _any(state: Tensors, names: tuple[str, ...]) -> Tensor | None:
-    return next((state[name] for name in names if name in state), None)
 
 
 def _set(state: Tensors, name: str, value: Tensor) -> None:
@@ -167,7 +160,7 @@ def direction(rule: UpdateRule, state: Tensors) -> Tensor | None:
     moments = _READ[kind](rule, state) if kind in _READ else Moments()
     first, second, step = moments.first, moments.second, moments.step
     if kind == "sgd" and first is not None:
-        return first / (1 - _momentum(rule))
+        return first * _sum_of_weights(rule)
     if kind not in ADAM[:2] or first is None or second is None or step is None:
         return None
     decays: Any = rule

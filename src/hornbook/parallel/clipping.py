@@ -1,5 +1,6 @@
 """Clipping: gradients of all ranks are limited as one process limits them (`hornbook.optim.config.clipping`)."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
+from hornbook.optim.foreach import foreach
 from hornbook.parallel.exact import fold_, row_squares
 from hornbook.parallel.gradients import clip
 from hornbook.parallel.owners import SHARING
@@ -24,16 +26,25 @@ LEAST_SPREAD = 0.02
 class Clipping:
     """Limits the gradients of a run. Every rank makes the same calls, and all remember the same norms."""
 
-    def __init__(self, shards: Mapping[str, ParameterShard], world: World, *, exact: bool) -> None:
+    def __init__(
+        self,
+        shards: Mapping[str, ParameterShard],
+        world: World,
+        roles: Callable[[], Mapping[str, str]],
+        *,
+        exact: bool,
+    ) -> None:
+        """`roles` of parameters by name, asked for where the kind of clipping needs them."""
         self._shards, self._world, self._exact = shards, world, exact
+        self._roles = functools.cache(roles)
         self._norms: Tensor | None = None
         """float64 [window]: logarithms of norms after clipping, the oldest first; NaN before the first."""
         self._restored: list[float] = []
 
-    def apply(self, how: AnyClip, norm: Tensor, nonfinite: Tensor, roles: Callable[[], Mapping[str, str]]) -> None:
+    def apply(self, how: AnyClip, norm: Tensor, nonfinite: Tensor) -> None:
         """Limit the gradients in place, whose global norm is `norm`; without a wait on a GPU.
 
-        `nonfinite` is 1.0 where the step will be refused: then no norm is remembered. `roles` of parameters by name.
+        `nonfinite` is 1.0 where the step will be refused: then no norm is remembered.
         """
         if not isinstance(how, ZScoreClip):
             self.load([])  # what it remembered before is of no use to it later
@@ -47,7 +58,7 @@ class Clipping:
                 for gradient in gradients:
                     gradient.clamp_(-how.limit, how.limit)
             case AdaptiveClip():
-                self._clip_rows(how, roles())
+                self._clip_rows(how)
             case ZScoreClip():
                 _scale(gradients, self._usual(how, norm, nonfinite) / (norm + 1e-6))
 
@@ -83,7 +94,8 @@ class Clipping:
 
     # ---- by rows
 
-    def _clip_rows(self, how: AdaptiveClip, roles: Mapping[str, str]) -> None:
+    def _clip_rows(self, how: AdaptiveClip) -> None:
+        roles = self._roles()
         units = [
             _Units(shard, shard.tensor.grad, self._exact)
             for name, shard in self._shards.items()
@@ -135,4 +147,4 @@ def _scale(gradients: Sequence[Tensor], factor: Tensor) -> None:
     """Multiply by a scalar where it is below 1."""
     if factor.device.type == "cpu" and not float(factor) < 1:
         return  # the comparison needs no wait here
-    torch._foreach_mul_(list(gradients), factor.clamp(max=1.0))
+    foreach._foreach_mul_(list(gradients), factor.clamp(max=1.0))

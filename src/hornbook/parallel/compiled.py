@@ -15,6 +15,7 @@ import torch._functorch.config as functorch
 from torch import nn
 
 from hornbook.kernels import folder as kernel_folder
+from hornbook.model.layers.compile_options import compile_options
 from hornbook.model.transformer import Transformer
 from hornbook.run.config import TrainConfig
 
@@ -43,7 +44,8 @@ class CompiledParts:
     def add(self, module: nn.Module, name: str, **options: Any) -> None:
         """Compile a method when it is first called."""
         found = getattr(module, name)
-        made = torch.compile(found, backend=BACKEND, dynamic=False, recompile_limit=MOST_SHAPES, **options)
+        limit = compile_options(recompile_limit=MOST_SHAPES)
+        made = torch.compile(found, backend=BACKEND, **{"dynamic": False, **limit, **options})
         self._parts.append(Part(module, name, made))
         setattr(module, name, made)
 
@@ -76,7 +78,8 @@ def compile_model(model: Transformer, train: TrainConfig, device: torch.device, 
             for block in stack.blocks.values():
                 parts.add(block, "forward", **options)
     if model.head is not None and device.type != "cpu":  # a CPU has a kernel of our own
-        parts.add(model.head, "loss_and_grad_")
+        few = model.head.before is not None  # its losses are of the tokens that count, another number each time
+        parts.add(model.head, "loss_and_grad_", dynamic=None if few else False)
     return parts
 
 

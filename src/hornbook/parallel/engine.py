@@ -18,6 +18,7 @@ from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
+from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.config.clipping import AnyClip, NormClip
@@ -51,13 +52,14 @@ class Engine:
         scaler: Scaler | None = None,
         loss: LossConfig = LossConfig(),  # noqa: B008 - frozen
         compiled: CompiledParts | None = None,
+        hold_weights: bool = False,
     ) -> None:
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
         """This rank's shard of every parameter; a tied one once, under its first name."""
         self.owners = Owners(self.shards, world)
         """Gives an optimizer whole parameters where its rules need them."""
-        self.clipping = Clipping(self.shards, world, exact=exact)
+        self.clipping = Clipping(self.shards, world, lambda: parameter_roles(model), exact=exact)
         """Limits gradients; remembers norms where it judges by them."""
         self.penalties = Penalties(loss, self.shards, world, exact=exact)
         """Terms of the objective that are functions of the weights alone."""
@@ -67,6 +69,7 @@ class Engine:
         """Calls the model in training."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._compiled = compiled or CompiledParts()
+        self._hold_weights = hold_weights
         self._rows = 0
         """Rows of the largest microbatch so far, for which the model is compiled."""
         self._balance = Balance(model)
@@ -119,7 +122,8 @@ class Engine:
         step = _Step(self, [self._filled(batch) for batch in batches], key, factor)
         if self._part is not None:
             self._part.begin(batches, total_weight, self.scaler.scale if self.scaler else 1.0)
-        self.runner.run(step)
+        with self._held_weights(len(batches)):
+            self.runner.run(step)
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
         with self.clock.phase("communication" if self.world.data_size > 1 else "forward"):
             sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
@@ -213,6 +217,12 @@ class Engine:
         tokens, positions = self._to_device(batch.source.tokens), self._to_device(batch.source.positions)
         return Source(tokens, positions, batch.source.document_lengths, None if mask is None else self._to_device(mask))
 
+    def _held_weights(self, microbatches: int) -> contextlib.AbstractContextManager[None]:
+        """Around the microbatches of a step: weights cast once for all, where there are several."""
+        if not self._hold_weights or microbatches < 2:
+            return contextlib.nullcontext()
+        return held_weights(self.model, self.model.compute_dtype)
+
     def _filled(self, batch: Batch) -> Batch:
         """Where the model is compiled, the batch with as many rows as the largest had; those added count nothing."""
         if not self._compiled:
@@ -237,7 +247,7 @@ class Engine:
         norm = exact_norm(self.shards, self.world) if self._exact else self._data_parallel.norm(gradients)
         assert self._objective is not None
         self._nonfinite = found_nonfinite(norm, self._objective)
-        self.clipping.apply(how, norm, self._nonfinite, lambda: parameter_roles(self.model))
+        self.clipping.apply(how, norm, self._nonfinite)
         return norm
 
     def step(self, optimizer: Optimizer) -> Tensor:

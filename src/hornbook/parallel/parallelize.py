@@ -53,7 +53,9 @@ def parallelize(
         check_shards(data_parallel.shards)
     scaler = Scaler() if precision == "fp16" else None
     settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
-    return Engine(model, world, data_parallel, **settings)
+    # Weights that are gathered for each use are not there before it; and who recomputes wants the memory.
+    hold = not isinstance(data_parallel, FSDP) and parallel.recompute.kind == "none"
+    return Engine(model, world, data_parallel, **settings, hold_weights=hold)
 
 
 def apply_recompute(model: Transformer, config: Recompute) -> None:

@@ -38,6 +38,11 @@ class StepClock:
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._since = 0
 
+    def begin(self) -> None:
+        """Begin a step: what collectives of an evaluation took before it counts for nothing."""
+        self._marks.clear()
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
     def phase(self, name: Phase) -> "_Within":
         """A context whose time counts for `name`, and not for the phase around it."""
         return _Within(self, name)

@@ -172,7 +172,12 @@ def compile_for(inputs: Inputs) -> None:
     # Every objective looks up positions first: where that is compiled, so are the kernels that read data.
     data = [] if is_ready(sampler._locate) else [partial(_first_row, index)]
     compile_ahead([*data, *model_jobs(model, train, inputs.vocab)])
-    kernels, bfloat16 = _kernels(model, train, inputs.vocab)
+    load_kernels(model, train, inputs.vocab)
+
+
+def load_kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> None:
+    """Load the kernels of a model into this process; those that are missing are compiled here."""
+    kernels, bfloat16 = _kernels(model, train, vocab)
     for kernel in kernels:
         kernel.callback(bfloat16)
 

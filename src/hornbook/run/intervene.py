@@ -12,13 +12,16 @@ from hornbook.errors import UsageError
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control import Request
-from hornbook.run.interventions import Course, Intervention, propose, rewarm_tokens, span_tokens
+from hornbook.run.inputs import load_kernels
+from hornbook.run.interventions import ActivationBlend, Course, Intervention, propose, rewarm_tokens, span_tokens
 from hornbook.run.job import Job
 from hornbook.run.ledger import At
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
 from hornbook.run.state import State
-from hornbook.run.training_length import TrainingLength
+from hornbook.run.training_length import TrainingLength, check_schedule, sets_schedule
+
+ACTIVATION = "model.mlp.activation"
 
 
 class Intervener:
@@ -28,6 +31,7 @@ class Intervener:
         self._job, self._world, self._state, self._observers, self._saver = job, world, state, observers, saver
         self.course = job.course.before(state.step)
         """The settings in force at the next step."""
+        self.blend()
 
     def __call__(self, requests: int) -> Course:
         """Make the changes that are due before the next step; `requests`: how many new ones rank 0 has."""
@@ -41,6 +45,8 @@ class Intervener:
                 self._observers.note(f"refused at step {self._state.step:,}: {error}")
             else:
                 self._record(file, request, intervention, course)
+                if course.blend is not None and course.blend is not self.course.blend:
+                    self._measure(course, course.blend)
                 self._follow(course, intervention)
         return self.course
 
@@ -55,6 +61,9 @@ class Intervener:
         """(the intervention that a request asks for, the course after it). UsageError where it cannot be."""
         course, at = self.course, At(self._state.step, self._state.tokens)
         changes = propose(course.resolved, request.settings, self._state.matched_rate)
+        activation = any(each.key == ACTIVATION for each in changes)
+        if request.blend is not None and not activation:
+            raise UsageError(f"a blend belongs to a change of {ACTIVATION}")
         rewarm = None if request.rewarm is None else span_tokens(request.rewarm, course.length, at.tokens)
         spans = {
             "rewarm_tokens": rewarm_tokens(changes, course.length, at.tokens) if rewarm is None else rewarm,
@@ -62,6 +71,8 @@ class Intervener:
         }
         intervention = Intervention(at.step, at.tokens, changes, **spans)
         after = course.after(intervention)
+        if any(sets_schedule(each.key) for each in changes):
+            check_schedule(after.recipe.optim.schedule, after.recipe.train.average, after.length)
         after.to_end()  # what the ledger says of later steps must fit
         if after.recipe.optim != course.recipe.optim:
             self._state.new_optimizer(after.recipe.optim)  # refused here where it cannot take a parameter
@@ -81,9 +92,31 @@ class Intervener:
         if course.recipe.optim != self.course.recipe.optim:
             self._saver.forget(state)
             state.follow(course.recipe)
+        if course.recipe.model != self.course.recipe.model:
+            self._job.control.enter("setup", state)
+            load_kernels(course.recipe.model, course.recipe.train, state.spec.vocab)
         self.course = course
+        self.blend()
         self._observers.change(course)
         self._observers.note(f"changed after step {state.step:,}: {intervention.describe()}")
+
+    def blend(self) -> None:
+        """Give the MLPs the activation of the next step."""
+        if (blend := self.course.blend) is not None:
+            self._state.use_activation(blend.before, blend.after, blend.share(self._state.tokens))
+
+    def _measure(self, course: Course, blend: ActivationBlend) -> None:
+        """Write to the ledger how the loss changes with the new activation, on rows that are trained on next."""
+        state, rows = self._state, self._state.micro_batch
+        self._job.control.enter("evaluate", state)
+        before = state.probe(rows)
+        load_kernels(blend.after, course.recipe.train, state.spec.vocab)
+        state.use_activation(blend.before, blend.after, 1.0)
+        after = state.probe(rows)
+        state.use_activation(blend.before, blend.after, 0.0)
+        text = f"loss {before:.4f} with the old activation, {after:.4f} with the new one"
+        self._job.ledger.note("activation", state, text=text, loss_before=before, loss_after=after, rows=rows)
+        self._observers.note(text)
 
     def shorten(self, length: TrainingLength) -> None:
         """Go on with another length."""

@@ -13,6 +13,8 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import adapter_of
 from hornbook.optim.config.batch_schedule import Batches
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.swap import REWARM_STEPS, carried_settings, kind_of_rule, rewarms
@@ -127,6 +129,22 @@ def _section(key: str) -> str:
 
 
 @dataclass(frozen=True)
+class ActivationBlend:
+    """A change of the activation in the MLPs."""
+
+    start: int
+    """Tokens consumed at its start."""
+    tokens: int
+    """Tokens that it lasts; 0: it is done at once."""
+    before: ModelConfig
+    after: ModelConfig
+
+    def share(self, consumed: int) -> float:
+        """Share of the new activation in the step that begins after `consumed` tokens."""
+        return min((consumed - self.start) / self.tokens, 1.0) if self.tokens else 1.0
+
+
+@dataclass(frozen=True)
 class Course:
     """The settings in force at a step, and the interventions of later steps that are known already."""
 
@@ -136,6 +154,8 @@ class Course:
     """Not applied yet, by step: the ledger has them, and the run went on from an earlier checkpoint."""
     rewarm: tuple[int, int] = (0, 0)
     """(tokens consumed at its start, tokens) of the newest rise of the learning rate after a change of optimizer."""
+    blend: ActivationBlend | None = None
+    """The newest change of the activation."""
 
     @property
     def recipe(self) -> Recipe:
@@ -148,7 +168,12 @@ class Course:
         if _batches(resolved.recipe) != _batches(self.recipe):
             length = replace(length, batches=length.batches.then(at, _batches(resolved.recipe)))
         rewarm = (at, intervention.rewarm_tokens) if intervention.rewarm_tokens else self.rewarm
-        return replace(self, resolved=resolved, length=length, rewarm=rewarm)
+        blend = self.blend
+        if resolved.recipe.model != self.recipe.model:
+            if blend is not None and blend.share(at) < 1:
+                raise UsageError("model.mlp.activation: the blend of the change before is not over")
+            blend = ActivationBlend(at, intervention.blend_tokens, self.recipe.model, resolved.recipe.model)
+        return replace(self, resolved=resolved, length=length, rewarm=rewarm, blend=blend)
 
     def due(self, step: int) -> Intervention | None:
         """The first known intervention of a step up to `step`."""
@@ -200,11 +225,17 @@ def propose(
     found = override(resolved, [given]).recipe
     if kind_of_rule(found.optim) != kind_of_rule(old):
         carried = {"kind": kind_of_rule(found.optim), **carried_settings(old, found.optim)}
-        rate = matched_rate(found.optim)
-        carried |= {} if rate is None else {"lr": rate}
-        found = override(resolved, [Source({"optim": give_all(carried, "carried over")}), given]).recipe
+        found = _with_carried(resolved, carried, given)
+        if "lr" not in carried and (rate := matched_rate(found.optim)) is not None:
+            found = _with_carried(resolved, carried | {"lr": rate}, given)
     refuse_untold(resume_changes(resolved.recipe, found))
+    if found.model != resolved.recipe.model and adapter_of(found.surgery) is not None:
+        raise UsageError("model.mlp.activation cannot change in a run that trains an adapter: it belongs to its base")
     return setting_changes(resolved.recipe, found)
+
+
+def _with_carried(resolved: Resolved, carried: dict[str, Any], given: Source) -> Recipe:
+    return override(resolved, [Source({"optim": give_all(carried, "carried over")}), given]).recipe
 
 
 def rewarm_tokens(changes: Sequence[SettingChange], length: TrainingLength, consumed: int) -> int:

@@ -57,6 +57,8 @@ class Monotone:
     """The record of the initial checkpoint (`InitFrom.record`); None: initial values."""
     recipe: dict[str, Any] | None = None
     """The complete recipe in force; None in runs of versions that did not record it."""
+    recipe_attempt: int = 0
+    """The attempt that began with it."""
     saved_manifests: dict[int, set[str | None]] = field(default_factory=dict)
     """Step -> digests of the manifests saved at it; None for a save of a version that did not record it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -93,7 +95,6 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
             state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
             if "metrics" in record:
                 state.metrics.append({**record["metrics"], "step": record["step"]})
-        state.recipe = record.get("recipe", state.recipe)
         for change in record.get("changes", ()):
             state.settings.pop(change["key"], None)
             if change["key"] == "train.micro_batch":
@@ -109,11 +110,13 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
             state.fewer_rows.append((record["tokens"], record["rows"]))
         if record.get("origin"):
             state.init_from = record["origin"]
-        _replay_intervention(state, record)
+        _replay_settings(state, record)
     return state
 
 
-def _replay_intervention(state: Monotone, record: dict[str, Any]) -> None:
+def _replay_settings(state: Monotone, record: dict[str, Any]) -> None:
+    if "recipe" in record:
+        state.recipe, state.recipe_attempt = record["recipe"], record["attempt"]
     if record.get("ends_interventions"):
         state.interventions.clear()
     if record.get("kind") == "intervention":

@@ -7,7 +7,8 @@ Learning rate and data order are functions of the clock, so this is enough to ma
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import IntegrityError
 from hornbook.files.safetensors import read_header
+from hornbook.model.build import parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import SurgeryStep, adapter_of
 from hornbook.model.hf.hf import view_hf
 from hornbook.model.init.init import with_new_head
+from hornbook.model.mlp.blend import set_activation
 from hornbook.model.storage.safetensors_folder import CODES, Reader
 from hornbook.model.storage.tensor_slices import TensorSlice
 from hornbook.model.surgery.adapters.files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.folders import AVERAGE, read_added
 from hornbook.model.surgery.values import added_parameters, with_added
-from hornbook.optim.average import WeightAverage
+from hornbook.optim.average import WeightAverage, held_weights
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.convert import convert_state, update_size
@@ -87,6 +90,7 @@ class State:
         self.fewer_rows: list[tuple[int, int]] = []
         """(tokens consumed, rows) from which on the micro-batch was smaller, since memory ran out; from the ledger."""
         self._micro_batch = loader.micro_batch
+        engine.weights_to_evaluate = self._optimizer_weights
 
     @property
     def micro_batch(self) -> int:
@@ -100,6 +104,12 @@ class State:
         if average.config.evaluate:
             self.engine.weights_to_evaluate = average.in_place
 
+    def _optimizer_weights(self) -> AbstractContextManager[None]:
+        """The parameters hold the weights that the optimizer gives for evaluations, inside of this context."""
+        values = self.optimizer.evaluation_weights()
+        parameters = self.engine.named_parameters
+        return held_weights({name: parameters[name] for name in values}, values) if values else nullcontext()
+
     def advance(self, batch: GlobalBatch) -> None:
         """Count one step over `batch`, whether its update was applied or refused."""
         self.step += 1
@@ -110,7 +120,10 @@ class State:
         shards = self.engine.shards
         names = added_parameters(self.engine.model) if adapter_of(self.spec.surgery) else shards
         saved = {name: shards[name] for name in names if shards[name].is_primary}
-        return {name: TensorSlice(shard.tensor.detach(), shard.start) for name, shard in saved.items()}
+        others = self.optimizer.evaluation_weights()
+        return {
+            name: TensorSlice(others.get(name, shard.tensor.detach()), shard.start) for name, shard in saved.items()
+        }
 
     def moments(self) -> dict[str, Shard]:
         """This rank's shards of the optimizer's state, by the names that they have in a checkpoint."""
@@ -148,7 +161,25 @@ class State:
             return
         made, owners = self.new_optimizer(recipe.optim)
         convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
+        if not made.config.averages:  # it goes on from what was evaluated
+            for name, values in self.optimizer.evaluation_weights().items():
+                self.engine.shards[name].tensor.detach().copy_(values)
         self.optimizer, self.engine.owners = made, owners
+        self.engine.penalties.names = made.decaying
+
+    def use_activation(self, before: ModelConfig, after: ModelConfig, share: float) -> None:
+        """Blend the activations of two configurations; checkpoints name the new one once its share is 1."""
+        set_activation(self.engine.model, before, after, share)
+        config = after if share >= 1 else before
+        self.spec = replace(self.spec, config=config)
+
+    def probe(self, rows: int) -> float:
+        """Mean loss of the next rows of training data, equal on every rank; changes nothing."""
+        clock = self.loader.clock
+        batch = self.loader.take(rows).batches[0]
+        self.loader.seek(clock)
+        counted = int((batch.weights > 0).sum())
+        return float(self.engine.evaluate(batch).sum()) / max(counted, 1)
 
     def new_optimizer(self, config: AnyOptimizer) -> tuple[Optimizer, Owners]:
         """An optimizer whose state is zero, and the whole parameters that it needs. Raises UsageError."""

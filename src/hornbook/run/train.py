@@ -11,7 +11,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.average import WeightAverage
-from hornbook.optim.build import build_optimizer, decaying
+from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.average import NoAverage
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
@@ -70,6 +70,7 @@ def train(job: Job) -> Exit:
                 searching = engine.scaler is not None and not engine.scaler.spent
                 shrunk = len(state.fewer_rows)
                 step = take_step(job, state, course)
+                intervener.blend()
                 if len(state.fewer_rows) > shrunk:
                     observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
                 job.run.check()
@@ -104,14 +105,15 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
-    engine.penalties.names = decaying(roles, recipe.optim)
     factors = learning_factors(roles, recipe.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
 
     def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
         return build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
 
+    inputs.loader.pinned = world.device.type == "cuda"
     optimizer = make_optimizer(recipe.optim, engine.owners)
+    engine.penalties.names = optimizer.decaying
     state = State(engine, optimizer, inputs.loader, inputs.model_spec, recipe.seed, make_optimizer)
     _keep_statistics(state, recipe, inputs.length)
     return state
@@ -132,6 +134,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     """One optimizer step over the next global batch."""
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
+    engine.clock.begin()
     lr = course.learning_rate(state.tokens)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)

@@ -73,6 +73,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe)]
     problems += [*_check_surgery(recipe), *_check_labels(recipe), *_check_noise_scale(recipe)]
+    problems += _check_optim(recipe)
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -89,6 +90,13 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
     if train.cuda_graphs and not train.compile:
         yield "train.cuda_graphs", "graphs are made of compiled code: set train.compile = true"
     yield from _check_ramp(train)
+
+
+def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    yield from ((f"optim.{key}", text) for key, text in recipe.optim.problems())
+    if recipe.optim.averages and recipe.train.average.kind != "none":
+        text = f'optim.kind "{getattr(recipe.optim, "kind", "")}" already evaluates and saves an average of the weights'
+        yield "train.average.kind", f'{text}: set it to "none", or take another optimizer'
 
 
 def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:

@@ -74,7 +74,7 @@ def resolve(target: str | None, overrides: Sequence[str] = (), environ: Mapping[
 
 def override(resolved: Resolved, sources: Sequence[Source]) -> Resolved:
     """A complete recipe with further sources of settings on top. Raises ConfigError with all problems at once."""
-    origins = {split_key(key): origin for key, origin in resolved.origins.items()}
+    origins: dict[Path, str] = {split_key(key): origin for key, origin in resolved.origins.items()}
     return _judge(Merge(plain(resolved.recipe), origins).add(sources))
 
 

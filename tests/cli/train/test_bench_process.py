@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from hornbook.kernels.folder import folders
+
 pytestmark = pytest.mark.slow
 
 
 def bench(home: Path, *words: str) -> tuple[int, dict[str, Any], str]:
+    home.mkdir()
+    (home / "kernels").symlink_to(next(folders()))  # compiled already
     command = [sys.executable, "-m", "hornbook.cli.main", "bench", "--json", *words]
     environment = {**os.environ, "HORNBOOK_HOME": str(home), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -21,7 +25,7 @@ def bench(home: Path, *words: str) -> tuple[int, dict[str, Any], str]:
 
 def test_ranks_are_measured_in_processes_of_their_own(tiny_settings: tuple[str, ...], tmp_path: Path) -> None:
     sweep = ["--sweep", "parallel.data=1,2", "parallel.shard=none,everything", "--seconds", "0.2"]
-    code, found, errors = bench(tmp_path, *tiny_settings, *sweep)
+    code, found, errors = bench(tmp_path / "home", *tiny_settings, *sweep)
     assert (code, errors) == (0, "")
     rows = {tuple(row["settings"].values()): row for row in found["sweep"]}
     assert all(row["refused"] is None for row in rows.values())
@@ -38,7 +42,7 @@ def test_ranks_are_measured_in_processes_of_their_own(tiny_settings: tuple[str, 
 
 def test_an_error_of_a_rank_is_the_command_s_own(tiny_settings: tuple[str, ...], tmp_path: Path) -> None:
     words = ["parallel.data=2", "parallel.shard=everything", "parallel.exact=true", "--seconds", "0.2"]
-    code, found, errors = bench(tmp_path, *tiny_settings, *words, "model.width=10")
+    code, found, errors = bench(tmp_path / "home", *tiny_settings, *words, "model.width=12")
     assert (code, found) == (2, {})
     assert "parallel.exact" in errors
     assert "Traceback" not in errors

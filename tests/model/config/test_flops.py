@@ -2,18 +2,18 @@
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from hornbook.model.attention import attend, attention
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.build import build_model
-from hornbook.model.config.flops import StepOperations, operations_per_token, state_bytes, step_operations
+from hornbook.model.config.flops import NO_RECOMPUTE, StepOperations, operations_per_token, state_bytes, step_operations
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import keys_seen
 from hornbook.model.transformer import Source
 from hornbook.optim.config.optim import AdamW
-from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.config import BlockRecompute, ParallelConfig, Recompute
 from hornbook.settings.resolve import resolve
 
 SMALL = ["model.layers=2", "model.width=32", "model.heads=4"]
@@ -67,24 +67,27 @@ ROWS, LENGTH = 2, 24
 
 
 def counted_step(words: list[str]) -> tuple[ModelConfig, float]:
-    """What torch counts in a forward and a backward pass, loss included; flash attention on a CPU by its own formulas."""
+    """What torch counts in a forward and a backward pass, loss included; flash attention by torch's own formulas."""
     config = config_of(words)
     model = build_model(config, 64, "cpu")
     assert model.head is not None
     tokens = torch.randint(0, 64, (ROWS, LENGTH))
     positions = torch.arange(LENGTH).expand(ROWS, -1)
     source = Source(tokens, positions) if config.kind == "encoder_decoder" else None
-    flash = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    formulas = {
+        torch.ops.aten.addmm_: lambda _, a, b, *__, **___: 2 * a[0] * a[1] * b[1],  # the head adds its gradients up
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v, *_, **__: (
+            sdpa_backward_flop_count(grad, q, k, v)
+        ),
     }
-    with FlopCounterMode(display=False, custom_mapping=flash) as counter:
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         hidden, _ = model(tokens, positions, source=source)
         model.head.losses(hidden, tokens, torch.ones(ROWS, LENGTH))["loss"].backward()
     return config, counter.get_total_flops()
 
 
-def operations(config: ModelConfig, recompute: str = "none") -> StepOperations:
+def operations(config: ModelConfig, recompute: Recompute = NO_RECOMPUTE) -> StepOperations:
     positions = (ROWS * LENGTH, ROWS * LENGTH if config.kind == "encoder_decoder" else 0)
     return step_operations(config, 64, LENGTH, positions, recompute)
 
@@ -114,7 +117,7 @@ def test_flash_attention_computes_its_scores_once_more(words: list[str], monkeyp
 def test_recomputed_blocks_run_forward_twice() -> None:
     """A third of the blocks' operations; the head and the embedding are not computed again."""
     config = config_of(FAMILIES["decoder"])
-    found = operations(config, "block")
+    found = operations(config, BlockRecompute())
     assert found.recomputed == pytest.approx(found.without_head * 4 / 3 + (found.causal - found.without_head))
     assert operations(config).recomputed == found.causal
 

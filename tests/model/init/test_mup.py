@@ -21,8 +21,8 @@ from hornbook.model.config.mup import derived_factors, learning_factors, unfit_f
 from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.optim import AdamW
 from hornbook.optim.config.rule import Factors
+from tests.optim.kinds import config_of
 
 VOCAB, HEAD_DIM = 4, 32
 FLAT, STEEP = 0.05, 0.3
@@ -59,12 +59,12 @@ def scaled(start: config.ModelConfig, width: int, layers: int) -> config.ModelCo
     return parametrized(start.model_copy(update=sizes))
 
 
-def train(cfg: config.ModelConfig, steps: int, lr: float, seed: int) -> Transformer:
-    """A model after a few Adam steps on rows in which each token follows from the one before."""
+def train(cfg: config.ModelConfig, steps: int, lr: float, seed: int, kind: str = "adamw") -> Transformer:
+    """A model after a few steps on rows in which each token follows from the one before."""
     model = build_model(cfg, VOCAB).to_empty(device="cpu")
     initialize(model, cfg, seed)
     roles = parameter_roles(model)
-    settings = AdamW(lr=lr, weight_decay=0.0)
+    settings = config_of(kind, lr=lr, weight_decay=0.0)
     optimizer = build_optimizer(dict(model.named_parameters()), roles, settings, learning_factors(roles, cfg))
     tokens = rows()
     for _ in range(steps):
@@ -80,9 +80,9 @@ def rows() -> Tensor:
     return (torch.tensor([[1], [6]]) + 5 * torch.arange(33)[None]) % VOCAB
 
 
-def changes(cfg: config.ModelConfig, steps: int, lr: float, seed: int) -> dict[str, float]:
+def changes(cfg: config.ModelConfig, steps: int, lr: float, seed: int, kind: str = "adamw") -> dict[str, float]:
     """Root mean square of how far each activation has moved after `steps` steps."""
-    before, after = activations(train(cfg, 0, lr, seed)), activations(train(cfg, steps, lr, seed))
+    before, after = activations(train(cfg, 0, lr, seed)), activations(train(cfg, steps, lr, seed, kind))
     return {name: float((after[name] - before[name]).square().mean().sqrt()) for name in after}
 
 
@@ -107,9 +107,11 @@ def activations(model: Transformer) -> dict[str, Tensor]:
     return {name: torch.stack(values) for name, values in found.items()} | {"logits": logits}
 
 
-def slopes(models: dict[int, list[config.ModelConfig]], steps: int, lr: float) -> dict[str, float]:
+def slopes(models: dict[int, list[config.ModelConfig]], steps: int, lr: float, kind: str = "adamw") -> dict[str, float]:
     """Slope over the size of each activation's size; several models of one size are averaged."""
-    sizes = {size: [changes(cfg, steps, lr, seed) for seed, cfg in enumerate(each)] for size, each in models.items()}
+    sizes = {
+        size: [changes(cfg, steps, lr, seed, kind) for seed, cfg in enumerate(each)] for size, each in models.items()
+    }
     names = next(iter(sizes.values()))[0]
     means = {name: [sum(run[name] for run in runs) / len(runs) for runs in sizes.values()] for name in names}
     return {name: slope(list(models), values) for name, values in means.items()}
@@ -143,6 +145,14 @@ def test_activations_move_alike_at_every_width() -> None:
     assert_flat(slopes(by_width(widths, seeds, mup=True), steps=4, lr=0.002))
     standard = slopes(by_width(widths, seeds, mup=False), steps=4, lr=0.002)
     assert all(value > STEEP for value in standard.values()), standard
+
+
+@pytest.mark.parametrize(("kind", "lr"), [("sgd", 0.05), ("lion", 0.002)])
+def test_other_updates_move_them_alike_too(kind: str, lr: float) -> None:
+    """SGD has factors of its own: its updates shrink with the gradient, which shrinks with the width."""
+    widths, seeds = [64, 128, 256], 2
+    assert_flat(slopes(by_width(widths, seeds, mup=True), 4, lr, kind))
+    assert slopes(by_width(widths, seeds, mup=False), 4, lr, kind)["logits"] > STEEP
 
 
 def test_activations_move_alike_at_every_depth() -> None:

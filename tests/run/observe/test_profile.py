@@ -32,7 +32,7 @@ def test_windows(text: str, done: int, steps: range) -> None:
 
 @pytest.mark.parametrize("text", ["x", "5-4", "0 steps", "1-1000", "201 steps", "-5", "3 minutes"])
 def test_other_words_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="write the steps to trace as '100-104' or '5 steps', 200 steps at most"):
+    with pytest.raises(UsageError, match='write the steps to trace as "100-104" or "5 steps", 200 steps at most'):
         resolve(None, ["log.profile=" + text], environ={})
 
 

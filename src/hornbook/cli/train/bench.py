@@ -53,7 +53,7 @@ def bench(
         raise UsageError("--loader, --accumulation and --sweep are measurements of their own: give one of them")
     free, swept = _parted(words, sweep_)
     free += [] if data is None else [f"data.path={data}"]
-    named = bool(split_targets(free)[0]) or data is not None
+    named = bool(split_targets(free)[0]) or any("data.path" in word for word in free)
     if not named and (loader or accumulation or swept):
         raise UsageError("name the recipe to measure: hornbook bench RECIPE")
     if swept:

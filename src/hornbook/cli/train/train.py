@@ -90,14 +90,20 @@ def fork(
     load_torch()
     from hornbook.run.job import Start
     from hornbook.run.start.bound import recipe_in_force, refuse_edited
-    from hornbook.run.start.init_from import init_from_fork
+    from hornbook.run.start.init_from import checkpoint_step, init_from_fork
+    from hornbook.settings.resolve import override
+    from hornbook.settings.sources import command_line_source, environment_source
 
     parent, overrides = _named_run(words, "hornbook fork RUN --out RUN2")
     if not parent.recipe.is_file():
         raise UsageError(f"{parent.path} holds no run: name a run directory")
     refuse_edited(parent)
+    old = recipe_in_force(parent, before=checkpoint_step(parent, at))
     resolved = resolve(str(parent.recipe), overrides)
-    init_from = init_from_fork(parent, at, recipe_in_force(parent), resolved.recipe)
+    if old != recipe_in_force(parent):  # the parent was told other settings after this checkpoint
+        given = [environment_source(os.environ), command_line_source(overrides)]
+        resolved = override(Resolved(old, resolved.origins), given)
+    init_from = init_from_fork(parent, at, old, resolved.recipe)
     if resolved.origins.get("name", "") != COMMAND_LINE:
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
     return run_job(resolved, RunDir(out), Start(init_from=init_from), dry_run=dry_run)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from hornbook.data.batch import GlobalBatch
+from hornbook.data.batch import GlobalBatch, pinned
 from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
@@ -31,6 +31,7 @@ class _Request(NamedTuple):
     skipped: SkippedRanges
     rank: int
     world: int
+    pinned: bool
 
 
 class Loader:
@@ -44,10 +45,13 @@ class Loader:
         """Samples consumed so far."""
         self.skipped: SkippedRanges = ()
         """Positions that no sample is taken from."""
+        self.pinned = False
+        """Whether microbatches are made in memory that a GPU reads by itself."""
 
         def make(request: _Request) -> GlobalBatch:
             positions = positions_of(request.clock, request.num_samples, request.skipped)
-            return index.batch(positions, request.micro_batch, request.rank, request.world)
+            batch = index.batch(positions, request.micro_batch, request.rank, request.world)
+            return pinned(batch) if request.pinned else batch
 
         self._make = make
         self._prefetcher = Prefetcher(make) if prefetch else None
@@ -73,7 +77,7 @@ class Loader:
         """
         if num_samples < 1:
             raise ValueError(f"a global batch has at least one sample, not {num_samples}")
-        request = _Request(self.clock, num_samples, self.micro_batch, self.skipped, rank, world)
+        request = _Request(self.clock, num_samples, self.micro_batch, self.skipped, rank, world, self.pinned)
         if self._prefetcher is None:
             batch = self._make(request)
         else:

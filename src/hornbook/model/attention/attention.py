@@ -30,6 +30,8 @@ class FullAttention(nn.Module):
     """Each position sees others of its own sequence. The number of heads follows from the tensors' widths."""
 
     role: ClassVar = "vector"
+    beside: ClassVar[tuple[str, ...]] = ("query", "key", "value")
+    """Layers whose products are one."""
 
     site = SITE
 
@@ -97,6 +99,7 @@ class CrossAttention(FullAttention):
     """
 
     site = SITE + 1
+    beside = ()
 
     def __init__(self, cfg: config.ModelConfig, layer: int) -> None:
         super().__init__(cfg, layer)

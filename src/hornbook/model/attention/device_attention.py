@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hornbook.model.attention.key_tables import Documents
 from hornbook.model.attention.tiled_attention import Scoring
+from hornbook.model.layers.compile_options import compile_options
 
 Heads = Float[Tensor, "batch heads time dim"]
 HALVES = (torch.bfloat16, torch.float16)
@@ -24,7 +25,7 @@ MOST_DIM = 256
 """Of a head, for flash attention."""
 MOST_SHAPES = 64
 """Shapes, dtypes and kinds of scores that FlexAttention is compiled for in one process."""
-FLASH = {"FA4": ("flash_attn.cute", (9, 10)), "FA3": ("flash_attn_interface", (9,))}
+FLASH = {"FA3": ("flash_attn_interface", (9,)), "FA4": ("flash_attn.cute", (9, 10))}
 """Implementations that torch can take in place of its own flash attention: their module, and the major compute
 capabilities that torch uses them on."""
 
@@ -63,8 +64,8 @@ def attend_to_documents(query: Heads, key: Heads, value: Heads, documents: Docum
     # The longest that a document can be: a kernel's work follows its own length, and code for one bound serves all.
     longest = query.shape[2], key.shape[2]
     starts, window = (documents.query_starts, documents.key_starts), documents.window
-    grouped = query.shape[1] != key.shape[1]
-    out = varlen_attn(*behind, *starts, *longest, scale=scale, window_size=window, enable_gqa=grouped)
+    grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
+    out = varlen_attn(*behind, *starts, *longest, scale=scale, window_size=window, **grouped)
     assert isinstance(out, Tensor)
     return out.unflatten(0, (query.shape[0], -1)).transpose(1, 2)
 
@@ -90,8 +91,8 @@ def _flex_attention(compiled: bool) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     # An error at the limit, where by default all scores would be computed from then on.
-    options = {"fullgraph": True, "dynamic": False, "recompile_limit": MOST_SHAPES, "isolate_recompiles": True}
-    return torch.compile(flex_attention, **options) if compiled else flex_attention
+    options = compile_options(recompile_limit=MOST_SHAPES, isolate_recompiles=True)
+    return torch.compile(flex_attention, fullgraph=True, dynamic=False, **options) if compiled else flex_attention
 
 
 def score_change(scoring: Scoring, offset: int) -> Any:
@@ -126,5 +127,5 @@ def use_installed_flash(device: torch.device) -> str | None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ImportError:  # of the package around it
         return False

@@ -125,6 +125,7 @@ def state_bytes(parameters: int, parallel: ParallelConfig, optim: OptimizerConfi
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas
     weights = FLOAT32 * parameters
-    sizes = {"moments": optim.state_bytes(parameters), "gradients": weights, "weights": weights}  # as they are sharded
+    moments = optim.model_state_bytes(parameters)
+    sizes = {"moments": moments, "gradients": weights, "weights": weights}  # as they are sharded
     shares = {name: group if number < cut else 1 for number, name in enumerate(sizes)}
     return {name: -(-size // shares[name]) for name, size in reversed(sizes.items())}

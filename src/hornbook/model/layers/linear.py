@@ -28,6 +28,10 @@ class Linear(nn.Module):
         """Replaces W in products, called with `weight`: rounded weights, or 4-bit codes of frozen ones."""
         self.adapter: nn.Module | None = None
         """Changes the output, called with (layer, x, y)."""
+        self.held: Tensor | None = None
+        """W in the dtype of products, while microbatches of one step share it (`hornbook.model.layers.held`)."""
+        self.held_beside: Tensor | None = None
+        """The same with those of the layers whose product is one with this layer's, which is the first."""
 
     @property
     def plain(self) -> bool:
@@ -36,6 +40,8 @@ class Linear(nn.Module):
 
     def matrix(self, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
         """W as products see it."""
+        if self.held is not None and self.held.dtype == dtype:
+            return HeldWeights.apply(self.held, self.weight)
         return cheap(_cast, self.weight, dtype) if self.code is None else self.code(self.weight).to(dtype)
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
@@ -62,6 +68,20 @@ class FrozenProduct(torch.autograd.Function):
         return d_x.unflatten(0, grads[0].shape[:-1]), None, grad_bias
 
 
+class HeldWeights(torch.autograd.Function):
+    """Weights beside each other in another dtype, as they are held -> the same; gradients go to each weight."""
+
+    @staticmethod
+    def forward(ctx, held: Tensor, *weights: Tensor) -> Tensor:
+        ctx.dtype, ctx.sizes = weights[0].dtype, [len(weight) for weight in weights]
+        return held.detach()
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        parts = [part.to(ctx.dtype) for part in grads[0].split(ctx.sizes)]
+        return None, *(part if needed else None for part, needed in zip(parts, ctx.needs_input_grad[1:], strict=True))
+
+
 def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Float[Tensor, "*batch outputs"]:
     """Outputs of several layers over the same input, side by side: one matrix product serves all.
 
@@ -70,7 +90,11 @@ def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Flo
     """
     if x.numel() < FEW_ROWS * x.shape[-1] or any(_frozen_code(layer) for layer in layers):
         return torch.cat([layer(x) for layer in layers], -1)
-    weight = cheap(_stacked, *(layer.matrix(x.dtype) for layer in layers))
+    held = layers[0].held_beside
+    if held is not None and held.dtype == x.dtype:
+        weight = HeldWeights.apply(held, *(layer.weight for layer in layers))
+    else:
+        weight = cheap(_stacked, *(layer.matrix(x.dtype) for layer in layers))
     biases = [layer.bias.to(x.dtype) for layer in layers if layer.bias is not None]
     y = linear(x, weight, torch.cat(biases) if biases else None)
     if all(layer.adapter is None for layer in layers):

@@ -22,7 +22,7 @@ from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Auxiliary, Context
 from hornbook.model.mlp.balance import balance_loss, over_capacity, router_z_loss, row_loads
 from hornbook.model.mlp.grouped import Weights, grouped_glu
-from hornbook.model.mlp.mlp import GLU
+from hornbook.model.mlp.mlp import GLU, Blend
 from hornbook.model.mlp.router import Routing, SigmoidRouter
 
 
@@ -36,7 +36,7 @@ class Experts(nn.Module):
 
     def __init__(self, width: int, hidden: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         super().__init__()
-        self.activation: config_mlp.Activation = cfg.activation
+        self.activation: config_mlp.Activation | Blend = cfg.activation
         self.capacity, self.active = cfg.capacity, cfg.active
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"

@@ -25,7 +25,7 @@ from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
 from hornbook.model.cpu.team import supports
 from hornbook.model.layers.products import linear, matmul, mm_into
-from hornbook.model.mlp.mlp import activate
+from hornbook.model.mlp.mlp import Blend, activate
 
 
 class Weights(NamedTuple):
@@ -64,7 +64,7 @@ def grouped_glu(
     experts: Int[Tensor, "tokens active"],
     weights: Float[Tensor, "tokens active"],
     matrices: Weights,
-    activation: config_mlp.Activation = "silu",
+    activation: config_mlp.Activation | Blend = "silu",
 ) -> Float[Tensor, "tokens width"]:
     """Equation (1). An expert number equal to the number of experts means none: it adds nothing."""
     plan = make_plan(experts, len(matrices.gate))
@@ -80,7 +80,7 @@ def multiplies_groups(x: Tensor) -> bool:
 
 @torch.compiler.disable()
 def _by_segments(
-    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation, plan: DispatchPlan
+    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation | Blend, plan: DispatchPlan
 ) -> Float[Tensor, "tokens width"]:
     """One product per expert; how many tokens it has is known to Python, so nothing here can be traced."""
     if activation == "silu" and supports(x, *matrices):
@@ -99,7 +99,7 @@ def _by_segments(
 
 
 def _by_grouped_products(
-    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation, plan: DispatchPlan
+    x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation | Blend, plan: DispatchPlan
 ) -> Float[Tensor, "tokens width"]:
     """Three launches; shapes do not depend on the routing, so nothing waits for the device."""
     gate, up, down = (each.to(x.dtype).transpose(1, 2) for each in matrices)

@@ -3,6 +3,8 @@
 GLU: Shazeer 2020 (arXiv 2002.05202); with `silu` it is SwiGLU.
 """
 
+from typing import ClassVar, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -15,9 +17,20 @@ from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.saved_tensors import cheap
 
 
-def activate(x: Tensor, kind: config_mlp.Activation) -> Tensor:
+class Blend(NamedTuple):
+    """An activation on its way to another (`hornbook.model.mlp.blend`)."""
+
+    before: config_mlp.Activation
+    after: config_mlp.Activation
+    share: Tensor
+    """Share of the other: a float32 scalar, between 0 and 1; a tensor, so that compiled code does not depend on it."""
+
+
+def activate(x: Tensor, kind: config_mlp.Activation | Blend) -> Tensor:
     """The activation named in the config; `gelu_tanh` is GPT-2's approximation of `gelu`."""
     match kind:
+        case Blend():
+            return torch.lerp(activate(x, kind.before), activate(x, kind.after), kind.share.to(x.dtype))
         case "gelu":
             return cheap(F.gelu, x)
         case "gelu_tanh":
@@ -34,7 +47,9 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def gated(gate_up: Float[Tensor, "*batch double"], kind: config_mlp.Activation) -> Float[Tensor, "*batch hidden"]:
+def gated(
+    gate_up: Float[Tensor, "*batch double"], kind: config_mlp.Activation | Blend
+) -> Float[Tensor, "*batch hidden"]:
     """`activation(gate) * up` of gate and up side by side."""
     if kind == "silu" and supports(gate_up):
         return cheap(SwiGLUFunction.apply, gate_up)
@@ -47,7 +62,7 @@ class MLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, cfg: config_mlp.PlainMLPConfig) -> None:
         super().__init__()
-        self.activation: config_mlp.Activation = cfg.activation
+        self.activation: config_mlp.Activation | Blend = cfg.activation
         self.up = Linear(width, hidden, cfg.bias)
         self.down = Linear(hidden, width, cfg.bias)
 
@@ -58,9 +73,12 @@ class MLP(nn.Module):
 class GLU(nn.Module):
     """`down(activation(gate(x)) * up(x))`."""
 
+    beside: ClassVar = ("gate", "up")
+    """Layers whose products are one."""
+
     def __init__(self, width: int, hidden: int, cfg: config_mlp.GLUConfig) -> None:
         super().__init__()
-        self.activation: config_mlp.Activation = cfg.activation
+        self.activation: config_mlp.Activation | Blend = cfg.activation
         self.gate = Linear(width, hidden, cfg.bias)
         self.up = Linear(width, hidden, cfg.bias)
         self.down = Linear(hidden, width, cfg.bias)

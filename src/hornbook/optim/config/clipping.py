@@ -1,4 +1,4 @@
-"""How gradients are limited before an update: by one norm, value by value, row by row, or by the norms of past steps."""
+"""How gradients are limited before an update: by one norm, by value, by row, or by the norms of past steps."""
 
 from typing import Annotated, Any, ClassVar, Literal
 

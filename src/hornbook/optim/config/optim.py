@@ -4,10 +4,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hornbook.optim.config.classic_rules import AdagradRule, AdamRule, RMSPropRule, SGDRule
-from hornbook.optim.config.layer_rules import AdafactorRule, LAMBRule, LionRule
+from hornbook.optim.config.classic_rules import (
+    AdafactorRule,
+    AdagradRule,
+    AdamRule,
+    LAMBRule,
+    LionRule,
+    RMSPropRule,
+    SGDRule,
+)
+from hornbook.optim.config.matrix_optimizers import SOAP, Muon
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
+from hornbook.optim.config.schedule_free import ScheduleFree, ScheduleFreeSGD
 from hornbook.optim.config.schedules import Constant, Schedule
 from hornbook.settings.fields import open_to
 
@@ -48,7 +57,7 @@ class LAMB(LAMBRule, OptimizerConfig):
 
 
 AnyOptimizer = Annotated[
-    AdamW | SGD | Adagrad | RMSProp | Adam | Adafactor | Lion | LAMB,
+    AdamW | SGD | Adagrad | RMSProp | Adam | Adafactor | Lion | LAMB | Muon | SOAP | ScheduleFree | ScheduleFreeSGD,
     Field(discriminator="kind"),
     *open_to("optimizer", OptimizerConfig),
 ]

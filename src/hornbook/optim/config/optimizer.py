@@ -3,6 +3,8 @@
 A user's optimizer from outside the package is a subclass of `OptimizerConfig` (docs/parts.md).
 """
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from hornbook.optim.config.clipping import Clip, NormClip
@@ -40,3 +42,11 @@ class OptimizerConfig(UpdateRule):
     def rule_for(self, role: str, shape: Shape) -> UpdateRule:  # noqa: ARG002
         """The update rule of parameters of this role and shape, where no group says otherwise."""
         return self
+
+    def model_state_bytes(self, parameters: int) -> int:
+        """Bytes of the state of a whole model of that many values, of matrices and others; about, and rather more."""
+        return self.state_bytes(parameters)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """(key below `optim`, what is wrong and the remedy) of settings that do not fit each other."""
+        yield from ()

@@ -27,13 +27,17 @@ class StateTensor:
     name: str
     """Key in `optimizer.state[parameter]`, in torch's form."""
     extent: Literal["shape", "rows", "columns", "blocks", "scalar", "left", "right"] = "shape"
-    """`shape`: a value for each value of the parameter; `rows`: one for each row of each matrix, and for each value of a
-    vector; `columns`: one for each column of each matrix, and one for a vector; `blocks`: one for each `block` neighbours along its last dim; `scalar`: one; `left`,
-    `right`: a square for the last dim but one, the last dim, of each matrix. Squares need `UpdateRule.whole`."""
+    """`shape`: a value for each value of the parameter; `rows`: one for each row of each matrix, and for each value of
+    a vector; `columns`: one for each column of each matrix, and one for a vector; `blocks`: one for each `block`
+    neighbours along its last dim; `scalar`: one; `left`, `right`: a square for the last dim but one, the last dim, of
+    each matrix. Squares need `UpdateRule.whole`."""
     dtype: str = "parameter"
     """A key of `ITEM_BYTES`."""
     block: int = 0
     """Of `blocks`: values of the parameter that share a value of the state."""
+    is_parameter: bool = False
+    """It is the parameter itself, saved bit for bit where the model in a checkpoint has other weights
+    (`UpdateRule.averages`)."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -81,6 +85,10 @@ class UpdateRule(Config):
     """Whether an update of a value reads others of its parameter (norms, sums over rows, products of matrices): where
     ranks share a parameter, one of them is then given all of it, and updates it for the others."""
 
+    averages: ClassVar[bool] = False
+    """Whether other weights than those that are trained are evaluated and saved as the model. What `build` makes then
+    has `evaluation_weights(parameter)`, which computes them."""
+
     lr: Number = Field(gt=0)
     """Peak learning rate."""
     weight_decay: Number = Field(default=0.1, ge=0)
@@ -119,6 +127,6 @@ class UpdateRule(Config):
         """Bytes of the state of that many values, without what is kept per row, column or parameter: it is little."""
         sizes = 0
         for each in self.state_tensors((parameters, 1)):
-            if each.extent in ("shape", "blocks"):
+            if each.extent in ("shape", "blocks") and not each.is_parameter:
                 sizes += ITEM_BYTES[each.dtype] * -(-parameters // max(each.block, 1))
         return sizes

@@ -4,8 +4,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from hornbook.optim.config.classic_rules import AdagradRule, AdamRule, RMSPropRule, SGDRule
-from hornbook.optim.config.layer_rules import AdafactorRule, LAMBRule, LionRule
+from hornbook.optim.config.classic_rules import (
+    AdafactorRule,
+    AdagradRule,
+    AdamRule,
+    LAMBRule,
+    LionRule,
+    RMSPropRule,
+    SGDRule,
+)
+from hornbook.optim.config.matrix_rules import MuonRule, SoapRule
 from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
 from hornbook.settings.fields import Number, open_to
 
@@ -40,7 +48,16 @@ class AdamWRule(UpdateRule):
 
 
 AnyRule = Annotated[
-    AdamWRule | SGDRule | AdagradRule | RMSPropRule | AdamRule | AdafactorRule | LionRule | LAMBRule,
+    AdamWRule
+    | SGDRule
+    | AdagradRule
+    | RMSPropRule
+    | AdamRule
+    | AdafactorRule
+    | LionRule
+    | LAMBRule
+    | MuonRule
+    | SoapRule,
     Field(discriminator="kind"),
     *open_to("update rule", UpdateRule),
 ]

@@ -8,7 +8,7 @@ from hornbook.settings.fields import Config, Duration
 
 SAME_UPDATE = ("adam", "adamw", "adamw8bit")
 """Kinds with one update: a change between them needs no new rise of the learning rate."""
-DECOUPLED = ("adamw", "adamw8bit", "lamb", "lion", "muon", "soap")
+DECOUPLED = ("adamw", "adamw8bit", "lamb", "lion", "muon", "soap", "schedule_free", "schedule_free_sgd")
 """Kinds whose decay shrinks weights by learning rate x decay; that of the others is a term of the gradient."""
 RELATIVE_RATES = {"adam": 1.0, "adamw": 1.0, "adamw8bit": 1.0, "muon": 1.0, "soap": 1.0, "lion": 0.2}
 """Learning rates that make updates of about the same size. Every value of one of Lion is 1 or -1: Chen et al. 2023

@@ -12,9 +12,19 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import find_runs, steps_that_count
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import unlisted, verify_folder
+from hornbook.run.interventions import Course, sorted_by_step
 from hornbook.run.ledger import Monotone, check_ledger, read_past, remedy
-from hornbook.run.start.bound import describe_edits, edited_settings, metrics_problem, recipe_in_force, why_foreign
+from hornbook.run.start.bound import (
+    base_recipe,
+    describe_edits,
+    edited_settings,
+    metrics_problem,
+    recipe_in_force,
+    why_foreign,
+)
 from hornbook.run.start.lineage import lineage_of
+from hornbook.run.training_length import training_length
+from hornbook.settings.resolve import Resolved
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
     if is_file(run.recipe):
         checkup.try_check("recipe", lambda: _check_recipe(run, past))
     checkup.try_check("metrics", lambda: _check_metrics(run, past))
+    if past.interventions:
+        checkup.try_check("settings", lambda: _check_settings(run, past))
     for folder in list_checkpoints(run.checkpoints):
         checkup.try_check(folder.name, lambda folder=folder: _check_checkpoint(run, past, folder))
     with suppress(HornbookError):  # a damaged ledger was reported above
@@ -102,6 +114,30 @@ def _check_metrics(run: RunDir, past: Monotone) -> str:
     if missing:
         raise IntegrityError(f"{run.metrics}: step {missing[0]:,} is missing ({len(missing):,} in all)")
     return f"{len(steps):,} steps"
+
+
+def _check_settings(run: RunDir, past: Monotone) -> str:
+    """Make the changes again that the run was told, and compare batch and learning rate of the steps with them.
+
+    Only the newest attempt without settings of its own is compared: those of before followed other recipes.
+    """
+    base = Resolved(base_recipe(run, past), {})
+    told = f"{len(past.interventions)} changes while the run trained"
+    if base.recipe.train.tokens is None:
+        return f"{told}; rates are not compared, since the length is given in epochs"
+    length = training_length(base.recipe.train, lambda _: 0).cut(past.cuts)
+    course = Course(base, length, sorted_by_step(past.interventions))
+    compared = 0
+    for record in steps_that_count(run):
+        if record["attempt"] < past.recipe_attempt or "lr" not in record:
+            continue
+        course, compared = course.before(record["step"]), compared + 1
+        consumed = record["tokens"] - record["step_tokens"]
+        rate, rows = course.learning_rate(consumed), course.length.rows(consumed)
+        if (rate, rows) != (record["lr"], record["num_samples"]):
+            text = f"step {record['step']:,} has learning rate {record['lr']:g} and {record['num_samples']} rows"
+            raise IntegrityError(f"{run.metrics}: {text}, by recipe and ledger it has {rate:g} and {rows}")
+    return f"{told}; learning rate and batch of {compared:,} steps are what recipe and ledger say"
 
 
 def _check_checkpoint(run: RunDir, past: Monotone, folder: Path) -> str:

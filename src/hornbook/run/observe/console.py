@@ -169,6 +169,7 @@ class Console:
         self._bits_per_byte: float | None = None
         self._best: float | None = None
         self._coverage = ""
+        self._mfu: float | None = None
         self._watch = watch or Watch()
         self._last: Step | None = None
         self.live = self._terminal.is_terminal if live is None else live
@@ -211,6 +212,10 @@ class Console:
         if math.isfinite(bits_per_byte):
             self._best = bits_per_byte if before is None else min(bits_per_byte, before)
 
+    def used(self, mfu: float) -> None:
+        """Set the newest MFU, by the causal convention; without one no line has it."""
+        self._mfu = mfu
+
     def shorten(self, step: int, total_steps: int, total_tokens: int) -> None:
         """Set the new length of a run that was shortened after step `step`."""
         before = self._header.total_steps
@@ -252,8 +257,12 @@ class Console:
         batch = f" batch={step.step_tokens}" if self._header.ramp else ""
         return (
             f"step={step.step} loss={step.loss:.4f}{bits} grad={step.grad_norm:.3g} lr={step.lr:.3g} "
-            f"tok/s={si(self._rate())} tokens={si(step.tokens)}{batch} eta={clock(self._seconds_left(step))}"
+            f"tok/s={si(self._rate())}{self._use()} tokens={si(step.tokens)}{batch} "
+            f"eta={clock(self._seconds_left(step))}"
         )
+
+    def _use(self) -> str:
+        return "" if self._mfu is None else f" mfu={100 * self._mfu:.1f}%"
 
     def _panel(self) -> RenderableType:
         title, step = Text(self._title(), style="bold", no_wrap=True, overflow="ellipsis"), self._last
@@ -261,7 +270,8 @@ class Console:
             return Group(title, self._watch)
         best = "" if self._best is None else f", best {self._best:.4f}"
         bits = "" if self._bits_per_byte is None else f"  bpb {self._bits_per_byte:.4f} ({self._coverage}{best})"
-        rate = f"grad {step.grad_norm:.3g}   lr {step.lr:.3g} {self._header.schedule}   {si(self._rate())} tok/s"
+        grad, speed = f"grad {step.grad_norm:.3g}", f"{si(self._rate())} tok/s{self._use()}"
+        rate = f"{grad}   lr {step.lr:.3g} {self._header.schedule}   {speed}"
         loss = f"loss {step.loss:.4f}{bits}   {sparkline(self._losses)}"
         return Group(title, *map(_coloured, (loss, rate, self._progress(step))), self._watch)
 

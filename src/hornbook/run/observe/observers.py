@@ -154,7 +154,11 @@ def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterato
         state_file = stack.enter_context(StateFile(output, job.length.tokens))
         evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
         event_files: list[EventFiles] = []
-        bill = StepBill(job.inputs, engine.world, lambda found, step: observers.slowed(found, step, output.ledger))
+
+        def notify(found: Slowdown, step: Step) -> None:
+            observers.slowed(found, step, output.ledger)
+
+        bill = StepBill(job.inputs, engine.world, notify, consoles)
         profile = stack.enter_context(StepProfile(job, consoles))
         metrics = Metrics(lines, bill)
         observers = Observers(bill, metrics, state_file, consoles, evaluation, samples, profile, event_files)

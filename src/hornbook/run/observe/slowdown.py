@@ -118,9 +118,9 @@ class SlowdownDetector:
         return Slowdown(run[0].first, usual, now, False, cause, *shares, slow_rank=run[-1].slow_rank)
 
 
-def _seconds_by_group(windows: deque[Window] | list[Window]) -> dict[str, float]:
+def _seconds_by_group(intervals: deque[Window] | list[Window]) -> dict[str, float]:
     """Median over windows of the seconds per step, by group."""
     return {
-        group: statistics.median(sum(each.phases[name] for name in names) / each.steps for each in windows)
+        group: statistics.median(sum(each.phases[name] for name in names) / each.steps for each in intervals)
         for group, names in GROUPS.items()
     }

@@ -6,7 +6,7 @@ records take between steps, beside that time. One gather of a few numbers an int
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from hornbook.parallel.step_clock import PHASES
 from hornbook.parallel.world import AXES, World
 from hornbook.run.diagnose.bench.peak import Peak, known_peak, num_devices
 from hornbook.run.inputs import Inputs
+from hornbook.run.observe.console import Console
 from hornbook.run.observe.slowdown import Slowdown, SlowdownDetector, Window
 from hornbook.run.step_report import Step
 
@@ -29,9 +30,15 @@ SLOW_RANK = 1.2
 class StepBill:
     """Observer on every rank; rank 0's knows the result."""
 
-    def __init__(self, inputs: Inputs, world: World, notify: Callable[[Slowdown, Step], None]) -> None:
+    def __init__(
+        self,
+        inputs: Inputs,
+        world: World,
+        notify: Callable[[Slowdown, Step], None],
+        consoles: Sequence[Console] = (),
+    ) -> None:
         recipe = inputs.recipe
-        self._world, self._notify = world, notify
+        self._world, self._notify, self._consoles = world, notify, consoles
         shape = (recipe.model, inputs.vocab, recipe.train.sequence)
         self._costs = [step_operations(*shape, one, recipe.parallel.recompute) for one in ((1, 0), (0, 1))]
         """Operations of a position of the model, and of its encoder."""
@@ -94,6 +101,8 @@ class StepBill:
             could = self._peak.rate * self._devices * total
             bill["mfu"] = {"causal": round(causal / could, 4), "palm": round(palm / could, 4)}
             bill["peak"] = self._peak.source
+            for console in self._consoles:
+                console.used(bill["mfu"]["causal"])
         if window.slow_rank:
             bill["slow_rank"] = window.slow_rank
         return bill
@@ -113,10 +122,10 @@ class StepBill:
             self._notify(found, step)
 
 
-def _joined(windows: list[Window]) -> Window:
-    phases = {name: sum(each.phases[name] for each in windows) for name in NAMES}
-    sums = (sum(each.steps for each in windows), sum(each.tokens for each in windows))
-    return Window(windows[0].first, *sums, sum(phases.values()), phases, windows[-1].slow_rank)
+def _joined(intervals: list[Window]) -> Window:
+    phases = {name: sum(each.phases[name] for each in intervals) for name in NAMES}
+    sums = (sum(each.steps for each in intervals), sum(each.tokens for each in intervals))
+    return Window(intervals[0].first, *sums, sum(phases.values()), phases, intervals[-1].slow_rank)
 
 
 def _slow(rows: list[list[float]]) -> str:

@@ -67,7 +67,8 @@ def saved_bytes(inputs: Inputs) -> int:
     recipe = inputs.recipe
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
     weights = FLOAT32 * count_parameters(recipe.model, inputs.vocab)
-    return weights + recipe.optim.state_bytes(trained) + _average_bytes(recipe.train, trained)
+    trained_again = FLOAT32 * trained if recipe.optim.averages else 0  # the model is the average of them
+    return weights + recipe.optim.model_state_bytes(trained) + trained_again + _average_bytes(recipe.train, trained)
 
 
 def _average_bytes(train: TrainConfig, trained: int) -> int:

@@ -23,7 +23,7 @@ from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.inputs import labelled_head
 from hornbook.run.ledger import read_past
 from hornbook.run.start.lineage import describe_source
-from hornbook.run.state import State
+from hornbook.run.state import State, read_counters
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.resolve import Resolved, leaves
 from hornbook.settings.resume_rules import TRAINING_ONLY
@@ -67,6 +67,18 @@ class InitFrom:
             return
         verify_folder(self.checkpoint)
         state.read(self.checkpoint)
+
+
+def checkpoint_step(run: RunDir, step: int | None) -> int:
+    """Step of the checkpoint that a fork starts from. UsageError where the run is between two settings there."""
+    counters = read_counters(checkpoint_path(run.path, step))
+    for each in read_past(run).interventions:
+        end = each.tokens + max(each.rewarm_tokens, each.blend_tokens)
+        if each.step < counters["step"] and counters["tokens"] < end:
+            change = f"the change of step {each.step:,} ({each.describe()}), which lasts until {end:,} tokens"
+            remedy = "fork at a checkpoint before or after that, with --at STEP"
+            raise UsageError(f"step {counters['step']:,} is inside {change}: {remedy}")
+    return counters["step"]
 
 
 def init_from_fork(run: RunDir, step: int | None, old: Recipe, new: Recipe) -> InitFrom:

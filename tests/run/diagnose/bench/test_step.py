@@ -11,7 +11,7 @@ from hornbook.data.loader.loader import Loader
 from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import StepOperations
 from hornbook.optim.optimizer import Optimizer
-from hornbook.run.diagnose.bench import measures, step
+from hornbook.run.diagnose.bench import measures, saved, step
 from hornbook.run.diagnose.bench.accumulation import compare_accumulation
 from hornbook.run.diagnose.bench.measures import utilisation
 from hornbook.run.diagnose.bench.peak import Peak
@@ -22,7 +22,7 @@ from hornbook.settings.resolve import resolve
 
 @pytest.fixture(autouse=True)
 def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HORNBOOK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(saved, "bench_folder", lambda: tmp_path / "bench")
     monkeypatch.setattr("hornbook.run.diagnose.doctor.MATMUL_SECONDS", 0.01)
 
 

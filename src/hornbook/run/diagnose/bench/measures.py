@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hornbook.errors import UsageError
 from hornbook.model.config.flops import StepOperations
 from hornbook.model.layers.products import is_widened
 from hornbook.parallel.config import ParallelConfig
@@ -125,9 +126,8 @@ def _inputs(recipe: Recipe) -> Iterator[tuple[Inputs, str]]:
 
 def _on_all_ranks(inputs: Inputs, function: Any) -> Any:
     size = inputs.recipe.parallel.world
-    info = launcher_rank(os.environ, size)
-    if info is not None:
-        return function(info)
+    if launcher_rank(os.environ, size) is not None:
+        raise UsageError("hornbook bench starts its ranks itself, on this machine: run it without torchrun or srun")
     return function() if size == 1 else on_ranks(size, function)
 
 

@@ -99,7 +99,7 @@ def _fork(act: Any, answer: Path) -> int:
             raise
         code = 0
     except BaseException:  # noqa: BLE001 - the process ends here
-        if not answer.exists():
+        if not answer.exists() and not isinstance(sys.exception(), KeyboardInterrupt):
             sys.excepthook(*sys.exc_info())  # pyright: ignore[reportArgumentType]
         sys.stderr.flush()
     finally:
@@ -111,6 +111,8 @@ def _reap(pids: list[int]) -> list[int]:
     codes: dict[int, int] = {}
     while len(codes) < len(pids):
         pid, status = os.wait()
+        if pid not in pids:
+            continue
         codes[pid] = os.waitstatus_to_exitcode(status)
         if codes[pid]:
             for other in pids:
@@ -120,4 +122,7 @@ def _reap(pids: list[int]) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except KeyboardInterrupt:  # the command that asked says so
+        sys.exit(Exit.INTERRUPTED)

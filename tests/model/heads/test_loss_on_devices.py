@@ -1,0 +1,74 @@
+"""The loss of a GPU, written for one kernel: eager, compiled and on the device, beside torch's in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.heads import head as head_module
+from hornbook.model.heads.head import lm_head
+from hornbook.model.heads.losses import LossTerms, loss_and_grad_
+from hornbook.model.layers.embedding import Embedding
+from tests.gpu import DEVICES
+
+TERMS = {"plain": LossTerms(), "all": LossTerms(0.1, 1e-2, 5.0), "padded": LossTerms(0.1, 0.0, None, 37)}
+ROWS, VOCAB = 21, 50
+
+
+def check(compute: Callable[..., Any], terms: LossTerms, device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(ROWS, VOCAB, generator=generator)
+    targets = torch.randint(37, (ROWS,), generator=generator)
+    weights = torch.rand(ROWS, generator=generator)
+    exact = logits.double().requires_grad_()
+    capped = exact if terms.softcap is None else terms.softcap * torch.tanh(exact / terms.softcap)
+    spread = capped[:, : terms.num_real_tokens]
+    logsum = capped.logsumexp(1)
+    plain = F.cross_entropy(capped, targets, reduction="none")
+    losses = ((1 - terms.smoothing) * plain + terms.smoothing * (logsum - spread.mean(1))) * weights.double()
+    squares = terms.z_loss * logsum.square() * weights.double()
+    (losses + squares).sum().backward()
+    given = logits.to(device)
+    found, extra = compute(given, targets.to(device), weights.to(device), True, terms)
+    assert exact.grad is not None
+    assert torch.allclose(found.cpu().double(), losses.detach(), atol=1e-5)
+    assert torch.allclose(given.cpu().double(), exact.grad, atol=1e-5)
+    if extra is not None:
+        assert torch.allclose(extra.cpu().double(), squares.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("terms", TERMS.values(), ids=list(TERMS))
+def test_eager(terms: LossTerms, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hornbook.model.heads.losses.supports", lambda *_: False)  # as a GPU is answered
+    check(loss_and_grad_, terms, device)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("terms", TERMS.values(), ids=list(TERMS))
+def test_compiled(terms: LossTerms, device: torch.device) -> None:
+    """Here by the compiler's code for a CPU."""
+    torch._dynamo.reset()
+    check(torch.compile(loss_and_grad_, dynamic=False, fullgraph=True), terms, device)
+
+
+@pytest.mark.parametrize("rows", [3, 8, 1000])
+def test_chunks_of_a_device_give_the_same_loss(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding = Embedding(VOCAB, 16)
+    torch.nn.init.normal_(embedding.weight)
+    head = lm_head(LMHead(), ModelConfig(width=16, heads=2, layers=1), VOCAB, embedding)
+    hidden, targets = torch.randn(2, 11, 16), torch.randint(VOCAB, (2, 11))
+    want = head.losses(hidden, targets, torch.ones(2, 11))["loss"]
+    monkeypatch.setattr(head_module, "chunk_rows", lambda *_: rows)
+    assert torch.allclose(head.losses(hidden, targets, torch.ones(2, 11))["loss"], want, rtol=1e-6)
+
+
+def test_chunks_of_a_device_are_bounded_by_bytes() -> None:
+    hidden, matrix = (torch.empty(size, device="meta", dtype=torch.bfloat16) for size in ((9, 8), (128_256, 8)))
+    rows = head_module.chunk_rows(hidden, matrix)
+    assert rows * 128_256 * 2 <= head_module.DEVICE_CHUNK_BYTES < (rows + 1) * 128_256 * 2

@@ -1,0 +1,107 @@
+"""Training steps on a GPU beside those of a CPU, in every arithmetic, compiled and not; and NCCL with one rank."""
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.init.init import initial_values
+from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.optim import AdamW
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.world import World
+from hornbook.run.config import TrainConfig
+from tests.gpu import DEVICES, GPU, needs_gpu
+from tests.parallel.test_device_step import FAMILIES, VOCAB, ragged
+
+CPU = torch.device("cpu")
+CLOSE = {"fp32": 2e-4, "bf16": 3e-2, "fp16": 1e-2}
+"""Relative difference of losses to those of float32 on a CPU."""
+
+
+def losses(family: str, device: torch.device, precision: str, *, compiled: bool = False, exact: bool = False) -> Any:
+    """Losses of six steps of two microbatches, the second of fewer rows."""
+    model, way = FAMILIES[family]
+    config = ModelConfig.model_validate({"layers": 2, "width": 64, "heads": 4, **model})
+    built = build_model(config, VOCAB)
+    train = TrainConfig.model_validate({"precision": precision, "compile": compiled})
+    engine = parallelize(built, ParallelConfig(exact=exact), train, World(device))
+    engine.load_stream(initial_values(built, config, 1))
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(built), AdamW(lr=1e-2))
+    whole, source = way in ("whole", "formula"), config.kind == "encoder_decoder"
+    batches = [ragged(rows, rows, whole=whole, source=source) for rows in (3, 2)]
+    total, found = sum(float(each.weights.sum()) for each in batches), []
+    for step in range(6):
+        engine.zero_gradients()
+        loss = engine.forward_backward(batches, total, key=(0, step))["loss"]
+        engine.clip_gradients(1.0)
+        engine.step(optimizer)
+        found.append(float(loss) / total)
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("default")
+def test_a_device_trains_as_the_cpu_does(family: str, device: torch.device) -> None:
+    want, got = losses(family, CPU, "fp32"), losses(family, device, "fp32")
+    assert want[-1] < want[0]
+    assert torch.allclose(got, want, rtol=CLOSE["fp32"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("family", ["gpt2", "llama, documents", "soft cap"])
+@pytest.mark.filterwarnings("default")
+def test_narrow_arithmetic_stays_close(family: str, precision: str, device: torch.device) -> None:
+    assert torch.allclose(losses(family, device, precision), losses(family, CPU, "fp32"), rtol=CLOSE[precision])
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("family", ["gpt2", "llama, documents", "llama, window", "soft cap", "sinks", "t5"])
+@pytest.mark.filterwarnings("default")
+def test_compiled_blocks_train_as_the_cpu_does(family: str) -> None:
+    torch._dynamo.reset()
+    assert torch.allclose(losses(family, GPU, "bf16", compiled=True), losses(family, CPU, "fp32"), rtol=CLOSE["bf16"])
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.filterwarnings("default")
+def test_a_step_waits_once() -> None:
+    """CUDA's own judge of waits, over forward, backward and update; reading the losses afterwards is the one."""
+    model = build_model(ModelConfig(layers=2, width=64, heads=4), VOCAB)
+    engine = parallelize(model, ParallelConfig(), TrainConfig(precision="bf16"), World(GPU))
+    engine.load_stream(initial_values(model, ModelConfig(layers=2, width=64, heads=4), 1))
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), AdamW())
+    for judged in (False, True):  # the first step makes what later ones use again
+        batches = [ragged(rows, rows, whole=True, source=False) for rows in (3, 2)]
+        torch.cuda.set_sync_debug_mode("error" if judged else "default")
+        try:
+            engine.zero_gradients()
+            engine.forward_backward(batches, 100.0, key=(0, 1))
+            engine.clip_gradients(1.0)
+            engine.step(optimizer)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_nccl_adds_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0"), ("RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setitem(os.environ, name, value)
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        values = torch.arange(5.0, device=GPU)
+        dist.all_reduce(values)
+        assert values.tolist() == [0, 1, 2, 3, 4]
+    finally:
+        dist.destroy_process_group()
