@@ -61,8 +61,7 @@ class Step:
 
     def record(self) -> StepRecord:
         """The line for metrics.jsonl."""
-        noise = self.noise
-        return {
+        record: StepRecord = {
             "attempt": self.attempt,
             "step": self.step,
             "tokens": self.tokens,
@@ -78,10 +77,13 @@ class Step:
             "num_samples": self.num_samples,
             "skipped": self.skipped,
             "time": round(time.time(), 3),
-            **({"terms": dict(self.terms)} if self.terms else {}),
-            **({} if noise is None else {"noise_scale": noise.ratio, "noise_trace": noise.trace}),
-            **({} if noise is None else {"noise_signal": noise.signal}),
         }
+        if self.terms:
+            record["terms"] = dict(self.terms)
+        if self.noise is not None:
+            noise = self.noise
+            record |= {"noise_scale": noise.ratio, "noise_trace": noise.trace, "noise_signal": noise.signal}
+        return record
 
 
 def is_due(step: int, every: int) -> bool:
