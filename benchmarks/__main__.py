@@ -10,6 +10,7 @@ from benchmarks.training import (
     families,
     large,
     loader,
+    memory,
     optimizers,
     parallel,
     parity,
@@ -31,6 +32,7 @@ TRAINING = (
     ranks,
     parallel,
     checkpoint,
+    memory,
     step_bill,
 )
 OTHERS = (kill, kill_ranks, fuzz, quickstart, cold_start)

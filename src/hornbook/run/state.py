@@ -18,7 +18,6 @@ from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import IntegrityError
 from hornbook.files.safetensors import read_header
-from hornbook.model.build import parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import SurgeryStep, adapter_of
 from hornbook.model.hf.hf import view_hf
