@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
-from hornbook.model.cpu.team import supports
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.saved_tensors import cheap
 
