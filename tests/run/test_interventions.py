@@ -399,7 +399,10 @@ def test_another_optimizer_has_new_state_and_the_rate_rises_again(
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd", "lion", "rmsprop", "adagrad", "adafactor", "lamb", "muon", "soap"])
+@pytest.mark.parametrize(
+    "kind",
+    ["adam", "sgd", "lion", "rmsprop", "adagrad", "adafactor", "lamb", "muon", "soap", "schedule_free", "adamw8bit"],
+)
 def test_every_optimizer_takes_over_and_hands_back_after_any_kill(
     tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
