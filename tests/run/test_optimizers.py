@@ -37,7 +37,7 @@ def test_a_run_goes_on_bit_for_bit(kind: str, tmp_path: Path, launch_run: Launch
     assert losses[-1] < losses[0]
     moments = load_file(RunDir(tmp_path / "whole").checkpoints / "step-00000012" / "trainer" / "optimizer.safetensors")
     declared = set[str]()
-    for role, shape in (("vector", (4,)), ("matrix", (4, 4)), ("embedding", (8, 4))):
+    for role, shape in (("vector", (4,)), ("matrix", (64, 64)), ("embedding", (8, 4))):
         declared |= {each.name for each in config_of(kind).rule_for(role, shape).state_tensors(shape)}
     assert {name.rpartition(".")[2] for name in moments} == declared
 
