@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, Clip, NormClip, ValueClip, ZScoreClip
-from hornbook.parallel.clipping import LEAST_SPREAD, NORMAL, Clipping
+from hornbook.parallel.clipping import LEAST_DEVIATION, NORMAL, Clipping
 from hornbook.parallel.shard import whole_shard
 from hornbook.parallel.world import World
 from tests.parallel.test_engine import make_batch, make_engine
@@ -95,8 +95,8 @@ def test_a_norm_that_stands_out_is_cut_to_the_edge_of_the_usual() -> None:
         limit = math.inf
         if len(window) >= how.warmup:
             middle = statistics.median_low(window)
-            spread = NORMAL * statistics.median_low([abs(each - middle) for each in window])
-            limit = math.exp(middle + how.z * max(spread, LEAST_SPREAD))
+            deviation = NORMAL * statistics.median_low([abs(each - middle) for each in window])
+            limit = math.exp(middle + how.z * max(deviation, LEAST_DEVIATION))
         assert feed(clipping, how, parameter, norm) == pytest.approx(min(norm, limit), rel=1e-5)
         window = [*window, math.log(min(norm, limit))][-how.window :]
         assert clipping.state() == pytest.approx(window, rel=1e-5, abs=1e-6)

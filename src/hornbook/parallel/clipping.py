@@ -19,7 +19,7 @@ NOT_ADAPTIVE = frozenset({"embedding", "position", "head"})
 """Roles of parameters that adaptive clipping leaves (arXiv 2102.06171, section 4)."""
 NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median distance from the median."""
-LEAST_SPREAD = 0.02
+LEAST_DEVIATION = 0.02
 """Of log norms; else a run of equal norms would make the next one stand out, however near it is."""
 
 
@@ -78,9 +78,9 @@ class Clipping:
         """The largest norm that is usual now; the norm is remembered, cut to it."""
         norms = self._window(how.window, norm.device)
         middle = norms.nanmedian()
-        spread = (NORMAL * (norms - middle).abs().nanmedian()).clamp(min=LEAST_SPREAD)
+        deviation = (NORMAL * (norms - middle).abs().nanmedian()).clamp(min=LEAST_DEVIATION)
         first = torch.full_like(middle, math.log(how.limit) if how.limit else math.inf)
-        limit = torch.where((~norms.isnan()).sum() < how.warmup, first, middle + how.z * spread)
+        limit = torch.where((~norms.isnan()).sum() < how.warmup, first, middle + how.z * deviation)
         taken = torch.minimum(norm.double().clamp(min=1e-30).log(), limit)
         self._norms = torch.where(nonfinite > 0, norms, torch.cat([norms[1:], taken[None]]))
         return limit.exp().to(norm.dtype)

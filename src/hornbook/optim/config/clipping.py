@@ -42,14 +42,14 @@ class AdaptiveClip(Config):
 class ZScoreClip(Config):
     """By the global norm, with a limit from past steps: norms that stand out are cut back to the edge of the usual.
 
-    The logarithms of the norms after clipping of the last applied steps give a median and a spread, 1.4826 times the
+    The logarithms of the norms after clipping of the last applied steps give a median and a deviation, 1.4826 times the
     median of distances from it. A z-score over them is ZClip's idea (arXiv 2504.02507); medians are not moved by a
     spike, as its means are. A lasting change of the norm is followed within half a window.
     """
 
     kind: Literal["zscore"] = "zscore"
     z: Number = Field(default=3.0, gt=0)
-    """Distance from the median in spreads up to which a norm is usual."""
+    """Distance from the median in deviations up to which a norm is usual."""
     window: Count = Field(default=128, ge=4)
     """Applied steps that are remembered."""
     warmup: Count = Field(default=16, ge=4)
