@@ -11,7 +11,6 @@ those of the closed form (`hornbook.model.config.saved_bytes`).
 
 import argparse
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -23,13 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.peers.worker import peak_bytes
 from benchmarks.report import table, write
 from hornbook.data.batch import Batch
+from hornbook.kernels.team import keep_freed_memory
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import saved_bytes
-from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.model.heads.head import Head
 from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig
@@ -48,7 +48,7 @@ GPT2 = LLAMA | {
     "norm": {"kind": "layer"},
     "position": {"kind": "learned", "length": 2048},
 }
-MODELS = {"llama, 8 x 512": (LLAMA, 8, 512), "llama, 2 x 2048": (LLAMA, 2, 2048), "gpt2, 8 x 512": (GPT2, 8, 512)}
+MODELS = {"llama, 4 x 512": (LLAMA, 4, 512), "llama, 1 x 2048": (LLAMA, 1, 2048), "gpt2, 4 x 512": (GPT2, 4, 512)}
 RECOMPUTE: dict[str, Any] = {
     "none": "none",
     "selective": "selective",
@@ -216,16 +216,16 @@ def alone(build: Callable[[], Callable[[], float]]) -> int:
 def _peak(build: Callable[[], Callable[[], float]]) -> int:
     run = build()
     torch.ones(512, 512) @ torch.ones(512, 512)  # buffers of the library of products
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes()
     run()
     run()
-    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return peak_bytes() - before
 
 
 def run(quick: bool = False) -> dict[str, Any]:
     """All figures, printed and written to benchmarks/results/memory.json; quick takes fewer rounds and writes none."""
     keep_freed_memory()
-    rounds = 1 if quick else 5
+    rounds = 1 if quick else 3
     names = list(MODELS)[: 1 if quick else None]
     figures = {
         "loss": {"vocab": VOCAB, "width": WIDTH, "tokens": TOKENS, "terms": losses(rounds)},

@@ -90,6 +90,7 @@ class RunDir:
         self.env = self.path / "env.json"
         self.data_lock = self.path / "data.lock"
         self.metrics = self.path / "metrics.jsonl"
+        self.memory = self.path / "memory.jsonl"
         self.events = self.path / "events.jsonl"
         self.log = self.path / "log.txt"
         self.state = self.path / "state.json"

@@ -35,6 +35,32 @@ class BudgetRecompute(Config):
     """Bytes kept, as a share of what a compiled block keeps by default: 0 keeps its inputs alone."""
 
 
+class NoOffload(Config):
+    """All is held in the memory of the device."""
+
+    kind: Literal["none"] = "none"
+
+
+class HostOffload(Config):
+    """On a GPU, what blocks keep for backward is held in page-locked memory of the host."""
+
+    kind: Literal["cpu"] = "cpu"
+
+
+class DiskOffload(Config):
+    """In files of a scratch folder, which have no names and vanish with the process."""
+
+    kind: Literal["disk"] = "disk"
+    activations: bool = True
+    """What blocks keep for backward."""
+    optimizer: bool = True
+    """The optimizer's state, in files mapped into memory."""
+    parameters: bool = False
+    """Weights, in files mapped into memory, where each rank holds all of them."""
+    folder: str = ""
+    """Folder of the files; by default that of temporary files."""
+
+
 def _by_kind(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
@@ -44,6 +70,9 @@ Recompute = Annotated[
     Field(discriminator="kind"),
     BeforeValidator(_by_kind),
 ]
+
+
+Offload = Annotated[NoOffload | HostOffload | DiskOffload, Field(discriminator="kind"), BeforeValidator(_by_kind)]
 
 
 class ParallelConfig(Config):
@@ -59,6 +88,8 @@ class ParallelConfig(Config):
     """Sum microbatches in a fixed tree: the same bits with 1, 2, 4 ... ranks of the same threads; costs speed."""
     recompute: Recompute = NoRecompute()
     """What backward computes again to save memory. No kind changes a bit of a gradient but `budget`."""
+    offload: Offload = NoOffload()
+    """What is held outside the memory of the device; no bit of a run depends on it."""
 
     @property
     def world(self) -> int:

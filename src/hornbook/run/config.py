@@ -35,6 +35,15 @@ class LossConfig(Config):
     """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
 
 
+class Float8Config(Config):
+    """How operands of float8 products are scaled, with `train.precision = "float8"`."""
+
+    scaling: Literal["tensor", "row"] = "tensor"
+    """By the largest magnitude of each operand, or of each of its rows: more exact, and slower."""
+    emulate: bool = False
+    """Multiply the rounded numbers in float32 where the device has no such products: to study it, slowly."""
+
+
 class TrainConfig(Config):
     """Length, batch and arithmetic of the run."""
 
@@ -54,9 +63,13 @@ class TrainConfig(Config):
     micro_batch: Annotated[Count | Literal["auto"], BeforeValidator(_rows)] = 8
     """Rows computed at once; it changes memory and speed, and the last bits of the sums. `auto` takes the most that
     fit in memory, and the run's recipe keeps the number. Where a step runs out of memory it is halved."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Arithmetic of matrix products and activations; weights and moments are always fp32. `auto` takes bf16 where the
-    device multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss."""
+    precision: Literal["auto", "bf16", "bf16-pure", "float8", "fp16", "fp32"] = "auto"
+    """Arithmetic of matrix products and activations; weights and moments are fp32. `auto` takes bf16 where the device
+    multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss. `bf16-pure`:
+    weights, gradients and moments are bf16 too, and updates round stochastically (optimizers adamw, adamw8bit).
+    `float8`: bf16 with products of float8 numbers in the linear layers of blocks whose dims are multiples of 16."""
+    float8: Float8Config = Float8Config()
+    """Products of float8 numbers."""
     loss: LossConfig = LossConfig()
     """The loss function."""
     average: AverageConfig = NoAverage()
@@ -78,6 +91,11 @@ class TrainConfig(Config):
     def micro_rows(self) -> int:
         """`micro_batch` as a number: of `auto`, which is settled when a run starts, the least."""
         return 1 if self.micro_batch == "auto" else self.micro_batch
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a weight and of its gradient."""
+        return 2 if self.precision == "bf16-pure" else 4
 
 
 class CheckpointConfig(Config):
@@ -124,6 +142,11 @@ class LogConfig(Config):
     writes a Chrome trace into RUN/profile. Only these steps are slower."""
     sync_seconds: Number = Field(default=5.0, ge=0)
     """Longest time metrics stay unsynced to disk."""
+    memory_every: Count = Field(default=0, ge=0)
+    """Steps between measurements of memory by category, lines of RUN/memory.jsonl; 0: none."""
+    memory_snapshot: Count = Field(default=0, ge=0)
+    """The step whose tensors kept for backward are listed in RUN/memory-STEP.json, on a GPU with torch's own snapshot
+    beside it; 0: none."""
     noise_scale: Count = Field(default=0, ge=0)
     """Steps over which the gradient noise scale is averaged, such as 100; 0 does not measure it. Needs two ranks, or
     two microbatches of a rank: the norm of a part of the gradient is compared with that of the whole."""

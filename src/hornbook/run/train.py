@@ -18,6 +18,7 @@ from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.noise_scale import NoiseScale
+from hornbook.parallel.offload import map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -50,7 +51,7 @@ def train(job: Job) -> Exit:
         state = build_state(job.inputs, recipe.parallel, world)
         engine, state.fewer_rows = state.engine, list(job.ledger.past.fewer_rows)
         with (
-            open_observers(job, engine, consoles) as observers,
+            open_observers(job, state, consoles) as observers,
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
             initialize_or_restore(job, state, checkpointer, observers)
@@ -109,7 +110,9 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
 
     def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
-        return build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
+        optimizer = build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
+        map_state(optimizer, parallel.offload)
+        return optimizer
 
     inputs.loader.pinned = world.device.type == "cuda"
     optimizer = make_optimizer(recipe.optim, engine.owners)
@@ -153,7 +156,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     if applied and state.average is not None:
         state.average.update(before, state.tokens)
     if applied and state.noise is not None:
-        state.noise.update(*values[: len(part)], norm, batch.total_weight)
+        state.noise.update(values[: len(part)], norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,

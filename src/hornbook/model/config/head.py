@@ -32,7 +32,7 @@ class HeadPart(Part):
 
     def saved_bytes(self, _model: Model, _vocab: int, _rows: Rows, _targets: int, /) -> int:
         """Bytes kept for backward when the loss is known; `targets` are the tokens that are predicted."""
-        raise UsageError(f"the head {self.kind} does not say what it keeps for backward")
+        raise UsageError(f"the head {type(self).__name__} does not say what it keeps for backward")
 
 
 # ---- Heads of language models

@@ -23,7 +23,8 @@ from hornbook.files.run_lock import RunLock
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
-from hornbook.parallel.world import SETUP_SECONDS, RankInfo
+from hornbook.parallel.offload import check_offload
+from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
 from hornbook.progress import progress_bar
 from hornbook.run.control import Control, refuse_if_held
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
@@ -67,6 +68,7 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
         resolved = settle_precision(resolved)
     rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
     resolved = settle_micro_batch(resolved, launched=rank_info is not None)
+    check_offload(resolved.recipe.parallel.offload, choose_device(resolved.recipe.train.device))
     if rank_info is not None:
         return _join(resolved, run, start, rank_info)
     start, resolved = check_start(resolved, run, start)
@@ -285,5 +287,5 @@ def _train(job: Job) -> Exit:
 def _does_not_fit(error: BaseException) -> DoesNotFitError:
     return DoesNotFitError(
         f"out of memory: {str(error).splitlines()[0]}. Lower --train.micro_batch (the result is the same up to "
-        "rounding), or set --parallel.recompute block"
+        "rounding), or set --parallel.recompute selective or block"
     )

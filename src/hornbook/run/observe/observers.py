@@ -9,7 +9,6 @@ from typing import Any, Self
 from hornbook.errors import StorageError
 from hornbook.files.journal import Appender
 from hornbook.files.run_directory import StateRecord, Status
-from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import World
 from hornbook.run.interventions import Course
 from hornbook.run.job import Job
@@ -18,10 +17,12 @@ from hornbook.run.memory import memory_of
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
 from hornbook.run.observe.event_files import EventFiles
+from hornbook.run.observe.memory_log import MemoryLog
 from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown
 from hornbook.run.observe.step_bill import StepBill
 from hornbook.run.start.precision import describe_precision
+from hornbook.run.state import State
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength
 
@@ -112,10 +113,11 @@ class Observers:
     samples: Samples
     profile: StepProfile
     event_files: list[EventFiles]
+    memory: list[MemoryLog]
 
     def __iter__(self) -> Iterator[Observer]:
         yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.event_files)
-        yield from (self.evaluation, self.samples, self.profile)
+        yield from (*self.memory, self.evaluation, self.samples, self.profile)
 
     def start(self, attempt: int, at: Position) -> None:
         """The run is up, before its first step."""
@@ -145,23 +147,29 @@ class Observers:
 
 
 @contextlib.contextmanager
-def open_observers(job: Job, engine: Engine, consoles: list[Console]) -> Iterator[Observers]:
+def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[Observers]:
     """The observers of this rank; only rank 0's write or show anything. An exception sets state.json to `failed`."""
     with contextlib.ExitStack() as stack:
         output, lines = job.output, None
         if output.is_rank0:
             lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
         state_file = stack.enter_context(StateFile(output, job.length.tokens))
-        evaluation, samples = Evaluation(job, engine, consoles), Samples(job, engine, consoles)
+        evaluation, samples = Evaluation(job, state.engine, consoles), Samples(job, state.engine, consoles)
         event_files: list[EventFiles] = []
+        memory: list[MemoryLog] = []
+        log = job.recipe.log
+        if output.is_rank0 and (log.memory_every or log.memory_snapshot):
+            sizes = stack.enter_context(Appender(job.run.memory)) if log.memory_every else None
+            memory.append(MemoryLog(job, state, sizes))
 
         def notify(found: Slowdown, step: Step) -> None:
             observers.slowed(found, step, output.ledger)
 
-        bill = StepBill(job.inputs, engine.world, notify, consoles)
+        bill = StepBill(job.inputs, state.engine.world, notify, consoles)
         profile = stack.enter_context(StepProfile(job, consoles))
         metrics = Metrics(lines, bill)
-        observers = Observers(bill, metrics, state_file, consoles, evaluation, samples, profile, event_files)
+        scoring = evaluation, samples, profile
+        observers = Observers(bill, metrics, state_file, consoles, *scoring, event_files, memory)
         if output.is_rank0 and job.recipe.log.tensorboard:
             event_files.append(stack.enter_context(EventFiles(job.run, observers.note)))
             job.ledger.listeners.append(event_files[0].listen)

@@ -15,6 +15,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import state_bytes
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
+from hornbook.parallel.offload import moves_activations
 from hornbook.parallel.world import choose_device
 from hornbook.progress import size_text
 from hornbook.run.job import Job
@@ -82,10 +83,14 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     """
     kept = activation_bytes(recipe, vocab, rows)
     trained = count_parameters(recipe.model, vocab)
-    state = sum(state_bytes(trained, recipe.parallel, recipe.optim).values())
+    state = state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+    offload = recipe.parallel.offload
+    state["moments"] *= not getattr(offload, "optimizer", False)
+    state["weights"] *= not getattr(offload, "parameters", False)
+    held = kept.total - (kept.blocks if moves_activations(offload) else 0)
     block = max(kept.recomputed, -(-kept.blocks // recipe.model.layers))
     head = vocab * (LOGIT_BYTES + 4 * (recipe.model.embedding.width or recipe.model.width))
-    return state + kept.total + kept.recomputed + max(block, head)
+    return sum(state.values()) + held + kept.recomputed + max(block, head)
 
 
 # ---- Out of memory
