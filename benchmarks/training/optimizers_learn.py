@@ -39,8 +39,8 @@ from hornbook.run.config import TrainConfig
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 SHAPE = ModelConfig(layers=4, width=128, heads=4)
-VOCAB, SEQUENCE, ROWS = 256, 128, 16
-STEPS, WARMUP, FLOOR = 400, 20, 0.1
+VOCAB, SEQUENCE, ROWS = 256, 128, 8
+STEPS, WARMUP, FLOOR = 300, 15, 0.1
 HELD_OUT = 64
 """Rows of held-out text, from the end of it."""
 SEEDS = (0, 1, 2)
@@ -160,7 +160,7 @@ def tune(kind: str, steps: int, text: Text, more: dict[str, Any], widest: int) -
 
 
 def step_seconds(rates: dict[str, float], text: Text, more: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Median seconds of a step of each optimizer, in turns: as many steps as two of SOAP's refreshes in each round."""
+    """Median seconds of a step of each optimizer; a round is 20 steps of each, with two refreshes of SOAP."""
     trainings = {kind: Training(kind, rate, 0, STEPS, text, more[kind]) for kind, rate in rates.items()}
     rounds: dict[str, list[float]] = {kind: [] for kind in rates}
     for number in range(ROUNDS + 1):

@@ -49,7 +49,7 @@ def test_muon_takes_single_maps_and_stacked_experts(family: str) -> None:
     assert all("convolution" not in name for name in taken)
 
 
-@pytest.mark.parametrize("step", [Lora(), Dora(), BottleneckConfig()])
+@pytest.mark.parametrize("step", [Lora(), Dora(), BottleneckConfig(width=8)])
 def test_of_adapters_it_takes_each_factor(step: Any) -> None:
     roles, shapes = roles_and_shapes(model_config("prefix"), (step,))
     config = Muon()
