@@ -4,10 +4,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from hornbook.optim.config.matrix_optimizers import Muon
 from torch import Tensor
 
-from hornbook.optim.config.optim import SGD, Adafactor, Adam, AdamW, Lion, RMSProp
+from hornbook.optim.config.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon, RMSProp
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import StateTensor
 from hornbook.optim.config.swap import carried_settings, rewarms
