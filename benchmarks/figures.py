@@ -310,7 +310,7 @@ def optimizers(found: dict[str, Any]) -> list[str]:
     return section(
         "Optimizers",
         f"`python -m benchmarks.training.optimizers`: a step over {found['parameters']:,} parameters of a GPT, in",
-        f"turns; medians of {found['rounds']} rounds, ratios within a round. Peers and ours have their default settings.",
+        f"turns; medians of {found['rounds']} rounds, ratios within a round. All have their default settings.",
         *rows_of(["", *OPTIMIZER_COLUMNS.values()], rows),
     )
 

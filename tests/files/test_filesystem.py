@@ -20,7 +20,7 @@ from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.commit import commit, list_checkpoints, read_pointer
 from hornbook.run.checkpoints.manifest import Manifest, verify_folder, write_manifest
 from hornbook.run.config import CheckpointConfig
-from hornbook.run.control import refuse_if_held
+from hornbook.run.control.control import refuse_if_held
 from hornbook.run.diagnose.compare import differing_tensors
 from hornbook.run.diagnose.verify import check_run
 from hornbook.run.launch.launch import is_empty

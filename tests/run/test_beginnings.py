@@ -12,7 +12,7 @@ import pytest
 from hornbook.errors import Exit, IntegrityError, StorageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.manifest import ValidationLoss
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.run.observe.console import Console, Header
 from hornbook.run.start.init_from import init_from_fork
 from hornbook.settings.resolve import resolve

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.manifest import ValidationLoss, read_manifest
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.start.init_from import InitFrom, adopt_model, check_tokenizer, init_from_fork
 from hornbook.settings.resolve import resolve

@@ -8,7 +8,7 @@ import pytest
 
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
-from hornbook.run.control import Control, ControlRequests, Request, write_request
+from hornbook.run.control.control import Control, ControlRequests, Request, write_request
 from hornbook.run.inputs import open_inputs
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.heartbeat import Heartbeat

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
 

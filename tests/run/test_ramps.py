@@ -8,7 +8,7 @@ import pytest
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.ledger import At, Ledger
 from tests.run.launcher import Launcher

@@ -15,7 +15,7 @@ from hornbook.files.journal import read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.parallel.world import World
-from hornbook.run.control import Request, stop_file, write_request
+from hornbook.run.control.control import Request, stop_file, write_request
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.timekeeper import MEASURED_STEPS
 

@@ -11,7 +11,7 @@ from hornbook.cli.train.dry_run import describe_job
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import NoRamp
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.run.job import Start
 from hornbook.run.step_report import Step
 from hornbook.run.timekeeper import Timekeeper

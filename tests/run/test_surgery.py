@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.run.start.init_from import InitFrom
 
 Launch = Callable[..., Exit]

@@ -14,7 +14,7 @@ from hornbook.files.journal import read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.model.heads import head
 from hornbook.parallel.engine import Engine
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
-from hornbook.parallel.gradients import global_norm
+from hornbook.parallel.gradients.norm import global_norm
 from hornbook.parallel.shard import ParameterShard, assign_primaries, whole_shard
 from hornbook.parallel.step_clock import StepClock, TimedAllGather, TimedReduceScatter
 from hornbook.parallel.world import COPIES, DATA, World

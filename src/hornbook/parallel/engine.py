@@ -24,14 +24,14 @@ from hornbook.model.transformer import Source, Transformer
 from hornbook.optim.config.clipping import AnyClip, NormClip
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names, token_masks
-from hornbook.parallel.clipping import Clipping
 from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm
-from hornbook.parallel.gradients import Scaler, found_nonfinite, power_below
-from hornbook.parallel.noise_scale import BatchPart
+from hornbook.parallel.gradients.clipping import Clipping
+from hornbook.parallel.gradients.noise_scale import BatchPart
+from hornbook.parallel.gradients.norm import Scaler, found_nonfinite, power_below
+from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
-from hornbook.parallel.penalties import Penalties
 from hornbook.parallel.runner import InOrder, Runner
 from hornbook.parallel.shard import ParameterShard, check_cover
 from hornbook.parallel.step_clock import StepClock

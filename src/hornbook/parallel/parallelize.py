@@ -21,7 +21,7 @@ from hornbook.parallel.config import (
 from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, shard_model
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
-from hornbook.parallel.gradients import Scaler
+from hornbook.parallel.gradients.norm import Scaler
 from hornbook.parallel.offload import check_offload, map_parameters, offload_activations
 from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import World, choose_device

@@ -6,9 +6,9 @@ from typing import Literal, Self
 
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
-from hornbook.run.control import Control
+from hornbook.run.control.control import Control
+from hornbook.run.control.interventions import Course, sorted_by_step
 from hornbook.run.inputs import Inputs, resumed_length
-from hornbook.run.interventions import Course, sorted_by_step
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.ledger import Ledger, Monotone, RunWriter
 from hornbook.run.start.bound import base_recipe

@@ -19,7 +19,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
-from hornbook.run.interventions import Intervention
+from hornbook.run.control.interventions import Intervention
 from hornbook.run.training_length import Cut
 
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")

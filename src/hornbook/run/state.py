@@ -34,10 +34,10 @@ from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
-from hornbook.parallel.noise_scale import NoiseScale
+from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, state_shards
-from hornbook.run.interventions import Course
+from hornbook.run.control.interventions import Course
 from hornbook.settings.recipe import Recipe
 
 FORMAT = 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from hornbook.errors import DivergedError
 from hornbook.files.run_directory import StepRecord
-from hornbook.parallel.noise_scale import NoiseRecord
+from hornbook.parallel.gradients.noise_scale import NoiseRecord
 from hornbook.run.config import GuardConfig
 
 

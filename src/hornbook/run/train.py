@@ -17,15 +17,15 @@ from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.noise_scale import NoiseScale
+from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.offload import map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
+from hornbook.run.control.intervene import Intervener
+from hornbook.run.control.interventions import Course
 from hornbook.run.inputs import Inputs
-from hornbook.run.intervene import Intervener
-from hornbook.run.interventions import Course
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers

@@ -249,7 +249,7 @@ def _recompute_problem(compiled: bool) -> str:
 
 
 def _check_noise_scale(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Whether there is a part of each batch whose gradient is seen alone (`hornbook.parallel.noise_scale`)."""
+    """Whether the gradient of a part of each batch is seen alone (`hornbook.parallel.gradients.noise_scale`)."""
     parallel, train = recipe.parallel, recipe.train
     if not recipe.log.noise_scale:
         return

@@ -17,7 +17,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.run import train
 from hornbook.run.checkpoints.manifest import Manifest, read_manifest, write_manifest
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.run.diagnose.verify import check_run
 from hornbook.run.ledger import read_past
 from hornbook.run.start.bound import recipe_in_force, refuse_edited, why_foreign

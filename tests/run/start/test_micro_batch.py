@@ -11,7 +11,7 @@ from hornbook.cli.train.dry_run import describe_job
 from hornbook.errors import DoesNotFitError, Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.transformer import Transformer
-from hornbook.run.control import Request, write_request
+from hornbook.run.control.control import Request, write_request
 from hornbook.run.job import Start
 from hornbook.run.start import micro_batch
 from hornbook.run.start.bound import recipe_in_force

@@ -12,7 +12,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import find_runs, steps_that_count
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import unlisted, verify_folder
-from hornbook.run.interventions import Course, sorted_by_step
+from hornbook.run.control.interventions import Course, sorted_by_step
 from hornbook.run.ledger import Monotone, check_ledger, read_past, remedy
 from hornbook.run.start.bound import (
     base_recipe,

@@ -26,9 +26,9 @@ from hornbook.model.init.init import check_overrides
 from hornbook.parallel.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
 from hornbook.progress import progress_bar
-from hornbook.run.control import Control, refuse_if_held
+from hornbook.run.control.control import Control, refuse_if_held
+from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
-from hornbook.run.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.run.launch.heartbeat import Heartbeat

@@ -10,7 +10,7 @@ from hornbook.errors import StorageError
 from hornbook.files.journal import Appender
 from hornbook.files.run_directory import StateRecord, Status
 from hornbook.parallel.world import World
-from hornbook.run.interventions import Course
+from hornbook.run.control.interventions import Course
 from hornbook.run.job import Job
 from hornbook.run.ledger import Ledger, Position, RunWriter
 from hornbook.run.memory import memory_of

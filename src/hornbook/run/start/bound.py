@@ -16,7 +16,7 @@ from hornbook.files.filesystem import exists
 from hornbook.files.journal import first_broken
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.manifest import Manifest
-from hornbook.run.interventions import Intervention, sorted_by_step
+from hornbook.run.control.interventions import Intervention, sorted_by_step
 from hornbook.run.ledger import Monotone, read_past, remedy
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved, resolve

@@ -20,12 +20,12 @@ from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.parallel.step_clock import PHASES
 from hornbook.parallel.world import AXES, RankInfo, World, distributed
 from hornbook.progress import size_text
-from hornbook.run.control import Control
+from hornbook.run.control.control import Control
+from hornbook.run.control.interventions import Course
 from hornbook.run.diagnose.bench.energy import EnergyMeter
 from hornbook.run.diagnose.bench.machine import measure_collectives
 from hornbook.run.diagnose.bench.step_memory import MemoryMeter
 from hornbook.run.inputs import Inputs
-from hornbook.run.interventions import Course
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import Ledger, RunWriter

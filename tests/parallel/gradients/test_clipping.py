@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, Clip, NormClip, ValueClip, ZScoreClip
-from hornbook.parallel.clipping import LEAST_DEVIATION, NORMAL, Clipping
+from hornbook.parallel.gradients.clipping import LEAST_DEVIATION, NORMAL, Clipping
 from hornbook.parallel.shard import whole_shard
 from hornbook.parallel.world import World
 from tests.parallel.test_engine import make_batch, make_engine

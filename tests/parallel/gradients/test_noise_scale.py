@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.noise_scale import NoiseRecord, NoiseScale
+from hornbook.parallel.gradients.noise_scale import NoiseRecord, NoiseScale
 from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
 from tests.parallel import noise

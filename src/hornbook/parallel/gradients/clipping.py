@@ -10,7 +10,7 @@ from torch import Tensor
 from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
 from hornbook.optim.foreach import foreach
 from hornbook.parallel.exact import fold_, row_squares
-from hornbook.parallel.gradients import clip
+from hornbook.parallel.gradients.norm import clip
 from hornbook.parallel.owners import SHARING
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import World

@@ -9,7 +9,7 @@ import pytest
 from hornbook.errors import Exit, UsageError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control import Control, ControlRequests, Request, refuse_if_held, stop_file, write_request
+from hornbook.run.control.control import Control, ControlRequests, Request, refuse_if_held, stop_file, write_request
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import At, Ledger, RunWriter
 

@@ -12,9 +12,16 @@ from hornbook.errors import UsageError
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
-from hornbook.run.control import Request
+from hornbook.run.control.control import Request
+from hornbook.run.control.interventions import (
+    ActivationBlend,
+    Course,
+    Intervention,
+    propose,
+    rewarm_tokens,
+    span_tokens,
+)
 from hornbook.run.inputs import load_kernels
-from hornbook.run.interventions import ActivationBlend, Course, Intervention, propose, rewarm_tokens, span_tokens
 from hornbook.run.job import Job
 from hornbook.run.ledger import At
 from hornbook.run.observe.observers import Observers

@@ -12,11 +12,11 @@ import pytest
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.hf.hf import read_hf
-from hornbook.run import intervene
-from hornbook.run.control import Request, write_request
+from hornbook.run.control import intervene
+from hornbook.run.control.control import Request, write_request
+from hornbook.run.control.interventions import propose
 from hornbook.run.diagnose.compare import compare_runs
 from hornbook.run.diagnose.verify import check_run
-from hornbook.run.interventions import propose
 from hornbook.run.start.bound import recipe_in_force
 from hornbook.settings.resolve import ConfigError, Resolved, resolve
 from tests.run.launcher import Launcher
@@ -116,7 +116,7 @@ def test_a_kill_between_ledger_recipe_and_file_makes_no_difference(
     tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """The ledger has the change: then recipe.toml is old, or the request is still there, or nothing followed."""
-    from hornbook.run.control import Control
+    from hornbook.run.control.control import Control
     from hornbook.run.ledger import RunWriter
 
     for name in ("whole", "parts"):

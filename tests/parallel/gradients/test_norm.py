@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.parallel import gradients
-from hornbook.parallel.gradients import CEILING, FLOOR, GROWTH_STEPS, Scaler, power_below
+from hornbook.parallel.gradients import norm as gradients
+from hornbook.parallel.gradients.norm import CEILING, FLOOR, GROWTH_STEPS, Scaler, power_below
 
 RUNS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), max_size=12)
 """Alternately so many good steps, so many bad."""

@@ -3,9 +3,9 @@
 A request is a small JSON file that appears atomically (written aside, then renamed): `{"action": "save" or "stop",
 "reason": text, "at_step": optional}`, or `{"action": "set", "settings": ["optim.lr=1e-4"], ...}`. The loop looks once a
 step, writes the acknowledgement to the ledger, then deletes the file and acts. The acknowledgement of a `set` is its
-intervention (`hornbook.run.intervene`); a file of the same name is not taken a second time, so that a kill before its
-removal makes no difference. A file named STOP in the run directory is a switch, not a request: the run stops, and does
-not start again until someone removes it.
+intervention (`hornbook.run.control.intervene`); a file of the same name is not taken a second time, so that a kill
+before its removal makes no difference. A file named STOP in the run directory is a switch, not a request: the run
+stops, and does not start again until someone removes it.
 """
 
 import contextlib
