@@ -24,8 +24,8 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     """The calls of the training loop, with the recipe's own settings."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from benchmarks.peers.batches import cut, make_batch
+    from hornbook.kernels.team import keep_freed_memory
     from hornbook.model.build import build_model, parameter_roles
-    from hornbook.model.cpu.team import keep_freed_memory
     from hornbook.model.init.init import initial_values
     from hornbook.optim.build import build_optimizer
     from hornbook.parallel.config import ParallelConfig

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from benchmarks.peers.batches import make_batch
 from benchmarks.peers.worker import serve
 from benchmarks.training.throughput import model_config
+from hornbook.kernels.team import keep_freed_memory
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig

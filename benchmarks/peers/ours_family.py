@@ -9,8 +9,8 @@ import torch
 from benchmarks.peers import family_data
 from benchmarks.peers.worker import serve
 from hornbook.data.batch import Batch, Source
+from hornbook.kernels.team import keep_freed_memory
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.model.hf.hf import read_hf
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW

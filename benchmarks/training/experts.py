@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from benchmarks import cpus
 from benchmarks.report import table, write
+from hornbook.kernels.team import keep_freed_memory
 from hornbook.model.attention.delta_rule import chunked_delta_rule
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Context
-from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import make_plan
 from hornbook.model.mlp.router import Routing

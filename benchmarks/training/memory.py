@@ -25,11 +25,11 @@ from torch import Tensor
 from benchmarks.peers.worker import peak_bytes
 from benchmarks.report import table, write
 from hornbook.data.batch import Batch
+from hornbook.kernels.team import keep_freed_memory
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import saved_bytes
-from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.model.heads.head import Head
 from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig

@@ -19,17 +19,22 @@ from torch.nn import Parameter
 
 from benchmarks.figures import optimizers
 from benchmarks.report import write
+from hornbook.kernels.team import keep_freed_memory
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.mlp import GLUConfig
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.cpu.team import keep_freed_memory
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AnyOptimizer
 
 KINDS: tuple[str, ...] = tuple(each.model_fields["kind"].default for each in get_args(get_args(AnyOptimizer)[0]))
 SHAPE = ModelConfig(layers=6, width=384, heads=6, mlp=GLUConfig(), head=LMHead(tied=True))
 VOCAB = 8192
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw, state bf16": ("adamw", {"state": "bf16"}),
+    "adamw8bit, embeddings too": ("adamw8bit", {"embeddings": True}),
+}
+"""Name -> a kind with other settings than its own."""
 BASELINE = "torch AdamW, fused"
 
 
@@ -45,10 +50,10 @@ def parameters(seed: int = 0) -> dict[str, Parameter]:
     return named
 
 
-def ours(kind: str) -> tuple[Callable[[], Any], float]:
+def ours(kind: str, **settings: Any) -> tuple[Callable[[], Any], float]:
     """The step of our optimizer, and its bytes of state per parameter."""
     named, roles = parameters(), parameter_roles(build_model(SHAPE, VOCAB))
-    config = TypeAdapter(AnyOptimizer).validate_python({"kind": kind})
+    config = TypeAdapter(AnyOptimizer).validate_python({"kind": kind, **settings})
     optimizer = build_optimizer(named, roles, config)
     kept = sum(tensor.nbytes for _, _, tensor in optimizer.state())
     return optimizer.step, kept / sum(each.numel() for each in named.values())
@@ -115,6 +120,7 @@ def run(quick: bool = False) -> dict[str, Any]:
     keep_freed_memory()  # as in training
     baseline = torch.optim.AdamW(list(parameters().values()), fused=True).step
     made, others = {kind: ours(kind) for kind in KINDS}, peers()
+    made |= {name: ours(kind, **settings) for name, (kind, settings) in VARIANTS.items()}
     steps = {BASELINE: baseline, **{kind: step for kind, (step, _) in made.items()}}
     steps |= dict(others.values())
     times = timed(steps, 3 if quick else 15)
@@ -130,7 +136,7 @@ def run(quick: bool = False) -> dict[str, Any]:
             "of_peer": ratio(kind, others[kind][0]) if kind in others else None,
             "state_bytes_per_parameter": made[kind][1],
         }
-        for kind in KINDS
+        for kind in made
     }
     count = sum(each.numel() for each in parameters().values())
     figures = {"optimizers": found, "parameters": count, "rounds": len(times[BASELINE])}

@@ -107,8 +107,8 @@ class Trained:
     def __init__(self, name: str) -> None:
         import torch
 
+        from hornbook.kernels.team import keep_freed_memory
         from hornbook.model.build import build_model, parameter_roles
-        from hornbook.model.cpu.team import keep_freed_memory
         from hornbook.model.init.init import initial_values
         from hornbook.optim.build import build_optimizer
         from hornbook.parallel.parallelize import parallelize

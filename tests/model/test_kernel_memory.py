@@ -15,9 +15,9 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from hornbook.kernels.scalar import OPTIONS, bf16, f32
+from hornbook.kernels.team import Kernel, chunks, is_bf16, launch
 from hornbook.model.cpu import dropout, gate, heads, norm, softmax
-from hornbook.model.cpu.scalar import OPTIONS, bf16, f32
-from hornbook.model.cpu.team import Kernel, chunks, is_bf16, launch
 
 ROWS, TIME, HEADS, KV_HEADS = 64, 8, 2, 1
 Case = tuple[Kernel, int, tuple[int | float, ...], list[Tensor]]

@@ -7,7 +7,7 @@ import pytest
 
 SCRIPT = """
 import resource, torch
-from hornbook.model.cpu.team import keep_freed_memory
+from hornbook.kernels.team import keep_freed_memory
 assert keep_freed_memory()
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

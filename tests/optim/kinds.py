@@ -15,6 +15,8 @@ from hornbook.optim.optimizer import Optimizer
 KINDS: tuple[str, ...] = tuple(each.model_fields["kind"].default for each in get_args(get_args(AnyOptimizer)[0]))
 """The value of `optim.kind` of each."""
 SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "adamw": [{"state": "bf16"}],
+    "adamw8bit": [{"min_values": 1}],
     "sgd": [{"momentum": 0.0}, {"nesterov": True}],
     "rmsprop": [{"momentum": 0.9, "centered": True}],
     "adafactor": [{"beta1": 0.9}, {"relative_step": False, "lr": 1e-2}],

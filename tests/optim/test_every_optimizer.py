@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from hornbook.model.build import parameter_roles
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.rule import ITEM_BYTES
+from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.engine import Engine
 from tests.optim.kinds import CASES, IDS, KINDS, SHAPES, config_of, everything, make, same_bits, step
@@ -99,15 +100,21 @@ def test_a_shard_of_rows_is_updated_as_it_is_in_the_whole(kind: str, more: dict[
     updates = [_steps(config, {"w": whole}, [{"w": each} for each in gradients])]
     for number, shard in enumerate(shards):
         parts = [each.split([11, 0, 23, 1])[number] for each in gradients]
-        updates.append(_steps(config, {"w": shard}, [{"w": each} for each in parts]))
+        updates.append(_steps(config, {"w": shard}, [{"w": each} for each in parts], (0, 11, 11, 34)[number]))
     for name, tensor in updates[0].items():
         if tensor.dim() == 2:
             assert same_bits({"": torch.cat([each[name] for each in updates[1:]])}, {"": tensor}), name
 
 
-def _steps(config: Any, named: dict[str, Parameter], gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _steps(
+    config: Any, named: dict[str, Parameter], gradients: list[dict[str, Tensor]], first: int = 0
+) -> dict[str, Tensor]:
+    """`first`: the row of the whole parameter that these begin with."""
     shapes = {name: (35, *parameter.shape[1:]) for name, parameter in named.items()}
     optimizer = build_optimizer(named, {"w": "matrix"}, config, None, shapes)
+    for _, update in optimizer.updates:
+        if isinstance(update, LowPrecisionAdamW):
+            update.first_values = {"w": first * 16}
     for each in gradients:
         for name, parameter in named.items():
             parameter.grad = each[name].clone()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hornbook.optim.build import assign_rules, build_optimizer
-from hornbook.optim.config.matrix_optimizers import SOAP
+from hornbook.optim.config.optim import SOAP
 from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.optimizer import Optimizer
 from hornbook.optim.soap import from_basis, refresh, to_basis

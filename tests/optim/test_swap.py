@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from hornbook.optim.config.matrix_optimizers import Muon
 from torch import Tensor
 
 from hornbook.optim.config.optim import SGD, Adafactor, Adam, AdamW, Lion, RMSProp
@@ -134,3 +135,25 @@ def test_settings_that_every_optimizer_has_are_carried_over() -> None:
     assert carried_settings(old, Adam())["beta2"] == 0.9
     assert carried_settings(old, Adam())["lr"] == 1e-3
     assert "weight_decay" not in carried_settings(old, Adam())  # a term of its gradient, not a factor on weights
+
+
+def test_muon_leaves_the_rest_to_adamw_as_it_was() -> None:
+    old = AdamW(lr=1e-3, beta2=0.9, weight_decay=0.2)
+    carried = carried_settings(old, Muon())
+    assert (carried["lr"], carried["weight_decay"]) == (1e-3, 0.2)
+    assert carried["rest"] == {"lr": 1e-3, "weight_decay": 0.2, "beta1": 0.9, "beta2": 0.9, "eps": 1e-8}
+    there = Muon.model_validate(carried)
+    back = carried_settings(there, AdamW())
+    assert {name: back[name] for name in ("lr", "weight_decay", "beta1", "beta2")} == {
+        "lr": 1e-3,
+        "weight_decay": 0.2,
+        "beta1": 0.9,
+        "beta2": 0.9,
+    }
+    made = converted(old, adam_state(), there)
+    assert torch.equal(made["momentum_buffer"], adam_state()["exp_avg"])
+
+
+def test_an_optimizer_with_a_schedule_of_its_own_keeps_it() -> None:
+    assert "schedule" not in carried_settings(AdamW(), Adafactor())
+    assert "schedule" in carried_settings(AdamW(), Lion())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.noise_scale import NoiseScale
+from hornbook.parallel.noise_scale import NoiseRecord, NoiseScale
 from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
 from tests.parallel import noise
@@ -19,7 +19,7 @@ from tests.ranks import RankServer
 DIMS, TARGETS = 2000, 64
 
 
-def synthetic(parts: list[int], steps: int, seed: int = 0) -> tuple[NoiseScale, float, list[dict[str, Any]]]:
+def synthetic(parts: list[int], steps: int, seed: int = 0) -> tuple[NoiseScale, float, list[NoiseRecord]]:
     """(after so many steps, the true noise scale, the records); a step has parts of so many targets."""
     generator = torch.Generator().manual_seed(seed)
     deviations = torch.linspace(0.1, 1.0, DIMS, dtype=torch.float64)
@@ -32,7 +32,7 @@ def synthetic(parts: list[int], steps: int, seed: int = 0) -> tuple[NoiseScale, 
         whole = sum((size * (truth + each) for size, each in zip(parts, noises, strict=True)), torch.zeros(())) / total
         squares = [float((truth + each).square().sum()) for each in noises]
         inverses = [1 / size for size in parts]
-        scale.update(sum(squares) / len(parts), sum(inverses) / len(parts), float(whole.norm()), total)
+        scale.update([sum(squares) / len(parts), sum(inverses) / len(parts)], float(whole.norm()), total)
         records.append(scale.record())
     return scale, float(deviations.square().sum() / truth.square().sum()), records
 
@@ -48,18 +48,18 @@ def test_a_problem_of_2000_dimensions_with_a_known_answer(parts: list[int]) -> N
 def test_a_mean_of_ratios_is_not_the_ratio_of_means() -> None:
     """Which the module rests on: with little signal in a step, ratios of single steps are far off."""
     scale, truth, records = synthetic([8, 8], 400, seed=1)
-    ratios = [record["noise_trace"] / record["noise_signal"] for record in records]
+    ratios = [record.trace / record.signal for record in records if record.trace and record.signal]
     assert scale.ratio is not None
     assert abs(scale.ratio - truth) < abs(sum(ratios) / len(ratios) - truth) / 3
 
 
 def test_what_says_nothing_is_left_out() -> None:
     scale = NoiseScale(10)
-    scale.update(math.nan, math.nan, 1.0, 64.0)
-    scale.update(1.0, 1 / 64, 1.0, 64.0)
-    assert scale.record() == {"noise_scale": None, "noise_trace": None, "noise_signal": None}
-    scale.update(2.0, 1 / 16, 1.0, 64.0)
-    assert scale.record()["noise_trace"] == pytest.approx(1 / (1 / 16 - 1 / 64))
+    scale.update([math.nan, math.nan], 1.0, 64.0)
+    scale.update([1.0, 1 / 64], 1.0, 64.0)
+    assert scale.record() == NoiseRecord(None, None, None)
+    scale.update([2.0, 1 / 16], 1.0, 64.0)
+    assert scale.record().trace == pytest.approx(1 / (1 / 16 - 1 / 64))
     again = NoiseScale(10)
     again.load(scale.state())
     assert (again.ratio, again.state()) == (scale.ratio, scale.state())

@@ -16,6 +16,7 @@ from hornbook.model.config.surgery import Lora
 from hornbook.model.generate.generate import generate
 from hornbook.model.init.init import initial_values
 from hornbook.model.layers import products
+from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.operate import operate
 from hornbook.model.transformer import Source
 from hornbook.parallel.config import ParallelConfig
@@ -123,3 +124,34 @@ def test_generation_multiplies_nothing_narrow(name: str, wide: Callable[[bool], 
         memory = model.encode(Source(torch.tensor([prompt]), torch.arange(20)[None])) if name == "t5" else None
         tokens = list(generate(model, prompt, max_tokens=4, greedy=True, memory=memory))
     assert len(tokens) == 4
+
+
+@pytest.mark.parametrize("name", ["bert", "local", "t5", "bart", "prefix", "delta", "latent", "capped"])
+def test_bfloat16_weights_compute_what_rounded_float32_ones_do(name: str, marked_corpus: Path) -> None:
+    config, family = config_of(name)
+    pure, rounded = make_engine(config, "bf16-pure"), make_engine(config, "bf16")
+    with torch.no_grad():
+        for parameter in rounded.model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    found, expected = (step(each, family, marked_corpus) for each in (pure, rounded))
+    assert found[0] == pytest.approx(expected[0], rel=5e-3)
+    assert found[1] == pytest.approx(expected[1], rel=3e-2)
+    parameters = list(pure.named_parameters.values())
+    assert {each.dtype for each in parameters} == {each.grad.dtype for each in parameters if each.grad is not None}
+    assert {each.dtype for each in parameters} == {torch.bfloat16}
+    batch = grid(family, str(marked_corpus), 0, 2, SEQUENCE)[0]
+    assert torch.allclose(pure.evaluate(batch), rounded.evaluate(batch), rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+@pytest.mark.parametrize("name", ["bert", "t5", "prefix", "experts", "latent"])
+def test_float8_is_near_bfloat16_for_every_family(name: str, scaling: str, marked_corpus: Path) -> None:
+    config, family = config_of(name)
+    settings = {"precision": "float8", "float8": {"scaling": scaling, "emulate": True}, "device": "cpu", "threads": 1}
+    reference, narrow = make_engine(config, "bf16"), make_engine(config, "fp32")
+    engine = parallelize(narrow.model, ParallelConfig(), TrainConfig.model_validate(settings))
+    assert any(isinstance(each, Linear) and each.float8 is not None for each in engine.model.modules())
+    found, expected = (step(each, family, marked_corpus) for each in (engine, reference))
+    assert found != expected
+    assert found[0] == pytest.approx(expected[0], rel=0.02)
+    assert found[1] == pytest.approx(expected[1], rel=0.2)

@@ -7,7 +7,7 @@ last microbatch with fewer rows, tied weights.
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +56,7 @@ class Run:
     shard: Literal["none", "optimizer", "gradients", "everything"] = "none"
     replicas: int = 1
     exact: bool = False
-    precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp64", "fp32", "bf16", "bf16-pure", "fp16"] = "fp32"
     tied: bool = True
     backwards: bool = False
     """Take the microbatches in the opposite order."""
@@ -67,6 +67,8 @@ class Run:
     """Of a step, over all ranks."""
     optimizer: str = "adamw"
     """Kind of optimizer."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the optimizer, besides its kind."""
     clip: Literal["norm", "value", "adaptive", "zscore"] = "norm"
     """Kind of clipping, with the settings of `CLIPS`."""
     penalty: float = 0.0
@@ -213,7 +215,7 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
 
 def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]]:
     """Losses, norms and seconds of every step."""
-    config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3})
+    config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3, **run.settings})
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     roles = parameter_roles(engine.model)
     engine.penalties.names = decaying(roles, config)

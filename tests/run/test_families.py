@@ -132,7 +132,7 @@ def test_answers_begin_in_exports_as_they_did_in_training(
     tmp_path: Path, marked_corpus: Path, tiny_settings: tuple[str, ...], start: str, token: str
 ) -> None:
     """A T5 shape that learned to begin with the end token was exported with T5's padding token."""
-    words = [*tiny_settings, f"data.path={marked_corpus}", *SPAN, f"data.objective.start={start}", "train.tokens=256"]
+    words = [*tiny_settings, f"data.path={marked_corpus}", *SPAN, f"data.objective.start={start}", "train.tokens=384"]
     run, out, grown, coded = (str(tmp_path / name) for name in ("run", "out", "grown", "coded"))
     assert main(["train", "--out", run, *words]) == Exit.DONE
     assert main(["export", run, "--out", out, "--no-certificate"]) == Exit.DONE

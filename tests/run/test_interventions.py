@@ -232,14 +232,16 @@ def test_another_batch_reads_the_same_samples_in_the_same_order(
 def test_a_request_during_a_later_attempt_comes_before_those_that_the_ledger_has(
     tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask(tmp_path / "parts", 7, "optim.lr=0.002")
+    later = ("optim.lr=0.002", "train.batch_tokens=64")
+    ask(tmp_path / "parts", 7, *later, rewarm="3 steps")
     kill_after(monkeypatch, 8)
     launch_run(tmp_path / "parts", "checkpoint.every=5")
     monkeypatch.undo()
-    ask(tmp_path / "parts", 6, "optim.clip=0.1")
+    ask(tmp_path / "parts", 6, "optim.clip=0.1", "train.batch_tokens=256")
     assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
-    ask(tmp_path / "whole", 6, "optim.clip=0.1")
-    ask(tmp_path / "whole", 7, "optim.lr=0.002")
+    assert check_run(RunDir(tmp_path / "parts")).ok
+    ask(tmp_path / "whole", 6, "optim.clip=0.1", "train.batch_tokens=256")
+    ask(tmp_path / "whole", 7, *later, rewarm="3 steps")
     launch_run(tmp_path / "whole", "checkpoint.every=5")
     assert branch(tmp_path / "parts") == branch(tmp_path / "whole")
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
@@ -264,6 +266,20 @@ def test_settings_of_a_resume_leave_other_changes_and_end_those_of_the_same_sect
     launch_run(tmp_path / "whole")
     factors = [a["lr"] / b["lr"] for a, b in zip(branch(run.path), branch(tmp_path / "whole"), strict=True)]
     assert factors == pytest.approx([1] * 3 + [0.2] * 5 + [0.4] * 4)
+
+
+def test_settings_of_a_resume_are_those_that_a_run_is_told_at_this_step(
+    tmp_path: Path, launch_run: Launch, branch: Branch
+) -> None:
+    for name in ("resumed", "told"):
+        ask(tmp_path / name, 3, "optim.kind=lion", "optim.lr=1e-3")
+    write_request(RunDir(tmp_path / "resumed"), Request(action="stop", at_step=8))
+    launch_run(tmp_path / "resumed")
+    launch_run(tmp_path / "resumed", "optim.weight_decay=2", "optim.beta1=0.5", mode="resume")
+    ask(tmp_path / "told", 8, "optim.weight_decay=2", "optim.beta1=0.5")
+    launch_run(tmp_path / "told")
+    assert branch(tmp_path / "resumed") == branch(tmp_path / "told")
+    assert weights(tmp_path / "resumed") == weights(tmp_path / "told")
 
 
 def test_ranks_change_at_the_same_step_and_restart_with_it(
@@ -383,7 +399,7 @@ def test_another_optimizer_has_new_state_and_the_rate_rises_again(
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("kind", ["adam", "sgd", "lion", "rmsprop", "adafactor", "lamb"])
+@pytest.mark.parametrize("kind", ["adam", "sgd", "lion", "rmsprop", "adagrad", "adafactor", "lamb", "muon", "soap"])
 def test_every_optimizer_takes_over_and_hands_back_after_any_kill(
     tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

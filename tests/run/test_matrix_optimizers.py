@@ -15,6 +15,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.model.surgery.folders import read_merged
 from hornbook.settings.resolve import ConfigError, resolve
 from tests.run.launcher import Launcher
+from tests.run.test_interventions import ask
 from tests.run.test_outside_optimizer import last_bytes, stop_at
 
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -73,6 +74,28 @@ def test_the_model_of_a_schedule_free_run_is_the_average(
     assert main(["eval", str(run), "--json"]) == Exit.DONE
     scored = json.loads(capsys.readouterr().out)["loss"]
     assert ended.get("whole", ended)["all"]["loss"] == pytest.approx(scored, rel=1e-6)
+
+
+def test_a_run_changes_to_schedule_free_and_back(
+    tmp_path: Path, launch_run: Launch, launcher: Launcher, branch: Branch
+) -> None:
+    """It begins and goes on from the weights that are evaluated; on two ranks that share the model too."""
+    words = (*COMMON, "optim.schedule=constant", "checkpoint.every=1")
+    for name in ("whole", "ranks"):
+        ask(tmp_path / name, 4, "optim.kind=schedule_free", "optim.lr=3e-3")
+        ask(tmp_path / name, 8, "optim.kind=adamw", "optim.lr=1e-9", "optim.weight_decay=0")
+    assert launch_run(tmp_path / "whole", *words) == Exit.DONE
+    kept = {step: RunDir(tmp_path / "whole").checkpoints / f"step-{step:08d}" for step in (8, 12)}
+    average, after = (dict(read_merged(folder)[2]) for folder in kept.values())
+    for name, weight in average.items():
+        torch.testing.assert_close(after[name], weight, rtol=0, atol=1e-6)
+    stop_at(tmp_path / "ranks", 2)
+    assert launch_run(tmp_path / "ranks", *words) == Exit.RESUMABLE
+    resumed = ["resume", str(tmp_path / "ranks"), "parallel.data=2", "parallel.shard=everything"]
+    started = launcher.start(resumed, tmp_path / "log")
+    assert started.wait() == Exit.DONE, started.text
+    assert branch(tmp_path / "ranks") == branch(tmp_path / "whole")
+    assert last_bytes(tmp_path / "ranks") == last_bytes(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

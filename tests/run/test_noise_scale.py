@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.run.requests import write_request
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control import Request
+from hornbook.run.control import Request, write_request
 from hornbook.settings.resolve import ConfigError, resolve
 from tests.run.launcher import Launcher
 

@@ -14,7 +14,7 @@ from hornbook.run.control import Request, write_request
 Launch = Callable[..., Exit]
 Events = Callable[..., list[dict[str, Any]]]
 
-WORDS = ("train.tokens=12800", "optim.lr=3e-3", "optim.schedule=constant", "checkpoint.every=0")
+WORDS = ("train.tokens=12800", "optim.lr=1e-2", "optim.schedule=constant", "checkpoint.every=0")
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_labels_are_smoothed_over_the_tokens_of_the_tokenizer(
         return compute(logits, *rest)
 
     monkeypatch.setattr(head, "loss_and_grad_", watched)
-    assert launch_run(tmp_path / "run", "train.loss.smoothing=0.1", "train.tokens=256") == Exit.DONE
+    assert launch_run(tmp_path / "run", "train.loss.smoothing=0.1", "train.tokens=384") == Exit.DONE
     assert seen == {(320, 257)}
 
 

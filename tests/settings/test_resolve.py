@@ -336,7 +336,7 @@ def test_the_text_of_many_problems() -> None:
       did you mean optim.schedule.warmup?
   seed  must be at least 0, not -1  (bad.toml:1)
   train.compile  must be true or false, not 'maybe'  (bad.toml:14)
-  train.precision  must be "auto", "bf16", "fp16" or "fp32", not 'fp8'  (bad.toml:13)
+  train.precision  must be "auto", "bf16", "bf16-pure", "float8", "fp16" or "fp32", not 'fp8'  (bad.toml:13)
       did you mean fp32?
   train.sequence  4096 is longer than the 2048 positions of model.position.length  (command line)"""
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch.nn import Parameter
 
 from hornbook.errors import UsageError
@@ -39,6 +40,12 @@ def build_optimizer(
     """
     shapes = shapes or {name: tuple(parameter.shape) for name, parameter in named_parameters.items()}
     rules = assign_rules(roles, config, {name: shapes[name] for name in _once(named_parameters)})
+    for name, rule in rules.items():
+        if named_parameters[name].dtype == torch.bfloat16 and not rule.stochastic:
+            raise UsageError(
+                f"optim: {type(rule).__name__} cannot update {name}, which is bfloat16: small updates would be lost; "
+                'take adamw or adamw8bit, which round stochastically, or train.precision = "bf16"'
+            )
     if whole is not None:
         named_parameters = whole.take(name for name, rule in rules.items() if rule.whole)
     groups = parameter_groups(named_parameters, roles, config, factors, rules)
@@ -59,7 +66,7 @@ def assign_rules(
     rules = dict[str, UpdateRule]()
     for name, shape in shapes.items():
         group = _group_of(name, config)
-        rule = (group and group.rule) or config.rule_for(roles[name], shape)
+        rule = ((group and group.rule) or config).rule_for(roles[name], shape)
         rules[name] = next((each for each in rules.values() if each is rule or each == rule), rule)
         if problem := rule.refusal(roles[name], shape):
             raise UsageError(

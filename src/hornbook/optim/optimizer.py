@@ -1,5 +1,6 @@
 """An optimizer at work: the updates of its configuration, their state, and the refusal of a non-finite step."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -10,6 +11,7 @@ from torch.nn import Parameter
 from hornbook.errors import UsageError
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import Shape, StateTensor, UpdateRule
+from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
 
 
 class WholeParameters(Protocol):
@@ -17,6 +19,10 @@ class WholeParameters(Protocol):
 
     def take(self, names: Iterable[str]) -> Mapping[str, Parameter]:
         """What this rank updates: of the parameters `names` those it owns whole, the others empty; else its shards."""
+        ...
+
+    def starts(self) -> Mapping[str, Shape]:
+        """First index of each tensor of `take` in its whole parameter."""
         ...
 
     def gather(self) -> None:
@@ -64,6 +70,9 @@ class Optimizer:
                     )
                     for each in rule.state_tensors(shapes[name])
                 }
+            if isinstance(update, LowPrecisionAdamW) and whole is not None:
+                starts = whole.starts()
+                update.first_values = {name: _first_value(starts[name], shapes[name]) for name, _ in _named(update)}
 
     def set_learning_rate(self, lr: float) -> None:
         """Use `lr`, times its factor, in every group from the next step on."""
@@ -128,6 +137,12 @@ class Optimizer:
 def _named(update: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     for group in update.param_groups:
         yield from zip(group["param_names"], group["params"], strict=True)
+
+
+def _first_value(start: Shape, shape: Shape) -> int:
+    """Index of a shard's first value among all of its parameter; shards divide parameters between rows."""
+    assert not any(start[1:]), "a shard is not a range of rows"
+    return start[0] * math.prod(shape[1:]) if start else 0
 
 
 def _dtype(declared: StateTensor, parameter: Tensor) -> torch.dtype:

@@ -7,6 +7,7 @@ pairs, converts each to each:
 | rule | m | v | t |
 |---|---|---|---|
 | Adam, AdamW, LAMB | exp_avg | exp_avg_sq | step |
+| AdamW of 8 bits | exp_avg, its codes decoded | exp_avg_sq, its codes decoded | step |
 | RMSProp | none | square_avg | step |
 | SGD with momentum b, dampening d | momentum_buffer (1 - b) / (1 - d) | none | none |
 | Lion, Muon | their momentum | none | none |
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from hornbook.optim.config.rule import UpdateRule
 from hornbook.optim.config.swap import kind_of_rule
+from hornbook.optim.low_precision.codes import dequantize, quantize
 
 ADAM = ("adam", "adamw", "lamb")
 """Kinds with this state."""
@@ -48,10 +50,15 @@ def convert(old: UpdateRule, before: Tensors, new: UpdateRule, after: Tensors) -
     kinds = kind_of_rule(old), kind_of_rule(new)
     if kinds[0] == kinds[1]:
         for name, tensor in after.items() if after.keys() <= before.keys() else ():
-            if before[name].shape == tensor.shape and before[name].dtype == tensor.dtype:
+            if before[name].shape == tensor.shape and _alike(before[name], tensor):
                 tensor.copy_(before[name])
     elif kinds[0] in _READ and kinds[1] in _WRITE:
         _WRITE[kinds[1]](new, _READ[kinds[0]](old, before), after)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Whether values of one can be rounded to the other's dtype."""
+    return one.dtype == other.dtype or (one.is_floating_point() and other.is_floating_point())
 
 
 def _read_adam(_: UpdateRule, state: Tensors) -> Moments:
@@ -63,6 +70,21 @@ def _write_adam(_: UpdateRule, moments: Moments, state: Tensors) -> None:
         return
     for name, value in (("exp_avg", moments.first), ("exp_avg_sq", moments.second), ("step", moments.step)):
         _set(state, name, value)
+
+
+def _read_8bit(_: UpdateRule, state: Tensors) -> Moments:
+    first = dequantize(state["exp_avg"], state["exp_avg_scale"], signed=True)
+    return Moments(first, dequantize(state["exp_avg_sq"], state["exp_avg_sq_scale"], signed=False), state["step"])
+
+
+def _write_8bit(_: UpdateRule, moments: Moments, state: Tensors) -> None:
+    if moments.first is None or moments.second is None or moments.step is None:
+        return
+    _set(state, "step", moments.step)
+    for name, value, signed in (("exp_avg", moments.first, True), ("exp_avg_sq", moments.second, False)):
+        codes, scales = quantize(value.float(), signed)
+        _set(state, name, codes)
+        _set(state, f"{name}_scale", scales)
 
 
 def _read_rmsprop(_: UpdateRule, state: Tensors) -> Moments:
@@ -135,6 +157,7 @@ def _set(state: Tensors, name: str, value: Tensor) -> None:
 
 _READ: dict[str, Callable[[UpdateRule, Tensors], Moments]] = {
     **dict.fromkeys(ADAM, _read_adam),
+    "adamw8bit": _read_8bit,
     "rmsprop": _read_rmsprop,
     "sgd": _read_sgd,
     "lion": _read_momentum,
@@ -143,6 +166,7 @@ _READ: dict[str, Callable[[UpdateRule, Tensors], Moments]] = {
 }
 _WRITE: dict[str, Callable[[UpdateRule, Moments, Tensors], None]] = {
     **dict.fromkeys(ADAM, _write_adam),
+    "adamw8bit": _write_8bit,
     "rmsprop": _write_rmsprop,
     "sgd": _write_sgd,
     "lion": _write_momentum,
@@ -161,7 +185,7 @@ def direction(rule: UpdateRule, state: Tensors) -> Tensor | None:
     first, second, step = moments.first, moments.second, moments.step
     if kind == "sgd" and first is not None:
         return first * _sum_of_weights(rule)
-    if kind not in ADAM[:2] or first is None or second is None or step is None:
+    if kind not in ("adam", "adamw", "adamw8bit") or first is None or second is None or step is None:
         return None
     decays: Any = rule
     root = (second / (1 - decays.beta2**step)).sqrt() + decays.eps

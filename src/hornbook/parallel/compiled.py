@@ -7,7 +7,7 @@ run compiles for training, for evaluation, and no more.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,11 +25,12 @@ MOST_SHAPES = 32
 
 
 class Part(NamedTuple):
-    """A method that was replaced on a module by its compiled form."""
+    """What calls of a module look up, in its compiled form and as it was written."""
 
     module: nn.Module
     name: str
-    compiled: Callable[..., Any]
+    compiled: Any
+    plain: Any
 
 
 class CompiledParts:
@@ -41,24 +42,31 @@ class CompiledParts:
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def add(self, module: nn.Module, name: str, **options: Any) -> None:
+    def add_module(self, module: nn.Module, **options: Any) -> None:
+        """Compile calls of a module, in place: modules of one class share their code."""
+        module.compile(**_settings(options))
+        self._parts.append(Part(module, "_compiled_call_impl", module._compiled_call_impl, None))
+
+    def add_method(self, module: nn.Module, name: str, **options: Any) -> None:
         """Compile a method when it is first called."""
-        found = getattr(module, name)
-        limit = compile_options(recompile_limit=MOST_SHAPES)
-        made = torch.compile(found, backend=BACKEND, **{"dynamic": False, **limit, **options})
-        self._parts.append(Part(module, name, made))
-        setattr(module, name, made)
+        plain = getattr(module, name)
+        self._parts.append(Part(module, name, torch.compile(plain, **_settings(options)), plain))
+        setattr(module, name, self._parts[-1].compiled)
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:
         """The model as it was written, for text of any length: each would be compiled anew."""
         for part in self._parts:
-            setattr(part.module, part.name, part.compiled._torchdynamo_orig_callable)
+            setattr(part.module, part.name, part.plain)
         try:
             yield
         finally:
             for part in self._parts:
                 setattr(part.module, part.name, part.compiled)
+
+
+def _settings(options: dict[str, Any]) -> dict[str, Any]:
+    return {"backend": BACKEND, "dynamic": False, **compile_options(recompile_limit=MOST_SHAPES), **options}
 
 
 def compile_model(model: Transformer, train: TrainConfig, device: torch.device, budget: float = 1.0) -> CompiledParts:
@@ -73,13 +81,13 @@ def compile_model(model: Transformer, train: TrainConfig, device: torch.device, 
     for stack in stacks:
         stack.compiled = True
         if train.compile_scope == "stack":
-            parts.add(stack, "run_blocks", **options)
+            parts.add_method(stack, "run_blocks", **options)
         else:
             for block in stack.blocks.values():
-                parts.add(block, "forward", **options)
+                parts.add_module(block, **options)
     if model.head is not None and device.type != "cpu":  # a CPU has a kernel of our own
         few = model.head.before is not None  # its losses are of the tokens that count, another number each time
-        parts.add(model.head, "loss_and_grad_", dynamic=None if few else False)
+        parts.add_method(model.head, "loss_and_grad_", dynamic=None if few else False)
     return parts
 
 

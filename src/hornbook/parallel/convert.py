@@ -40,7 +40,7 @@ def convert_state(
         made = {key: tensor.new_zeros(declared.shape(shape)) for key, (declared, tensor) in tensors.items()}
         convert(old_rule, whole, rule, made)
         for key, (declared, tensor) in tensors.items():
-            if tensor.numel():
+            if tensor.numel() and not declared.is_parameter:  # the weights stay
                 tensor.copy_(made[key][_region(declared, new_shards[name], tensor)])
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
@@ -196,7 +196,7 @@ class FSDP(SingleProcess):
         squares = global_norm(gradients).double().square()
         with self.clock.phase("communication"):
             self._world.all_reduce_sum(squares, ["shard"])
-        return squares.sqrt().to(gradients[0].dtype)
+        return squares.sqrt().to(torch.promote_types(gradients[0].dtype, torch.float32))
 
     def reshard(self) -> None:
         for module in self._fsdp_modules:
@@ -208,9 +208,13 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
     assert world.mesh is not None
     # With exact sums `FSDP.all_reduce` adds the replicas, so that torch sees one group only.
     mesh = world.mesh[DATA] if config.replicas > 1 and not config.exact else world.mesh["shard"]
+    pure = next(model.parameters()).dtype == torch.bfloat16
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if pure else None)
     for block in model.all_blocks():
-        fully_shard(block, mesh=mesh, reshard_after_forward=config.shard == "everything")
-    fully_shard(model, mesh=mesh, reshard_after_forward=False)  # the loss needs the head after the forward pass
+        fully_shard(block, mesh=mesh, reshard_after_forward=config.shard == "everything", mp_policy=policy)
+    fully_shard(
+        model, mesh=mesh, reshard_after_forward=False, mp_policy=policy
+    )  # the loss needs the head after the forward pass
     register_fsdp_forward_method(model, "encode")  # samples call the encoder alone
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -219,11 +223,13 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
 
 
 def _sum_hook(parallel: DDP, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP divides by the number of ranks; this adds."""
+    """DDP divides by the number of ranks; this adds, bfloat16 in float32."""
+    buffer = bucket.buffer()
     if parallel.bucket_norms is not None:
-        parallel.bucket_norms.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32))
-    work = dist.all_reduce(bucket.buffer(), group=parallel.group, async_op=True)
+        parallel.bucket_norms.append(torch.linalg.vector_norm(buffer, dtype=torch.float32))
+    sums = buffer.float() if buffer.dtype == torch.bfloat16 else buffer
+    work = dist.all_reduce(sums, group=parallel.group, async_op=True)
     assert work is not None
     if bucket.is_last():
         parallel.clock.switch("communication")  # from here on backward only waits for the sums
-    return work.get_future().then(lambda future: future.value()[0])
+    return work.get_future().then(lambda future: future.value()[0] if sums is buffer else buffer.copy_(sums))

@@ -30,6 +30,8 @@ GROWTH_STEPS = 2000
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """float32 scalar on the gradients' device: the global L2 norm of gradients that are all on this rank."""
     assert gradients, "there are no gradients: call forward_backward first"
+    if gradients[0].dtype == torch.bfloat16:
+        return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]).norm()
     return get_total_norm(gradients)
 
 

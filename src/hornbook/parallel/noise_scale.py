@@ -15,6 +15,7 @@ every microbatch is summed over the ranks (ZeRO-2 and -3, `parallel.exact`), the
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -66,6 +67,18 @@ class BatchPart:
         return list((sums[1:] / sums[0]).unbind())
 
 
+@dataclass(frozen=True)
+class NoiseRecord:
+    """The noise scale after a step."""
+
+    ratio: float | None
+    """Ratio of the averages, in targets; None while they do not allow one."""
+    trace: float | None
+    """S of this step alone; None where the batch had no smaller part."""
+    signal: float | None
+    """|G|^2 of this step alone."""
+
+
 class NoiseScale:
     """Running averages of S and |G|^2, and their ratio."""
 
@@ -75,13 +88,14 @@ class NoiseScale:
         self._trace = self._signal = 0.0
         self._newest: tuple[float, float] | None = None
 
-    def update(self, part: float, inverse: float, norm: float, total_weight: float) -> None:
-        """Take in a step: means over the parts as `BatchPart` gives them, norm and targets of the whole batch."""
+    def update(self, parts: Sequence[float], norm: float, total_weight: float) -> None:
+        """Take in a step: the means over the parts that `BatchPart` gives, norm and targets of the whole batch."""
+        square, inverse = parts
         difference = inverse - 1.0 / max(total_weight, 1.0)
-        if not math.isfinite(part) or not difference > 0:
+        if not math.isfinite(square) or not difference > 0:
             self._newest = None  # the batch had no smaller part
             return
-        trace = (part - norm**2) / difference
+        trace = (square - norm**2) / difference
         self._newest = trace, norm**2 - trace / total_weight
         self._trace += self._share * (trace - self._trace)
         self._signal += self._share * (self._newest[1] - self._signal)
@@ -91,10 +105,9 @@ class NoiseScale:
         """The noise scale in targets; None while the averages do not allow one. They begin at 0, which cancels here."""
         return self._trace / self._signal if self._trace > 0 and self._signal > 0 else None
 
-    def record(self) -> dict[str, float | None]:
-        """Keys of metrics.jsonl: the ratio of the averages, and S and |G|^2 of the newest step."""
-        trace, signal = self._newest or (None, None)
-        return {"noise_scale": self.ratio, "noise_trace": trace, "noise_signal": signal}
+    def record(self) -> NoiseRecord:
+        """The ratio of the averages, and S and |G|^2 of the newest step."""
+        return NoiseRecord(self.ratio, *(self._newest or (None, None)))
 
     def state(self) -> dict[str, float]:
         """The averages, for a checkpoint."""

@@ -60,6 +60,10 @@ class Owners:
             self.shards[name] = ParameterShard(owned.whole, shape, start, primary)
         return {name: shard.tensor for name, shard in self.shards.items() if shard.tensor.requires_grad}
 
+    def starts(self) -> dict[str, Shape]:
+        """First index of each tensor of `take` in its whole parameter."""
+        return {name: shard.start for name, shard in self.shards.items()}
+
     def _own(self, shard: ParameterShard, owner: int) -> _Owned:
         mine = owner == self._world.axis_rank(SHARING)
         shape: Shape = shard.shape if mine else (0, *shard.shape[1:])

@@ -6,6 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hornbook.model.attention.device_attention import use_installed_flash
+from hornbook.model.layers.float8 import Float8, check_float8, use_float8
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
@@ -26,7 +27,13 @@ from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+PRECISIONS = {
+    "bf16": torch.bfloat16,
+    "bf16-pure": torch.bfloat16,
+    "float8": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
 
 
 def parallelize(
@@ -45,6 +52,12 @@ def parallelize(
         model.head.num_real_tokens = num_tokens
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
     model.compute_dtype = PRECISIONS[precision]
+    if precision == "float8":
+        check_float8(world.device, train.float8.emulate)
+        use_float8(list(model.all_blocks()), Float8(train.float8.scaling, train.float8.emulate))
+    if precision == "bf16-pure":
+        for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype
+            parameter.data = parameter.data.to(torch.bfloat16)
     apply_recompute(model, parallel.recompute)
     check_offload(parallel.offload, world.device)
     offload_activations(model, parallel.offload)

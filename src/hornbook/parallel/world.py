@@ -22,7 +22,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store  # pyright: ignor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hornbook.errors import UsageError
-from hornbook.model.cpu.team import keep_freed_memory
+from hornbook.kernels.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import TrainConfig
 

@@ -35,6 +35,15 @@ class LossConfig(Config):
     """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
 
 
+class Float8Config(Config):
+    """How operands of float8 products are scaled, with `train.precision = "float8"`."""
+
+    scaling: Literal["tensor", "row"] = "tensor"
+    """By the largest magnitude of each operand, or of each of its rows: more exact, and slower."""
+    emulate: bool = False
+    """Multiply the rounded numbers in float32 where the device has no such products: to study it, slowly."""
+
+
 class TrainConfig(Config):
     """Length, batch and arithmetic of the run."""
 
@@ -54,9 +63,13 @@ class TrainConfig(Config):
     micro_batch: Annotated[Count | Literal["auto"], BeforeValidator(_rows)] = 8
     """Rows computed at once; it changes memory and speed, and the last bits of the sums. `auto` takes the most that
     fit in memory, and the run's recipe keeps the number. Where a step runs out of memory it is halved."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Arithmetic of matrix products and activations; weights and moments are always fp32. `auto` takes bf16 where the
-    device multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss."""
+    precision: Literal["auto", "bf16", "bf16-pure", "float8", "fp16", "fp32"] = "auto"
+    """Arithmetic of matrix products and activations; weights and moments are fp32. `auto` takes bf16 where the device
+    multiplies it faster than fp32, else fp32; the run's recipe keeps what it took. fp16 scales the loss. `bf16-pure`:
+    weights, gradients and moments are bf16 too, and updates round stochastically (optimizers adamw, adamw8bit).
+    `float8`: bf16 with products of float8 numbers in the linear layers of blocks whose dims are multiples of 16."""
+    float8: Float8Config = Float8Config()
+    """Products of float8 numbers."""
     loss: LossConfig = LossConfig()
     """The loss function."""
     average: AverageConfig = NoAverage()
@@ -78,6 +91,11 @@ class TrainConfig(Config):
     def micro_rows(self) -> int:
         """`micro_batch` as a number: of `auto`, which is settled when a run starts, the least."""
         return 1 if self.micro_batch == "auto" else self.micro_batch
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a weight and of its gradient."""
+        return 2 if self.precision == "bf16-pure" else 4
 
 
 class CheckpointConfig(Config):

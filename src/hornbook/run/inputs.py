@@ -15,15 +15,16 @@ from hornbook.data.order import sampler
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.kernels.ahead import Job, compile_ahead
 from hornbook.kernels.cache import is_ready
+from hornbook.kernels.team import Kernel
 from hornbook.model.build import build_model
 from hornbook.model.config.head import HeadConfig, LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
 from hornbook.model.cpu.kernels import kernels_of
-from hornbook.model.cpu.team import Kernel
 from hornbook.model.init.init import initial_values
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.surgery.operate import build_operated
+from hornbook.optim.low_precision.kernels import kernels_of as optimizer_kernels
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import choose_device
 from hornbook.run.config import TrainConfig
@@ -74,7 +75,8 @@ class Inputs:
         """The description of the model that checkpoints hold."""
         recipe, tokenizer = self.recipe, self.corpus.root / "tokenizer"
         steps = tuple(recipe.surgery)
-        return ModelSpec(recipe.model, self.vocab, tokenizer, steps, decoder_start=self.decoder_start)
+        dtype = "bfloat16" if recipe.train.precision == "bf16-pure" else "float32"
+        return ModelSpec(recipe.model, self.vocab, tokenizer, steps, decoder_start=self.decoder_start, dtype=dtype)
 
     @property
     def decoder_start(self) -> int | None:
@@ -171,7 +173,12 @@ def compile_for(inputs: Inputs) -> None:
     model, train, index = inputs.recipe.model, inputs.recipe.train, inputs.loader.index
     # Every objective looks up positions first: where that is compiled, so are the kernels that read data.
     data = [] if is_ready(sampler._locate) else [partial(_first_row, index)]
-    compile_ahead([*data, *model_jobs(model, train, inputs.vocab)])
+    pure = train.precision == "bf16-pure"
+    updates = optimizer_kernels(inputs.recipe.optim, pure) if choose_device(train.device).type == "cpu" else []
+    missing = [partial(kernel.callback, pure) for kernel in updates if not kernel.is_ready(pure)]
+    compile_ahead([*data, *missing, *model_jobs(model, train, inputs.vocab)])
+    for kernel in updates:
+        kernel.callback(pure)
     load_kernels(model, train, inputs.vocab)
 
 

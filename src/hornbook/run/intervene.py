@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hornbook.errors import UsageError
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control import Request
@@ -31,6 +32,9 @@ class Intervener:
         self._job, self._world, self._state, self._observers, self._saver = job, world, state, observers, saver
         self.course = job.course.before(state.step)
         """The settings in force at the next step."""
+        if state.optimizer.config != self.course.recipe.optim:  # settings of a resume ended interventions
+            saver.forget(state)
+            state.follow(self.course.recipe)
         self.blend()
 
     def __call__(self, requests: int) -> Course:
@@ -64,10 +68,11 @@ class Intervener:
         activation = any(each.key == ACTIVATION for each in changes)
         if request.blend is not None and not activation:
             raise UsageError(f"a blend belongs to a change of {ACTIVATION}")
-        rewarm = None if request.rewarm is None else span_tokens(request.rewarm, course.length, at.tokens)
+        length = course.after(Intervention(at.step, at.tokens, changes)).length  # steps are those from here on
+        rewarm = None if request.rewarm is None else span_tokens(request.rewarm, length, at.tokens)
         spans = {
-            "rewarm_tokens": rewarm_tokens(changes, course.length, at.tokens) if rewarm is None else rewarm,
-            "blend_tokens": span_tokens(request.blend, course.length, at.tokens),
+            "rewarm_tokens": rewarm_tokens(changes, length, at.tokens) if rewarm is None else rewarm,
+            "blend_tokens": span_tokens(request.blend, length, at.tokens),
         }
         intervention = Intervention(at.step, at.tokens, changes, **spans)
         after = course.after(intervention)
@@ -75,8 +80,15 @@ class Intervener:
             check_schedule(after.recipe.optim.schedule, after.recipe.train.average, after.length)
         after.to_end()  # what the ledger says of later steps must fit
         if after.recipe.optim != course.recipe.optim:
-            self._state.new_optimizer(after.recipe.optim)  # refused here where it cannot take a parameter
+            self._try_optimizer(after.recipe.optim)
         return intervention, after
+
+    def _try_optimizer(self, config: AnyOptimizer) -> None:
+        """Raise UsageError where an optimizer cannot be built, or cannot update a parameter."""
+        try:
+            self._state.new_optimizer(config)
+        except (ValueError, TypeError) as error:  # of a rule from outside
+            raise UsageError(f"optim.kind: {type(config).__name__} cannot be built: {error}") from error
 
     def _record(self, file: str, request: Request, intervention: Intervention, course: Course) -> None:
         """Write it to the ledger, then to recipe.toml, then remove the request."""
@@ -95,6 +107,9 @@ class Intervener:
         if course.recipe.model != self.course.recipe.model:
             self._job.control.enter("setup", state)
             load_kernels(course.recipe.model, course.recipe.train, state.spec.vocab)
+        growth = course.length.rows(state.tokens) / self.course.length.rows(state.tokens)
+        if growth > 1:
+            self._job.control.heartbeat.expect_growth(growth)
         self.course = course
         self.blend()
         self._observers.change(course)

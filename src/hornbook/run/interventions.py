@@ -87,13 +87,10 @@ def with_changes(recipe: Recipe, changes: Sequence[SettingChange]) -> Recipe:
     """The recipe with the changes. UsageError where they do not go together with the other settings."""
     tree = plain(recipe)
     for change in changes:
-        *way, last = split_key(change.key)
-        node = tree
-        for part in way:
-            node = node.setdefault(part, {})
-        node.pop(last, None)
-        if not change.gone:
-            node[last] = change.new
+        if change.gone:
+            _remove(tree, split_key(change.key))
+        else:
+            _set(tree, split_key(change.key), change.new)
     try:
         found = Recipe.model_validate(tree)
         problems = cross_check(found)
@@ -104,6 +101,21 @@ def with_changes(recipe: Recipe, changes: Sequence[SettingChange]) -> Recipe:
         words, (key, text) = ", ".join(map(str, changes)), problems[0]
         raise UsageError(f"{words} does not fit the other settings of the run: {key} {text}")
     return found
+
+
+def _set(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value
+
+
+def _remove(tree: dict[str, Any], path: Sequence[str]) -> None:
+    """Remove a value, and the table that held nothing else."""
+    below = tree.get(path[0])
+    if len(path) > 1 and isinstance(below, dict):
+        _remove(below, path[1:])
+    if len(path) == 1 or below == {}:
+        tree.pop(path[0], None)
 
 
 def setting_changes(old: Recipe, new: Recipe) -> tuple[SettingChange, ...]:
@@ -165,15 +177,19 @@ class Course:
     def after(self, intervention: Intervention) -> "Course":
         """The course after an intervention. UsageError where it cannot be made."""
         resolved, length, at = intervention.apply(self.resolved), self.length, intervention.tokens
+        known = self.known
         if _batches(resolved.recipe) != _batches(self.recipe):
             length = replace(length, batches=length.batches.then(at, _batches(resolved.recipe)))
+            # The steps of later interventions begin after other numbers of tokens now.
+            spans = (round(length.batches.tokens_of(each.step - intervention.step, at)) for each in known)
+            known = tuple(replace(each, tokens=at + span) for each, span in zip(known, spans, strict=True))
         rewarm = (at, intervention.rewarm_tokens) if intervention.rewarm_tokens else self.rewarm
         blend = self.blend
         if resolved.recipe.model != self.recipe.model:
             if blend is not None and blend.share(at) < 1:
                 raise UsageError("model.mlp.activation: the blend of the change before is not over")
             blend = ActivationBlend(at, intervention.blend_tokens, self.recipe.model, resolved.recipe.model)
-        return replace(self, resolved=resolved, length=length, rewarm=rewarm, blend=blend)
+        return replace(self, resolved=resolved, length=length, known=known, rewarm=rewarm, blend=blend)
 
     def due(self, step: int) -> Intervention | None:
         """The first known intervention of a step up to `step`."""
@@ -181,7 +197,8 @@ class Course:
 
     def next(self) -> "Course":
         """The course after the first known intervention."""
-        return replace(self.after(self.known[0]), known=self.known[1:])
+        after = self.after(self.known[0])
+        return replace(after, known=after.known[1:])
 
     def before(self, step: int) -> "Course":
         """The course that the checkpoint of `step` belongs to: before the interventions at `step`."""

@@ -59,6 +59,8 @@ class ModelSpec:
     """Digest of the frozen base that an adapter belongs to; known on rank 0."""
     decoder_start: int | None = None
     """The first decoder token of an encoder-decoder."""
+    dtype: str = "float32"
+    """Of the parameters, as torch spells it."""
 
 
 class State:

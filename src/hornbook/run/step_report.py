@@ -11,6 +11,7 @@ from typing import Any
 
 from hornbook.errors import DivergedError
 from hornbook.files.run_directory import StepRecord
+from hornbook.parallel.noise_scale import NoiseRecord
 from hornbook.run.config import GuardConfig
 
 
@@ -48,8 +49,8 @@ class Step:
     """Seconds of this rank by phase (`hornbook.parallel.step_clock`); the rest of `seconds` is the host's."""
     positions: tuple[int, int] = (0, 0)
     """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
-    noise: dict[str, float | None] | None = None
-    """Keys of the gradient noise scale (`log.noise_scale`); None: not measured."""
+    noise: NoiseRecord | None = None
+    """The gradient noise scale (`log.noise_scale`); None: not measured."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Other terms of the objective by name, per target token: `z_loss`, `l1`, `l2`, what experts add."""
 
@@ -80,7 +81,8 @@ class Step:
         if self.terms:
             record["terms"] = dict(self.terms)
         if self.noise is not None:
-            record |= self.noise
+            noise = self.noise
+            record |= {"noise_scale": noise.ratio, "noise_trace": noise.trace, "noise_signal": noise.signal}
         return record
 
 

@@ -156,7 +156,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     if applied and state.average is not None:
         state.average.update(before, state.tokens)
     if applied and state.noise is not None:
-        state.noise.update(*values[: len(part)], norm, batch.total_weight)
+        state.noise.update(values[: len(part)], norm, batch.total_weight)
     return Step(
         attempt=job.ledger.attempt,
         step=state.step,

@@ -72,7 +72,12 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe)]
-    problems += [*_check_surgery(recipe), *_check_labels(recipe), *_check_noise_scale(recipe)]
+    problems += [
+        *_check_precision(recipe),
+        *_check_surgery(recipe),
+        *_check_labels(recipe),
+        *_check_noise_scale(recipe),
+    ]
     problems += _check_optim(recipe)
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
@@ -90,6 +95,27 @@ def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, 
     if train.cuda_graphs and not train.compile:
         yield "train.cuda_graphs", "graphs are made of compiled code: set train.compile = true"
     yield from _check_ramp(train)
+
+
+def _check_precision(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What bfloat16 parameters do not go with."""
+    if recipe.train.precision != "bf16-pure":
+        return
+    rules = [("optim.kind", recipe.optim)]
+    rules += [(f"optim.groups.{i}.rule", group.rule) for i, group in enumerate(recipe.optim.groups) if group.rule]
+    for key, rule in rules:
+        if not rule.stochastic:
+            text = (
+                f"{getattr(rule, 'kind', '')} loses small updates of bf16 weights: take adamw or adamw8bit, which round"
+            )
+            yield key, f'{text} stochastically, or train.precision = "bf16"'
+    remedy = 'take train.precision = "bf16"'
+    if recipe.parallel.exact:
+        yield "parallel.exact", f"bf16-pure adds the gradients of ranks in float32, but not in a fixed tree: {remedy}"
+    if recipe.surgery:
+        yield "surgery", f"added parts and frozen weights are float32, and those of bf16-pure are bf16: {remedy}"
+    if any(recipe.model.layer(number).mlp.kind == "experts" for number in range(recipe.model.layers)):
+        yield "model.mlp", f"routers of experts need float32 weights, and those of bf16-pure are bf16: {remedy}"
 
 
 def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -147,3 +147,25 @@ def test_stages_end_one_after_the_other() -> None:
         resolve("tiny", ["train.ramp=stages", f"train.ramp.stages={stages}", "train.micro_batch=4"], {})
     with pytest.raises(ValidationError):
         StagedRamp(stages=[])
+
+
+@given(
+    firsts=st.lists(st.integers(1, 500), max_size=4, unique=True),
+    later=st.lists(st.integers(1, 500), max_size=4, unique=True),
+    at=st.integers(0, 600),
+)
+def test_sizes_that_change_on_the_way_are_those_of_before_then_those_of_after(
+    firsts: list[int], later: list[int], at: int
+) -> None:
+    one, other = (
+        Batches((0, *sorted(each)), tuple(range(base, base + len(each) + 1)))
+        for each, base in ((firsts, 10), (later, 50))
+    )
+    joined = one.then(at, other)
+    assert list(joined.firsts) == sorted(set(joined.firsts))
+    assert all(joined.at(tokens) == (one if tokens < at else other).at(tokens) for tokens in range(700))
+
+
+def test_steps_are_counted_from_any_token_on() -> None:
+    batches = Batches((0, 100), (10, 50))
+    assert [batches.tokens_of(steps, 80) for steps in (0, 1, 2, 3, 4)] == [0, 10, 20, 70, 120]

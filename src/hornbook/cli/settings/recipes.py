@@ -71,7 +71,10 @@ def show(words: Words = None) -> Result:
     recipe, rows = resolved.recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
     operations = operations_per_token(recipe.model, rows, recipe.train.sequence)
-    state, kept = state_bytes(sum(counts.values()), recipe.parallel, recipe.optim), _kept(recipe, rows)
+    state, kept = (
+        state_bytes(sum(counts.values()), recipe.parallel, recipe.optim, recipe.train.item_bytes),
+        _kept(recipe, rows),
+    )
     value = {
         "recipe": recipe.model_dump(mode="json"),
         "origins": resolved.origins,

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.kernels.team import supports
 from hornbook.model.attention.attend import attend
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.position import Layout, Rope, Rotation, rotate
@@ -15,7 +16,6 @@ from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.cpu.heads import SplitHeads
-from hornbook.model.cpu.team import supports
 from hornbook.model.layers.dropout import AttentionDropout, layer_number, site_keys
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm

@@ -120,12 +120,16 @@ def _cross(model: ModelConfig, sequence: int) -> tuple[Operations, Operations]:
     return Operations(memory, 0, 0), Operations(weights - memory, pairs, pairs)
 
 
-def state_bytes(parameters: int, parallel: ParallelConfig, optim: OptimizerConfig) -> dict[str, int]:
-    """Bytes each process holds of weights, gradients and the optimizer's moments, with no parameter frozen."""
+def state_bytes(
+    parameters: int, parallel: ParallelConfig, optim: OptimizerConfig, item_bytes: int = FLOAT32
+) -> dict[str, int]:
+    """Bytes each process holds of weights and gradients, each `item_bytes` per value, and of the optimizer's moments,
+    with no parameter frozen."""
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas
-    weights = FLOAT32 * parameters
-    moments = optim.model_state_bytes(parameters)
+    weights = item_bytes * parameters
+    narrow = item_bytes != FLOAT32
+    moments = optim.state_bytes(parameters, item_bytes) if narrow else optim.model_state_bytes(parameters)
     sizes = {"moments": moments, "gradients": weights, "weights": weights}  # as they are sharded
     shares = {name: group if number < cut else 1 for number, name in enumerate(sizes)}
     return {name: -(-size // shares[name]) for name, size in reversed(sizes.items())}

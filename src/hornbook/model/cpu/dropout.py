@@ -6,8 +6,8 @@ from numba import njit
 from torch import Tensor
 
 from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, MIX_SECOND
-from hornbook.model.cpu.scalar import i64, load, store
-from hornbook.model.cpu.team import Kernel, float_argument, is_bf16, launch
+from hornbook.kernels.scalar import i64, load, store
+from hornbook.kernels.team import Kernel, float_argument, is_bf16, launch
 
 
 class DropoutFunction(torch.autograd.Function):

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import exponential, f32, i64, load, store
-from hornbook.model.cpu.team import Kernel, chunks, is_bf16, launch
+from hornbook.kernels.scalar import exponential, f32, i64, load, store
+from hornbook.kernels.team import Kernel, chunks, is_bf16, launch
 
 
 def weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:

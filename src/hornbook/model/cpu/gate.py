@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import exponential, load, store
-from hornbook.model.cpu.team import Kernel, is_bf16, launch
+from hornbook.kernels.scalar import exponential, load, store
+from hornbook.kernels.team import Kernel, is_bf16, launch
 from hornbook.model.layers.products import linear, matmul
 
 

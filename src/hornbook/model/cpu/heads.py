@@ -9,8 +9,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, f32, load, store
-from hornbook.model.cpu.team import Kernel, is_bf16, launch
+from hornbook.kernels.scalar import OPTIONS, f32, load, store
+from hornbook.kernels.team import Kernel, is_bf16, launch
 
 
 class SplitHeads(torch.autograd.Function):

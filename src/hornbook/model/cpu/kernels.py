@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from hornbook.kernels.team import Kernel
 from hornbook.model.attention.attention import CrossAttention, FullAttention
 from hornbook.model.attention.position import Alibi, RelativeBuckets
 from hornbook.model.cpu import dropout, experts, gate, heads, norm, softmax
-from hornbook.model.cpu.team import Kernel
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.dropout import Dropout, RowDropout
 from hornbook.model.layers.norm import RMSNorm

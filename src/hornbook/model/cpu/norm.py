@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import f32, load, store
-from hornbook.model.cpu.team import Kernel, chunks, float_argument, is_bf16, launch
+from hornbook.kernels.scalar import f32, load, store
+from hornbook.kernels.team import Kernel, chunks, float_argument, is_bf16, launch
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """x [..., width], weight [width] (float32) -> normalised x, of x's dtype."""
+    """x [..., width], weight [width] -> normalised x, of x's dtype."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,7 +20,7 @@ class RMSNormFunction(torch.autograd.Function):
         width = x.shape[-1]
         rows = x.numel() // width
         y, scales = torch.empty_like(x), torch.empty(rows)
-        launch(_forward_kernel, rows, is_bf16(x), width, eps, x, weight.detach(), y, scales)
+        launch(_forward_kernel, rows, is_bf16(x), width, eps, x, weight.detach().float(), y, scales)
         ctx.save_for_backward(x, weight, scales)
         return y
 
@@ -30,7 +30,7 @@ class RMSNormFunction(torch.autograd.Function):
         dy = grads[0].contiguous()
         width, rows = x.shape[-1], len(scales)
         dx, partial = torch.empty_like(x), torch.zeros(chunks(rows), width)
-        launch(_backward_kernel, rows, is_bf16(x), width, x, weight.detach(), scales, dy, dx, partial)
+        launch(_backward_kernel, rows, is_bf16(x), width, x, weight.detach().float(), scales, dy, dx, partial)
         return dx, partial.sum(0), None
 
 

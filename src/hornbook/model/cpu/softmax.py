@@ -13,8 +13,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from hornbook.model.cpu.scalar import OPTIONS, exponential, f32, i64, largest, load, store, total
-from hornbook.model.cpu.team import Kernel, float_argument, is_bf16, launch, supports
+from hornbook.kernels.scalar import OPTIONS, exponential, f32, i64, largest, load, store, total
+from hornbook.kernels.team import Kernel, float_argument, is_bf16, launch, supports
 
 
 def softmax_(scores: Tensor, starts: Tensor, ends: Tensor, scale: float) -> None:

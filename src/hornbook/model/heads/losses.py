@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hornbook.kernels.team import supports
 from hornbook.model.cpu.softmax import cross_entropy_
-from hornbook.model.cpu.team import supports
 
 
 class LossTerms(NamedTuple):

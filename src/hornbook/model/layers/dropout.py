@@ -12,9 +12,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, MIX_SECOND
+from hornbook.kernels.team import supports
 from hornbook.model.context import Context
 from hornbook.model.cpu.dropout import DropoutFunction, drop_probabilities
-from hornbook.model.cpu.team import supports
 
 SITES = 64
 """Places in a layer where values can be dropped, at most."""

@@ -4,7 +4,7 @@ No autocast: the input's dtype decides, so the arithmetic of a layer is visible 
 (`hornbook.model.surgery`) hangs parts on a layer; its names, and its arithmetic without them, stay as they are.
 """
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from hornbook.model.config.part import FEW_ROWS
 from hornbook.model.layers.products import linear, matmul
 from hornbook.model.layers.saved_tensors import cheap
+
+if TYPE_CHECKING:
+    from hornbook.model.layers.float8 import Float8
 
 
 class Linear(nn.Module):
@@ -28,6 +31,8 @@ class Linear(nn.Module):
         """Replaces W in products, called with `weight`: rounded weights, or 4-bit codes of frozen ones."""
         self.adapter: nn.Module | None = None
         """Changes the output, called with (layer, x, y)."""
+        self.float8: "Float8 | None" = None
+        """Makes the product from float8 operands."""
         self.held: Tensor | None = None
         """W in the dtype of products, while microbatches of one step share it (`hornbook.model.layers.held`)."""
         self.held_beside: Tensor | None = None
@@ -36,7 +41,7 @@ class Linear(nn.Module):
     @property
     def plain(self) -> bool:
         """Whether the layer is no more than its weight and bias: only then may a kernel take `weight` itself."""
-        return self.code is None and self.adapter is None
+        return self.code is None and self.adapter is None and self.float8 is None
 
     def matrix(self, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
         """W as products see it."""
@@ -49,7 +54,8 @@ class Linear(nn.Module):
         if self.code is not None and not self.weight.requires_grad:
             y = FrozenProduct.apply(x, self, bias)
         else:
-            y = linear(x, self.matrix(x.dtype), bias)
+            product = linear if self.float8 is None else self.float8.linear
+            y = product(x, self.matrix(x.dtype), bias)
         return y if self.adapter is None else self.adapter(self, x, y)
 
 
@@ -88,7 +94,7 @@ def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Flo
     All layers have a bias, or none has. Adapters are added after the common product, so that one that adds nothing
     changes no bit.
     """
-    if x.numel() < FEW_ROWS * x.shape[-1] or any(_frozen_code(layer) for layer in layers):
+    if x.numel() < FEW_ROWS * x.shape[-1] or any(_computes_alone(layer) for layer in layers):
         return torch.cat([layer(x) for layer in layers], -1)
     held = layers[0].held_beside
     if held is not None and held.dtype == x.dtype:
@@ -111,5 +117,6 @@ def _stacked(*weights: Tensor) -> Tensor:
     return torch.cat(weights)
 
 
-def _frozen_code(layer: Linear) -> bool:
-    return layer.code is not None and not layer.weight.requires_grad
+def _computes_alone(layer: Linear) -> bool:
+    """Whether its weight cannot be put beside others: it is frozen codes, or scaled by its own largest value."""
+    return layer.float8 is not None or (layer.code is not None and not layer.weight.requires_grad)

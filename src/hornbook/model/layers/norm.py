@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.kernels.team import supports
 from hornbook.model.config import init as config_init
 from hornbook.model.config.norm import BatchNormConfig, LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
 from hornbook.model.cpu.norm import RMSNormFunction
-from hornbook.model.cpu.team import supports
 from hornbook.model.layers.saved_tensors import cheap
 
 
@@ -40,7 +40,7 @@ class LayerNorm(nn.Module):
 
 
 def _layer_norm(wide: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
-    return F.layer_norm(wide, weight.shape, weight, bias, eps).to(dtype)
+    return F.layer_norm(wide, weight.shape, widened(weight), None if bias is None else widened(bias), eps).to(dtype)
 
 
 class RMSNorm(nn.Module):
@@ -76,7 +76,7 @@ def rms_norm(
 
 
 def _rms_norm(wide: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    return F.rms_norm(wide, weight.shape, weight, eps).to(dtype)
+    return F.rms_norm(wide, weight.shape, widened(weight), eps).to(dtype)
 
 
 class BatchNorm(nn.Module):

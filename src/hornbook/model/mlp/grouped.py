@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
-from hornbook.model.cpu.team import supports
 from hornbook.model.layers.products import linear, matmul, mm_into
 from hornbook.model.mlp.mlp import Blend, activate
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
-from hornbook.model.cpu.team import supports
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.saved_tensors import cheap
 
@@ -28,9 +28,9 @@ class Blend(NamedTuple):
 
 def activate(x: Tensor, kind: config_mlp.Activation | Blend) -> Tensor:
     """The activation named in the config; `gelu_tanh` is GPT-2's approximation of `gelu`."""
+    if isinstance(kind, Blend):
+        return torch.lerp(activate(x, kind.before), activate(x, kind.after), kind.share.to(x.dtype))
     match kind:
-        case Blend():
-            return torch.lerp(activate(x, kind.before), activate(x, kind.after), kind.share.to(x.dtype))
         case "gelu":
             return cheap(F.gelu, x)
         case "gelu_tanh":

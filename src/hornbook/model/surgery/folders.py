@@ -55,12 +55,13 @@ def create_operated(
     tokenizer: Path | None,
     base_digest: str,
     decoder_start: int | None = None,
+    dtype: str = "float32",
 ) -> None:
     """Make every file of a checkpoint's weights, without values yet. Raises OSError, StorageError."""
     if surgery.adapter_of(steps) is not None:
         create_adapter(folder, AdapterSpec(config, vocab, tuple(steps), BASE, base_digest), tokenizer)
         return
-    create_hf(folder, config, vocab, tokenizer, decoder_start=decoder_start)
+    create_hf(folder, config, vocab, tokenizer, decoder_start=decoder_start, dtype=dtype)
     if not steps:
         return
     keys = read_json(folder / "config.json")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from hornbook.optim.config.clipping import Clip, NormClip
-from hornbook.optim.config.rule import Shape, UpdateRule
+from hornbook.optim.config.rule import UpdateRule
 from hornbook.optim.config.rules import AnyRule
 from hornbook.optim.config.schedules import Cosine, Schedule
 from hornbook.settings.fields import Config, Number
@@ -38,10 +38,6 @@ class OptimizerConfig(UpdateRule):
     """Learning rate over the run."""
     groups: list[ParameterGroup] = Field(default=[])
     """Parameters with other settings, such as `[{ match = "embedding.*", lr = 1e-3 }]`."""
-
-    def rule_for(self, role: str, shape: Shape) -> UpdateRule:  # noqa: ARG002
-        """The update rule of parameters of this role and shape, where no group says otherwise."""
-        return self
 
     def model_state_bytes(self, parameters: int) -> int:
         """Bytes of the state of a whole model of that many values, of matrices and others; about, and rather more."""

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 ITEM_BYTES = {"parameter": 4, "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 ITEM_BYTES |= {"int16": 2, "int8": 1, "uint8": 1}
-"""Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, float32 in every run."""
+"""Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, as a rule float32."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Factors:
 class UpdateRule(Config):
     """How gradients change parameters. A subclass has its `kind`, a default `lr` and settings of its own."""
 
+    stochastic: ClassVar[bool] = False
+    """Whether it rounds updates of bfloat16 parameters stochastically; without that small ones would be lost."""
     whole: ClassVar[bool] = False
     """Whether an update of a value reads others of its parameter (norms, sums over rows, products of matrices): where
     ranks share a parameter, one of them is then given all of it, and updates it for the others."""
@@ -93,6 +95,10 @@ class UpdateRule(Config):
     """Peak learning rate."""
     weight_decay: Number = Field(default=0.1, ge=0)
     """Decoupled decay, multiplied by the learning rate."""
+
+    def rule_for(self, role: str, shape: Shape) -> "UpdateRule":  # noqa: ARG002
+        """The update rule of parameters of this role and shape, where this one is asked for."""
+        return self
 
     def refusal(self, role: str, shape: Shape) -> str:  # noqa: ARG002
         """Why it cannot update a parameter of this role and shape; empty where it can."""
@@ -123,10 +129,14 @@ class UpdateRule(Config):
         """
         raise NotImplementedError(f"{type(self).__name__} has no method `build`")
 
-    def state_bytes(self, parameters: int) -> int:
-        """Bytes of the state of that many values, without what is kept per row, column or parameter: it is little."""
+    def state_bytes(self, parameters: int, item_bytes: int = ITEM_BYTES["parameter"]) -> int:
+        """Bytes of the state of that many values of `item_bytes` each.
+
+        Without what is kept per row, column or parameter: it is little.
+        """
         sizes = 0
         for each in self.state_tensors((parameters, 1)):
             if each.extent in ("shape", "blocks") and not each.is_parameter:
-                sizes += ITEM_BYTES[each.dtype] * -(-parameters // max(each.block, 1))
+                size = item_bytes if each.dtype == "parameter" else ITEM_BYTES[each.dtype]
+                sizes += size * -(-parameters // max(each.block, 1))
         return sizes

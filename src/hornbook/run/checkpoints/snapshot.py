@@ -78,7 +78,14 @@ class Snapshot:
         """Create the files of a Hugging Face directory (or an adapter) and `trainer/`, at full size, without values."""
         spec = self.spec
         create_operated(
-            folder, spec.config, spec.vocab, spec.surgery, spec.tokenizer, spec.base_digest, spec.decoder_start
+            folder,
+            spec.config,
+            spec.vocab,
+            spec.surgery,
+            spec.tokenizer,
+            spec.base_digest,
+            spec.decoder_start,
+            spec.dtype,
         )
         (folder / MOMENTS).parent.mkdir()
         create_file(folder / MOMENTS, self.moment_shapes, self.moment_dtypes)

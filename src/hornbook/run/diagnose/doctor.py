@@ -19,7 +19,7 @@ import torch
 
 from hornbook.extras import install_command
 from hornbook.files.durable import TEMPORARY, storage_error, write_file
-from hornbook.model.cpu.team import team_library
+from hornbook.kernels.team import team_library
 from hornbook.model.layers.precision import choose_precision
 from hornbook.run.diagnose.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
 from hornbook.run.start.environment import package_version

@@ -66,7 +66,7 @@ def saved_bytes(inputs: Inputs) -> int:
     """Approximate size of a checkpoint: weights, moments and an average of the weights."""
     recipe = inputs.recipe
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    weights = FLOAT32 * count_parameters(recipe.model, inputs.vocab)
+    weights = recipe.train.item_bytes * count_parameters(recipe.model, inputs.vocab)
     trained_again = FLOAT32 * trained if recipe.optim.averages else 0  # the model is the average of them
     return weights + recipe.optim.model_state_bytes(trained) + trained_again + _average_bytes(recipe.train, trained)
 
@@ -102,7 +102,7 @@ def least_bytes(inputs: Inputs) -> int:
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    states = sum(state_bytes(trained, recipe.parallel, recipe.optim).values())
+    states = sum(state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes).values())
     state = states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
     try:
         kept = activation_bytes(recipe, inputs.vocab, recipe.train.micro_rows)

@@ -74,9 +74,9 @@ def _checked(source: object, depth: int = 0) -> dict[str, Any] | None:
     return found | ({"from": before} if before is not None else {})
 
 
-def write_lineage(out: Path, verb: str, *sources: Path) -> None:
-    """Write into a model folder that `verb` made it from `sources`. Raises StorageError."""
-    described = _chained(sources) if len(sources) > 1 else describe_source(sources[0])
+def write_lineage(out: Path, verb: str, source: Path, *more: Path) -> None:
+    """Write into a model folder that `verb` made it from these. Raises StorageError."""
+    described = _chained([source, *more]) if more else describe_source(source)
     with storage_errors(out / FILE):
         write_json(out / FILE, {"made_by": verb, "from": described})
 

@@ -83,7 +83,8 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     """
     kept = activation_bytes(recipe, vocab, rows)
     trained = count_parameters(recipe.model, vocab)
-    state, offload = state_bytes(trained, recipe.parallel, recipe.optim), recipe.parallel.offload
+    state = state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+    offload = recipe.parallel.offload
     state["moments"] *= not getattr(offload, "optimizer", False)
     state["weights"] *= not getattr(offload, "parameters", False)
     held = kept.total - (kept.blocks if moves_activations(offload) else 0)

@@ -9,6 +9,7 @@ import sys
 import torch
 
 from hornbook.errors import UsageError
+from hornbook.model.layers.float8 import check_float8
 from hornbook.model.layers.precision import Choice, Precision, choose_precision, missing_bf16
 from hornbook.model.layers.products import is_widened
 from hornbook.parallel.world import choose_device
@@ -17,7 +18,7 @@ from hornbook.settings.resolve import Resolved
 
 ORIGIN = "auto: "
 """Prefix of the origin of a precision that was chosen here."""
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "bf16-pure": torch.bfloat16, "float8": torch.bfloat16, "fp16": torch.float16}
 
 
 def settle_precision(resolved: Resolved) -> Resolved:
@@ -37,9 +38,9 @@ def slow_precision(precision: str, device: torch.device) -> str:
     if precision == "fp32":
         return ""
     if device.type == "cpu" and is_widened(torch.empty(0, dtype=_DTYPES[precision])):
-        reason = choose_precision(device).reason if precision == "bf16" else "this CPU has no fp16 instructions"
+        reason = choose_precision(device).reason if precision != "fp16" else "this CPU has no fp16 instructions"
         return f"{precision} is slow here ({reason}), its products run in fp32: --train.precision fp32 is faster"
-    if precision == "bf16" and device.type != "cpu" and (missing := missing_bf16(device)):
+    if precision != "fp16" and device.type != "cpu" and (missing := missing_bf16(device)):
         return f"{missing} of its own, so bf16 is slow: --train.precision fp32 (or fp16) is faster"
     return ""
 
@@ -51,8 +52,19 @@ def describe_precision(resolved: Resolved) -> str:
 
 
 def _refuse_missing(recipe: Recipe) -> None:
-    """Raise UsageError for bf16 on MPS without it; a CPU or a GPU without it computes bf16 more slowly."""
-    if recipe.train.precision != "bf16" or recipe.train.device == "cpu" or not torch.backends.mps.is_available():
+    """Raise UsageError for bf16 on MPS without it; a CPU or a GPU without it computes bf16 more slowly. For float8 on
+    any device without it, unless it is emulated."""
+    if recipe.train.precision == "float8":
+        device = choose_device(recipe.train.device)
+        if (
+            device.type != "cuda" or recipe.parallel.world == 1
+        ):  # ranks, forks of this process, ask their GPUs themselves
+            check_float8(device, recipe.train.float8.emulate)
+    if (
+        recipe.train.precision not in ("bf16", "bf16-pure")
+        or recipe.train.device == "cpu"
+        or not torch.backends.mps.is_available()
+    ):
         return
     device = choose_device(recipe.train.device)
     if device.type == "mps" and (missing := missing_bf16(device)):

@@ -24,7 +24,7 @@ from numba.np.numpy_support import carray
 from torch import Tensor
 
 from hornbook.kernels.cache import is_kept, kept_callback
-from hornbook.model.cpu.scalar import OPTIONS, bf16, f32, fetch_add
+from hornbook.kernels.scalar import OPTIONS, bf16, f32, fetch_add
 
 SIGNATURE = types.void(types.CPointer(types.int64))
 """Of every kernel."""
@@ -44,22 +44,23 @@ class Kernel:
     not waited for.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function, self._callbacks = function, dict[bool, Any]()
+    def __init__(self, function: Callable[..., None], options: dict[str, Any] = OPTIONS) -> None:
+        """`options` of numba: with `EXACT`, every operation rounds as torch's does."""
+        self._function, self._options, self._callbacks = function, options, dict[bool, Any]()
 
     def callback(self, bfloat16: bool) -> Any:
         """Numba's C callback for tensors of bfloat16, else of float32."""
         if bfloat16 not in self._callbacks:
-            self._callbacks[bfloat16] = kept_callback(self.variant(bfloat16), SIGNATURE, **OPTIONS)
+            self._callbacks[bfloat16] = kept_callback(self.variant(bfloat16), SIGNATURE, **self._options)
         return self._callbacks[bfloat16]
 
     def is_ready(self, bfloat16: bool) -> bool:
         """Whether it is compiled for a dtype, here or on disk."""
-        return bfloat16 in self._callbacks or is_kept(self.variant(bfloat16), OPTIONS)
+        return bfloat16 in self._callbacks or is_kept(self.variant(bfloat16), self._options)
 
     def variant(self, bfloat16: bool) -> Callable[[Any], None]:
         """The function of the pointer alone that is compiled for a dtype."""
-        work, values = njit(inline="always", **OPTIONS)(self._function), bf16 if bfloat16 else f32
+        work, values = njit(inline="always", **self._options)(self._function), bf16 if bfloat16 else f32
 
         def kernel(pointer: Any) -> None:
             arguments = carray(pointer, SLOTS)[HEADER:]

@@ -20,6 +20,8 @@ compiled into the kernel, with other bits; which one runs would depend on whethe
 A loop that sums must not store. Before a loop that loads and stores, the compiled code asks how far apart the two
 arrays lie, and where they are close it takes one value at a time: a sum has other bits then, as `malloc` decides.
 """
+EXACT = {"error_model": "numpy", "boundscheck": False}
+"""For kernels whose bits are those of a reference: no product is contracted with a sum, nothing is reordered."""
 UNBOUNDED = 1 << 40
 """Declared length of an argument array: kernels index within the shapes they are told."""
 
@@ -83,6 +85,12 @@ def f32(address):
 
 
 @njit(inline="always")
+def u8(address):
+    """The uint8 values at an address."""
+    return carray(pointer(address), UNBOUNDED, np.uint8)
+
+
+@njit(inline="always")
 def i64(address):
     """The int64 values at an address."""
     return carray(pointer(address), UNBOUNDED, np.int64)
@@ -121,6 +129,35 @@ def _store(values, i, value):  # noqa: ARG001
         values[i] = np.uint16(np.uint32(bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
 
     return rounded
+
+
+def store_random(values, i, value, bits):
+    """Write a float32 to element i; where the array is bfloat16, rounded stochastically by the low 16 of some bits."""
+    raise NotImplementedError("only in kernels")
+
+
+@overload(store_random, inline="always")
+def _store_random(values, i, value, bits):  # noqa: ARG001
+    if values.dtype != types.uint16:
+
+        def plain(values, i, value, bits):  # noqa: ARG001
+            values[i] = value
+
+        return plain
+
+    def rounded(values, i, value, bits):
+        drawn = np.uint32(bits & np.uint32(0xFFFF))
+        values[i] = np.uint16(np.uint32(float_bits(np.float32(value)) + drawn) >> np.uint32(16))
+
+    return rounded
+
+
+@njit(inline="always")
+def mix32(x):
+    """Scramble 32 bits, bijectively (Wellons 2018, "Prospecting for hash functions": `lowbias32`)."""
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(x ^ np.uint32(x >> np.uint32(16)))
 
 
 LOG2_E = np.float32(1.4426950408889634)
