@@ -15,16 +15,16 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 5_300,
-    "data": 4_600,
+    "cli": 5_400,
+    "data": 4_650,
     "evals": 850,
     "files": 1_400,
-    "kernels": 650,
-    "model": 12_500,
-    "optim": 3_000,
-    "parallel": 2_000,
-    "run": 7_500,
-    "settings": 2_200,
+    "kernels": 1_050,
+    "model": 12_700,
+    "optim": 3_400,
+    "parallel": 2_700,
+    "run": 9_400,
+    "settings": 2_300,
     "studio": 800,
     "text": 16_700,
 }

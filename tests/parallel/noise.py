@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from hornbook.data.batch import Batch
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo, World, distributed
@@ -34,7 +36,7 @@ def step(engine: Any, batches: Sequence[Batch], total_weight: float) -> list[flo
 def expected(run: Run, parts: Sequence[Sequence[int]]) -> list[float]:
     """The same from the definition: the gradient of each part, and of all, each computed alone in this process."""
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
-    engine, batches = make_engine(run.alone, ParallelConfig(), train, World("cpu")), grid(run)
+    engine, batches = make_engine(run.alone, ParallelConfig(), train, World(torch.device("cpu"))), grid(run)
     squares, inverses = [], []
     for numbers in parts:
         part = [batches[number] for number in numbers]

@@ -81,8 +81,8 @@ class Step:
         if self.terms:
             record["terms"] = dict(self.terms)
         if self.noise is not None:
-            noise = self.noise
-            record |= {"noise_scale": noise.ratio, "noise_trace": noise.trace, "noise_signal": noise.signal}
+            record["noise_scale"] = self.noise.ratio
+            record["noise_trace"], record["noise_signal"] = self.noise.trace, self.noise.signal
         return record
 
 

@@ -69,7 +69,7 @@ def test_what_says_nothing_is_left_out() -> None:
 def test_the_part_of_one_process_is_its_first_microbatch(exact: bool) -> None:
     run = Run(microbatches=5)
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
-    engine = make_engine(run, ParallelConfig(exact=exact), train, World("cpu"))
+    engine = make_engine(run, ParallelConfig(exact=exact), train, World(torch.device("cpu")))
     engine.measure_part()
     grid = noise.grid(run)
     found = noise.step(engine, grid, noise.total(grid))

@@ -13,6 +13,7 @@ No way makes more than `MOST_PAIRS` scores at once, but kernels that keep none o
 measurements behind the first line.
 """
 
+import functools
 import math
 from typing import Literal
 
@@ -110,11 +111,9 @@ def attend_by_formula(query: Heads, key: Heads, value: Heads, tables: KeyTables,
     chunk = max(MOST_PAIRS // (query.shape[0] * query.shape[1] * key.shape[2]), 1)
     if queries <= chunk:
         return _formula(query, key, value, tables, scoring, 0)
-    options = {"use_reentrant": False, "preserve_rng_state": False}
-    parts = [
-        checkpoint(_formula, query[:, :, first : first + chunk], key, value, tables, scoring, first, **options)
-        for first in range(0, queries, chunk)
-    ]
+    again = functools.partial(checkpoint, _formula, use_reentrant=False, preserve_rng_state=False)
+    firsts = range(0, queries, chunk)
+    parts = [again(query[:, :, first : first + chunk], key, value, tables, scoring, first) for first in firsts]
     return torch.cat(parts, 2)
 
 

@@ -7,6 +7,7 @@ no more than rows without them.
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ def attend_to_documents(query: Heads, key: Heads, value: Heads, documents: Docum
     longest = query.shape[2], key.shape[2]
     starts, window = (documents.query_starts, documents.key_starts), documents.window
     grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
-    out = varlen_attn(*behind, *starts, *longest, scale=scale, window_size=window, **grouped)
+    attend: Callable[..., Any] = varlen_attn
+    out = attend(*behind, *starts, *longest, scale=scale, window_size=window, **grouped)
     assert isinstance(out, Tensor)
     return out.unflatten(0, (query.shape[0], -1)).transpose(1, 2)
 

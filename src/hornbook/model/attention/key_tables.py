@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
@@ -95,7 +95,7 @@ def block_mask(starts: Tensor, ends: Tensor, keys: int, there: tuple[Tensor, Ten
     made = BlockMask.from_kv_blocks(*_in_order(partial), *_in_order(full), BLOCK, seq_lengths=(queries, keys))
     fields = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     fields += ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices")
-    moved = {name: to_device(getattr(made, name), device) for name in fields}
+    moved: dict[str, Any] = {name: to_device(getattr(made, name), device) for name in fields}
     return BlockMask(made.seq_lengths, **moved, BLOCK_SIZE=made.BLOCK_SIZE, mask_mod=sees(*there))
 
 
@@ -147,10 +147,10 @@ def _documents(mask: AttentionMask, batch: int, queries: int, keys: int, device:
     left, right = (-1, 0) if mask.kind == "causal" else (-1, -1)
     if mask.window is not None:
         left, right = (mask.window - 1, 0) if mask.kind == "causal" else (mask.window // 2,) * 2
-    there = [to_device(each, device) for each in ends]
-    for each in there:
+    query_starts, key_starts = (to_device(each, device) for each in ends)
+    for each in (query_starts, key_starts):
         torch._dynamo.maybe_mark_dynamic(each, 0)  # batches differ in their number of documents
-    return Documents(*there, (left, right))
+    return Documents(query_starts, key_starts, (left, right))
 
 
 def _starts(lengths: DocumentLengths | None, batch: int, total: int) -> Int[Tensor, " documents_and_1"]:

@@ -50,13 +50,15 @@ class LabelHead(Head):
         z_loss: float = 0.0,
         lengths: Lengths | None = None,
         keys: Int[Tensor, " batch"] | None = None,
+        rows: Int[Tensor, " counting"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Sum over tokens of weight * loss, float32, as `loss`.
 
         targets: ids of labels int64 [batch, time]; or values float32 [batch, time, outputs] where labels are numbers or
         independent of each other; for spans bits [batch, time]. smoothing: of a softmax over labels. z_loss: for
-        vocabularies; 0 here.
+        vocabularies; 0 here. rows: not used.
         """
+        del rows
         assert z_loss == 0, "cross_check refuses it"
         counts, found = self._losses(hidden, targets, weights, smoothing, lengths, keys)
         return {"loss": (found * weights[counts]).sum()}
