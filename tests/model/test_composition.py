@@ -211,5 +211,5 @@ def test_pieces_of_a_target_see_their_own_piece_of_the_source() -> None:
 
 def test_dropout_of_the_two_stacks_is_not_the_same() -> None:
     model = make(kind="encoder_decoder", dropout=0.5, encoder_layers=2)
-    layers = [block.add1.dropout.layer for block in model.all_blocks()]
+    layers = [int(block.add1.dropout.number) for block in model.all_blocks()]
     assert len(set(layers)) == 4

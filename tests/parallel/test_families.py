@@ -121,7 +121,7 @@ def test_a_masked_model_computes_logits_of_its_targets_alone(
         heights.append(len(logits))
         return loss_and_grad_(logits, *rest)
 
-    monkeypatch.setattr("hornbook.model.heads.head.loss_and_grad_", seen)
+    monkeypatch.setattr(head, "loss_and_grad_", seen)
     learn(engine, [batch])
     found = engine.evaluate(batch)
     count = int(batch.weights.sum())

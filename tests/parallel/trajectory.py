@@ -67,7 +67,7 @@ class Run:
     """Of a step, over all ranks."""
     optimizer: str = "adamw"
     """Kind of optimizer."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)
     """Of the optimizer, besides its kind."""
     clip: Literal["norm", "value", "adaptive", "zscore"] = "norm"
     """Kind of clipping, with the settings of `CLIPS`."""

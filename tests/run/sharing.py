@@ -58,7 +58,7 @@ def make_state(world: World, model: str, layout: dict[str, Any]) -> State:
         for shard in engine.shards.values():
             shard.tensor.zero_()
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(network), AdamW())
-    loader = SimpleNamespace(clock=0, index=SimpleNamespace(sequence=8))
+    loader = SimpleNamespace(clock=0, micro_batch=1, index=SimpleNamespace(sequence=8))
     loader.seek = lambda clock: setattr(loader, "clock", clock)
     return State(engine, optimizer, cast(Loader, loader), ModelSpec(config, VOCAB, None))
 

@@ -39,7 +39,8 @@ def test_explain(run) -> None:
     code, text, _ = run("explain", "optim.lr")
     assert (code, text) == (
         Exit.DONE,
-        "optim.lr\n  about    Peak learning rate.\n  type     number\n  range    > 0\n  default  0.0003\n"
+        'optim.lr\n  where    optim.kind = "adamw"\n'
+        "  about    Peak learning rate.\n  type     number\n  range    > 0\n  default  0.0003\n"
         "  value    0.0003  (default)\n",
     )
     assert "value    0.0006  (recipes/gpt2-124m.toml:" in run("explain", "optim.lr", "gpt2-124m")[1]

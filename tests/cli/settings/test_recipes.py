@@ -62,7 +62,7 @@ def test_show_names_what_a_token_costs(capsys: pytest.CaptureFixture[str]) -> No
     text = " ".join(line.lstrip("# ") for line in header)
     assert "798M FLOPs per token, forward and backward: 741M in matrices (6 x 124M), 56.7M in attention" in text
     assert "rows of 1,024; over all pairs, as PaLM counts: 113M" in text
-    assert "1.99 GB of state: weights 0.498 GB, gradients 0.498 GB, moments 0.996 GB (float32;" in text
+    assert "1.99 GB of state: weights 0.498 GB, gradients 0.498 GB, moments 0.996 GB (float32)" in text
     words = ["--parallel.data", "8", "--parallel.shard", "everything"]
     assert main(["recipes", "show", "t5-v1.1-11b", *words]) == Exit.DONE
     text = capsys.readouterr().out

@@ -179,7 +179,7 @@ def test_latent_attention_equals_deepseeks(rank: int | None, scaling, layout) ->
     hidden = torch.full((time, time), -torch.inf).triu(1)[None, None]
     want = reference(x, angles, hidden)[0]
     assert module.rope is not None
-    context = Context({module.rope: module.rope.rotation(torch.arange(time)[None])}, AttentionMask())
+    context = Context({module.rope.name: module.rope.rotation(torch.arange(time)[None])}, AttentionMask())
     got = module(x, context)
     close(got, want)
     grad = torch.randn_like(want)
@@ -198,7 +198,7 @@ def test_a_latent_cache_holds_the_latent_alone() -> None:
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter)
     assert module.rope is not None
-    rotation = {module.rope: module.rope.rotation(torch.arange(5)[None])}
+    rotation = {module.rope.name: module.rope.rotation(torch.arange(5)[None])}
     module(torch.randn(1, 5, WIDTH), Context(rotation, AttentionMask(), cache=cache))
     key, value = cache.append(0, torch.zeros(1, 1, 1, 14), torch.zeros(1, 1, 1, 0))
     assert key.shape == (1, 1, 1, 10 + 4)

@@ -72,7 +72,7 @@ def test_gradients_by_finite_differences(terms: LossTerms, monkeypatch: pytest.M
     matrix = torch.randn(VOCAB, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
     bias = torch.randn(VOCAB, dtype=torch.float64, generator=generator).requires_grad_()
     flat = hidden.detach().flatten(0, 1)[:12].requires_grad_()
-    rest = targets.flatten()[:12], weights.flatten()[:12].double(), terms, True
+    rest = targets.flatten()[:12], weights.flatten()[:12].double(), terms, True, loss_and_grad_
     torch.autograd.gradcheck(lambda h, m, b: ChunkedLoss.apply(h, m, b, *rest)[0], (flat, matrix, bias))
 
 

@@ -29,7 +29,7 @@ Events = Callable[..., list[dict[str, Any]]]
 @pytest.fixture
 def own_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The optimizer `lion:Lion` of docs/parts.md."""
-    text = (Path(__file__).parents[2] / "docs" / "parts.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "parts.md").read_text()
     (lion,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Lion(" in block)
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "lion.py").write_text(lion)

@@ -118,6 +118,6 @@ def test_a_slow_rank_is_named_and_the_others_wait_in_communication(
     assert second == {"bills": [{}] * 14, "found": []}
     (text,) = first["found"]
     assert "since step 9" in text
-    before, after = first["bills"][6]["bill"], first["bills"][12]["bill"]
+    after = first["bills"][12]["bill"]
     assert after["slow_rank"].startswith("rank 1 works")
-    assert after["shares"]["communication"] > before["shares"]["communication"] + 0.05
+    assert after["shares"]["communication"] > 0.3  # of two ranks one waits 0.3 s of about 0.35
