@@ -16,8 +16,7 @@ from tests.parallel.test_precision import OTHERS
 
 MAPS = r"query|key|value|out|gate|up|down|rate|decay|router|dense|query_down|query_up|kv_down|kv_up"
 """Linear maps by the last part of their names. Latent attention's `kv_down` and `kv_up` are what DeepSeek names so:
-the first also makes the key of positions, the second keys and values of all heads. Moonlight (arXiv 2502.16982), which
-has them, gives each to Muon whole."""
+the first also makes the key of positions, the second keys and values of all heads. Muon takes each whole."""
 
 
 def roles_and_shapes(config: ModelConfig, steps: Any = ()) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
