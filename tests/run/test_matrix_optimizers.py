@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.run.test_interventions import ask
+from tests.run.control.test_interventions import ask
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
