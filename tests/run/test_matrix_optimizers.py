@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.run.control.test_interventions import ask
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.model.surgery.folders import read_merged
 from hornbook.settings.resolve import ConfigError, resolve
+from tests.run.control.test_interventions import ask
 from tests.run.launcher import Launcher
 from tests.run.test_outside_optimizer import last_bytes, stop_at
 
