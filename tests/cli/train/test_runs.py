@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.cli.train.runs import different_settings
+from hornbook.cli.train.runs import _shown, different_settings
 from hornbook.errors import IntegrityError
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
@@ -75,6 +75,17 @@ def test_show(runs: Path, output: Output):
     assert [row["name"] for row in value["checkpoints"]] == ["step-00000012", "step-00000008", "step-00000004"]
     assert [e["step"] for e in value["evaluations"]] == [6, 12]
     assert value["events"][0]["kind"] == "start"
+
+
+def test_what_a_run_was_told_stays_in_sight() -> None:
+    """However many checkpoints it saves afterwards."""
+    kinds = ["start", "save", "intervention", *["save"] * 20]
+    shown = _shown([{"kind": kind, "step": step} for step, kind in enumerate(kinds)])
+    assert [(each["kind"], each["step"]) for each in shown] == [
+        ("intervention", 2),
+        *(("save", n) for n in range(11, 23)),
+    ]
+    assert _shown([{"kind": "intervention"}]) == [{"kind": "intervention"}]
 
 
 def test_show_names_a_damaged_manifest(runs: Path, output: Output, tmp_path: Path):

@@ -31,6 +31,9 @@ app.command("plot")(plot)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 EVENTS_SHOWN = 12
+"""The last of the ledger; and before them all of `ASKED`."""
+ASKED = ("request", "intervention", "activation")
+"""Kinds of events that answer `hornbook tell`."""
 _HEADER = ("run", "status", "step", "tokens", "done", "loss", "heartbeat", "held out")
 
 
@@ -73,7 +76,7 @@ def show(run: Run) -> Result:
             on = f" on {coverage(score)}" if coverage(score) else ""
             lines.append(f"held out    {source}: {_named(metrics_of(score))}{on} (step {last['step']:,})")
     lines += [f"checkpoint  {row['name']}  {row['bytes'] / 1e6:,.1f} MB{row['mark']}" for row in saved]
-    lines += [f"event       {_event(record)}" for record in ledger[-EVENTS_SHOWN:]]
+    lines += [f"event       {_event(record)}" for record in _shown(ledger)]
     return Result(value, "\n".join(lines))
 
 
@@ -175,6 +178,11 @@ def _by_rows(evaluated: Sequence[Mapping[str, Any]]) -> dict[str | None, list[di
             if each is not None:
                 found.setdefault(each.get("rows"), []).append(each["all"])
     return found
+
+
+def _shown(ledger: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    asked = [record for record in ledger[:-EVENTS_SHOWN] if record["kind"] in ASKED]
+    return asked + ledger[-EVENTS_SHOWN:]
 
 
 def _event(record: dict[str, Any]) -> str:

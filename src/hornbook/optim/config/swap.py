@@ -53,8 +53,13 @@ def _rates(old: OptimizerConfig, before: str, after: str) -> dict[str, Any]:
     if before not in RELATIVE_RATES or after not in RELATIVE_RATES:
         return {}
     factor = RELATIVE_RATES[after] / RELATIVE_RATES[before]
-    decay = {"weight_decay": old.weight_decay / factor} if {before, after} <= set(DECOUPLED) else {}
-    return {"lr": old.lr * factor} | decay
+    decay = {"weight_decay": _rounded(old.weight_decay / factor)} if {before, after} <= set(DECOUPLED) else {}
+    return {"lr": _rounded(old.lr * factor)} | decay
+
+
+def _rounded(value: float) -> float:
+    """Without the last digits, which a product has changed: 0.0006 in place of 0.0006000000000000001."""
+    return float(f"{value:.12g}")
 
 
 def _plain(value: Any) -> Any:
