@@ -315,6 +315,27 @@ def optimizers(found: dict[str, Any]) -> list[str]:
     )
 
 
+def memory(found: dict[str, Any]) -> list[str]:
+    """Peak memory and time of the loss over a large vocabulary, and of what recomputation keeps."""
+    loss = found["loss"]
+    lines = section(
+        "Memory",
+        f"`python -m benchmarks.training.memory`: the loss of {loss['tokens']:,} tokens of width {loss['width']} over",
+        f"{loss['vocab']:,} ids, forward and backward, fp32 (goal: at most 1.05 x the time of full logits); then steps",
+        "of models of six layers and width 384 in turn. Kept bytes are counted by autograd's hooks, predicted ones by",
+        "the closed form, with the block that is computed again; peaks are of a process of its own.",
+    )
+    for terms, each in loss["terms"].items():
+        rows = [(name, seconds, each["time_ratio"][name], each["peak_bytes"][name] / MIB)
+                for name, seconds in each["seconds"].items()]  # fmt: skip
+        lines += rows_of([f"loss, {terms}", "s", "time, hornbook = 1", "peak MiB"], rows)
+    for name, each in found["recompute"].items():
+        sizes = [each[key] for key in ("kept_bytes", "predicted_bytes", "peak_bytes")]
+        rows = [(kind, ratio, *(size[kind] / MIB for size in sizes)) for kind, ratio in each["time_ratio"].items()]
+        lines += rows_of([name, "time", "kept MiB", "predicted with a block again", "peak MiB"], rows)
+    return lines
+
+
 OPTIMIZER_COLUMNS = {
     "milliseconds": "ms",
     "of_fused_adamw": "of torch's fused AdamW",
@@ -335,6 +356,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             presets,
             experts,
             optimizers,
+            memory,
             loader,
             ranks,
             parallel,
