@@ -72,7 +72,7 @@ def test_a_shipped_recipe_says_what_it_is(name: str) -> None:
     assert recipe.name == name
     assert recipe.train.tokens is not None
     assert shipped_recipes()[name].startswith("# ")
-    assert all(len(line) <= 125 and line.isascii() for line in shipped_recipes()[name].splitlines())
+    assert all(len(line) <= 120 and line.isascii() for line in shipped_recipes()[name].splitlines())
 
 
 def test_the_three_recipes_are_there() -> None:
