@@ -1,6 +1,5 @@
-"""Steps of optax's Lion and LAMB, written to optax.json beside this file. Needs jax and optax, which no test does:
-
-python -m venv /tmp/optax && /tmp/optax/bin/pip install optax && /tmp/optax/bin/python tests/optim/optax_values.py
+"""Steps of optax's Lion and LAMB, written to optax.json beside this file. Needs jax and optax, which no test does;
+in an environment of its own: `pip install optax && python tests/optim/optax_values.py`.
 """
 
 import json

@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 from hornbook.errors import UsageError
@@ -13,6 +12,7 @@ from hornbook.optim.config.optim import AdamW
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import Shape, StateTensor
 from hornbook.optim.optimizer import Optimizer
+from tests.optim.kinds import everything, same_bits, step
 
 NAN, FINE = torch.tensor(1.0), torch.tensor(0.0)
 
@@ -35,23 +35,6 @@ def make(config: OptimizerConfig) -> tuple[dict[str, Parameter], Optimizer]:
     torch.manual_seed(0)
     named = {"a.weight": Parameter(torch.randn(4, 3)), "a.bias": Parameter(torch.randn(4))}
     return named, build_optimizer(named, {"a.weight": "matrix", "a.bias": "vector"}, config)  # pyright: ignore
-
-
-def step(named: dict[str, Parameter], optimizer: Optimizer, seed: int, flag: Tensor | None = None) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in named.values():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
-    optimizer.step(flag)
-
-
-def everything(named: dict[str, Parameter], optimizer: Optimizer) -> dict[str, Tensor]:
-    """Copies of parameters and state."""
-    state = {f"{name}.{each.name}": tensor for name, each, tensor in optimizer.state()}
-    return {name: tensor.detach().clone() for name, tensor in (named | state).items()}
-
-
-def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize("config", [AdamW(), Momentum()])
