@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hornbook.kernels.scalar import OPTIONS, bf16, f32
 from hornbook.kernels.team import Kernel, chunks, is_bf16, launch
-from hornbook.model.cpu import dropout, gate, heads, norm, softmax
+from hornbook.model.cpu import dropout, gate, heads, loss, norm, softmax
 
 ROWS, TIME, HEADS, KV_HEADS = 64, 8, 2, 1
 Case = tuple[Kernel, int, tuple[int | float, ...], list[Tensor]]
@@ -38,6 +38,7 @@ def case(name: str, dtype: torch.dtype, width: int) -> Case:
     fused, shape = draw(2, TIME, groups * width), (TIME, HEADS, KV_HEADS, width, 0, width // 2)
     weight, partial = torch.randn(width), torch.zeros(chunks(ROWS), width)
     seen, biased = (width, width, 4 * width, 0, 0.3), (width, width, 4 * width, 0, 4, 2 * width - 1, width - 1, 0.3)
+    of_loss = [x, targets, weights, rates]
     table, sinks, rest = torch.randn(4, 2 * width - 1), torch.randn(4), torch.zeros(4 * width)
     dropped = (4, width, width, 1 << 48, 1 << 24, (3 << 24) + 5, 2**23, 2.0)
     cases: dict[str, Case] = {
@@ -45,7 +46,8 @@ def case(name: str, dtype: torch.dtype, width: int) -> Case:
         "swiglu_backward": (gate._backward_kernel, ROWS, (width,), [both, x, draw(ROWS, 2 * width)]),
         "norm": (norm._forward_kernel, ROWS, (width, 1e-5), [x, weight, draw(ROWS, width), rates]),
         "norm_backward": (norm._backward_kernel, ROWS, (width,), [x, weight, rates, x + 1, draw(ROWS, width), partial]),
-        "loss": (softmax._cross_entropy_kernel, ROWS, (width, 1), [x, targets, weights, rates]),
+        "loss": (softmax._cross_entropy_kernel, ROWS, (width, 1), of_loss),
+        "loss_terms": (loss._terms_kernel, ROWS, (width, 1, width - 1, 0.1, 1e-2, 5.0), [*of_loss, rates + 1]),
         "softmax": (softmax._softmax_kernel, 4 * width, seen, [block, starts, ends]),
         "biased_softmax": (softmax._biased_kernel, 4 * width, biased, [block, starts, ends, table, sinks, rest]),
         "softmax_backward": (softmax._backward_kernel, 4 * width, seen, [block, block + 1, starts, ends]),
@@ -76,7 +78,7 @@ def place(tensors: list[Tensor], draw: random.Random | None) -> list[Tensor]:
 
 
 NAMES = ["swiglu", "swiglu_backward", "norm", "norm_backward", "loss", "softmax", "biased_softmax", "softmax_backward"]
-NAMES += ["diagonals", "attention_dropout", "split", "merge", "split_neighbours"]
+NAMES += ["loss_terms", "diagonals", "attention_dropout", "split", "merge", "split_neighbours"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from hornbook.model.build import build_model
+from hornbook.model.config.head import LMHead
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.cpu import dropout, gate, heads, norm, softmax
+from hornbook.model.cpu import dropout, gate, heads, loss, norm, softmax
 from hornbook.model.cpu.kernels import kernels_of
 from hornbook.settings.resolve import resolve
 
@@ -62,5 +63,8 @@ def test_which_kernels_a_model_needs():
     assert set(kernels_of(model)) == wanted
     dropping = build_model(ModelConfig(layers=1, width=64, heads=2, dropout=0.1), 256, device="meta")
     assert set(kernels_of(dropping)) == wanted | {dropout._kernel}
+    assert set(kernels_of(model, loss_has_terms=True)) == wanted | {loss._terms_kernel}
+    capped = build_model(ModelConfig(layers=1, width=64, heads=2, head=LMHead(softcap=30.0)), 256, device="meta")
+    assert set(kernels_of(capped)) == wanted - {softmax._cross_entropy_kernel} | {loss._terms_kernel}
     with torch.device("meta"):
         assert set(kernels_of(build_model(resolve("tiny-t5").recipe.model, 256))) >= {softmax._diagonal_kernel}

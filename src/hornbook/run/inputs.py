@@ -202,7 +202,8 @@ def _kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> tuple[list[K
     dtype = PRECISIONS[precision]
     if device.type != "cpu" or train.compile or dtype not in (torch.bfloat16, torch.float32):
         return [], False
-    return kernels_of(build_model(model, vocab, device="meta")), dtype == torch.bfloat16
+    has_terms = bool(train.loss.smoothing or train.loss.z_loss)
+    return kernels_of(build_model(model, vocab, device="meta"), has_terms), dtype == torch.bfloat16
 
 
 def _first_row(index: GlobalIndex) -> None:

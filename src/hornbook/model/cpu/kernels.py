@@ -10,7 +10,7 @@ from torch import nn
 from hornbook.kernels.team import Kernel
 from hornbook.model.attention.attention import CrossAttention, FullAttention
 from hornbook.model.attention.position import Alibi, RelativeBuckets
-from hornbook.model.cpu import dropout, experts, gate, heads, norm, softmax
+from hornbook.model.cpu import dropout, experts, gate, heads, loss, norm, softmax
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.dropout import Dropout, RowDropout
 from hornbook.model.layers.norm import RMSNorm
@@ -19,13 +19,22 @@ from hornbook.model.mlp.mlp import GLU
 from hornbook.model.transformer import Transformer
 
 
-def kernels_of(model: Transformer) -> list[Kernel]:
-    """The kernels of a built model (on any device, meta included), each once."""
-    found = [] if isinstance(model.head, LabelHead) else [softmax._cross_entropy_kernel]
+def kernels_of(model: Transformer, loss_has_terms: bool = False) -> list[Kernel]:
+    """The kernels of a built model (on any device, meta included), each once.
+
+    loss_has_terms: training adds label smoothing or z-loss, evaluation does not.
+    """
+    found = [] if isinstance(model.head, LabelHead) else _kernels_of_loss(model, loss_has_terms)
     biased = any(isinstance(module, Alibi | RelativeBuckets) for module in model.modules())
     for module in model.modules():
         found += _kernels_of_module(module, biased)
     return list(dict.fromkeys(found))
+
+
+def _kernels_of_loss(model: Transformer, has_terms: bool) -> list[Kernel]:
+    if model.head is not None and model.head.softcap is not None:
+        return [loss._terms_kernel]
+    return [softmax._cross_entropy_kernel, *([loss._terms_kernel] if has_terms else [])]
 
 
 def _kernels_of_module(module: nn.Module, biased: bool) -> Iterator[Kernel]:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hornbook.kernels.team import supports
+from hornbook.model.cpu.loss import cross_entropy_with_terms_
 from hornbook.model.cpu.softmax import cross_entropy_
 
 
@@ -46,26 +47,60 @@ def loss_and_grad_(
     """(weighted losses, weighted z-losses or None) of some rows; if `grad`, the logits become the gradients of both."""
     if terms._replace(num_real_tokens=None) == PLAIN:
         return _plain(logits, targets, weights, grad), None
+    if supports(logits, weights):
+        return _by_kernel(logits, targets, weights, grad, terms)
+    return _written_out(logits, targets, weights, grad, terms)
+
+
+def _by_kernel(logits: Tensor, targets: Tensor, weights: Tensor, grad: bool, terms: LossTerms) -> tuple[Rows, Rows]:
+    """One pass over the logits in cache: nothing of their size is made."""
+    losses, z_losses = torch.empty(len(logits)), torch.empty(len(logits))
+    cross_entropy_with_terms_(
+        logits,
+        targets.contiguous(),
+        weights.float().contiguous(),
+        losses,
+        z_losses,
+        grad,
+        smoothing=terms.smoothing,
+        z_loss=terms.z_loss,
+        softcap=terms.softcap or 0.0,
+        num_real_tokens=terms.num_real_tokens or logits.shape[1],
+    )
+    return losses, z_losses
+
+
+def _written_out(logits: Tensor, targets: Tensor, weights: Tensor, grad: bool, terms: LossTerms) -> tuple[Rows, Rows]:
+    """The formulas as torch computes them: compiled on a GPU, and for dtypes that the kernel does not take."""
     target, weight = targets[:, None], weights[:, None]
     capped = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if terms.softcap:
         capped = terms.softcap * torch.tanh(capped / terms.softcap)
     logsum = capped.logsumexp(1, keepdim=True)
     tokens = capped[:, : terms.num_real_tokens]
-    nll, even = logsum - capped.gather(1, target), logsum - tokens.mean(1, keepdim=True)
-    losses = ((1 - terms.smoothing) * nll + terms.smoothing * even) * weight
-    z_losses = terms.z_loss * logsum.square() * weight
+    losses = (1 - terms.smoothing) * (logsum - capped.gather(1, target))
+    if terms.smoothing:  # 0 times the mean of logits of which one is minus infinity would be NaN
+        losses = losses + terms.smoothing * (logsum - tokens.mean(1, keepdim=True))
     if grad:
-        slope = (capped - logsum).exp_()
-        # Where one operand in seven is subnormal, the matrix products that follow take forty times as long on a CPU.
-        torch.threshold_(slope, SMALLEST_NORMAL, 0.0).mul_(1 + 2 * terms.z_loss * logsum)
-        slope[:, : terms.num_real_tokens].sub_(terms.smoothing / tokens.shape[1])
-        slope.mul_(weight)
+        logits.copy_(_slopes(capped, logsum, target, weight, terms))
+    return (losses * weight).squeeze(1), (terms.z_loss * logsum.square() * weight).squeeze(1)
+
+
+def _slopes(capped: Tensor, logsum: Tensor, target: Tensor, weight: Tensor, terms: LossTerms) -> Tensor:
+    """Gradient of both losses with respect to the logits before the soft cap."""
+    slope = (capped - logsum).exp_()
+    # Where one operand in seven is subnormal, the matrix products that follow take forty times as long on a CPU.
+    torch.threshold_(slope, SMALLEST_NORMAL, 0.0).mul_(1 + 2 * terms.z_loss * logsum)
+    if terms.smoothing:
+        real = terms.num_real_tokens or capped.shape[1]
+        slope[:, :real].sub_(terms.smoothing / real)
+    slope.mul_(weight)
+    if torch.compiler.is_compiling():
+        hit = torch.arange(capped.shape[1], device=capped.device) == target  # one kernel, where scattering makes three
+        slope = slope - hit * ((1 - terms.smoothing) * weight)
+    else:
         slope.scatter_add_(1, target, ((terms.smoothing - 1) * weight).to(slope.dtype))
-        if terms.softcap:
-            slope.mul_(1 - (capped / terms.softcap).square_())
-        logits.copy_(slope)
-    return losses.squeeze(1), z_losses.squeeze(1)
+    return slope.mul_(1 - (capped / terms.softcap).square_()) if terms.softcap else slope
 
 
 def _plain(logits: Tensor, targets: Tensor, weights: Tensor, grad: bool) -> Rows:
