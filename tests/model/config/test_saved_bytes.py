@@ -1,5 +1,6 @@
 """Bytes kept for backward: the closed form is what autograd's hooks see, to the byte."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.data.batch import Batch
+from hornbook.data.batch import Batch, Source
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
@@ -60,6 +61,53 @@ OTHERS: dict[str, dict[str, Any]] = {
     "oss": {"attention": {"kind": "full", "sinks": True}, "mlp": {"kind": "glu", "activation": "relu2"}},
     "mixed": {"pattern": [{"attention": {"kind": "full", "window": 16}}, {"position": {"kind": "none"}}, {}]},
 }
+T5 = {
+    "kind": "encoder_decoder",
+    "encoder_layers": 2,
+    "position": {"kind": "relative"},
+    "mlp": {"kind": "mlp", "activation": "relu"},
+    "head": {"kind": "lm", "scale": 0.5},
+}
+BART = GPT2 | {
+    "kind": "encoder_decoder",
+    "block": {"kind": "post"},
+    "embedding": {"norm": True},
+    "mlp": {"kind": "mlp", "activation": "gelu"},
+    "head": {"kind": "lm", "bias": True},
+}
+PAIRS: dict[str, dict[str, Any]] = {"t5": T5, "bart": BART}
+OTHER_PAIRS: dict[str, dict[str, Any]] = {
+    "t5 v1.1": T5 | {"mlp": {"kind": "glu", "activation": "gelu_tanh"}, "head": {"kind": "lm", "tied": False}},
+    "llama parts": {"kind": "encoder_decoder", "attention": {"kind": "full", "kv_heads": 2, "qk_norm": "head"}},
+    "olmo parts": {
+        "kind": "encoder_decoder",
+        "attention": {"kind": "full", "qk_norm": "full", "clip": 8.0},
+        "block": {"kind": "output"},
+    },
+    "sinks": {"kind": "encoder_decoder", "attention": {"kind": "full", "sinks": True}, "block": {"kind": "sandwich"}},
+    "rows skip": BART | {"stochastic_depth": 0.2},
+}
+LATENT = {"kind": "latent", "query_rank": 24, "kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 12}
+EXPERTS = {"kind": "experts", "count": 4, "active": 2, "hidden": 40}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"attention": {"kind": "full", "kv_heads": 2}, "mlp": EXPERTS},
+    "deepseek": {
+        "attention": LATENT,
+        "first": [{"mlp": {"kind": "glu", "hidden": 64}}],
+        "mlp": EXPERTS | {"router": {"kind": "sigmoid", "groups": 2, "groups_active": 2}, "shared_hidden": 24},
+    },
+}
+OTHER_MIXTURES: dict[str, dict[str, Any]] = {
+    "switch": {"mlp": EXPERTS | {"active": 1, "router": {"kind": "switch"}}},
+    "jitter and z-loss": {
+        "mlp": EXPERTS | {"router": {"kind": "softmax", "renormalize": False, "jitter": 0.1}, "z_loss": 1e-3}
+    },
+    "no losses": {"mlp": EXPERTS | {"balance_loss": 0.0, "router": {"kind": "sigmoid", "renormalize": False}}},
+    "latent": {"attention": LATENT | {"query_rank": None, "bias": True}},
+    "latent, alibi": {"attention": LATENT, "position": {"kind": "alibi"}},
+    "latent encoder": {"kind": "encoder", "attention": LATENT, "head": {"kind": "masked"}},
+    "pairs of experts": {"kind": "encoder_decoder", "mlp": EXPERTS},
+}
 RECOMPUTE: dict[str, Any] = {
     "none": "none",
     "block": "block",
@@ -74,6 +122,11 @@ def make_engine(config: ModelConfig, recompute: Any, precision: str) -> Engine:
     engine = parallelize(model, parallel, TrainConfig.model_validate({"precision": precision, "device": "cpu"}))
     initialize(model, config, seed=3)
     return engine
+
+
+def make_source(rows: int, sequence: int) -> Source:
+    tokens = torch.randint(0, VOCAB, (rows, sequence), generator=torch.Generator().manual_seed(6))
+    return Source(tokens, torch.arange(sequence).repeat(rows, 1), [(sequence,)] * rows)
 
 
 def make_batch(rows: int, sequence: int, masked: bool) -> Batch:
@@ -102,8 +155,9 @@ def measured(engine: Engine, batch: Batch) -> int:
         return tensor
 
     hooks = pack, lambda packed: packed
-    if engine.model.saving is Rebuilding:
-        engine.model.saving = partial(Rebuilding, hooks)
+    for stack in engine.model.stacks():
+        if stack.saving is Rebuilding:
+            stack.saving = partial(Rebuilding, hooks)
     weight = float(batch.weights.sum())
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
         hidden, auxiliary = engine.model(**engine._inputs(batch, torch.arange(len(batch.tokens))))
@@ -113,11 +167,15 @@ def measured(engine: Engine, batch: Batch) -> int:
     return sum(each.untyped_storage().nbytes() for address, each in kept.items() if address not in parameters)
 
 
-def compare(part: dict[str, Any], recompute: Any, precision: str, shape: tuple[int, int]) -> None:
+def compare(
+    part: dict[str, Any], recompute: Any, precision: str, shape: tuple[int, int], source: int | None = None
+) -> None:
     config = ModelConfig.model_validate(SIZES | part)
     engine = make_engine(config, recompute, precision)
     batch = make_batch(*shape, masked=config.head.kind == "masked")
-    rows = Rows(*shape, itemsize=4 if precision == "fp32" else 2)
+    if source is not None:
+        batch = replace(batch, source=make_source(shape[0], source))
+    rows = Rows(*shape, itemsize=4 if precision == "fp32" else 2, source=source)
     parallel = ParallelConfig.model_validate({"recompute": recompute})
     targets = int(batch.weights.count_nonzero())
     assert saved_bytes(config, VOCAB, rows, parallel.recompute, targets).total == measured(engine, batch)
@@ -136,6 +194,44 @@ def test_the_closed_form_is_what_autograd_keeps(family: str, recompute: str, pre
 def test_other_parts_know_what_they_keep(family: str, recompute: str) -> None:
     for precision in ("fp32", "bf16"):
         compare(OTHERS[family], RECOMPUTE[recompute], precision, (2, 48))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("family", PAIRS)
+def test_encoder_decoders_keep_both_stacks_and_the_states_between_them(
+    family: str, recompute: str, precision: str
+) -> None:
+    for shape, source in (((2, 48), 80), ((1, 32), 40), ((2, 80), 80)):
+        compare(PAIRS[family], RECOMPUTE[recompute], precision, shape, source)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("family", OTHER_PAIRS)
+def test_other_parts_of_encoder_decoders(family: str, recompute: str) -> None:
+    for precision in ("fp32", "bf16"):
+        compare(OTHER_PAIRS[family], RECOMPUTE[recompute], precision, (2, 48), 72)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_and_latents_know_what_they_keep(family: str, recompute: str, precision: str) -> None:
+    for shape in ((2, 48), (1, 32)):
+        compare(MIXTURES[family], RECOMPUTE[recompute], precision, shape)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("family", OTHER_MIXTURES)
+def test_other_experts_and_latents(family: str, recompute: str) -> None:
+    source = 72 if OTHER_MIXTURES[family].get("kind") == "encoder_decoder" else None
+    for precision in ("fp32", "bf16"):
+        compare(OTHER_MIXTURES[family], RECOMPUTE[recompute], precision, (2, 48), source)
+
+
+@pytest.mark.parametrize("source", [100, 128, 129, 130, 600])
+def test_probabilities_across_are_kept_while_they_are_few(source: int) -> None:
+    compare(T5, "none", "fp32", (2, 70), source)
 
 
 @pytest.mark.parametrize("part", [{}, {"window": 70}, {"window": 700}])
@@ -159,7 +255,7 @@ def test_selective_keeps_less_than_none_and_more_than_block() -> None:
 
 
 def test_parts_without_a_closed_form_say_so() -> None:
-    for part in ({"attention": {"kind": "delta"}}, {"kind": "encoder_decoder"}):
+    for part in ({"attention": {"kind": "delta"}}, {"mlp": EXPERTS | {"capacity": 1.0}}):
         config = ModelConfig.model_validate(SIZES | part)
         with pytest.raises(UsageError, match="for backward"):
             saved_bytes(config, VOCAB, Rows(2, 48, 4), SelectiveRecompute())

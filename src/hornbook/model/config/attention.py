@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hornbook.model.config.part import LayerPart, Model, Problems, Rows, keys_seen
-from hornbook.model.config.tiling import kept_pairs
+from hornbook.model.config.tiling import kept_pairs, kept_pairs_across
 from hornbook.settings.fields import OPEN, Count, Number
 
 
@@ -56,7 +56,7 @@ class FullAttentionConfig(LayerPart):
     def saved_bytes(self, model: Model, rows: Rows) -> int:
         """Queries, keys and values, what the heads found, and probabilities where they are few."""
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        pairs = 0 if rows.rebuilding else kept_pairs(rows.sequence, model, self.window)
+        pairs = 0 if rows.rebuilding else kept_pairs(rows.sequence, model, self.window, model.head_dim)
         kept = rows.values(2 * (queries + keys)) + rows.itemsize * rows.rows * model.heads * pairs
         kept += rows.stacked(model.width * (queries + 2 * keys)) + rows.cast(model.width * queries)
         if self.qk_norm == "head":
@@ -65,6 +65,22 @@ class FullAttentionConfig(LayerPart):
         elif self.qk_norm == "full":
             kept += 4 * rows.tokens * 2 + rows.values(queries + keys)
         kept += rows.values(queries + 2 * keys) if self.clip is not None else 0
+        return kept + (4 * rows.tokens * model.heads if self.sinks else 0)
+
+    def saved_bytes_across(self, model: Model, rows: Rows, source: Rows) -> int:
+        """The same of attention from a decoder's rows to the encoder's states; those are not counted."""
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        pairs = 0 if rows.rebuilding else kept_pairs_across(rows.sequence, source.sequence, model.head_dim)
+        kept = rows.values(2 * queries) + source.values(2 * keys) + rows.itemsize * rows.rows * model.heads * pairs
+        kept += 2 * rows.cast(model.width * (queries + keys))
+        if self.qk_norm == "head":
+            kept += 4 * (rows.tokens * model.heads + source.tokens * model.kv_heads)
+            kept += 0 if rows.rebuilding else rows.values(queries) + source.values(keys)
+        elif self.qk_norm == "full":
+            kept += 4 * (rows.tokens + source.tokens) + rows.values(queries) + source.values(keys)
+        if self.clip is not None:
+            remade = rows.rebuilding and self.qk_norm == "full"
+            kept += source.values(keys) + (0 if remade else rows.values(queries) + source.values(keys))
         return kept + (4 * rows.tokens * model.heads if self.sinks else 0)
 
     def pair_flops(self, model: Model) -> int:
@@ -114,6 +130,20 @@ class LatentAttentionConfig(LayerPart):
         down = width * (self.kv_rank + self.rope_dim)
         up = self.kv_rank * model.heads * (self.nope_dim + self.value_dim)
         return query + down + up + model.heads * self.value_dim * width
+
+    def rotary_dims(self, _model: Model) -> int:
+        return self.rope_dim
+
+    def saved_bytes(self, model: Model, rows: Rows) -> int:
+        """Latents, queries, keys and values, what the heads found, and probabilities where they are few."""
+        dims, rank = self.nope_dim + self.rope_dim, self.query_rank
+        pairs = 0 if rows.rebuilding else kept_pairs(rows.sequence, model, None, dims)
+        normed = 0 if rank is None else 4 * rows.tokens + rows.values(rank if rows.rebuilding else 2 * rank)
+        # The norm keeps a copy of the latent, which lies beside the shared key.
+        latent = 4 * rows.tokens + rows.values(2 * self.kv_rank + self.rope_dim)
+        heads = rows.values(model.heads * (2 * dims + self.nope_dim + 2 * self.value_dim))
+        probabilities = rows.itemsize * rows.rows * model.heads * pairs
+        return normed + latent + heads + probabilities + rows.cast(self.num_matmul_weights(model))
 
     def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
         pair = 6 * model.heads * (self.nope_dim + self.rope_dim + self.value_dim)

@@ -52,11 +52,12 @@ class _VocabularyHead(HeadPart):
         raise NotImplementedError
 
     def saved_bytes(self: Any, model: Model, vocab: int, rows: Rows, targets: int) -> int:
-        """The loss has made its gradients: of hidden states, of the matrix, and of the bias."""
+        """The loss has made its gradients: of hidden states, of the matrix, and of a bias that is trained."""
         width = model.embedding.width or model.width
         before = self._saved_before(model, rows, targets)
         made = rows.itemsize * (targets if before else rows.tokens) * width
-        return before + made + 4 * vocab * (width + self.bias)
+        trained = self.bias and model.kind != "encoder_decoder"
+        return before + made + 4 * vocab * (width + trained)
 
     def _saved_before(self, model: Model, rows: Rows, targets: int) -> int:
         """Bytes kept between the stack and the projection: where targets are, and what is computed for them alone."""

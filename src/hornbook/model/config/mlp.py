@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from hornbook.errors import UsageError
 from hornbook.model.config.part import LayerPart, Model, Part, Problems, Rows
 from hornbook.settings.fields import OPEN, Count, Number
 
@@ -147,6 +148,44 @@ class ExpertsConfig(LayerPart):
 
     def num_matmul_weights(self, model: Model) -> int:
         return self._weights(model, self.active)
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether rows have losses of routing, which the objective weights."""
+        return bool(self.balance_loss or self.z_loss)
+
+    def saved_bytes(self, model: Model, rows: Rows) -> int:
+        """Gate and up of every choice, its weight, what the router kept, and the expert that serves all.
+
+        Raises UsageError where that depends on the routing, or on the number of tokens of each expert.
+        """
+        if self.activation != "silu" or self.capacity is not None:
+            text = 'experts with another activation than "silu", or with a capacity,'
+            raise UsageError(f"what {text} keep for backward is not known before they run")
+        kept = rows.values(2 * model.hidden * self.active) + 4 * rows.tokens * self.active
+        return kept + self._saved_routing(model, rows) + self._saved_losses(rows) + self._saved_shared(model, rows)
+
+    def _saved_routing(self, model: Model, rows: Rows) -> int:
+        """Scores of all experts and the choice; what weights are divided by; inputs with jitter and the jitter."""
+        kept = 4 * self.count + 8 * self.active
+        if self.router.kind == "sigmoid":
+            kept += 4  # the sum of all scores
+        elif self.router.jitter:
+            kept += 2 * 4 * model.width
+        if self.router.kind != "switch" and self.router.renormalize:
+            kept += 4 * (self.active + 1)
+        return rows.tokens * kept
+
+    def _saved_losses(self, rows: Rows) -> int:
+        """Which tokens count and how many of a row, each expert's share of a row; logits and their log-sums."""
+        balance = 4 * rows.tokens + 4 * rows.rows * (self.count + 1) if self.balance_loss else 0
+        return balance + (4 * rows.tokens * (self.count + 2) + 4 * rows.rows if self.z_loss else 0)
+
+    def _saved_shared(self, model: Model, rows: Rows) -> int:
+        if self.shared_hidden is None:
+            return 0
+        shared = GLUConfig(hidden=self.shared_hidden, activation=self.activation)
+        return shared.saved_bytes(model.model_copy(update={"mlp": shared}), rows)
 
     def _weights(self, model: Model, experts: int) -> int:
         return model.width * (3 * model.hidden * experts + self.count + 3 * (self.shared_hidden or 0))

@@ -37,6 +37,8 @@ class Rows:
     """Bytes of a value of an activation: 4 in fp32, else 2."""
     rebuilding: bool = False
     """Results of cheap calls are made again in backward (`hornbook.model.layers.saved_tensors`)."""
+    source: int | None = None
+    """Tokens of a row that the encoder of an encoder-decoder reads; by default as many as `sequence`."""
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,7 @@ what the largest of them holds while it is.
 
 from dataclasses import dataclass, replace
 
-from hornbook.errors import UsageError
+from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig, Parallel
 from hornbook.model.config.norm import NormConfig
 from hornbook.model.config.part import Rows, method
@@ -43,17 +43,74 @@ def saved_bytes(
 
     Raises UsageError for a model with a part that does not say what it keeps.
     """
-    if model.kind == "encoder_decoder":
-        raise UsageError("what an encoder-decoder keeps for backward is not known before it runs")
-    rows = replace(rows, rebuilding=recompute.kind == "selective")
     every = recompute.every if isinstance(recompute, BlockRecompute) else 0
-    blocks = [_block(model, number, rows) for number in range(model.layers)]
-    again = [size for number, size in enumerate(blocks) if every and number % every == 0]
-    kept = sum(blocks) - sum(again) + len(again) * rows.stream(model)
-    ends = _entrance(model, rows) + (_norm(model.norm, model, rows) if model.final_norm else 0)
-    shared = 0 if len(again) == len(blocks) else _shared(model, rows)
-    head = model.head.saved_bytes(model, vocab, rows, rows.tokens if targets is None else targets)
-    return SavedBytes(ends, shared, kept, head, max(again, default=0))
+    stacks = _stacks(model, replace(rows, rebuilding=recompute.kind == "selective"))
+    every_block = [(stack, number) for stack in stacks for number in range(stack.model.layers)]
+    blocks = [stack.block(number) for stack, number in every_block]
+    again = [each for each in range(len(blocks)) if every and each % every == 0]
+    inputs = sum(every_block[each][0].stream for each in again)
+    kept = sum(blocks) - sum(blocks[each] for each in again) + inputs
+    whole = [stack for stack in stacks if any(each[0] is stack for i, each in enumerate(every_block) if i not in again)]
+    ends, shared = sum(stack.ends for stack in stacks), sum(stack.shared + stack.memory for stack in whole)
+    ends += 4 * rows.rows if any(stack.weighs_rows for stack in stacks) else 0
+    head = model.head.saved_bytes(model, vocab, stacks[-1].rows, rows.tokens if targets is None else targets)
+    states = 0 if stacks[-1] in whole else stacks[-1].memory  # held all the same, by the blocks that read them
+    recomputed = max((blocks[each] for each in again), default=0)
+    return SavedBytes(ends, shared, kept, head, recomputed + states)
+
+
+def _stacks(model: ModelConfig, rows: Rows) -> "list[_Stack]":
+    """The encoder, if there is one, then the model itself."""
+    if model.kind != "encoder_decoder":
+        return [_Stack(model, rows)]
+    source = replace(rows, sequence=rows.source or rows.sequence)
+    return [_Stack(model.encoder, source), _Stack(model, rows, source)]
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """A stack and the rows it reads; `source`: those of the encoder that it attends to."""
+
+    model: ModelConfig
+    rows: Rows
+    source: Rows | None = None
+
+    @property
+    def stream(self) -> int:
+        return self.rows.stream(self.model)
+
+    @property
+    def ends(self) -> int:
+        norm = _norm(self.model.norm, self.model, self.rows) if self.model.final_norm else 0
+        return _entrance(self.model, self.rows) + norm
+
+    @property
+    def weighs_rows(self) -> bool:
+        """Whether losses of its experts are multiplied by the weight of each row."""
+        return any(getattr(self.model.layer(number).mlp, "has_losses", False) for number in range(self.model.layers))
+
+    @property
+    def shared(self) -> int:
+        return _shared(self.model, self.rows)
+
+    @property
+    def memory(self) -> int:
+        """The encoder's states, which all blocks of the decoder project."""
+        return 0 if self.source is None else self.source.stream(self.model)
+
+    def block(self, number: int) -> int:
+        own = _block(self.model, number, self.rows)
+        return own if self.source is None else own + _across(self.model, number, self.rows, self.source)
+
+
+def _across(model: ModelConfig, number: int, rows: Rows, source: Rows) -> int:
+    """Bytes that attention to the encoder keeps in a block of the decoder, its norms and its input included."""
+    assert not isinstance(model.block, Parallel)
+    layer = model.layer(number)
+    assert isinstance(layer.attention, FullAttentionConfig)
+    drops = _dropped(model.dropout, rows) + (rows.itemsize * rows.rows if model.stochastic_depth else 0)
+    norms = _around(model, model.norm, rows, "sum" in model.block.norms)
+    return layer.attention.saved_bytes_across(layer, rows, source) + drops + norms
 
 
 def _entrance(model: ModelConfig, rows: Rows) -> int:

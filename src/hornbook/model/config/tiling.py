@@ -12,14 +12,15 @@ KEPT = 16
 """Probabilities are kept for backward if they are at most this many times as large as the queries."""
 
 
-def kept_pairs(sequence: int, model: Model, window: int | None) -> int:
+def kept_pairs(sequence: int, model: Model, window: int | None, head_dim: int) -> int:
     """Pairs of query and key of one head and row whose probabilities are kept for backward: of all tiles, or none.
 
-    The row is one document; more than a few queries (`hornbook.model.attention.attend.FEW_QUERIES`).
+    head_dim: width of a query. The row is one document of more than a few queries
+    (`hornbook.model.attention.attend.FEW_QUERIES`).
     """
     bidirectional = model.kind == "encoder"
     seen = [_interval(query, sequence, window, bidirectional) for query in range(sequence)]
-    if sum(end - start - 1 for start, end in seen) > KEPT * sequence * model.head_dim:
+    if sum(end - start - 1 for start, end in seen) > KEPT * sequence * head_dim:
         return 0
     step, pairs = (WIDE if bidirectional and window is None else QUERIES), 0
     for first in range(0, sequence, step):
@@ -28,6 +29,11 @@ def kept_pairs(sequence: int, model: Model, window: int | None) -> int:
         end = -(-max(each[1] for each in tile) // KEY_STEP) * KEY_STEP
         pairs += len(tile) * (min(end, sequence) - start)
     return pairs
+
+
+def kept_pairs_across(queries: int, keys: int, head_dim: int) -> int:
+    """As `kept_pairs`, of queries that see all keys of another sequence."""
+    return queries * keys if keys - 1 <= KEPT * head_dim else 0
 
 
 def _interval(query: int, sequence: int, window: int | None, bidirectional: bool) -> tuple[int, int]:
