@@ -23,6 +23,7 @@ from hornbook.model.attention import device_attention
 from hornbook.model.attention.attend import choose_way
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.heads import head
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel import compiled
@@ -222,6 +223,30 @@ def test_nothing_is_compiled_twice(
         assert graphs() == expected
     engine.forward_backward(batches[1:], 100.0, key=(3, 2))
     assert graphs() == expected
+    assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("loss", [{}, {"z_loss": 1e-4, "smoothing": 0.1}], ids=["plain", "with terms"])
+def test_chunks_of_the_loss_share_their_code(loss: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one size, they need one graph in training and one in evaluation, for full microbatches and smaller ones."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(attend_module, "choose_way", choose_way)  # a list that grows would be part of the code
+    monkeypatch.setattr(head, "CHUNK_BYTES", 100)  # 50 tokens, of 192
+    monkeypatch.setattr(head, "_device_chunk_bytes", lambda _: 1)
+    torch._dynamo.reset()
+    counters.clear()
+    engine = make_engine({"head": {"kind": "lm", "softcap": 30.0}}, compile=True, loss=loss)
+    batches = [batch(rows, documents=False) for rows in (ROWS, ROWS, 2)]
+    with no_wait():
+        for step in (0, 1):
+            engine.zero_gradients()
+            engine.forward_backward(batches, 100.0, key=(3, step))
+            assert graphs() == 2
+        for each in batches:
+            engine.evaluate(each)
+    assert graphs() == 4
     assert not counters["graph_break"]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hornbook.model.build import parameter_roles
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.heads.head import Head
 from hornbook.model.layers.linear import Linear
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
@@ -58,8 +59,13 @@ def test_each_weight_is_cast_once_and_none_is_kept(monkeypatch: pytest.MonkeyPat
     config = ModelConfig.model_validate({"layers": 2, "width": 32, "heads": 2, **FAMILIES["llama"]})
     engine, casts = make_engine(config, precision="bf16"), []
     monkeypatch.setattr("hornbook.model.layers.linear._cast", lambda weight, dtype: casts.append(1) or weight.to(dtype))
+    heads, compute = set[Tensor | None](), engine._head.loss_and_grad_
+    engine._head.loss_and_grad_ = lambda *given: heads.add(engine._head.held) or compute(*given)
     engine.forward_backward([make_batch(2), make_batch(2)], 64.0)
     assert not casts
+    assert heads.pop() is not None
+    assert not heads  # one tensor for both microbatches
+    assert engine._head.held is None
     layers = [each for each in engine.model.modules() if isinstance(each, Linear)]
     assert all(layer.held is None and layer.held_beside is None for layer in layers)
     engine.forward_backward([make_batch(2)], 32.0)  # there is nothing to share
@@ -72,7 +78,7 @@ def test_an_error_leaves_nothing_held() -> None:
     broken.tokens[0, 0] = 10**6
     with pytest.raises(IndexError):
         engine.forward_backward([make_batch(2), broken], 64.0)
-    assert all(each.held is None for each in engine.model.modules() if isinstance(each, Linear))
+    assert all(each.held is None for each in engine.model.modules() if isinstance(each, Linear | Head))
 
 
 def test_who_recomputes_holds_nothing() -> None:

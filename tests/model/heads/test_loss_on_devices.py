@@ -1,6 +1,7 @@
 """The loss of a GPU, written for one kernel: eager, compiled and on the device, beside torch's in float64."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,31 @@ def test_chunks_of_a_device_give_the_same_loss(rows: int, monkeypatch: pytest.Mo
     assert torch.allclose(head.losses(hidden, targets, torch.ones(2, 11))["loss"], want, rtol=1e-6)
 
 
-def test_chunks_of_a_device_are_bounded_by_bytes() -> None:
-    hidden, matrix = (torch.empty(size, device="meta", dtype=torch.bfloat16) for size in ((9, 8), (128_256, 8)))
-    rows = head_module.chunk_rows(hidden, matrix)
-    assert rows * 128_256 * 2 <= head_module.DEVICE_CHUNK_BYTES < (rows + 1) * 128_256 * 2
+@pytest.mark.parametrize("tokens", [1, 9, 4096, 32_768, 12_345, 10_007])
+def test_chunks_of_a_device_are_bounded_by_bytes_and_of_one_size(tokens: int) -> None:
+    """But for numbers of tokens without a divisor that is near: there the last chunk is smaller."""
+    shapes = (1, tokens, 8), (128_256, 8)
+    hidden, matrix = (torch.empty(shape, device="meta", dtype=torch.bfloat16) for shape in shapes)
+    rows, most = head_module.chunk_rows(hidden, matrix), head_module.DEVICE_CHUNK_BYTES // (128_256 * 2)
+    assert min(tokens, most / 2) <= rows <= most
+    assert tokens % rows == 0 or tokens == 10_007  # a prime
+
+
+def test_chunks_of_a_gpu_are_a_share_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def properties(device: torch.device) -> Any:
+        asked.append(device)
+        return SimpleNamespace(total_memory=80 * 2**30)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    head_module._device_chunk_bytes.cache_clear()
+    device = torch.device("cuda", 0)
+    assert {head_module._device_chunk_bytes(device) for _ in range(3)} == {80 * 2**30 // head_module.DEVICE_SHARE}
+    assert asked == [device]
+    head_module._device_chunk_bytes.cache_clear()
+
+
+def test_no_tokens_have_no_loss() -> None:
+    hidden = torch.empty(0, 8, device="meta", dtype=torch.bfloat16)
+    assert head_module.chunk_rows(hidden, torch.empty(50, 8, device="meta")) == 1

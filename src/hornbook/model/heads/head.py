@@ -4,6 +4,7 @@
 and with it, in the same pass, the gradients: a chunk's logits live in cache and are gone before the next.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -56,15 +57,32 @@ CHUNK_BYTES = 2048
 """Bytes of logits held at once, per row of the matrix: 1024 tokens in bfloat16, 512 in float32. Fewer tokens cost time,
 since each chunk adds to a gradient of the matrix's size, and save little memory beside that gradient."""
 DEVICE_CHUNK_BYTES = 2**28
-"""Bytes of all logits held at once on a GPU, whose products need more rows to be fast."""
+"""Bytes of all logits held at once on a device that does not say how much memory it has."""
+DEVICE_SHARE = 64
+"""On a GPU logits take at most one part in so many of its memory. Each chunk adds to a gradient of the matrix's size,
+which costs a GPU, where products are fast beside memory, as much as products of some hundred tokens."""
 
 
 def chunk_rows(hidden: Tensor, matrix: Tensor) -> int:
-    """Tokens whose logits are held at once."""
+    """Tokens of hidden states [..., width] whose logits are held at once.
+
+    On a GPU all chunks have one size where the number of tokens allows it: the loss is compiled for each size.
+    """
     rows = CHUNK_BYTES // hidden.element_size()
     if hidden.device.type == "cpu":
         return rows
-    return max(rows, DEVICE_CHUNK_BYTES // (len(matrix) * hidden.element_size()))
+    most = max(rows, _device_chunk_bytes(hidden.device) // (len(matrix) * hidden.element_size()))
+    tokens = hidden.shape[:-1].numel()
+    least = max(-(-tokens // most), 1)
+    count = next((count for count in range(least, 2 * least) if tokens % count == 0), least)
+    return max(-(-tokens // count), 1)
+
+
+@functools.cache
+def _device_chunk_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return DEVICE_CHUNK_BYTES
+    return torch.cuda.get_device_properties(device).total_memory // DEVICE_SHARE
 
 
 class Head(nn.Module):
@@ -96,6 +114,8 @@ class Head(nn.Module):
         self.before, self.softcap = before, softcap
         self.loss_and_grad_ = loss_and_grad_
         """Compiled on a GPU."""
+        self.held: Tensor | None = None
+        """The matrix in the dtype of products, while microbatches of one step share it (`layers.held`)."""
         self.num_real_tokens: int | None = None
         """Rows of the vocabulary that are tokens; the others pad it. Label smoothing spreads over these. None: all."""
 
@@ -137,7 +157,7 @@ class Head(nn.Module):
         grad = torch.is_grad_enabled() and trained
         terms = LossTerms(smoothing, z_loss, self.softcap, self.num_real_tokens)
         total, extra = ChunkedLoss.apply(
-            hidden, self.matrix, self.bias, targets, weights, terms, grad, self.loss_and_grad_
+            hidden, self.matrix, self.bias, targets, weights, terms, grad, self.loss_and_grad_, self.held
         )
         return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
 
@@ -209,8 +229,10 @@ class ChunkedLoss(torch.autograd.Function):
         terms: LossTerms,
         grad: bool,
         compute: Callable[..., Any],
+        held: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        cast, rows = matrix.to(hidden.dtype), chunk_rows(hidden, matrix)
+        cast = held if held is not None and held.dtype == hidden.dtype else matrix.to(hidden.dtype)
+        rows = chunk_rows(hidden, matrix)
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         extra = losses.new_zeros(())
         # None: it is frozen, and for hidden states all that made them.
@@ -244,4 +266,4 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         # The factor stays in float32: rounded to bfloat16 it would scale all below the head by up to 0.4 % wrongly.
         scaled = (None if grad is None else grad * grads[0] for grad in ctx.saved_tensors)
-        return (*scaled, None, None, None, None, None)
+        return (*scaled, None, None, None, None, None, None)

@@ -11,15 +11,19 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from hornbook.model.heads.head import Head
 from hornbook.model.layers.linear import Linear
 
 
 @contextlib.contextmanager
 def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Hold the weights of all layers of a model that no other part stands in for, in `dtype`."""
+    """Hold the weights of all layers of a model that no other part stands in for, and the head's, in `dtype`."""
     all_layers = (each for each in model.modules() if isinstance(each, Linear))
     layers = {each for each in all_layers if each.plain and each.weight.dtype != dtype}
+    heads = [each for each in model.modules() if isinstance(each, Head) and each.matrix.dtype != dtype]
     try:
+        for head in heads:
+            head.held = head.matrix.detach().to(dtype)
         for module in model.modules():
             together = [getattr(module, name) for name in getattr(module, "beside", ())]
             if together and all(layer in layers for layer in together):
@@ -29,6 +33,8 @@ def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 layer.held = layer.weight.detach().to(dtype)
         yield
     finally:
+        for head in heads:
+            head.held = None
         for layer in layers:
             layer.held = layer.held_beside = None
 
