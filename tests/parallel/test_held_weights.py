@@ -60,7 +60,7 @@ def test_each_weight_is_cast_once_and_none_is_kept(monkeypatch: pytest.MonkeyPat
     engine, casts = make_engine(config, precision="bf16"), []
     monkeypatch.setattr("hornbook.model.layers.linear._cast", lambda weight, dtype: casts.append(1) or weight.to(dtype))
     heads, compute = set[Tensor | None](), engine._head.loss_and_grad_
-    engine._head.loss_and_grad_ = lambda *given: heads.add(engine._head.held) or compute(*given)
+    monkeypatch.setattr(engine._head, "loss_and_grad_", lambda *given: heads.add(engine._head.held) or compute(*given))
     engine.forward_backward([make_batch(2), make_batch(2)], 64.0)
     assert not casts
     assert heads.pop() is not None
