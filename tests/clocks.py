@@ -1,4 +1,4 @@
-"""Delays that take no time: the process's clocks are put forward by more than a step takes on however busy a machine."""
+"""Delays that take no time: clocks are put forward by more than a step takes on however busy a machine."""
 
 import time
 from collections.abc import Callable
