@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import setup
+from benchmarks.gpu import setup, tests
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.tests import outcome_of
 
@@ -73,6 +73,23 @@ def dry_run(folder: Path) -> dict[str, Any]:
 )
 def test_outcomes_are_read(line: str, found: tuple[str, str] | None) -> None:
     assert outcome_of(line) == found
+
+
+def test_outcomes_of_real_tests_are_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's tests are skipped where there is none, and pass where there is one; those that passed are left out."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(tests, "PROCESSES", 0)
+    file = "tests/parallel/test_on_devices.py"
+    known = f"{file}::test_a_step_waits_once"
+    found: dict[str, str] = {known: "before"}
+    said: list[list[str]] = []
+    assert file in tests.files()
+    code, tail = tests.run([file], found, said.append)
+    assert code == 0, "".join(tail)
+    assert found.pop(known) == "before"
+    assert set(found.values()) == {"PASSED" if torch.cuda.is_available() else "SKIPPED"}
+    assert len(said) == len(found) == 24
+    assert f"{file}::test_nccl_adds_on_one_rank" in found
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,15 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.worker import begin
 
 PROCESSES = 6
+PYTEST = [sys.executable, "-m", "pytest", "-o", "addopts=--strict-markers --import-mode=importlib", "-m", "gpu"]
+"""Without the `-q` of the project's options: it takes a test's line from `-v`, and its name from a list of them."""
 KINDS = "PASSED|FAILED|ERROR|SKIPPED"
 LINE = re.compile(rf"(?:\[gw\d+\] \[ *\d+%\] )?(?P<a>{KINDS})? ?(?P<test>tests/\S+::.*?)(?: (?P<b>{KINDS}).*)?$")
 """A line of `pytest -v`, with pytest-xdist or without."""
@@ -24,21 +27,30 @@ def main() -> int:
     if spec["dry_run"]:
         return collect(output)
     found: dict[str, str] = dict.fromkeys(output.before.get("passed", []), "PASSED")
-    words = [sys.executable, "-m", "pytest", *files(), "-m", "gpu", "-v", "--tb=short", "--show-capture=no"]
+    code, tail = run(files(), found, lambda tail: output.write(summary(found, tail)))
+    output.write(summary(found, tail))
+    print("".join(tail[-40:]))
+    return code
+
+
+def run(names: list[str], found: dict[str, str], known: Callable[[list[str]], None]) -> tuple[int, list[str]]:
+    """Run the tests of files but those `found`; put their outcomes there, and call `known` after each.
+
+    Returns pytest's exit code and the last lines that it said.
+    """
+    words = [*PYTEST, *names, "-v", "--tb=short", "--show-capture=no"]
     words += [part for name in found for part in ("--deselect", name)]
     if importlib.util.find_spec("xdist"):
         words += ["-n", str(PROCESSES), "--dist", "worksteal"]
+    tail: list[str] = []
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        tail: list[str] = []
         for line in process.stdout:
             tail = [*tail[-400:], line]
             if (outcome := outcome_of(line)) is not None:
                 found[outcome[0]] = outcome[1]
-                output.write(summary(found, tail))
-    output.write(summary(found, tail))
-    print("".join(tail[-40:]))
-    return process.returncode
+                known(tail)
+    return process.returncode, tail
 
 
 def files() -> list[str]:
@@ -64,10 +76,10 @@ def summary(found: dict[str, str], tail: list[str]) -> dict[str, Any]:
 
 def collect(output: Any) -> int:
     """Count them."""
-    words = [sys.executable, "-m", "pytest", *files(), "-m", "gpu", "--collect-only", "-q"]
-    answer = subprocess.run(words, capture_output=True, text=True, check=False)
-    output.write({"collected": sum("::" in line for line in answer.stdout.splitlines())})
-    return answer.returncode
+    answer = subprocess.run([*PYTEST, *files(), "--collect-only", "-q"], capture_output=True, text=True, check=False)
+    count = sum("::" in line for line in answer.stdout.splitlines())
+    output.write({"collected": count})
+    return answer.returncode or int(count == 0)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,19 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from hornbook.data.batch import Batch
 from hornbook.errors import IntegrityError
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.mlp import GLUConfig
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initialize
+from hornbook.model.mlp.blend import set_activation
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel import compiled
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
@@ -297,6 +301,28 @@ def test_compiled_blocks_compute_the_same() -> None:
     assert list(plain.named_parameters) == list(compiled.named_parameters)
     for name, gradient in gradients(compiled).items():
         torch.testing.assert_close(gradient, gradients(plain)[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("default")  # the compiler cannot work where its own warnings are errors
+def test_compiled_blocks_follow_a_blend_of_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph for each end and one for all that is between them."""
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    counters.clear()
+    before, after = (CONFIG.model_copy(update={"mlp": GLUConfig(activation=name)}) for name in ("gelu", "relu"))
+    engines, graphs, losses = [make_engine(before, compile=each) for each in (False, True)], [], []
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        for engine in engines:
+            set_activation(engine.model, before, after, share)
+            engine.zero_gradients()
+            losses.append(float(engine.forward_backward([make_batch(4)], 64.0)["loss"]))
+        expected = gradients(engines[0])
+        for name, gradient in gradients(engines[1]).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert losses[::2] == pytest.approx(losses[1::2], rel=1e-6)
+    assert len(set(losses[::2])) == 5
+    assert graphs == [1, 2, 2, 2, 3]
 
 
 def test_gradients_of_logits_that_fp16_cannot_hold_are_scaled_before_they_vanish() -> None:

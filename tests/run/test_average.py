@@ -14,6 +14,7 @@ from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.folders import AVERAGE, read_merged
+from hornbook.parallel import offload
 from hornbook.parallel.shard import Shard
 from hornbook.run.control.control import Request, write_request
 from hornbook.run.state import _read_shards
@@ -56,15 +57,43 @@ def test_the_average_of_a_run_is_that_of_its_checkpoints(tmp_path: Path, launch_
     assert not (checkpoint(tmp_path / "plain", 12) / AVERAGE).exists()
 
 
-@pytest.mark.parametrize("words", [EMA, ("train.average=mean", "train.average.begin=3 steps")])
-def test_a_resumed_average_has_the_same_bits(tmp_path: Path, launch_run: Launch, words: tuple[str, ...]) -> None:
-    launch_run(tmp_path / "whole", *words)
-    run = RunDir(tmp_path / "parts").create()
+OFFLOAD = ("parallel.offload=disk", "parallel.offload.parameters=true")
+RESUMED = {
+    "ema": EMA,
+    "mean": ("train.average=mean", "train.average.begin=3 steps"),
+    "bf16-pure": (*EMA, "train.precision=bf16-pure", "optim.lr=3e-3"),
+    "offload": (*EMA, *OFFLOAD),
+}
+
+
+@pytest.mark.parametrize("swap", [(), ("optim.kind=lion", "optim.lr=1e-3")], ids=["", "swap"])
+@pytest.mark.parametrize("words", RESUMED.values(), ids=RESUMED)
+def test_a_resumed_average_has_the_same_bits(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], swap: tuple[str, ...]
+) -> None:
+    """With weights of 16 bit and weights on disk too, and across another optimizer from step 6 on."""
+    monkeypatch.setattr(offload, "SMALLEST", 1)
+    run, whole = RunDir(tmp_path / "parts").create(), RunDir(tmp_path / "whole").create()
+    for each in (run, whole) if swap else ():
+        write_request(each, Request(action="set", settings=[*swap], at_step=6))
+    launch_run(whole.path, *words)
     for number, step in enumerate((2, 5, 9)):
         write_request(run, Request(action="stop", at_step=step))
         assert launch_run(run.path, *(() if number else words), mode="resume" if number else "start") == Exit.RESUMABLE
     assert launch_run(run.path, mode="resume") == Exit.DONE
     assert same(average(run.path, 12), average(tmp_path / "whole", 12))
+
+
+def test_weights_on_disk_have_the_same_average(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload, "SMALLEST", 1)
+    for name, words in (("memory", EMA), ("disk", RESUMED["offload"])):
+        assert launch_run(tmp_path / name, "eval.every=12", *words) == Exit.DONE
+    assert same(average(tmp_path / "disk", 12), average(tmp_path / "memory", 12))
+    assert same(weights(tmp_path / "disk", 12), weights(tmp_path / "memory", 12))
+    records = [(RunDir(tmp_path / name).evals / "step-00000012.json").read_text() for name in ("disk", "memory")]
+    assert json.loads(records[0])["all"] == json.loads(records[1])["all"]
 
 
 def test_a_fork_goes_on_and_an_average_may_begin_on_the_way(tmp_path: Path, launch_run: Launch) -> None:

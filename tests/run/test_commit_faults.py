@@ -127,7 +127,15 @@ def allocates(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def begin(folder: Path, again: bool) -> None:
-    """Two checkpoints, and for `again` a third of the step that is saved next."""
+    """Two checkpoints, and for `again` a third of the step that is saved next: copies of those made once."""
+    made = folder.parent / f"made-{again}"
+    if not made.exists():
+        make(made, again)
+    shutil.copytree(made, folder, symlinks=True)
+
+
+def make(folder: Path, again: bool) -> None:
+    """Save those checkpoints."""
     checkpoints = CheckpointStore(folder, CONFIG)
     for step in range(1, 4 if again else 3):
         checkpoints.save(Content(step, 100 + step), score=ValidationLoss(float(step), "some"))

@@ -1,6 +1,5 @@
 """The bill of a run's steps: its shares add up, and injected delays are found where they were injected."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from hornbook.run.diagnose.bench import saved
 from hornbook.run.diagnose.bench.saved import device_name, machine_file, write
 from hornbook.run.observe import step_bill
 from hornbook.settings.resolve import resolve
+from tests.clocks import delay
 
 Launch = Callable[..., Exit]
 Events = Callable[..., list[dict[str, Any]]]
-LATE = 0.15
-"""Seconds of an injected delay; a step of the tiny run takes some milliseconds."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,16 +69,6 @@ def test_mfu_is_of_the_peak_that_bench_saved(
     assert f" mfu={100 * bill['mfu']['causal']:.1f}% tokens=" in lines[1]
 
 
-def delayed(function: Callable[..., Any], calls: list[int], first: int) -> Callable[..., Any]:
-    def call(*arguments: Any, **more: Any) -> Any:
-        calls.append(0)
-        if len(calls) >= first:
-            time.sleep(LATE)
-        return function(*arguments, **more)
-
-    return call
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "cause"), [(Loader, "take", "data"), (Optimizer, "step", "optimizer")], ids=["data", "optimizer"]
 )
@@ -94,7 +82,7 @@ def test_an_injected_delay_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_bill, "MIN_SECONDS", 0.0)
-    monkeypatch.setattr(owner, name, delayed(getattr(owner, name), [], 7))
+    delay(owner, name, monkeypatch, first=7)
     assert launch_run(tmp_path / "run", "log.every=1", "log.slowdown=6") == Exit.DONE
     (note,) = events(tmp_path / "run", "throughput")
     assert (note["cause"], note["since"], note["step"], note["ended"]) == (cause, 7, 9, False)
@@ -105,7 +93,7 @@ def test_an_injected_delay_is_named(
 
 def test_none_says_nothing(launch_run: Launch, events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_bill, "MIN_SECONDS", 0.0)
-    monkeypatch.setattr(Loader, "take", delayed(Loader.take, [], 7))
+    delay(Loader, "take", monkeypatch, first=7)
     assert launch_run(tmp_path / "run", "log.every=1", "log.slowdown=none") == Exit.DONE
     assert events(tmp_path / "run", "throughput") == []
 

@@ -8,7 +8,7 @@ draw of its share, which is the best that is possible.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Int32, Int64
@@ -114,8 +114,15 @@ def cap_epochs(stages: Sequence[Stage], rows: Sequence[int], epochs: float) -> t
         drawn += stage.draws(place - stage.first)
         spent |= drawn >= limits
         if place != end:
-            pending.insert(0, Stage.build(place, stage.weights))
+            nothing_left = not np.where(spent, 0.0, stage.weights).any()
+            pending.insert(0, Stage.build(place, stage.weights) if nothing_left else _unbuilt(stage, place))
     return capped, None
+
+
+def _unbuilt(stage: Stage, first: int) -> Stage:
+    """The stage from `first` on, whose pattern is made when it is its turn: a source less draws from then on."""
+    total = float(sum(stage.weights))
+    return replace(stage, first=first, weights=tuple(weight / total for weight in stage.weights))
 
 
 def build_stages(

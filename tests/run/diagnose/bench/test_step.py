@@ -1,9 +1,7 @@
 """The bill of a step: it adds up, finds injected delays, and counts memory as the model's shape says."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +16,10 @@ from hornbook.run.diagnose.bench.peak import Peak
 from hornbook.run.diagnose.bench.step import measure_step, whole_step
 from hornbook.run.inputs import Inputs, open_inputs
 from hornbook.settings.resolve import resolve
+from tests.clocks import DELAY, delay
+
+AMPLE = 1e6
+"""Seconds in which every microbatch is measured, on however busy a machine: what is not needed is not used."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +34,7 @@ def inputs_of(tiny_settings: tuple[str, ...]) -> Callable[..., Inputs]:
 
 
 def test_the_parts_add_up_to_the_step(inputs_of: Callable[..., Inputs]) -> None:
-    found = measure_step(inputs_of(), 0.1)
+    found = measure_step(inputs_of(), AMPLE)
     assert sum(found["phases"].values()) == pytest.approx(found["seconds"])
     assert (found["microbatches"], found["step_tokens"], found["positions"]) == (2, 128, [128, 0])
     assert min(found["phases"][name] for name in ("data", "forward", "backward", "optimizer")) > 0
@@ -42,11 +44,11 @@ def test_the_parts_add_up_to_the_step(inputs_of: Callable[..., Inputs]) -> None:
 
 def test_memory_by_category_is_that_of_the_shape(inputs_of: Callable[..., Inputs]) -> None:
     inputs = inputs_of()
-    found = measure_step(inputs, 0.1)["memory"]
+    found = measure_step(inputs, AMPLE)["memory"]
     weights = 4 * inputs.parameters
     assert (found["parameters"], found["gradients"]) == (weights, weights)
     assert 2 * weights <= found["optimizer"] < 2 * weights + 4 * 64  # and a step count for each tensor
-    assert 0 < found["activations"] < measure_step(inputs_of("train.micro_batch=4"), 0.1)["memory"]["activations"]
+    assert 0 < found["activations"] < measure_step(inputs_of("train.micro_batch=4"), AMPLE)["memory"]["activations"]
     parts = ("parameters", "gradients", "optimizer", "activations", "rest")
     assert sum(found[name] for name in parts) + found["before"] <= found["peak"] or found["rest"] == 0
 
@@ -54,7 +56,7 @@ def test_memory_by_category_is_that_of_the_shape(inputs_of: Callable[..., Inputs
 def test_recomputation_keeps_fewer_activations(inputs_of: Callable[..., Inputs]) -> None:
     words = ("model.layers=6",)
     whole, blocks = (
-        measure_step(inputs_of(*words, *more), 0.05)["memory"]["activations"]
+        measure_step(inputs_of(*words, *more), AMPLE)["memory"]["activations"]
         for more in ((), ("parallel.recompute=block",))
     )
     assert blocks < 0.5 * whole
@@ -64,21 +66,25 @@ def test_recomputation_keeps_fewer_activations(inputs_of: Callable[..., Inputs])
 def test_a_delay_is_in_its_phase(
     owner: type, name: str, phase: str, inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    function = getattr(owner, name)
-
-    def late(*arguments: Any, **more: Any) -> Any:
-        time.sleep(0.05)
-        return function(*arguments, **more)
-
-    monkeypatch.setattr(owner, name, late)
-    phases = measure_step(inputs_of(), 1.0)["phases"]
-    assert phases[phase] >= 0.05
+    delay(owner, name, monkeypatch)
+    phases = measure_step(inputs_of(), AMPLE)["phases"]
+    assert phases[phase] >= DELAY
     assert phases[phase] > 0.5 * sum(phases.values())
 
 
 def test_a_long_step_is_reckoned_from_some_of_its_microbatches(inputs_of: Callable[..., Inputs]) -> None:
     found = measure_step(inputs_of("train.batch_tokens=6400"), 1e-6)
     assert (found["measured_microbatches"], found["microbatches"]) == (1, 100)
+
+
+def test_the_time_decides_how_many_microbatches_are_measured(
+    inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of a slow step: there is time for three and a half in each of the measured steps and the one before."""
+    delay(Loader, "take", monkeypatch)
+    found = measure_step(inputs_of("train.batch_tokens=6400"), 3.5 * DELAY * (step.STEPS + 1))
+    assert (found["measured_microbatches"], found["microbatches"]) == (3, 100)
+    assert (found["step_tokens"], found["positions"]) == (192, [192, 0])
 
 
 def test_what_is_paid_once_a_step_is_not_multiplied() -> None:
