@@ -26,8 +26,11 @@ from hornbook.kernels.scalar import (
 )
 from hornbook.kernels.team import Kernel, chunks, float_argument, is_bf16, launch
 from hornbook.optim.config.adamw_8bit import BLOCK, AdamW8bitRule
+from hornbook.optim.config.classic_rules import LAMBRule, LionRule
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
+from hornbook.optim.config.schedule_free import ScheduleFree
+from hornbook.optim.kernels import lamb_kernel, lion_kernel, schedule_free_kernel
 from hornbook.optim.low_precision.codes import DECADES, NINTH, TINY, dynamic_map, grid
 from hornbook.optim.low_precision.stochastic import SECOND, Key
 from hornbook.optim.low_precision.vectors import (
@@ -90,7 +93,9 @@ def kernels_of(config: OptimizerConfig, pure: bool) -> list[Kernel]:
     found = [_blocks_kernel] if any(isinstance(rule, AdamW8bitRule) for rule in rules) else []
     if any(pure or (isinstance(rule, AdamWRule) and rule.state == "bf16") for rule in rules):
         found.append(_bf16_kernel)
-    return found
+    others = {LionRule: lion_kernel, LAMBRule: lamb_kernel, ScheduleFree: schedule_free_kernel}
+    used = [each for kind, each in others.items() if any(isinstance(rule, kind) for rule in rules)]
+    return [*found, *([] if pure else used)]
 
 
 def exact(function):

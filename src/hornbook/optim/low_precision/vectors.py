@@ -26,10 +26,11 @@ _LOWEST = 96
 
 
 def _has_permutations() -> bool:
-    """By what numba compiles for, which `NUMBA_CPU_FEATURES` may lower."""
-    if config.CPU_FEATURES:
+    """By what numba compiles for, which its variables may lower."""
+    if config.CPU_FEATURES is not None:
         return "+avx512vbmi" in str(config.CPU_FEATURES).split(",")
-    return config.CPU_NAME in (None, "host") and llvmlite.binding.get_host_cpu_features().get("avx512vbmi", False)
+    host = config.CPU_NAME in (None, "host") and bool(config.ENABLE_AVX)
+    return host and llvmlite.binding.get_host_cpu_features().get("avx512vbmi", False)
 
 
 HAS_PERMUTATIONS = _has_permutations()
