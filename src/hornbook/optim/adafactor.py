@@ -52,18 +52,14 @@ class AdafactorUpdate(torch.optim.Optimizer):
 
 def _scaled(state: dict[str, Tensor], gradient: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The gradient over the root of the second moment, into which its squares go with `weight`."""
+    squares = gradient.square()
     if gradient.dim() < 2:
-        second = state["exp_avg_sq"].lerp_(gradient.square().add_(eps), weight)
+        second = state["exp_avg_sq"].lerp_(squares.add_(eps), weight)
         return second.rsqrt().mul_(gradient)
-    rows = state["exp_avg_sq_row"].lerp_(_mean_square(gradient, -1).add_(eps), weight)
-    columns = state["exp_avg_sq_col"].lerp_(_mean_square(gradient, -2).add_(eps), weight)
+    rows = state["exp_avg_sq_row"].lerp_(squares.mean(dim=-1).add_(eps), weight)
+    columns = state["exp_avg_sq_col"].lerp_(squares.mean(dim=-2).add_(eps), weight)
     row_factor = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_()
-    return (row_factor.unsqueeze(-1) * gradient).mul_(columns.rsqrt().unsqueeze(-2))
-
-
-def _mean_square(x: Tensor, dim: int) -> Tensor:
-    """Over a dim, without the squares as a tensor."""
-    return torch.linalg.vector_norm(x, dim=dim).square_().div_(x.shape[dim])
+    return torch.mul(row_factor.unsqueeze(-1), gradient, out=squares).mul_(columns.rsqrt().unsqueeze(-2))
 
 
 def _rms(x: Tensor) -> Tensor:

@@ -27,9 +27,10 @@ _LOWEST = 96
 
 def _has_permutations() -> bool:
     """By what numba compiles for, which its variables may lower."""
-    if config.CPU_FEATURES is not None:
-        return "+avx512vbmi" in str(config.CPU_FEATURES).split(",")
-    host = config.CPU_NAME in (None, "host") and bool(config.ENABLE_AVX)
+    numba: Any = config
+    if numba.CPU_FEATURES is not None:
+        return "+avx512vbmi" in str(numba.CPU_FEATURES).split(",")
+    host = numba.CPU_NAME in (None, "host") and bool(numba.ENABLE_AVX)
     return host and llvmlite.binding.get_host_cpu_features().get("avx512vbmi", False)
 
 
