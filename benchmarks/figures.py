@@ -315,6 +315,30 @@ def optimizers(found: dict[str, Any]) -> list[str]:
     )
 
 
+def optimizers_learn(found: dict[str, Any]) -> list[str]:
+    """Which optimizer learns best, at equal tokens and at equal time."""
+
+    def cells(part: dict[str, Any] | None) -> list[Any]:
+        if part is None:
+            return ["not measured", ""]
+        half = part["half_interval"]
+        return [f"{part['mean']:.4f}" + ("" if half is None else f" +- {half:.4f}"), part["steps"]]
+
+    rows = [
+        (kind, each["rate"], each["step_over_adamw"], *cells(each.get("equal_tokens")), *cells(each.get("equal_time")))
+        for kind, each in found["optimizers"].items()
+        if "rate" in each
+    ]
+    columns = ("", "rate", "step / AdamW", "bits per byte, equal tokens", "steps", "equal time", "steps")
+    return section(
+        "Which optimizer learns best",
+        f"`python -m benchmarks.training.optimizers_learn`: a GPT ({found['shape']}), {found['steps']} steps,",
+        f"{found['tokens']:,} bytes of {', '.join(found['text'])}; held-out text after the last step, mean and 95 %",
+        "interval of three seeds. Rates are the best of a sweep with a third of the steps.",
+        *rows_of(columns, rows),
+    )
+
+
 def memory(found: dict[str, Any]) -> list[str]:
     """Peak memory and time of the loss over a large vocabulary, and of what recomputation keeps."""
     loss = found["loss"]
@@ -356,6 +380,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             presets,
             experts,
             optimizers,
+            optimizers_learn,
             memory,
             loader,
             ranks,

@@ -1,12 +1,16 @@
 """Which optimizer learns best: a small GPT on bytes of text, at equal tokens and at equal time.
 
-    python -m benchmarks.training.optimizers_learn [--quick] [FILE.jsonl.gz ...]     by default ../shared/data/git-doc
+    python -m benchmarks.training.optimizers_learn [--quick] [--minutes N] [FILE.jsonl.gz ...]
 
-Each optimizer is tried with a small grid of learning rates on one seed; if the best lies at an edge, the grid grows
-there. The best rate is then trained with two more seeds. At equal time an optimizer gets as many steps as it makes
-while AdamW makes its own, by the times of steps measured in turns (A B C A B C ...), with the same rate and a schedule
-of that length. What counts is bits per byte of held-out text after the last step: mean and 95 % interval (Student's t)
-over the seeds, which set initial values and the order of the text.
+By default the text is ../shared/data/git-doc, and all of it takes at most 18 minutes: steps of every optimizer are
+timed first, in turns (A B C A B C ...), and the number of steps of a run is what fits. A run that would begin after
+the limit is left out, and what is done stands in benchmarks/results/optimizers_learn.json after each part.
+
+The learning rate of each optimizer is that of the best of a few runs of a third of the steps on one seed; where the
+best lies at an edge, the grid grows there. With it three seeds, which set initial values and the order of the text,
+are trained for equal tokens; and for equal time, as many steps as the optimizer makes while AdamW makes its own, with
+a schedule of that length. What counts is bits per byte of held-out text after the last step: mean and 95 % interval
+(Student's t).
 """
 
 import argparse
@@ -22,7 +26,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from benchmarks.report import table, write
+from benchmarks.figures import optimizers_learn
+from benchmarks.report import write
 from hornbook.data.batch import Batch
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
@@ -40,23 +45,34 @@ from hornbook.run.config import TrainConfig
 DATA = Path(__file__).parents[3] / "shared" / "data"
 SHAPE = ModelConfig(layers=4, width=128, heads=4)
 VOCAB, SEQUENCE, ROWS = 256, 128, 8
-STEPS, WARMUP, FLOOR = 300, 15, 0.1
+STEPS, QUICK_STEPS, FLOOR = 600, 9, 0.1
+"""Steps of a run at most, and with --quick; where the cosine ends, as a share of the rate."""
+WARMUP = 20
+"""A run warms up for one step in so many."""
+MINUTES, KEPT = 18.0, 0.85
+"""The time limit, and the share of it that the plan takes."""
+SHORT = 3
+"""A run of the sweep has one step in so many."""
 HELD_OUT = 64
 """Rows of held-out text, from the end of it."""
 SEEDS = (0, 1, 2)
 STUDENT = 4.303
 """Quantile 0.975 of Student's t with two degrees of freedom."""
-ROUNDS = 8
+ROUNDS = 3
 WIDEST = 2
 """Rates by which a grid may grow."""
 STEP_FACTOR = math.sqrt(10)
 """Between neighbours of the grid."""
 GRIDS: dict[str, tuple[dict[str, Any], list[float]]] = {
     "adamw": ({}, [1e-3, 3e-3, 1e-2]),
+    "adamw8bit": ({"embeddings": True}, [1e-3, 3e-3, 1e-2]),
+    "lion": ({}, [1e-4, 3e-4, 1e-3]),
+    "adafactor": ({"relative_step": False}, [1e-2, 3e-2, 1e-1]),
     "muon": ({}, [3e-3, 1e-2, 3e-2]),
     "soap": ({}, [1e-3, 3e-3, 1e-2]),
-    "lion": ({}, [1e-4, 3e-4, 1e-3]),
     "schedule_free": ({}, [3e-3, 1e-2, 3e-2]),
+    "sgd": ({}, [3e-2, 1e-1, 3e-1]),
+    "lamb": ({}, [3e-3, 1e-2, 3e-2]),
 }
 """Settings besides the rate, and rates to begin with. `rest` of Muon has the rate that was best for AdamW."""
 
@@ -109,11 +125,12 @@ class Training:
 
     def factor(self) -> float:
         """On the learning rate: warm-up, then half a cosine; Schedule-Free stays."""
-        if self.done < WARMUP:
-            return (self.done + 1) / WARMUP
+        warmup = max(self.steps // WARMUP, 1)
+        if self.done < warmup:
+            return (self.done + 1) / warmup
         if self.optimizer.config.averages:
             return 1.0
-        progress = (self.done - WARMUP) / max(self.steps - WARMUP, 1)
+        progress = (self.done - warmup) / max(self.steps - warmup, 1)
         return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * progress))
 
     def step(self) -> float:
@@ -138,36 +155,97 @@ class Training:
             return float(self.engine.evaluate(make_batch(rows)).mean()) / math.log(2)
 
 
-def final_bits(kind: str, rate: float, seed: int, steps: int, text: Text, more: dict[str, Any]) -> float:
-    """Bits per byte after training."""
-    training = Training(kind, rate, seed, steps, text, more)
-    for _ in range(steps):
-        training.step()
-    bits = training.bits()
-    return bits if math.isfinite(bits) else math.inf
+class OutOfTimeError(Exception):
+    """The limit is over."""
 
 
-def tune(kind: str, steps: int, text: Text, more: dict[str, Any], widest: int) -> dict[float, float]:
-    """Learning rate -> bits per byte of the first seed; the grid grows where its best is at an edge."""
-    found = {rate: final_bits(kind, rate, SEEDS[0], steps, text, more) for rate in GRIDS[kind][1]}
-    for _ in range(widest):
-        rates, best = sorted(found), min(found, key=lambda rate: found[rate])
-        if best not in (rates[0], rates[-1]):
-            break
-        rate = float(f"{best / STEP_FACTOR if best == rates[0] else best * STEP_FACTOR:.1g}")
-        found[rate] = final_bits(kind, rate, SEEDS[0], steps, text, more)
-    return found
+class Bench:
+    """All runs: figures grow in `figures` and, unless `quick`, on disk after each part."""
 
+    def __init__(self, text: Text, minutes: float, *, quick: bool) -> None:
+        self.text, self.quick, self.seeds = text, quick, SEEDS[:1] if quick else SEEDS
+        self.end = time.monotonic() + 60 * minutes
+        self.found: dict[str, dict[str, Any]] = {kind: {} for kind in GRIDS}
+        self.figures: dict[str, Any] = {"optimizers": self.found, "minutes": minutes}
+        self.seconds, self.steps = dict[str, float](), QUICK_STEPS
 
-def step_seconds(rates: dict[str, float], text: Text, more: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Median seconds of a step of each optimizer; a round is 20 steps of each, with two refreshes of SOAP."""
-    trainings = {kind: Training(kind, rate, 0, STEPS, text, more[kind]) for kind, rate in rates.items()}
-    rounds: dict[str, list[float]] = {kind: [] for kind in rates}
-    for number in range(ROUNDS + 1):
-        for kind, training in trainings.items():
-            seconds = sum(training.step() for _ in range(20)) / 20
-            rounds[kind] += [seconds] if number else []
-    return {kind: statistics.median(each) for kind, each in rounds.items()}
+    def save(self) -> None:
+        """Write what there is."""
+        if not self.quick:
+            write("optimizers_learn", self.figures)
+
+    def training(self, kind: str, rate: float, seed: int, steps: int) -> Training:
+        """A fresh one; `rest` of Muon has AdamW's rate."""
+        rest = {"rest": {"kind": "adamw", "lr": self.found["adamw"].get("rate", 3e-3)}} if kind == "muon" else {}
+        return Training(kind, rate, seed, steps, self.text, rest)
+
+    def final_bits(self, kind: str, rate: float, seed: int, steps: int) -> float:
+        """Bits per byte after training. Raises OutOfTimeError where it would end too late."""
+        if time.monotonic() + steps * self.seconds[kind] > self.end:
+            raise OutOfTimeError
+        training = self.training(kind, rate, seed, steps)
+        for _ in range(steps):
+            training.step()
+        bits = training.bits()
+        return bits if math.isfinite(bits) else math.inf
+
+    def time_steps(self) -> None:
+        """Median seconds of a step of each, and with them the number of steps that fits; SOAP refreshes every tenth."""
+        rounds: dict[str, list[float]] = {kind: [] for kind in GRIDS}
+        trainings = {kind: self.training(kind, rates[0], 0, STEPS) for kind, (_, rates) in GRIDS.items()}
+        for number in range(1 + (1 if self.quick else ROUNDS)):
+            for kind, training in trainings.items():
+                seconds = sum(training.step() for _ in range(10)) / 10
+                rounds[kind] += [seconds] if number else []
+        self.seconds = {kind: statistics.median(each) for kind, each in rounds.items()}
+        each = (3 + WIDEST) / SHORT + len(SEEDS)
+        cost = sum(each * seconds + len(SEEDS) * self.seconds["adamw"] for seconds in self.seconds.values())
+        if not self.quick:
+            self.steps = min(STEPS, int(KEPT * (self.end - time.monotonic()) / cost))
+        self.figures |= {"steps": self.steps, "tokens": self.steps * ROWS * SEQUENCE, "shape": "4 x 128, bytes"}
+        for kind, seconds in self.seconds.items():
+            self.found[kind]["step_over_adamw"] = seconds / self.seconds["adamw"]
+
+    def tune(self, kind: str) -> None:
+        """Its grid of rates, which grows where the best is at an edge, and the best one."""
+        steps, rates = max(self.steps // SHORT, 1), list(GRIDS[kind][1])
+        grid = self.found[kind]["grid"] = dict[float, float]()
+        for _ in range(1 if self.quick else 1 + WIDEST):
+            grid |= {rate: self.final_bits(kind, rate, SEEDS[0], steps) for rate in rates if rate not in grid}
+            best = self.found[kind]["rate"] = min(grid, key=lambda rate: grid[rate])
+            if best not in (min(grid), max(grid)):
+                break
+            rates = [float(f"{best * (STEP_FACTOR if best == max(grid) else 1 / STEP_FACTOR):.1g}")]
+
+    def equal_tokens(self, kind: str) -> None:
+        """Every seed, for the same number of steps."""
+        self._seeds(kind, "equal_tokens", self.steps)
+
+    def equal_time(self, kind: str) -> None:
+        """Every seed, for the time of AdamW; its own runs are those of equal tokens."""
+        steps = max(round(self.steps / self.found[kind]["step_over_adamw"]), 1)
+        if steps == self.steps:
+            self.found[kind]["equal_time"] = self.found[kind]["equal_tokens"]
+        else:
+            self._seeds(kind, "equal_time", steps)
+
+    def _seeds(self, kind: str, part: str, steps: int) -> None:
+        rate = self.found[kind]["rate"]
+        values = [self.final_bits(kind, rate, seed, steps) for seed in self.seeds]
+        self.found[kind][part] = {"steps": steps, **interval(values)}
+
+    def measure(self) -> None:
+        """One part of all optimizers after the other, until the time is over."""
+        self.time_steps()
+        try:
+            for part in (self.tune, self.equal_tokens, self.equal_time):
+                for kind in GRIDS:
+                    part(kind)
+                    self.save()
+                    print(part.__name__, kind, self.found[kind], flush=True)
+        except OutOfTimeError:
+            self.save()
+            print("out of time: parts that are missing were not measured", flush=True)
 
 
 def interval(values: list[float]) -> dict[str, Any]:
@@ -176,50 +254,20 @@ def interval(values: list[float]) -> dict[str, Any]:
     return {"mean": statistics.mean(values), "half_interval": half, "values": values}
 
 
-def measure(paths: list[Path], *, quick: bool) -> dict[str, Any]:
-    """All figures."""
-    text, steps, seeds = Text(paths), 30 if quick else STEPS, SEEDS[:1] if quick else SEEDS
-    grids, rates, more = dict[str, Any](), dict[str, float](), dict[str, dict[str, Any]]()
-    for kind in GRIDS:
-        more[kind] = {"rest": {"kind": "adamw", "lr": rates["adamw"]}} if kind == "muon" else {}
-        grids[kind] = tune(kind, steps, text, more[kind], 0 if quick else WIDEST)
-        rates[kind] = min(grids[kind], key=lambda rate: grids[kind][rate])
-        print(kind, {rate: round(bits, 4) for rate, bits in grids[kind].items()}, flush=True)
-    seconds, found = step_seconds(rates, text, more), {}
-    for kind, rate in rates.items():
-        count = max(round(steps * seconds["adamw"] / seconds[kind]), 1)
-        tokens = [grids[kind][rate]] + [final_bits(kind, rate, seed, steps, text, more[kind]) for seed in seeds[1:]]
-        timed = tokens if count == steps else [final_bits(kind, rate, s, count, text, more[kind]) for s in seeds]
-        found[kind] = {
-            "rate": rate,
-            "step_over_adamw": seconds[kind] / seconds["adamw"],
-            "equal_tokens": interval(tokens),
-            "equal_time": {"steps": count, **interval(timed)},
-        }
-        print(kind, found[kind], flush=True)
-    names = {path.name for path in paths}
-    setting = {"steps": steps, "tokens": steps * ROWS * SEQUENCE, "text": sorted(names), "shape": "4 x 128, bytes"}
-    return {"setting": setting, "optimizers": found, "grids": grids}
-
-
-def run(paths: list[Path] | None = None, *, quick: bool = False) -> dict[str, Any]:
+def run(paths: list[Path] | None = None, minutes: float = MINUTES, *, quick: bool = False) -> dict[str, Any]:
     """Measure, print and write benchmarks/results/optimizers_learn.json."""
-    figures = measure(paths or [DATA / "git-doc.jsonl.gz"], quick=quick)
-    rows = []
-    for kind, each in figures["optimizers"].items():
-        cells = [
-            f"{x['mean']:.4f} +- {x['half_interval'] or 0:.4f}" for x in (each["equal_tokens"], each["equal_time"])
-        ]
-        rows.append([kind, each["rate"], each["step_over_adamw"], *cells, each["equal_time"]["steps"]])
-    print(table(["optimizer", "rate", "step / AdamW", "bits/byte, equal tokens", "equal time", "steps there"], rows))
-    if not quick:
-        write("optimizers_learn", figures)
-    return figures
+    paths = paths or [DATA / "git-doc.jsonl.gz"]
+    bench = Bench(Text(paths), minutes, quick=quick)
+    bench.figures["text"] = sorted(path.name for path in paths)
+    bench.measure()
+    print("\n".join(optimizers_learn(bench.figures)))
+    return bench.figures
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--minutes", type=float, default=MINUTES)
     asked = parser.parse_args()
-    run(asked.paths, quick=asked.quick)
+    run(asked.paths, asked.minutes, quick=asked.quick)

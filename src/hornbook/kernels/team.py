@@ -11,6 +11,7 @@ integers and floats (as bits).
 
 import ctypes
 import os
+import struct
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -35,6 +36,7 @@ SLOTS, HEADER = 64, 3
 """Length of the argument array at most, and what stands before the arguments."""
 CHUNKS = 64
 """Largest number of chunks of rows, for any number of threads: so sums over chunks keep their bits."""
+_FLOAT, _INTEGER = struct.Struct("=d"), struct.Struct("=q")
 
 
 class Kernel:
@@ -121,7 +123,7 @@ def _rows_per_chunk(rows: int) -> int:
 
 def _pack(argument: "Tensor | int | float") -> int:
     if isinstance(argument, float):
-        return int(np.float64(argument).view(np.int64))
+        return _INTEGER.unpack(_FLOAT.pack(argument))[0]
     if isinstance(argument, int):
         return argument
     assert argument.is_contiguous()

@@ -33,12 +33,13 @@ class AdafactorUpdate(torch.optim.Optimizer):
         step = state["step"].add_(1)
         rate = self._rate(group["lr"], step, parameter)
         update = _scaled(state, gradient, step**-rule.decay_rate, group["eps"])
-        update.div_((_rms(update) / rule.clip_threshold).clamp_(min=1.0)).mul_(rate)
-        if rule.beta1:
-            update = state["exp_avg"].lerp_(update, 1 - rule.beta1)
+        scale = rate / (_rms(update) / rule.clip_threshold).clamp_(min=1.0)
         if group["weight_decay"]:
             parameter.mul_(1 - group["weight_decay"] * rate)
-        parameter.sub_(update)
+        if rule.beta1:
+            parameter.sub_(state["exp_avg"].lerp_(update.mul_(scale), 1 - rule.beta1))
+        else:
+            parameter.addcmul_(update, scale, value=-1)
 
     def _rate(self, lr: float, step: Tensor, parameter: Tensor) -> Tensor | float:
         """Of the step that ends with `step` steps: a scalar on the device, since the host does not know them."""
@@ -51,14 +52,14 @@ class AdafactorUpdate(torch.optim.Optimizer):
 
 def _scaled(state: dict[str, Tensor], gradient: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The gradient over the root of the second moment, into which its squares go with `weight`."""
-    squares = gradient.square().add_(eps)
+    squares = gradient.square()
     if gradient.dim() < 2:
-        second = state["exp_avg_sq"].lerp_(squares, weight)
+        second = state["exp_avg_sq"].lerp_(squares.add_(eps), weight)
         return second.rsqrt().mul_(gradient)
-    rows = state["exp_avg_sq_row"].lerp_(squares.mean(dim=-1), weight)
-    columns = state["exp_avg_sq_col"].lerp_(squares.mean(dim=-2), weight)
+    rows = state["exp_avg_sq_row"].lerp_(squares.mean(dim=-1).add_(eps), weight)
+    columns = state["exp_avg_sq_col"].lerp_(squares.mean(dim=-2).add_(eps), weight)
     row_factor = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_()
-    return row_factor.unsqueeze(-1) * columns.rsqrt().unsqueeze(-2) * gradient
+    return torch.mul(row_factor.unsqueeze(-1), gradient, out=squares).mul_(columns.rsqrt().unsqueeze(-2))
 
 
 def _rms(x: Tensor) -> Tensor:

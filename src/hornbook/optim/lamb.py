@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.optim import kernels
 from hornbook.optim.foreach import pieces
 
 
@@ -23,12 +24,23 @@ class LAMBUpdate(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None and parameter.numel():
-                    update = self._adam(self.state[parameter], parameter.grad)
-                    if group["weight_decay"]:
-                        update.add_(parameter, alpha=group["weight_decay"])
+                    update = self._update(parameter, parameter.grad, group)
                     if group["scaled"]:
-                        update.mul_(_ratio(parameter, update))
-                    parameter.add_(update, alpha=-group["lr"])
+                        parameter.addcmul_(update, _ratio(parameter, update), value=-group["lr"])
+                    else:
+                        parameter.add_(update, alpha=-group["lr"])
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """Adam's, and the decay: on a CPU in one pass."""
+        state = self.state[parameter]
+        first, second = state["exp_avg"], state["exp_avg_sq"]
+        if not kernels.fits(parameter, gradient, first, second):
+            return self._adam(state, gradient).add_(parameter, alpha=group["weight_decay"])
+        step, update = state["step"].add_(1), torch.empty_like(gradient)
+        biases = (1 / float(_bias(beta, step)) for beta in (self.beta1, self.beta2))
+        by = (1 - self.beta1, self.beta2, 1 - self.beta2, *biases, self.eps, float(group["weight_decay"]))
+        kernels.lamb(update, parameter, gradient, first, second, by)
+        return update
 
     def _adam(self, state: dict[str, Tensor], gradient: Tensor) -> Tensor:
         """The moments with this gradient in them, then m_hat / (sqrt(v_hat) + eps)."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from hornbook.optim import kernels
 from hornbook.optim.foreach import foreach, foreach_lists
 
 
@@ -19,6 +20,8 @@ class LionUpdate(torch.optim.Optimizer):
         """Update the parameters that have a gradient."""
         assert closure is None
         for group in self.param_groups:
+            if self._in_one_pass(group):
+                continue
             for parameters, gradients, momenta in foreach_lists(group, self.state, "exp_avg"):
                 direction = foreach._foreach_lerp(momenta, gradients, 1 - self.beta1)
                 foreach._foreach_sign_(direction)
@@ -26,3 +29,13 @@ class LionUpdate(torch.optim.Optimizer):
                     foreach._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 foreach._foreach_add_(parameters, direction, alpha=-group["lr"])
                 foreach._foreach_lerp_(momenta, gradients, 1 - self.beta2)
+
+    def _in_one_pass(self, group: dict[str, Any]) -> bool:
+        """Update a group by the kernel for CPUs, if all of it fits."""
+        members = [each for each in group["params"] if each.grad is not None and each.numel()]
+        rows = [(each, each.grad, self.state[each]["exp_avg"]) for each in members]
+        if not all(kernels.fits(*row) for row in rows):
+            return False
+        for row in rows:
+            kernels.lion(*row, group["lr"], group["weight_decay"], (self.beta1, self.beta2))
+        return True

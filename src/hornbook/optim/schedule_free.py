@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.optim import kernels
+
 
 class ScheduleFreeUpdate(torch.optim.Optimizer):
     """The update of `ScheduleFree`, and without `beta2` that of `ScheduleFreeSGD`."""
@@ -34,16 +36,28 @@ class ScheduleFreeUpdate(torch.optim.Optimizer):
         state, lr = self.state[parameter], group["lr"]
         largest = max(lr, lr_max)
         steps_averaged = steps_averaged * (lr_max / largest) ** 2 + 1
-        direction = self._direction(parameter, group, step + 1)
-        if group["weight_decay"]:
-            direction = direction.add(parameter, alpha=group["weight_decay"])
         z, share = state["z"], 1 / steps_averaged
         if step == 0:
             z.copy_(parameter)
-        parameter.lerp_(z, share).add_(direction, alpha=lr * (self._beta1 * (1 - share) - 1))
-        z.sub_(direction, alpha=lr)
+        factor = lr * (self._beta1 * (1 - share) - 1)
+        if not self._in_one_pass(parameter, group, step + 1, share, factor):
+            direction = self._direction(parameter, group, step + 1)
+            if group["weight_decay"]:
+                direction = direction.add(parameter, alpha=group["weight_decay"])
+            parameter.lerp_(z, share).add_(direction, alpha=factor)
+            z.sub_(direction, alpha=lr)
         for name, value in (("step", step + 1), ("lr_max", largest), ("steps_averaged", steps_averaged)):
             state[name].fill_(value)
+
+    def _in_one_pass(self, parameter: Tensor, group: dict[str, Any], step: float, share: float, factor: float) -> bool:
+        """Update by the kernel for CPUs, if the parameter fits."""
+        gradient, beta2, state = parameter.grad, self._beta2, self.state[parameter]
+        if gradient is None or beta2 is None or not kernels.fits(parameter, gradient, state["z"]):
+            return False
+        moment = beta2, 1 - beta2, 1 / (1 - beta2**step), group["eps"]
+        by = (*moment, group["weight_decay"], share, factor, group["lr"])
+        kernels.schedule_free(parameter, gradient, state["z"], state["exp_avg_sq"], by)
+        return True
 
     def _direction(self, parameter: Tensor, group: dict[str, Any], step: float) -> Tensor:
         gradient, beta2 = parameter.grad, self._beta2

@@ -14,6 +14,7 @@ from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.adamw_8bit import AdamW8bitRule
 from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
+from hornbook.optim.low_precision.codes import dynamic_map, grid, quantize
 from hornbook.optim.optimizer import Optimizer
 from tests.optim.kinds import config_of, everything, same_bits
 from tests.parallel.trajectory import LAYOUTS, Run, perform
@@ -54,6 +55,22 @@ def test_kernels_have_the_bits_of_the_reference(rule: dict[str, Any], dtype: tor
             assert same_bits(ours, reference), shape
     finally:
         torch.set_num_threads(before)
+
+
+def test_codes_of_kernels_are_those_of_the_reference_beside_every_limit() -> None:
+    """Without memory the first moment is the gradient: values beside limits, in blocks of every length."""
+    values = dynamic_map(signed=True).abs()
+    limits = torch.cat([values, (values[1:] + values[:-1]) / 2, torch.tensor(grid(signed=True).limits)])
+    limits = torch.cat([limits, 2.0 ** torch.arange(-40.0, 0.0)])
+    x = torch.cat([limits.nextafter(torch.tensor(float(way))) for way in (0, 2)] + [limits]).clamp(max=1.0)
+    for count in (*range(1, 70), 255, 256, 257):
+        row = torch.cat([x, -x, x[: -2 * len(x) % count]]).reshape(-1, count)
+        row[:, 0] = 1.0
+        parameter, optimizer = make({"kind": "adamw8bit", "min_values": 1, "beta1": 0.0}, torch.zeros_like(row))
+        parameter.grad = row
+        optimizer.step()
+        found = everything({"w": parameter}, optimizer)
+        assert torch.equal(found["w.exp_avg"], quantize(row, signed=True)[0]), count
 
 
 @BOTH

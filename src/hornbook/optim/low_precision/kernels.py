@@ -6,6 +6,7 @@ in the cache.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -25,10 +26,19 @@ from hornbook.kernels.scalar import (
 )
 from hornbook.kernels.team import Kernel, chunks, float_argument, is_bf16, launch
 from hornbook.optim.config.adamw_8bit import BLOCK, AdamW8bitRule
+from hornbook.optim.config.classic_rules import LAMBRule, LionRule
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rules import AdamWRule
+from hornbook.optim.config.schedule_free import ScheduleFree
+from hornbook.optim.kernels import lamb_kernel, lion_kernel, schedule_free_kernel
 from hornbook.optim.low_precision.codes import DECADES, NINTH, TINY, dynamic_map, grid
 from hornbook.optim.low_precision.stochastic import SECOND, Key
+from hornbook.optim.low_precision.vectors import (
+    byte_planes,
+    decode_vectors,
+    encode_signed_vectors,
+    encode_unsigned_vectors,
+)
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,12 @@ def update_8bit(p: Tensor, g: Tensor, state: list[Tensor], by: Packed, key: Key,
     width = p.shape[-1]
     rows = p.numel() // width * -(-width // BLOCK)
     scratch = torch.empty(chunks(rows), 2, BLOCK)
-    tables = [dynamic_map(signed) for signed in (True, False)]
-    launch(_blocks_kernel, rows, is_bf16(p), width, *key, first, p, g, *state, *tables, scratch, *by)
+    launch(_blocks_kernel, rows, is_bf16(p), width, *key, first, p, g, *state, *_tables(), scratch, *by)
+
+
+@cache
+def _tables() -> list[Tensor]:
+    return [table(signed) for table in (dynamic_map, byte_planes) for signed in (True, False)]
 
 
 def kernels_of(config: OptimizerConfig, pure: bool) -> list[Kernel]:
@@ -79,7 +93,9 @@ def kernels_of(config: OptimizerConfig, pure: bool) -> list[Kernel]:
     found = [_blocks_kernel] if any(isinstance(rule, AdamW8bitRule) for rule in rules) else []
     if any(pure or (isinstance(rule, AdamWRule) and rule.state == "bf16") for rule in rules):
         found.append(_bf16_kernel)
-    return found
+    others = {LionRule: lion_kernel, LAMBRule: lamb_kernel, ScheduleFree: schedule_free_kernel}
+    used = [each for kind, each in others.items() if any(isinstance(rule, kind) for rule in rules)]
+    return [*found, *([] if pure else used)]
 
 
 def exact(function):
@@ -125,6 +141,7 @@ def _encoder(signed: bool):
     by = grid(signed)
     zero, one, limits, scales, counts = by.zero, by.one, by.limits, by.scales, by.counts
     before, last = np.float32(by.first - 1), np.float32(by.last)
+    encode_vectors = encode_signed_vectors if signed else encode_unsigned_vectors
 
     @njit(inline="always")
     def encode(moments, codes, size):
@@ -133,7 +150,7 @@ def _encoder(signed: bool):
             largest = max(largest, np.uint32(float_bits(moments[j]) & np.uint32(0x7FFFFFFF)))
         scale = bits_float(largest) if bits_float(largest) >= np.float32(TINY) else np.float32(0)
         inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
-        for j in range(size):
+        for j in range(encode_vectors(moments, inverse, codes, size), size):
             x = moments[j] * inverse
             magnitude = abs(x)
             per_unit, count = scales[0], counts[0]
@@ -161,28 +178,31 @@ encode_signed, encode_unsigned = _encoder(signed=True), _encoder(signed=False)
 def _blocks_kernel(first, last, chunk, a, values):
     width, key0, key1, begin = a[1], np.uint32(a[2]), np.uint32(a[3]), a[4]
     p, g, m, m_scale, v, v_scale = values(a[5]), values(a[6]), u8(a[7]), f32(a[8]), u8(a[9]), f32(a[10])
-    m_values, v_values = f32(a[11]), f32(a[12])
-    moments = f32(a[13])[2 * BLOCK * chunk : 2 * BLOCK * chunk + BLOCK]
-    squares = f32(a[13])[2 * BLOCK * chunk + BLOCK : 2 * BLOCK * (chunk + 1)]
+    m_values, v_values, m_planes, v_planes = f32(a[11]), f32(a[12]), u8(a[13]), u8(a[14])
+    moments = f32(a[15])[2 * BLOCK * chunk : 2 * BLOCK * chunk + BLOCK]
+    squares = f32(a[15])[2 * BLOCK * chunk + BLOCK : 2 * BLOCK * (chunk + 1)]
     decay, beta1, rest1, beta2 = (
-        float_argument(a, 14),
-        float_argument(a, 15),
         float_argument(a, 16),
         float_argument(a, 17),
+        float_argument(a, 18),
+        float_argument(a, 19),
     )
-    rest2, root, eps, rate = float_argument(a, 18), float_argument(a, 19), float_argument(a, 20), float_argument(a, 21)
+    rest2, root, eps, rate = float_argument(a, 20), float_argument(a, 21), float_argument(a, 22), float_argument(a, 23)
     per_row = (width + BLOCK - 1) // BLOCK
     for block in range(first, last):
         start = block // per_row * width + block % per_row * BLOCK
         size = min(BLOCK, width - block % per_row * BLOCK)
         p_block, g_block, m_block, v_block = p[start:], g[start:], m[start:], v[start:]
-        scale = m_scale[block]
+        for j in range(decode_vectors(m_block, m_planes, moments, size), size):
+            moments[j] = m_values[m_block[j]]
+        for j in range(decode_vectors(v_block, v_planes, squares, size), size):
+            squares[j] = v_values[v_block[j]]
+        m_old, v_old = m_scale[block], v_scale[block]
         for j in range(size):
-            moments[j] = m_values[m_block[j]] * scale * beta1 + load(g_block, j) * rest1
-        scale = v_scale[block]
+            moments[j] = moments[j] * m_old * beta1 + load(g_block, j) * rest1
         for j in range(size):
             gradient = load(g_block, j)
-            squares[j] = v_values[v_block[j]] * scale * beta2 + gradient * gradient * rest2
+            squares[j] = squares[j] * v_old * beta2 + gradient * gradient * rest2
         for j in range(size):
             value = load(p_block, j) * decay - moments[j] / (np.sqrt(squares[j]) * root + eps) * rate
             word = first_word(np.uint64(begin + start + j), key0, key1)
