@@ -63,6 +63,9 @@ def make_data(folder: Path) -> str:
     """A tokenized corpus, for a loader that has rows to draw."""
     write_installed_corpus(folder / "raw", max_bytes=1_500_000, seed=0)
     hornbook = [sys.executable, "-m", "hornbook"]
-    for words in (["prepare", folder / "raw", "--out", folder / "data"], ["tokenize", folder / "data", "--vocab", "4k"]):
+    for words in (
+        ["prepare", folder / "raw", "--out", folder / "data"],
+        ["tokenize", folder / "data", "--vocab", "4k"],
+    ):
         subprocess.run([*hornbook, *map(str, words)], check=True, capture_output=True)
     return str(folder / "data")

@@ -29,12 +29,16 @@ def peak_bytes() -> int:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
+    return _resident("VmHWM")
+
+
+def _resident(field: str) -> int:
     with open("/proc/self/status", encoding="ascii") as status:
-        line = next(line for line in status if line.startswith("VmHWM"))
+        line = next(line for line in status if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
-class EndOfRequests(SystemExit):  # noqa: N818 - not an error
+class EndOfRequests(SystemExit):
     """Ends a loop that has no end of its own, and its process."""
 
 
@@ -75,7 +79,8 @@ class Rounds:
         if self._begun is None:
             return
         wall, cpu = time.perf_counter() - self._begun[0], time.process_time() - self._begun[1]
-        _answer({"seconds": wall, "cpu_seconds": cpu, "losses": self._losses, "peak_bytes": peak_bytes()})
+        times = {"seconds": wall, "cpu_seconds": cpu, "losses": self._losses}
+        _answer({**times, "peak_bytes": peak_bytes(), "resident_bytes": _resident("VmRSS")})
         self._losses, self._begun = [], None
 
 
