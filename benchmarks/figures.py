@@ -24,8 +24,8 @@ def throughput(found: dict[str, Any]) -> list[str]:
         "`python -m benchmarks.training.throughput`: LLaMA shapes of 13M (8 rows of 512 tokens a step) and 30M (4",
         "rows), GPT-2 small (124M, one row of 1,024); AdamW, clipping; one step of each in turn. hornbook is the run",
         "that `hornbook train` starts. `hornbook is x` is the median of the ratios within a round. Peak: of the",
-        "process; above states: without what was resident before the first step, gradients and moments. Goals: 1.5 x",
-        "the best in bf16, and 0.85 of the products' rate; 0.95 of it in fp32; never more memory.",
+        "process; above states: without 16 bytes per parameter. Goals: 1.5 x the best in bf16, and 0.85 of the",
+        "products' rate; 0.95 of it in fp32; never more memory.",
         "",
     )
     for name, precisions in found["cases"].items():

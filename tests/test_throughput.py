@@ -36,7 +36,7 @@ def test_a_round_is_answered_when_the_step_after_it_begins(
     assert ready == {"ready": True, "parameters": 7}
     assert idle["losses"] == []
     assert answer["losses"] == [3.0, 2.0]
-    assert answer["peak_bytes"] >= answer["resident_bytes"] > 0
+    assert answer["peak_bytes"] > 0
 
 
 def test_peers_that_are_not_here_are_told_apart(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_hornbook_is_in_every_group() -> None:
     parted = throughput.groups(contenders, 10**9, shapes.SHAPES["124M"])
     assert len(parted) > 1
     assert all(group[0] is contenders[0] for group in parted)
-    assert sum((group[1:] for group in parted), []) == contenders[1:]
+    assert [each for group in parted for each in group[1:]] == contenders[1:]
 
 
 def test_a_contender_that_fails_is_left_out_and_one_that_is_needed_is_not() -> None:
@@ -96,7 +96,7 @@ def test_hornbooks_run_and_transformers_learn_the_same(shape: dict[str, int], tm
     answers, facts, problems = processes.run_beside(here, spec, 2, 0.0, SAME)
     assert not problems
     assert len({each["parameters"] for each in facts.values()}) == 1
-    losses = {name: [each["losses"] for each in found[1:]] for name, found in answers.items()}
+    losses = {name: [each["losses"] for each in found] for name, found in answers.items()}
     for found in losses.values():
         for step, (loss,) in enumerate(found):
             assert loss == pytest.approx(losses["hornbook"][step][0], abs=2e-5)

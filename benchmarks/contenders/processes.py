@@ -112,23 +112,23 @@ def run_beside(
     if failed := [f"{name}: {problems[name]}" for name in required if name in problems]:
         raise RuntimeError("; ".join(failed))
     running = [made for made in begun if not isinstance(made, str)]
-    answers: Answers = {process.name: [idle, first] for process, idle, first in running}
+    answers: Answers = {process.name: [first] for process, first in running}
     for number in range(rounds):
         started = time.monotonic()
-        for process, _, _ in running:
+        for process, _ in running:
             answers[process.name].append(process.ask(seed=number + 1, steps=1))
         if number and 2 * time.monotonic() - started > deadline:
             break
-    for process, _, _ in running:
+    for process, _ in running:
         process.close()
-    return answers, {process.name: process.facts for process, _, _ in running}, problems
+    return answers, {process.name: process.facts for process, _ in running}, problems
 
 
-def _first_round(contender: Contender, spec: dict[str, Any]) -> tuple[Process, dict[str, Any], dict[str, Any]] | str:
-    """(process, its answer before the first step, and after it), or what went wrong."""
+def _first_round(contender: Contender, spec: dict[str, Any]) -> tuple[Process, dict[str, Any]] | str:
+    """(process, its answer to its first step), or what went wrong."""
     try:
         process = Process(contender, spec)
-        return process, process.ask(seed=0, steps=0), process.ask(seed=0, steps=1)
+        return process, process.ask(seed=0, steps=1)
     except (RuntimeError, OSError) as error:
         return str(error)
 

@@ -29,12 +29,8 @@ def peak_bytes() -> int:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
-    return _resident("VmHWM")
-
-
-def _resident(field: str) -> int:
     with open("/proc/self/status", encoding="ascii") as status:
-        line = next(line for line in status if line.startswith(field))
+        line = next(line for line in status if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 
@@ -80,7 +76,7 @@ class Rounds:
             return
         wall, cpu = time.perf_counter() - self._begun[0], time.process_time() - self._begun[1]
         times = {"seconds": wall, "cpu_seconds": cpu, "losses": self._losses}
-        _answer({**times, "peak_bytes": peak_bytes(), "resident_bytes": _resident("VmRSS")})
+        _answer({**times, "peak_bytes": peak_bytes()})
         self._losses, self._begun = [], None
 
 

@@ -9,8 +9,7 @@ train` starts. They run one timed step each in turn (A B C A B C ...), and what 
 ratio within a round, so a machine that changes its speed hurts none of them. Where memory is short they run in groups,
 hornbook in each. bf16 is measured where the CPU has it, and beyond the smallest shape where it is faster than fp32.
 
-Memory is the largest resident set of each process, and how much of it is above what was resident before the first step,
-gradients and moments.
+Memory is the largest resident set of each process, and what of it is above weights, gradients and two moments.
 """
 
 import argparse
@@ -27,7 +26,7 @@ import torch
 
 from benchmarks import cpus, report
 from benchmarks.contenders.peers_here import Found, find
-from benchmarks.contenders.processes import Contender, compare, merge, run_beside
+from benchmarks.contenders.processes import Answers, Contender, compare, merge, run_beside
 from benchmarks.contenders.shapes import SHAPES, Shape, make_data, make_weights
 from hornbook.model.layers.precision import bf16_ratio, missing_bf16
 
@@ -101,20 +100,19 @@ def measure(name: str, precision: str, data: str, seconds: float, rounds: int) -
             answers, told, problems = run_beside(group, spec, rounds, time.monotonic() + share, [OURS])
             facts |= told
             missing |= {each: f"failed: {problem}" for each, problem in problems.items()}
-            counts.append(min(len(each) for each in answers.values()) - 2)
-            idle = {each: found.pop(0) for each, found in answers.items()}
+            counts.append(min(len(each) for each in answers.values()) - 1)
             found = compare(answers, shape["rows"] * shape["sequence"])
-            parts.append(found | memory(idle, answers, told))
+            parts.append(found | memory(answers, told))
     merged = merge(parts, lambda each: each == OURS)
     merged["parameters"] = {each: told["parameters"] for each, told in facts.items() if "parameters" in told}
     return merged | {"rounds": counts, "versions": versions, "left_out": missing}
 
 
-def memory(idle: dict[str, Any], answers: dict[str, Any], facts: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Peak of each process, and what of it is above the resident set at the first step, gradients and moments."""
+def memory(answers: Answers, facts: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Peak of each process, and what of it is above weights, gradients and two moments in float32."""
     peaks = {name: found[-1]["peak_bytes"] for name, found in answers.items() if name != BOUND}
-    states = {name: idle[name]["resident_bytes"] + 12 * facts[name]["parameters"] for name in peaks}
-    return {"peak_bytes": peaks, "above_states_bytes": {name: peak - states[name] for name, peak in peaks.items()}}
+    above = {name: peak - 16 * facts[name]["parameters"] for name, peak in peaks.items()}
+    return {"peak_bytes": peaks, "above_states_bytes": above}
 
 
 def cases(shape: str | None, precision: str | None) -> list[tuple[str, str]]:
