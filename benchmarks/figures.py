@@ -26,6 +26,7 @@ def throughput(found: dict[str, Any]) -> list[str]:
         "that `hornbook train` starts. `hornbook is x` is the median of the ratios within a round. Peak: of the",
         "process; above states: without 16 bytes per parameter. Goals: 1.5 x the best in bf16, and 0.85 of the",
         "products' rate; 0.95 of it in fp32; never more memory.",
+        *([found["note"]] if "note" in found else []),
         "",
     )
     for name, precisions in found["cases"].items():
