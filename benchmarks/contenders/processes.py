@@ -1,5 +1,6 @@
 """Contenders as long-lived processes that run one timed round each in turn."""
 
+import contextlib
 import json
 import os
 import statistics
@@ -67,8 +68,12 @@ class Process:
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it may have ended, with a request unread
+            self._process.stdin.close()
         self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -81,6 +86,7 @@ class Process:
                 return found
         self._errors.seek(0)
         last = self._errors.read().strip().splitlines()[-1:]
+        self.close()
         raise RuntimeError(f"{self.name} ended early: {' '.join(last)[:200]}")
 
 
