@@ -58,7 +58,7 @@ def lineup(shape: str, precision: str) -> tuple[list[Contender], dict[str, str],
         missing["transformers Trainer"] = trainer.missing
     else:
         made += _pair("transformers Trainer", "transformers_trainer", here)
-    for name in found.keys() - missing.keys():
+    for name in (each for each in found if each not in missing):
         made += _pair(name, f"{name.lower()}_loop", found[name])
     versions = {name: each.version for name, each in found.items() if name not in missing}
     return made, versions, missing
