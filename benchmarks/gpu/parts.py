@@ -17,6 +17,7 @@ class Part:
 
 
 STEP, TESTS, MEMORY = ("benchmarks.gpu.step", "benchmarks.gpu.tests", "benchmarks.gpu.memory")
+PEERS = "benchmarks.gpu.peers"
 GPT2 = {"recipe": "gpt2-124m", "sequence": 1024, "rows": 32, "words": []}
 LLAMA_1B = {"recipe": "llama-1b", "sequence": 4096, "rows": 4, "words": ["parallel.recompute=none"]}
 LLAMA_8B = {"recipe": "llama-3-8b", "sequence": 8192, "rows": 1, "words": ["model.layers=8", "parallel.recompute=none"]}
@@ -29,5 +30,7 @@ PARTS = (
     Part("loss", "memory and time of the chunked loss at vocabulary 128k, against full logits", MEMORY, 40),
     Part("llama-1b, recompute", "what recomputing blocks costs and saves", STEP, 60, {**LLAMA_1B, "words": []}),
     Part("gpt2-124m, stack", "all blocks as one graph", STEP, 90, {**GPT2, "words": ["train.compile_scope=stack"]}),
+    Part("gpt2-124m, peers", "tokens/s at 1k beside transformers, litgpt, nanoGPT", PEERS, 150, GPT2),
+    Part("llama-1b, peers", "tokens/s at 4k beside transformers and litgpt", PEERS, 120, LLAMA_1B),
     Part("gpt2-124m, graphs", "CUDA graphs of the blocks", STEP, 60, {**GPT2, "words": ["train.cuda_graphs=true"]}),
 )

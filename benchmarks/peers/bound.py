@@ -42,7 +42,8 @@ def main() -> None:
     dtype = torch.bfloat16 if spec["precision"] == "bf16" else torch.float32
     rows, sequence, width, hidden = shape["rows"], shape["sequence"], shape["width"], shape["hidden"]
     tokens, products = rows * sequence, []
-    for inputs, outputs in ((width, 3 * width), (width, width), (width, 2 * hidden), (hidden, width)):
+    first = 2 * hidden if shape["gated"] else hidden
+    for inputs, outputs in ((width, 3 * width), (width, width), (width, first), (hidden, width)):
         products += linear_products(tokens, inputs, outputs, dtype)
     products += attention_products(rows, shape["heads"], sequence, width // shape["heads"], dtype)
     head = linear_products(tokens, width, shape["vocab"], dtype)

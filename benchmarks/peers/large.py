@@ -1,4 +1,4 @@
-"""Contender at a recipe's full size, on a GPU if there is one: hornbook's Engine, transformers or litgpt.
+"""Contender at a recipe's full size, on a GPU if there is one: hornbook's Engine, transformers, litgpt or nanoGPT.
 
 Usage: python benchmarks/peers/large.py '{"loop": "hornbook", "recipe": "llama-1b", ...}'. Weights are drawn at random
 in each library's own way: this compares speed and memory, not losses.
@@ -33,7 +33,7 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     from hornbook.run.config import TrainConfig
     from hornbook.settings.resolve import resolve
 
-    recipe, shape = resolve(spec["recipe"], [], environ={}).recipe, spec["shape"]
+    recipe, shape = resolve(spec["recipe"], spec.get("words", []), environ={}).recipe, spec["shape"]
     keep_freed_memory()
     model = build_model(recipe.model, shape["vocab"], device="meta")
     parallel = ParallelConfig.model_validate({"recompute": "block" if spec["recompute"] else "none"})
@@ -70,17 +70,31 @@ def transformers_loss(spec: dict[str, Any], device: torch.device) -> tuple[torch
 
 
 def litgpt_loss(spec: dict[str, Any], device: torch.device) -> tuple[torch.nn.Module, Loss]:
-    """litgpt's GPT with its chunked cross-entropy."""
+    """litgpt's GPT with its chunked cross-entropy; its config by name, or by values."""
     litgpt = importlib.import_module("litgpt")
     chunked_cross_entropy = importlib.import_module("litgpt.utils").chunked_cross_entropy
-    model = litgpt.GPT(litgpt.Config.from_name(spec["litgpt"])).to(device)
+    named = isinstance(spec["litgpt"], str)
+    config = litgpt.Config.from_name(spec["litgpt"]) if named else litgpt.Config(**spec["litgpt"])
+    model = litgpt.GPT(config).to(device)
     call = torch.compile(model) if spec["compile"] else model
     return model, lambda rows: chunked_cross_entropy(call(rows[:, :-1]), rows[:, 1:])
 
 
+def nanogpt_loss(spec: dict[str, Any], device: torch.device) -> tuple[torch.nn.Module, Loss]:
+    """nanoGPT's GPT, from its folder."""
+    sys.path.insert(0, spec["home"])
+    nanogpt = importlib.import_module("model")
+    model = nanogpt.GPT(nanogpt.GPTConfig(**spec["nanogpt"])).to(device)
+    call = torch.compile(model) if spec["compile"] else model
+    return model, lambda rows: call(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())[1]
+
+
+LOSSES = {"transformers": transformers_loss, "litgpt": litgpt_loss, "nanoGPT": nanogpt_loss}
+
+
 def plain_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tensor], float]:
     """Autocast, accumulate, clip, fused AdamW."""
-    model, loss_of = (transformers_loss if spec["loop"] == "transformers" else litgpt_loss)(spec, device)
+    model, loss_of = LOSSES[spec["loop"]](spec, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step(tokens: Tensor) -> float:

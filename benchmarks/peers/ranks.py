@@ -20,9 +20,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
+from benchmarks.contenders.shapes import model_config
 from benchmarks.peers.batches import cut, make_batch
 from benchmarks.peers.worker import serve
-from benchmarks.training.throughput import model_config
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW

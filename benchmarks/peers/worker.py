@@ -3,6 +3,7 @@
 Runs in either virtual environment, so it imports neither hornbook nor transformers.
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -33,14 +34,59 @@ def peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def serve(step: Step, shape: dict[str, int]) -> None:
+class EndOfRequests(SystemExit):
+    """Ends a loop that has no end of its own, and its process."""
+
+
+class Rounds:
+    """Requests for a loop that calls us: `take` at the start of a step gives its tokens, `lost` hears of its loss.
+
+    A round ends where its last step's successor begins, so all that the loop does between steps is in its time.
+    """
+
+    def __init__(self, shape: dict[str, int], **facts: Any) -> None:
+        self._shape, self._facts = shape, facts
+        self._data: list[Any] = []
+        self._losses: list[float] = []
+        self._begun: tuple[float, float] | None = None
+        self._told = False
+
+    def take(self) -> Any:
+        """Token ids [rows, sequence + 1] of the step that begins; the process ends where no request comes."""
+        if not self._told:
+            _answer({"ready": True, **self._facts})
+            self._told = True
+        while not self._data:
+            self._finish()
+            line = sys.stdin.readline()
+            if not line:
+                raise EndOfRequests
+            request = json.loads(line)
+            keys = ("rows", "sequence", "vocab")
+            self._data = list(batches(request["seed"], request["steps"], *(self._shape[key] for key in keys)))
+            self._begun = time.perf_counter(), time.process_time()
+        return self._data.pop(0)
+
+    def lost(self, loss: float) -> None:
+        """The loss per token of the step."""
+        self._losses.append(loss)
+
+    def _finish(self) -> None:
+        if self._begun is None:
+            return
+        wall, cpu = time.perf_counter() - self._begun[0], time.process_time() - self._begun[1]
+        times = {"seconds": wall, "cpu_seconds": cpu, "losses": self._losses}
+        _answer({**times, "peak_bytes": peak_bytes()})
+        self._losses, self._begun = [], None
+
+
+def serve(step: Step, shape: dict[str, int], **facts: Any) -> None:
     """Answer `{"seed": s, "steps": n}` with the seconds of n steps, on the wall and of the CPU, losses and memory."""
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        data = list(batches(request["seed"], request["steps"], shape["rows"], shape["sequence"], shape["vocab"]))
-        start, cpu = time.perf_counter(), time.process_time()
-        losses = [step(tokens) for tokens in data]
-        answer = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
-        answer |= {"losses": losses, "peak_bytes": peak_bytes()}
-        print(json.dumps(answer), flush=True)
+    rounds = Rounds(shape, **facts)
+    with contextlib.suppress(EndOfRequests):
+        while True:
+            rounds.lost(step(rounds.take()))
+
+
+def _answer(found: dict[str, Any]) -> None:
+    print(json.dumps(found), flush=True)

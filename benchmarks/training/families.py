@@ -1,7 +1,7 @@
 """CPU training of encoders and encoder-decoders beside transformers' BERT and T5 in a plain loop: tokens/s, memory.
 
 Run with `python -m benchmarks.training.families` (`--cpu`: `benchmarks.cpus`). All contenders read one random
-checkpoint and learn from the same rows, in turn (`benchmarks.training.throughput` says how they are compared).
+checkpoint and learn from the same rows, in turn (`benchmarks.contenders.processes`).
 `documents` cuts the encoder's rows into texts of 16 to 512 tokens: hornbook trains on the rows as they are, each text
 seeing itself alone; the plain loop pads the texts.
 """
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks import cpus, report
-from benchmarks.training.throughput import PEERS, Contender, Process, compare, interleave
+from benchmarks.contenders.processes import ROOT, Contender, Process, compare, interleave
 
+PEERS = ROOT / "benchmarks" / "peers"
 SHAPE = {"rows": 8, "sequence": 512, "vocab": 8192}
 BOUND = "matrix products alone"
 CASES = {

@@ -13,13 +13,13 @@ import sys
 from typing import Any
 
 from benchmarks import report
-from benchmarks.training.throughput import PEERS, Contender, Process, interleave
+from benchmarks.contenders.processes import ROOT, Contender, Process, interleave
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.settings.resolve import resolve
 
 PEAKS = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12}
 """Dense bf16 FLOP/s by the makers' data sheets."""
-SCRIPT = str(PEERS / "large.py")
+SCRIPT = str(ROOT / "benchmarks" / "peers" / "large.py")
 GPT2 = ("GPT2", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0})
 LLAMA_KEYS = {"vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32}
 LLAMA_KEYS |= {"num_key_value_heads": 8, "intermediate_size": 8192, "max_position_embeddings": 8192}

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.training.throughput import SHAPE, Contender, Process, interleave, weights
+from benchmarks.contenders.processes import Contender, Process, interleave
+from benchmarks.contenders.shapes import SHAPES, make_weights
 
+SHAPE = SHAPES["13M"]
 COMMAND = [sys.executable, "-m", "benchmarks.peers.ranks"]
 ALONE = {"loop": "ours", "world": 1, "threads": 2, "shard": "none", "exact": False, "micro_batch": 8}
 PAIR = ALONE | {"world": 2, "threads": 1, "micro_batch": 4}
@@ -37,7 +39,7 @@ RATIOS = (
 def speed(precision: str, rounds: int, steps: int) -> dict[str, Any]:
     """Interleaved rounds of all contenders: tokens per second, ratios, last losses."""
     with tempfile.TemporaryDirectory() as folder:
-        spec = {"shape": SHAPE, "precision": precision, **weights(Path(folder), SHAPE)}
+        spec = {"shape": SHAPE, "precision": precision, **make_weights(Path(folder), SHAPE)}
         processes = [Process(Contender(name, COMMAND), spec | own) for name, own in CONTENDERS.items()]
         answers = interleave(processes, rounds, steps)
     tokens = SHAPE["rows"] * SHAPE["sequence"] * steps

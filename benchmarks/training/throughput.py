@@ -1,239 +1,184 @@
-"""CPU training throughput and memory: hornbook, transformers, and the bound that the matrix products set.
+"""CPU training throughput and memory: hornbook, its peers, and the bound that the matrix products set.
 
-Run with `python -m benchmarks.training.throughput` (`--cpu` chooses a set of rows: `benchmarks.cpus`). The contenders
-are long-lived processes with the same initial weights and the same batches; they run one timed round each in turn (A B
-C A B C ...), and what counts is the median over rounds of the ratio within a round, so a machine that changes its speed
-hurts none of them. Memory is the largest resident set of a fresh process, without parameters, gradients, moments and
-what the imports alone take.
+    python -m benchmarks.training.throughput [--shape 13M] [--precision fp32] [--quick] [--cpu native|avx2]
+
+Shapes are those of `benchmarks.contenders.shapes`; peers are transformers (a plain loop, and its Trainer), litgpt,
+nanoGPT and nanochat, where `benchmarks.contenders.peers_here` finds them. The contenders are long-lived processes with
+the same initial weights, where they have the same model, and the same batches; hornbook is the run that `hornbook
+train` starts. They run one timed step each in turn (A B C A B C ...), and what counts is the median over rounds of the
+ratio within a round, so a machine that changes its speed hurts none of them. Where memory is short they run in groups,
+hornbook in each. bf16 is measured where the CPU has it, and beyond the smallest shape where it is faster than fp32.
+
+Memory is the largest resident set of each process, and what of it is above weights, gradients and two moments.
 """
 
-import json
-import os
-import statistics
-import subprocess
+import argparse
+import math
 import sys
 import tempfile
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+import psutil
+import torch
 
 from benchmarks import cpus, report
-from hornbook.model.build import build_model
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.init.init import initialize
+from benchmarks.contenders.peers_here import Found, find
+from benchmarks.contenders.processes import Answers, Contender, compare, merge, run_beside
+from benchmarks.contenders.shapes import SHAPES, Shape, make_data, make_weights
+from hornbook.model.layers.precision import bf16_ratio, missing_bf16
 
-ROOT = Path(__file__).parents[2]
-PEERS = ROOT / "benchmarks" / "peers"
-SHAPE = {"width": 384, "layers": 6, "heads": 6, "hidden": 1024, "vocab": 8192, "rows": 8, "sequence": 512}
-"""The 13M LLaMA shape: 8 rows of 512 tokens, tied embedding."""
-THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
-"""CPU threads of every contender."""
-NAMES = {
-    "embedding": "embed_tokens",
-    "blocks": "layers",
-    "norm1": "input_layernorm",
-    "norm2": "post_attention_layernorm",
-    "attention": "self_attn",
-    "query": "q_proj",
-    "key": "k_proj",
-    "value": "v_proj",
-    "out": "o_proj",
-    "gate": "gate_proj",
-    "up": "up_proj",
-    "down": "down_proj",
-}
-"""Our parts' names and those of transformers' LLaMA."""
+BENCHMARKS = Path(__file__).parents[1]
+OURS, BOUND = "hornbook", "matrix products alone"
+SECONDS = 1080.0
+"""Time of a run of all cases on two cores; each has its share of what is left, and two rounds at least."""
+ROUNDS = 5
+FIRST = "13M"
+COLUMNS = ("tokens/s", "hornbook is x", "peak MiB", "above states", "M parameters", "first loss", "last loss")
+LEFT_OUT = {("nanochat", "124M"): "its untied head and value embeddings make 394M parameters of this shape"}
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One line of the table."""
+def lineup(shape: str, precision: str) -> tuple[list[Contender], dict[str, str], dict[str, str]]:
+    """(contenders with hornbook and the bound first, versions of peers, why others are left out)."""
+    ours = [sys.executable, "-m", "benchmarks.contenders.hornbook_train"]
+    made = [Contender(OURS, ours), Contender(BOUND, [sys.executable, str(BENCHMARKS / "peers" / "bound.py")])]
+    if cpus.kind() == "avx2":
+        made.append(Contender("hornbook, bf16", ours, precision="bf16"))
+    here = Found(sys.executable)
+    made += _pair("transformers", "transformers_loop", here)
+    if precision == "bf16":  # elsewhere eager attention is never the faster one
+        made += _pair("transformers eager attention", "transformers_loop", here, "eager")[1:]
+    found = {name: find(name) for name in ("litgpt", "nanoGPT", "nanochat")}
+    missing = {name: each.missing for name, each in found.items() if each.missing}
+    missing |= {name: why for (name, where), why in LEFT_OUT.items() if where == shape and name not in missing}
+    trainer = find("accelerate")
+    if trainer.missing:
+        missing["transformers Trainer"] = trainer.missing
+    else:
+        made += _pair("transformers Trainer", "transformers_trainer", here)
+    for name in (each for each in found if each not in missing):
+        made += _pair(name, f"{name.lower()}_loop", found[name])
+    versions = {name: each.version for name, each in found.items() if name not in missing}
+    return made, versions, missing
 
-    name: str
-    command: list[str]
-    attention: str = ""
-    compile: bool = False
-    precision: str = ""
-    """Another one than the round's."""
 
-
-def model_config(shape: dict[str, int]) -> config.ModelConfig:
-    """Our config of a shape."""
-    return config.ModelConfig(
-        layers=shape["layers"],
-        width=shape["width"],
-        heads=shape["heads"],
-        mlp=config_mlp.GLUConfig(hidden=shape["hidden"]),
-    )
-
-
-def contenders() -> list[Contender]:
-    """Ours, the bound, and transformers with both of its attentions, eager and compiled."""
-    ours, llama = (
-        [sys.executable, "-m", "benchmarks.peers.ours"],
-        [sys.executable, str(PEERS / "transformers_llama.py")],
-    )
+def _pair(name: str, program: str, found: Found, attention: str = "sdpa") -> list[Contender]:
+    """A contender, plain and compiled."""
+    command = [found.python, str(BENCHMARKS / "contenders" / f"{program}.py")]
     return [
-        Contender("hornbook", ours),
-        *([Contender("hornbook, bf16", ours, precision="bf16")] if cpus.kind() == "avx2" else []),
-        Contender("matrix products alone", [sys.executable, str(PEERS / "bound.py")]),
-        *(
-            Contender(f"transformers {attention}{' compiled' if compiled else ''}", llama, attention, compiled)
-            for attention in ("sdpa", "eager")
-            for compiled in (False, True)
-        ),
+        Contender(name + (" compiled" if compiled else ""), command, attention, compiled, home=found.home)
+        for compiled in (False, True)
     ]
 
 
-class Process:
-    """A contender's process: `ask` sends one request and waits for its answer."""
-
-    def __init__(self, contender: Contender, spec: dict[str, Any]) -> None:
-        self.name = contender.name
-        spec = {**spec, "attention": contender.attention, "compile": contender.compile}
-        spec["precision"] = contender.precision or spec["precision"]
-        # torch.compile takes code from its cache that was made for other instructions, and dies of it.
-        compiled = Path(tempfile.gettempdir(), f"torchinductor-{cpus.kind()}")
-        environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(compiled)
-        self._process = subprocess.Popen(
-            [*contender.command, json.dumps(spec)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-        )
-        self._read()
-
-    def ask(self, seed: int, steps: int) -> dict[str, Any]:
-        """Run a round."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"seed": seed, "steps": steps}) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended early: run its command by hand")
-        return json.loads(line)
+def groups(contenders: Sequence[Contender], parameters: int, shape: Shape) -> list[list[Contender]]:
+    """Contenders that fit in memory together, hornbook in each, by an estimate of what a process keeps."""
+    first, others = contenders[0], contenders[1:]
+    tokens = shape["rows"] * shape["sequence"]
+    working = tokens * (20 * shape["vocab"] + 160 * shape["layers"] * shape["width"])
+    resting = 16 * parameters + 0.3 * working + 8e8
+    room = int((0.9 * psutil.virtual_memory().total - 2 * working) / resting) - 1
+    count = math.ceil(len(others) / max(room, 1))
+    size = math.ceil(len(others) / count)
+    return [[first, *others[start : start + size]] for start in range(0, len(others), size)]
 
 
-def interleave(processes: list[Process], rounds: int, steps: int) -> dict[str, list[dict[str, Any]]]:
-    """Answers of each process to a first round that does not count, and so many more, in turn; then all are ended."""
-    answers: dict[str, list[dict[str, Any]]] = {process.name: [] for process in processes}
-    for number in range(rounds + 1):
-        for process in processes:
-            answers[process.name].append(process.ask(seed=number, steps=steps))
-    for process in processes:
-        process.close()
-    return answers
-
-
-def weights(folder: Path, shape: dict[str, int]) -> dict[str, str]:
-    """Write one set of initial weights under both naming schemes."""
-    model = build_model(model_config(shape), shape["vocab"]).to_empty(device="cpu")
-    initialize(model, model_config(shape), seed=1)
-    own = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    theirs = {"model." + ".".join(NAMES.get(part, part) for part in name.split(".")): own[name] for name in own}
-    save_file(own, folder / "own.safetensors")
-    save_file(theirs, folder / "llama.safetensors")
-    return {"own_weights": str(folder / "own.safetensors"), "weights": str(folder / "llama.safetensors")}
-
-
-def speed(
-    precision: str, rounds: int, steps: int, clock: str = "seconds", shape: dict[str, int] = SHAPE
-) -> dict[str, Any]:
-    """Interleaved rounds of all contenders in one precision: tokens/s, ratios and losses.
-
-    clock: `seconds` of the wall, or `cpu_seconds`, which with one thread compares work on a machine that is busy.
-    """
+def measure(name: str, precision: str, data: str, seconds: float, rounds: int) -> dict[str, Any]:
+    """All contenders of a case: rates, ratios, losses, memory, parameters; within `seconds` if two rounds are."""
+    shape, until = SHAPES[name], time.monotonic() + seconds
+    contenders, versions, missing = lineup(name, precision)
+    parts, facts, counts = [], {}, []
     with tempfile.TemporaryDirectory() as folder:
-        spec = {"shape": shape, "precision": precision, **weights(Path(folder), shape)}
-        processes = [Process(contender, spec) for contender in contenders()]
-        answers = interleave(processes, rounds, steps)
-    return compare(answers, shape["rows"] * shape["sequence"] * steps, clock) | {
-        "rounds": rounds,
-        "steps_per_round": steps,
-    }
+        spec = {"shape": shape, "precision": precision, "data": data, "folder": folder}
+        spec |= make_weights(Path(folder), shape)
+        parameters = Path(spec["own_weights"]).stat().st_size // 4
+        parted = groups(contenders, parameters, shape)
+        for number, group in enumerate(parted):
+            share = (until - time.monotonic()) / (len(parted) - number)
+            answers, told, problems = run_beside(group, spec, rounds, time.monotonic() + share, [OURS])
+            facts |= told
+            missing |= {each: f"failed: {problem}" for each, problem in problems.items()}
+            counts.append(min(len(each) for each in answers.values()) - 1)
+            found = compare(answers, shape["rows"] * shape["sequence"])
+            parts.append(found | memory(answers, told))
+    merged = merge(parts, lambda each: each == OURS)
+    merged["parameters"] = {each: told["parameters"] for each, told in facts.items() if "parameters" in told}
+    return merged | {"rounds": counts, "versions": versions, "left_out": missing}
 
 
-def compare(answers: dict[str, list[dict[str, Any]]], tokens: int, clock: str = "seconds") -> dict[str, Any]:
-    """Tokens/s where a round has `tokens`, hornbook's ratio to each within a round, and losses."""
-    seconds = {name: [answer[clock] for answer in found[1:]] for name, found in answers.items()}
-    return {
-        "tokens_per_second": {name: tokens / statistics.median(found) for name, found in seconds.items()},
-        "ours_over": {
-            name: statistics.median(b / a for a, b in zip(seconds["hornbook"], found, strict=True))
-            for name, found in seconds.items()
-        },
-        "last_loss": {name: found[-1]["losses"][-1] for name, found in answers.items()},
-        "first_loss": {name: found[0]["losses"][0] for name, found in answers.items()},
-    }
+def memory(answers: Answers, facts: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Peak of each process, and what of it is above weights, gradients and two moments in float32."""
+    peaks = {name: found[-1]["peak_bytes"] for name, found in answers.items() if name != BOUND}
+    above = {name: peak - 16 * facts[name]["parameters"] for name, peak in peaks.items()}
+    return {"peak_bytes": peaks, "above_states_bytes": above}
 
 
-def memory(precision: str, steps: int = 2) -> dict[str, Any]:
-    """Peak bytes of a fresh process above its states, at a vocabulary of 32k."""
-    shape = {**SHAPE, "vocab": 32768}
-    peaks = {}
+def cases(shape: str | None, precision: str | None) -> list[tuple[str, str]]:
+    """(shape, precision) of a run: what is asked for, or what this CPU does in sensible time."""
+    if precision is not None:
+        precisions = {precision: [shape] if shape else list(SHAPES)}
+    else:
+        cpu = torch.device("cpu")
+        native = cpus.kind() == "native" and not missing_bf16(cpu)
+        small = [FIRST] if cpus.kind() == "avx2" or (native and bf16_ratio(cpu) < 1) else list(SHAPES)
+        everywhere = list(SHAPES) if cpus.kind() == "native" else [FIRST]
+        precisions = {"fp32": everywhere, "bf16": small if native else []}
+    return [(name, each) for each, names in precisions.items() for name in names if shape in (None, name)]
+
+
+def run(quick: bool = False, shape: str | None = None, precision: str | None = None) -> dict[str, Any]:
+    """All cases, each printed and written to benchmarks/results/throughput.json as it is known; quick: one round."""
+    wanted, until = cases(shape, precision), time.monotonic() + SECONDS
+    figures: dict[str, Any] = {"shapes": SHAPES, "cases": {}}
     with tempfile.TemporaryDirectory() as folder:
-        spec = {"shape": shape, "precision": precision, **weights(Path(folder), shape)}
-        parameters = sum(tensor.numel() for tensor in build_model(model_config(shape), shape["vocab"]).parameters())
-        for contender in contenders():
-            if contender.name.startswith("matrix") or contender.precision:
-                continue
-            process = Process(contender, spec)
-            idle = process.ask(seed=0, steps=0)["peak_bytes"]
-            peaks[contender.name] = process.ask(seed=0, steps=steps)["peak_bytes"] - idle
-            process.close()
-    # Before the first step only the parameters are there: gradients and two moments come with it.
-    states = 3 * 4 * parameters
-    above = {name: peak - states for name, peak in peaks.items()}
-    return {"above_states_bytes": above, "states_bytes": 4 * 4 * parameters}
-
-
-def run(quick: bool = False) -> dict[str, Any]:
-    """All figures, printed as a table and written to benchmarks/results/throughput.json; quick takes fewer rounds.
-
-    With AVX2 alone fp32 only, and beside it hornbook's own bf16.
-    """
-    rounds, steps = (2, 1) if quick else (5, 2)
-    figures = {
-        "shape": SHAPE,
-        "speed": {precision: speed(precision, rounds, steps) for precision in cpus.precisions()},
-        "memory_32k": {precision: memory(precision) for precision in cpus.precisions()},
-    }
-    show(figures)
-    report.write("throughput", figures)
+        data = make_data(Path(folder))
+        for number, (name, each) in enumerate(wanted):
+            seconds = (until - time.monotonic()) / (len(wanted) - number)
+            found = measure(name, each, data, seconds, 1 if quick else ROUNDS)
+            figures["cases"].setdefault(name, {})[each] = found
+            show(name, each, found)
+            if not quick:
+                report.write("throughput", figures)
     return figures
 
 
-def show(figures: dict[str, Any]) -> None:
-    """Print the figures."""
-    for precision, found in figures.get("speed", {}).items():
-        rows = [
-            (name, rate, found["ours_over"][name], found["first_loss"][name], found["last_loss"][name])
-            for name, rate in found["tokens_per_second"].items()
-        ]
-        print(
-            report.table([f"{precision}, training", "tokens/s", "hornbook is x", "first loss", "last loss"], rows), "\n"
+def show(name: str, precision: str, found: dict[str, Any]) -> None:
+    """Print one case."""
+    print(report.table([f"{name}, {precision}", *COLUMNS], rows(found)), flush=True)
+    print(*(f"{each}: {why}" for each, why in found["left_out"].items()), "", sep="\n", flush=True)
+
+
+def rows(found: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Lines of a table, the fastest first."""
+    rates = sorted(found["tokens_per_second"].items(), key=lambda item: -item[1])
+    return [
+        (
+            name,
+            rate,
+            "" if name == OURS else found["ours_over"][name],
+            *(found[key].get(name, 0) / 2**20 or "" for key in ("peak_bytes", "above_states_bytes")),
+            found["parameters"].get(name, 0) / 1e6 or "",
+            *(found[key][name] or "" for key in ("first_loss", "last_loss")),
         )
-    for precision, found in figures.get("memory_32k", {}).items():
-        rows = [(name, peak / 2**20) for name, peak in found["above_states_bytes"].items()]
-        print(report.table([f"{precision}, vocabulary 32k", "MiB above states"], rows), "\n")
+        for name, rate in rates
+    ]
+
+
+def main() -> None:
+    """Read the options; this CPU as it is, unless another set of rows is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training.throughput")
+    parser.add_argument("--cpu", choices=cpus.VARIABLES, default=cpus.kind())
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--precision", choices=("fp32", "bf16"))
+    parser.add_argument("--quick", action="store_true")
+    chosen = parser.parse_args()
+    if chosen.cpu == cpus.kind():
+        run(chosen.quick, chosen.shape, chosen.precision)
+    else:
+        cpus.each_cpu("benchmarks.training.throughput", *sys.argv[1:], chosen=chosen.cpu)
 
 
 if __name__ == "__main__":
-    cpus.main("benchmarks.training.throughput", run, "quick")
+    main()
