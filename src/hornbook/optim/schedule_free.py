@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hornbook.optim import kernels
+from hornbook.optim.foreach import Known
 
 
 class ScheduleFreeUpdate(torch.optim.Optimizer):
@@ -19,13 +20,14 @@ class ScheduleFreeUpdate(torch.optim.Optimizer):
         """`groups` as `UpdateRule.build` takes them."""
         super().__init__(groups, {})
         self._beta1, self._beta2 = beta1, beta2
+        self._known = Known()
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update all parameters; each group has its `lr` and `weight_decay`."""
         members = [(group, each) for group in self.param_groups for each in group["params"]]
         names = ("step", "lr_max", "steps_averaged")
-        found = torch.stack([self.state[each][name] for _, each in members for name in names]).tolist()  # one wait
+        found = self._known.read([self.state[each][name] for _, each in members for name in names])
         for number, (group, parameter) in enumerate(members):
             self._update(parameter, group, *found[3 * number : 3 * number + 3])
 
@@ -47,7 +49,7 @@ class ScheduleFreeUpdate(torch.optim.Optimizer):
             parameter.lerp_(z, share).add_(direction, alpha=factor)
             z.sub_(direction, alpha=lr)
         for name, value in (("step", step + 1), ("lr_max", largest), ("steps_averaged", steps_averaged)):
-            state[name].fill_(value)
+            self._known.write(state[name], value)
 
     def _in_one_pass(self, parameter: Tensor, group: dict[str, Any], step: float, share: float, factor: float) -> bool:
         """Update by the kernel for CPUs, if the parameter fits."""
