@@ -344,7 +344,6 @@ def test_nothing_is_compiled_twice(
 def test_chunks_of_the_loss_share_their_code(loss: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one size, they need one graph in training and one in evaluation, for full microbatches and smaller ones."""
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
-    monkeypatch.setattr(attend_module, "choose_way", choose_way)  # a list that grows would be part of the code
     monkeypatch.setattr(head, "CHUNK_BYTES", 100)  # 50 tokens, of 192
     monkeypatch.setattr(head, "_device_chunk_bytes", lambda _: 1)
     torch._dynamo.reset()
