@@ -14,7 +14,6 @@ from torch.distributed.fsdp import fully_shard
 
 from hornbook.data.batch import rank_share
 from hornbook.model.config.mlp import GLUConfig
-from hornbook.model.layers import linear
 from hornbook.model.mlp.mlp import GLU
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
@@ -22,7 +21,6 @@ from hornbook.parallel.exact import ExactReduceScatter, TreeSum, exact_all_reduc
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
-from tests.parallel.trajectory import Run, make_engine, microbatches
 
 CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
 
@@ -232,26 +230,3 @@ def divided_mlp(rank_info: RankInfo) -> list[float]:
         names = [(), (), *(cuts[name] for name, _ in whole.named_parameters())]
         pairs = zip(names, *seen, strict=True)
         return [float((expected[part] - found).abs().max()) for part, expected, found in pairs]
-
-
-def casts_of_a_weight(rank_info: RankInfo, shard: str) -> int:
-    """Casts of the weight of one projection in a step of three microbatches, but for those that are held."""
-    run = Run(rank_info.size, shard=shard, precision="bf16")
-    config = ParallelConfig.model_validate({"data": rank_info.size, "shard": shard})
-    train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "bf16"})
-    casts, cast = [], linear._cast
-    with distributed(config, train, rank_info) as world:
-        engine = make_engine(run, config, train, world)
-        layer = next(each for name, each in engine.model.named_modules() if name.endswith("mlp.down"))
-        assert isinstance(layer, linear.Linear)
-
-        def counted(weight: Tensor, dtype: torch.dtype) -> Tensor:
-            if weight is layer.weight:
-                casts.append(1)
-            return cast(weight, dtype)
-
-        linear._cast = counted
-        engine.forward_backward(microbatches(0, 3, 24), 100.0)
-        linear._cast = cast
-        assert layer.held is None
-    return len(casts)

@@ -1,7 +1,5 @@
 """Weights cast once for all microbatches of a step: the same bits as a cast each time, and nothing of them stays."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,6 @@ from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.engine import Engine
 from tests.parallel.test_engine import make_batch, make_engine
-from tests.parallel.trajectory import LAYOUTS, Run, perform, same_bits
-from tests.ranks import RankServer
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {},
@@ -87,21 +83,3 @@ def test_an_error_leaves_nothing_held() -> None:
 
 def test_who_recomputes_holds_nothing() -> None:
     assert not make_engine(recompute="block")._hold_weights
-
-
-@pytest.mark.parametrize(
-    ("world", "layout", "exact"), [(2, "optimizer", False), (2, "gradients", True), (2, "everything", False)]
-)
-def test_ranks_that_gather_weights_cast_them_once(
-    run_ranks: RankServer, tmp_path: Path, world: int, layout: str, exact: bool
-) -> None:
-    """Where gathered weights stay for the step; the same bits as casts of each microbatch."""
-    run = Run(world, **LAYOUTS[layout], precision="bf16", steps=3, microbatches=6, exact=exact)
-    expected = perform(run_ranks, replace(run, hold=False), tmp_path / "cast")
-    assert same_bits(perform(run_ranks, run, tmp_path / "held"), expected)
-
-
-@pytest.mark.parametrize(("shard", "most"), [("optimizer", 0), ("gradients", 0), ("everything", 3)])
-def test_casts_of_ranks(run_ranks: RankServer, shard: str, most: int) -> None:
-    """Casts of the query's weight in three microbatches, beside those that are held."""
-    assert run_ranks("tests/parallel/cases.py:casts_of_a_weight", 2, shard) == [most] * 2

@@ -87,8 +87,6 @@ class Run:
     """Ranks along the axis `tensor`, of which the engine knows nothing yet: all of them compute the same."""
     host: bool = False
     """The host updates twins of the parameters (`parallel.offload.host`)."""
-    hold: bool = True
-    """Weights are cast once a step, where the engine does so."""
     spoil: tuple[int, int] | None = None
     """(step, microbatch): there the loss is not a number."""
 
@@ -226,7 +224,6 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
     engine.penalties.names = decaying(roles, config)
     whole = HostUpdate(engine.owners, world.device) if run.host else engine.owners
     optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, whole)
-    engine._hold_weights = engine._hold_weights and run.hold
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     for step in range(run.steps):
         grid = _grid(run, step)[:: -1 if run.backwards else 1]

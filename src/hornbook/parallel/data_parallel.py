@@ -46,9 +46,6 @@ class SingleProcess:
         for parameter in self.model.parameters():
             parameter.grad = None
 
-    def gather_weights(self) -> None:
-        """Called before the microbatches of a step whose weights are held in the dtype of products."""
-
     def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
         """Called before the forward pass of each microbatch.
 
@@ -170,23 +167,12 @@ class FSDP(SingleProcess):
         for name, shard in self.shards.items():
             shard.tensor.grad = self._parameters[name].grad = None
 
-    @property
-    def keeps_weights(self) -> bool:
-        """Whether gathered weights stay from the first microbatch of a step to the last."""
-        return self._config.shard != "everything"
-
-    def gather_weights(self) -> None:
-        assert self.keeps_weights
-        for module in self._fsdp_modules:
-            module._get_fsdp_state()._lazy_init()  # only the first does anything: the model, as the root
-            module.unshard()
-
     def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
         self._reduce_scatter.is_empty = is_empty
         every_time = self._config.exact or self._config.shard in ("gradients", "everything")
         for module in self._fsdp_modules:
             module.set_requires_gradient_sync(every_time or last, recurse=False)
-            module.set_reshard_after_backward(last or not self.keeps_weights, recurse=False)
+            module.set_reshard_after_backward(last or self._config.shard == "everything", recurse=False)
 
     def gradients(self) -> list[Tensor]:
         found = (parameter.grad for parameter in self._parameters.values() if parameter.requires_grad)

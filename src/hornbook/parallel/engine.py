@@ -193,7 +193,6 @@ class Engine:
         """Around the microbatches of a step: weights cast once for all, where there are several."""
         if not self._hold_weights or microbatches < 2:
             return contextlib.nullcontext()
-        self._data_parallel.gather_weights()
         return held_weights(self.model, self.model.compute_dtype)
 
     def _filled(self, batch: Batch) -> Batch:

@@ -70,8 +70,7 @@ def parallelize(
     scaler = Scaler() if precision == "fp16" else None
     settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
     # Weights that are gathered for each use are not there before it; and who recomputes wants the memory.
-    gathered_anew = isinstance(data_parallel, FSDP) and not data_parallel.keeps_weights
-    hold = not gathered_anew and parallel.recompute.kind == "none"
+    hold = not isinstance(data_parallel, FSDP) and parallel.recompute.kind == "none"
     return Engine(model, world, data_parallel, **settings, hold_weights=hold)
 
 
