@@ -24,7 +24,6 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
-from hornbook.run.train import fetch
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 
@@ -57,8 +56,7 @@ class Stepper:
         engine.zero_gradients()
         losses = engine.forward_backward(found, total, key=(0, self.number))
         norm = engine.clip_gradients(1.0)
-        applied = engine.step(self.optimizer)
-        loss, _, _ = fetch(losses["loss"], norm, applied)
+        _, (loss, _) = engine.step_and_fetch(self.optimizer, losses["loss"], norm)
         self.loss, self.number = loss / total, self.number + 1
 
 

@@ -18,13 +18,16 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from hornbook.data.batch import Batch, Source
+from hornbook.errors import UsageError
 from hornbook.model.attention import attend as attend_module
 from hornbook.model.attention import device_attention
 from hornbook.model.attention.attend import choose_way
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
 from hornbook.optim.config.optim import AdamW
+from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel import compiled
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
@@ -32,6 +35,7 @@ from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
 from tests.model.attention.test_device_attention import EAGER_FLEX
+from tests.optim.kinds import KINDS, config_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler cannot work where its own warnings are errors
 META = torch.device("meta")
@@ -150,6 +154,91 @@ def test_a_step_waits_for_nothing(model: dict[str, Any], way: str, gpu: list[str
     for parameter in engine.named_parameters.values():
         assert parameter.grad is not None
         assert parameter.grad.shape == parameter.shape
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What waited for the device, each time: the one place that is allowed to, or a look at an optimizer's state."""
+    found: list[str] = []
+
+    def noted(what: str) -> Callable[..., list[float]]:
+        def values(*scalars: Any) -> list[float]:
+            found.append(what)
+            return [0.0 for _ in (scalars if what == "step" else scalars[0])]
+
+        return values
+
+    monkeypatch.setattr("hornbook.parallel.engine.fetch", noted("step"))
+    monkeypatch.setattr("hornbook.optim.foreach.values_of", noted("state"))
+    sgd = sys.modules[torch.optim.SGD.__module__]
+    monkeypatch.setattr(sgd, "_device_dtype_check_for_fused", lambda *_, **__: None)  # it knows no `meta`
+    return found
+
+
+def take_whole_step(engine: Engine, optimizer: Optimizer, batches: list[Batch], clip: AnyClip) -> None:
+    """All of a step that the loop asks of the device."""
+    with no_wait():
+        engine.zero_gradients()
+        losses = engine.forward_backward(batches, 100.0, key=(3, 5))
+        norm = engine.clip_gradients(clip)
+        applied, (loss, found) = engine.step_and_fetch(optimizer, losses["loss"], norm)
+    assert (applied, loss, found) == (True, 0.0, 0.0)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp16", "float8"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_waits_once(kind: str, precision: str, waits: list[str]) -> None:
+    """Whatever optimizer and precision. What the host must know of a new state it asks for once in a run."""
+    engine = make_engine({}, precision=precision, float8={"emulate": True})
+    roles = parameter_roles(engine.model)
+    settings = {"refresh_every": 1} if kind == "soap" else {}
+    config = config_of(kind, **settings)
+    if precision == "bf16-pure" and not kind.startswith("adamw"):
+        with pytest.raises(UsageError, match="round stochastically"):
+            build_optimizer(engine.named_parameters, roles, config)
+        return
+    if precision == "bf16-pure" and kind == "adamw":
+        config = config_of(kind, state="bf16")
+    optimizer = build_optimizer(engine.named_parameters, roles, config)
+    batches = [batch(rows, documents=False) for rows in (ROWS, 2)]
+    for number in range(3):
+        waits.clear()
+        take_whole_step(engine, optimizer, batches, NormClip())
+        assert waits.count("step") == 1
+        assert ("state" in waits) == (number == 0 and kind in ("soap", "schedule_free", "schedule_free_sgd"))
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"kind": "token_classification", "labels": ["a", "b"]},
+        {"kind": "classification", "labels": ["a", "b", "c"]},
+        {"kind": "regression", "outputs": 2},
+        {"kind": "span"},
+    ],
+    ids=lambda head: head["kind"],
+)
+def test_labels_wait_once(head: dict[str, Any], waits: list[str]) -> None:
+    """Which tokens carry a label the host knows; it tells the device."""
+    engine = make_engine({"head": {**head, "dropout": 0.1}})
+    made = batch(documents=False)
+    if head["kind"] == "regression":
+        made = replace(made, values=torch.zeros(*made.tokens.shape, 2))
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), AdamW())
+    take_whole_step(engine, optimizer, [made, made], NormClip())
+    assert waits == ["step"]
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("clip", [ValueClip(), AdaptiveClip(), ZScoreClip()], ids=lambda clip: clip.kind)
+def test_clipping_waits_for_nothing(clip: AnyClip, waits: list[str]) -> None:
+    engine = make_engine({})
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), AdamW())
+    for _ in range(2):
+        take_whole_step(engine, optimizer, [batch(documents=False)], clip)
+    assert waits == ["step"] * 2
 
 
 def hornbook_makes_a_tensor() -> None:

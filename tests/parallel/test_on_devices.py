@@ -5,17 +5,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.init.init import initial_values
+from hornbook.model.layers.transfer import fetch
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
+from hornbook.parallel import engine as engine_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
 from tests.gpu import DEVICES, GPU, needs_gpu
+from tests.optim.kinds import KINDS, config_of
 from tests.parallel.test_device_step import FAMILIES, VOCAB, ragged
 
 CPU = torch.device("cpu")
@@ -72,23 +76,38 @@ def test_compiled_blocks_train_as_the_cpu_does(family: str) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("default")
-def test_a_step_waits_once() -> None:
+def test_a_step_waits_once(kind: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA's own judge of waits, over forward, backward and update; reading the losses afterwards is the one."""
-    model = build_model(ModelConfig(layers=2, width=64, heads=4), VOCAB)
-    engine = parallelize(model, ParallelConfig(), TrainConfig(precision="bf16"), World(GPU))
-    engine.load_stream(initial_values(model, ModelConfig(layers=2, width=64, heads=4), 1))
-    optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), AdamW())
-    for judged in (False, True):  # the first step makes what later ones use again
+    config, waits = ModelConfig(layers=2, width=64, heads=4), list[int]()
+    model = build_model(config, VOCAB)
+    engine = parallelize(model, ParallelConfig(), TrainConfig(precision=precision), World(GPU))
+    engine.load_stream(initial_values(model, config, 1))
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), config_of(kind))
+
+    def one_wait(*scalars: Tensor) -> list[float]:
+        waits.append(len(scalars))
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return fetch(*scalars)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+    monkeypatch.setattr(engine_module, "fetch", one_wait)
+    for number in range(3):  # the first step makes what later ones use again
         batches = [ragged(rows, rows, whole=True, source=False) for rows in (3, 2)]
-        torch.cuda.set_sync_debug_mode("error" if judged else "default")
+        torch.cuda.set_sync_debug_mode("error" if number else "default")
         try:
             engine.zero_gradients()
-            engine.forward_backward(batches, 100.0, key=(0, 1))
-            engine.clip_gradients(1.0)
-            engine.step(optimizer)
+            losses = engine.forward_backward(batches, 100.0, key=(0, number))
+            norm = engine.clip_gradients(1.0)
+            engine.step_and_fetch(optimizer, losses["loss"], norm)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 3
 
 
 @pytest.mark.gpu

@@ -27,6 +27,7 @@ from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.offload.host import HostUpdate
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
@@ -84,6 +85,8 @@ class Run:
     """The data folder that a family's batches come from."""
     copies: int = 1
     """Ranks along the axis `tensor`, of which the engine knows nothing yet: all of them compute the same."""
+    host: bool = False
+    """The host updates twins of the parameters (`parallel.offload.host`)."""
     spoil: tuple[int, int] | None = None
     """(step, microbatch): there the loss is not a number."""
 
@@ -219,7 +222,8 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     roles = parameter_roles(engine.model)
     engine.penalties.names = decaying(roles, config)
-    optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, engine.owners)
+    whole = HostUpdate(engine.owners, world.device) if run.host else engine.owners
+    optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, whole)
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     for step in range(run.steps):
         grid = _grid(run, step)[:: -1 if run.backwards else 1]

@@ -48,6 +48,10 @@ def shipped(name: str) -> Resolved:
         ({"data": {"stages": [{"from_tokens": 5, "weights": {"a": -1}}]}}, ["data.stages.0.weights"]),
         ({"train": {"sequence": 4096}}, ["train.sequence"]),
         ({"train": {"cuda_graphs": True}}, ["train.cuda_graphs"]),
+        (
+            {"train": {"cuda_graphs": True, "compile": True}, "parallel": {"offload": {"kind": "cpu"}}},
+            ["parallel.offload.activations"],
+        ),
         ({"train": {"sequence": 1000}}, ["train.batch_tokens"]),
         ({"train": {"tokens": 1, "epochs": 1}}, ["train.epochs"]),
         ({"data": {"stages": [{"from_tokens": 5}, {"from_tokens": 5}]}}, ["data.stages"]),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,3 +38,33 @@ def foreach_lists(
     for row in rows:
         for views in pieces(row):
             yield tuple([each] for each in views)
+
+
+class Known:
+    """Values of scalars of the state, as the host knows them: it waits for the device only where others changed them.
+
+    That is once after a start or a swap. Values have the bits of float32, as in the state.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Tensor, tuple[int, float]] = {}
+        """Version of the tensor, value."""
+
+    def read(self, scalars: Sequence[Tensor]) -> list[float]:
+        """Their values, all fetched at once if one of them is not known."""
+        found = [self._known.get(each, (-1, 0.0)) for each in scalars]
+        if any(version != each._version for each, (version, _) in zip(scalars, found, strict=True)):
+            values = values_of(scalars)
+            self._known |= {each: (each._version, value) for each, value in zip(scalars, values, strict=True)}
+            return values
+        return [value for _, value in found]
+
+    def write(self, scalar: Tensor, value: float) -> None:
+        """Set one to a value, without a wait."""
+        scalar.fill_(value)
+        self._known[scalar] = scalar._version, float(np.float32(value))
+
+
+def values_of(scalars: Sequence[Tensor]) -> list[float]:
+    """Values on the device; the host waits."""
+    return torch.stack(list(scalars)).tolist()

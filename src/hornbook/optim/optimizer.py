@@ -17,6 +17,9 @@ from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
 class WholeParameters(Protocol):
     """Whole parameters for rules that need them (`UpdateRule.whole`), where ranks share each parameter."""
 
+    on_host: bool
+    """They are twins in memory of the host of parameters on a GPU, whose gradients the host waits for."""
+
     def take(self, names: Iterable[str]) -> Mapping[str, Parameter]:
         """What this rank updates: of the parameters `names` those it owns whole, the others empty; else its shards."""
         ...
@@ -80,17 +83,27 @@ class Optimizer:
             for group in update.param_groups:
                 group["lr"] = lr * group["lr_factor"]
 
-    def step(self, found_nonfinite: Tensor | None = None) -> None:
+    @property
+    def asks_host(self) -> bool:
+        """Whether the host must know before the update if a step is refused; torch's fused kernels look themselves."""
+        return (self._whole is not None and self._whole.on_host) or not all(self._fused)
+
+    @property
+    def _fused(self) -> list[bool]:
+        return [getattr(update, "_step_supports_amp_scaling", False) for _, update in self.updates]
+
+    def step(self, found_nonfinite: Tensor | float | None = None) -> None:
         """Update the parameters, unless the scalar `found_nonfinite` is 1.0: then no bit of them or the state changes.
 
-        Torch's fused kernels look at the scalar themselves. With any other update the host looks, and on a GPU waits.
+        Where the update asks the host (`asks_host`), it waits for a scalar on a GPU, and not for a number.
         """
-        fused = [getattr(update, "_step_supports_amp_scaling", False) for _, update in self.updates]
-        if found_nonfinite is not None and not all(fused) and bool(found_nonfinite):
-            return
+        if found_nonfinite is not None and self.asks_host:
+            if bool(found_nonfinite):
+                return
+            found_nonfinite = None
         if self._whole is not None:
             self._whole.gather()
-        for (_, update), is_fused in zip(self.updates, fused, strict=True):
+        for (_, update), is_fused in zip(self.updates, self._fused, strict=True):
             if is_fused:  # torch's protocol for such kernels: they read these two attributes
                 update.grad_scale = None  # pyright: ignore[reportAttributeAccessIssue]
                 update.found_inf = found_nonfinite  # pyright: ignore[reportAttributeAccessIssue]

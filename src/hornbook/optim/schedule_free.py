@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.optim.foreach import Known
+
 
 class ScheduleFreeUpdate(torch.optim.Optimizer):
     """The update of `ScheduleFree`, and without `beta2` that of `ScheduleFreeSGD`."""
@@ -17,13 +19,14 @@ class ScheduleFreeUpdate(torch.optim.Optimizer):
         """`groups` as `UpdateRule.build` takes them."""
         super().__init__(groups, {})
         self._beta1, self._beta2 = beta1, beta2
+        self._known = Known()
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update all parameters; each group has its `lr` and `weight_decay`."""
         members = [(group, each) for group in self.param_groups for each in group["params"]]
         names = ("step", "lr_max", "steps_averaged")
-        found = torch.stack([self.state[each][name] for _, each in members for name in names]).tolist()  # one wait
+        found = self._known.read([self.state[each][name] for _, each in members for name in names])
         for number, (group, parameter) in enumerate(members):
             self._update(parameter, group, *found[3 * number : 3 * number + 3])
 
@@ -43,7 +46,7 @@ class ScheduleFreeUpdate(torch.optim.Optimizer):
         parameter.lerp_(z, share).add_(direction, alpha=lr * (self._beta1 * (1 - share) - 1))
         z.sub_(direction, alpha=lr)
         for name, value in (("step", step + 1), ("lr_max", largest), ("steps_averaged", steps_averaged)):
-            state[name].fill_(value)
+            self._known.write(state[name], value)
 
     def _direction(self, parameter: Tensor, group: dict[str, Any], step: float) -> Tensor:
         gradient, beta2 = parameter.grad, self._beta2

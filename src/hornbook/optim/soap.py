@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hornbook.optim.config.matrix_rules import SoapRule
+from hornbook.optim.foreach import Known
 
 State = dict[str, Tensor]
 
@@ -22,6 +23,7 @@ class SoapUpdate(torch.optim.Optimizer):
         """`groups` as `UpdateRule.build` takes them."""
         super().__init__(groups, {})
         self._rule = rule
+        self._known = Known()
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -29,7 +31,7 @@ class SoapUpdate(torch.optim.Optimizer):
         members = [(group, each) for group in self.param_groups for each in group["params"] if each.numel()]
         if not members:
             return
-        counts = torch.stack([self.state[each]["step"] for _, each in members]).tolist()  # one wait for the device
+        counts = self._known.read([self.state[each]["step"] for _, each in members])
         for (group, parameter), count in zip(members, counts, strict=True):
             self._update(parameter, group, int(count))
 
@@ -37,7 +39,7 @@ class SoapUpdate(torch.optim.Optimizer):
         """Update one parameter after `count` gradients."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
-        state["step"] += 1
+        self._known.write(state["step"], count + 1)
         bases = [side for side in ("left", "right") if side in state]
         if bases and count == 0:  # no basis yet: the first gradient makes it, and moves nothing
             self._accumulate(state, gradient, 1 - self._rule.beta2)

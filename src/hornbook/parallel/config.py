@@ -42,9 +42,14 @@ class NoOffload(Config):
 
 
 class HostOffload(Config):
-    """On a GPU, what blocks keep for backward is held in page-locked memory of the host."""
+    """On a GPU: in page-locked memory of the host."""
 
     kind: Literal["cpu"] = "cpu"
+    activations: bool = True
+    """What blocks keep for backward; copied while the GPU computes."""
+    optimizer: bool = False
+    """The optimizer: its state, and the update, which the host computes as it would in a run on a CPU. The GPU keeps
+    weights and gradients."""
 
 
 class DiskOffload(Config):
@@ -54,7 +59,7 @@ class DiskOffload(Config):
     activations: bool = True
     """What blocks keep for backward."""
     optimizer: bool = True
-    """The optimizer's state, in files mapped into memory."""
+    """The optimizer's state, in files mapped into memory; in a run on a GPU the host then computes the update."""
     parameters: bool = False
     """Weights, in files mapped into memory, where each rank holds all of them."""
     folder: str = ""
@@ -89,7 +94,8 @@ class ParallelConfig(Config):
     recompute: Recompute = NoRecompute()
     """What backward computes again to save memory. No kind changes a bit of a gradient but `budget`."""
     offload: Offload = NoOffload()
-    """What is held outside the memory of the device; no bit of a run depends on it."""
+    """What is held outside the memory of the device. No bit of a run depends on it, but where the optimizer of a run on
+    a GPU is offloaded: the update is then rounded as on a CPU."""
 
     @property
     def world(self) -> int:

@@ -19,21 +19,21 @@ from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
-from hornbook.model.layers.transfer import to_device
-from hornbook.model.transformer import Source, Transformer
+from hornbook.model.layers.transfer import fetch, to_device
+from hornbook.model.transformer import Transformer
 from hornbook.optim.config.clipping import AnyClip, NormClip
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel.balance import Balance, loss_names, token_masks
+from hornbook.parallel.balance import Balance, loss_names
 from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
-from hornbook.parallel.exact import TreeSum, exact_norm
+from hornbook.parallel.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.clipping import Clipping
 from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Scaler, found_nonfinite, power_below
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
-from hornbook.parallel.runner import InOrder, Runner
-from hornbook.parallel.shard import ParameterShard, check_cover
+from hornbook.parallel.runner import InOrder, Runner, model_inputs
+from hornbook.parallel.shard import ParameterShard, fill_shards
 from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import DATA, World
 from hornbook.run.config import LossConfig
@@ -126,7 +126,7 @@ class Engine:
             self.runner.run(step)
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
         with self.clock.phase("communication" if self.world.data_size > 1 else "forward"):
-            sums = self._sum_exactly(step.terms) if self._exact else self._sum(step.terms)
+            sums = exact_terms(step.terms, self.world) if self._exact else self._sum(step.terms)
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
         losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
@@ -147,11 +147,6 @@ class Engine:
         if self.world.data_size == 1:
             return total
         return self.world.all_reduce_sum(total.double(), DATA).to(total.dtype)
-
-    def _sum_exactly(self, found: list[Tensor]) -> Tensor:
-        """The same, correctly rounded, so that neither order nor number of ranks matters."""
-        columns = self.world.all_gather(torch.stack(found).double(), DATA)
-        return torch.tensor([math.fsum(row) for row in torch.cat(columns).T.tolist()], device=self.world.device)
 
     def _take_gradients(self) -> list[Tensor]:
         """Sum over ranks of the gradients of one microbatch each; the parameters have none afterwards."""
@@ -178,8 +173,8 @@ class Engine:
         """
         targets, weights = self._targets(batch), self._to_device(batch.weights)
         loss, few = self._loss, {}
-        if self._head.takes_rows and self._head.before is not None:
-            few["rows"] = self._to_device(batch.weights.flatten().nonzero().squeeze(1))
+        if self._head.takes_rows:
+            few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
         early = power_below(factor) if self.scaler else 1.0
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
         common = {"lengths": batch.document_lengths, "keys": keys, **few}
@@ -188,34 +183,11 @@ class Engine:
         return {**{name: term / early for name, term in found.items()}, **rest}
 
     def _inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
-        """Arguments of `Transformer.forward`."""
-        mask, source_mask = token_masks(batch) if self._balance.present else (None, None)
-        return {
-            "tokens": self._to_device(batch.tokens),
-            "positions": self._to_device(batch.positions),
-            "lengths": batch.document_lengths,
-            "keys": keys,
-            "prefixes": batch.prefixes,
-            "types": self._types(batch),
-            "source": self._source(batch, source_mask),
-            "token_mask": None if mask is None else self._to_device(mask),
-        }
+        return model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present)
 
     def _targets(self, batch: Batch) -> Tensor:
         """Targets of the head: labels that are numbers, or ids."""
         return self._to_device(batch.targets if batch.values is None else batch.values)
-
-    def _types(self, batch: Batch) -> Tensor | None:
-        """Token types, where the model has two of them."""
-        kinds = self.model.entrance.types
-        return None if batch.types is None or kinds is None or len(kinds.weight) < 2 else self._to_device(batch.types)
-
-    def _source(self, batch: Batch, mask: Tensor | None) -> Source | None:
-        """Input of the encoder of an encoder-decoder."""
-        if batch.source is None:
-            return None
-        tokens, positions = self._to_device(batch.source.tokens), self._to_device(batch.source.positions)
-        return Source(tokens, positions, batch.source.document_lengths, None if mask is None else self._to_device(mask))
 
     def _held_weights(self, microbatches: int) -> contextlib.AbstractContextManager[None]:
         """Around the microbatches of a step: weights cast once for all, where there are several."""
@@ -253,11 +225,26 @@ class Engine:
     def step(self, optimizer: Optimizer) -> Tensor:
         """Update the weights; returns 1.0 if the step was applied, 0.0 if it was refused and changed no bit."""
         assert self._nonfinite is not None, "clip_gradients comes before step"
-        optimizer.step(self._nonfinite)
-        applied = 1.0 - self._nonfinite
-        self._balance.step(self.shards, self.world, applied)
+        applied = self._update(optimizer, self._nonfinite)
         if self.scaler:
             self.scaler.update(applied=bool(applied))
+        return applied
+
+    def step_and_fetch(self, optimizer: Optimizer, *scalars: Tensor) -> tuple[bool, list[float]]:
+        """The same, and the values of scalars on the device. The host waits for it once, all in all."""
+        assert self._nonfinite is not None, "clip_gradients comes before step"
+        known = fetch(self._nonfinite, *scalars) if optimizer.asks_host else None
+        self._update(optimizer, known[0] if known else self._nonfinite)
+        refused, *values = known or fetch(self._nonfinite, *scalars)
+        if self.scaler:
+            self.scaler.update(applied=not refused)
+        return not refused, values
+
+    def _update(self, optimizer: Optimizer, refused: Tensor | float) -> Tensor:
+        optimizer.step(refused)
+        assert self._nonfinite is not None
+        applied = 1.0 - self._nonfinite
+        self._balance.step(self.shards, self.world, applied)
         return applied
 
     @contextlib.contextmanager
@@ -306,13 +293,7 @@ class Engine:
 
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
-        shards, found = self.shards, {}
-        with torch.no_grad():
-            for name, tensor in stream:
-                found[name] = tuple(tensor.shape)
-                if name in shards and shards[name].shape == tensor.shape:
-                    shards[name].tensor.copy_(tensor[shards[name].slices])
-        check_cover({name: shard.shape for name, shard in shards.items()}, found)
+        fill_shards(self.shards, stream)
 
 
 class _Step:

@@ -28,7 +28,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from hornbook.errors import UsageError
 from hornbook.parallel.shard import ParameterShard
-from hornbook.parallel.world import AXES, World
+from hornbook.parallel.world import AXES, DATA, World
 
 VECTOR = 16
 """Elements of the widest vectors of a CPU; fused AdamW rounds the elements left over by them differently."""
@@ -155,6 +155,15 @@ def exact_norm(shards: Mapping[str, ParameterShard], world: World) -> Tensor:
     pairs = [(shard, shard.tensor.grad) for shard in shards.values() if shard.tensor.grad is not None]
     assert pairs, "there are no gradients: call forward_backward first"
     return exact_sum(pairs, row_squares, world).sqrt().to(next(iter(shards.values())).tensor.dtype)
+
+
+def exact_terms(found: list[Tensor], world: World) -> Tensor:
+    """Sums of [terms] over the microbatches of all ranks, correctly rounded: neither order nor ranks matter.
+
+    The host adds, and waits for the device.
+    """
+    columns = world.all_gather(torch.stack(found).double(), DATA)
+    return torch.tensor([math.fsum(row) for row in torch.cat(columns).T.tolist()], device=world.device)
 
 
 def exact_sum(

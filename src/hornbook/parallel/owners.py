@@ -38,6 +38,8 @@ class _Owned:
 class Owners:
     """The parameters of one rank as an optimizer sees them (`optim.optimizer.WholeParameters`)."""
 
+    on_host = False
+
     def __init__(self, shards: Mapping[str, ParameterShard], world: World) -> None:
         """`shards` of all parameters, as the engine has them."""
         self._world, self._shards = world, shards

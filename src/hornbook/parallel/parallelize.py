@@ -22,7 +22,7 @@ from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, shard_mode
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
 from hornbook.parallel.gradients.norm import Scaler
-from hornbook.parallel.offload import check_offload, map_parameters, offload_activations
+from hornbook.parallel.offload.offload import check_offload, map_parameters, offload_activations
 from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
@@ -60,7 +60,7 @@ def parallelize(
             parameter.data = parameter.data.to(torch.bfloat16)
     apply_recompute(model, parallel.recompute)
     check_offload(parallel.offload, world.device)
-    offload_activations(model, parallel.offload)
+    offload_activations(model, parallel.offload, world.device)
     budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
     compiled = compile_model(model, train, world.device, budget) if train.compile else CompiledParts()
     use_installed_flash(world.device)

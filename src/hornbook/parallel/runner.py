@@ -1,15 +1,21 @@
 """Runners: in which order the microbatches of a step go forward and backward.
 
 The engine knows what a microbatch is made of and where its gradients go. A runner calls the model: one microbatch after
-the other here; as stages that send one another the result of `Transformer.forward`, in a pipeline.
+the other here; as stages that send one another the result of `Transformer.forward`, in a pipeline. `model_inputs` is
+what it calls the model with.
 """
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
+from hornbook.model.layers.transfer import to_device
+from hornbook.model.transformer import Source, Transformer
+from hornbook.parallel.balance import token_masks
 from hornbook.parallel.step_clock import StepClock
 
 
@@ -63,3 +69,23 @@ class InOrder:
             with self._clock.phase("backward"):
                 objective.backward()
             step.end()
+
+
+def model_inputs(
+    model: Transformer, batch: Batch, keys: Tensor | None, device: torch.device, *, masked: bool
+) -> dict[str, Any]:
+    """Arguments of `Transformer.forward`, on the device; `masked`: the model asks which tokens are not padding."""
+
+    def there(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else to_device(tensor, device)
+
+    mask, source_mask = token_masks(batch) if masked else (None, None)
+    found: dict[str, Any] = {"tokens": there(batch.tokens), "positions": there(batch.positions), "keys": keys}
+    found |= {"lengths": batch.document_lengths, "prefixes": batch.prefixes, "types": None, "source": None}
+    kinds, source = model.entrance.types, batch.source
+    if kinds is not None and len(kinds.weight) > 1:
+        found["types"] = there(batch.types)
+    if source is not None:  # of an encoder-decoder
+        inputs = to_device(source.tokens, device), there(source.positions)
+        found["source"] = Source(*inputs, source.document_lengths, there(source_mask))
+    return {**found, "token_mask": there(mask)}

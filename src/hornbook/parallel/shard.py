@@ -5,9 +5,10 @@ these shards and a checkpoint writes each at its place in the whole parameter, s
 divided. The optimizer's state is divided as its parameters are, as far as it has their dims.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
@@ -104,3 +105,14 @@ def check_cover(wanted: Mapping[str, Shape], found: Mapping[str, Shape]) -> None
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise IntegrityError("the checkpoint does not fit: " + "; ".join(problems[:5]) + more)
+
+
+def fill_shards(shards: Mapping[str, ParameterShard], stream: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
+    found = {}
+    with torch.no_grad():
+        for name, tensor in stream:
+            found[name] = tuple(tensor.shape)
+            if name in shards and shards[name].shape == tensor.shape:
+                shards[name].tensor.copy_(tensor[shards[name].slices])
+    check_cover({name: shard.shape for name, shard in shards.items()}, found)

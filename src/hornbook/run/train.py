@@ -2,7 +2,6 @@
 
 import time
 
-import torch
 from torch import Tensor
 
 from hornbook.data.batch import GlobalBatch
@@ -18,7 +17,7 @@ from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.noise_scale import NoiseScale
-from hornbook.parallel.offload import map_state
+from hornbook.parallel.offload.offload import hosted, map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World, distributed
@@ -110,7 +109,8 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
 
     def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
-        optimizer = build_optimizer(engine.named_parameters, roles, config, factors, shapes, owners)
+        whole = hosted(owners, config, parallel.offload, world.device)
+        optimizer = build_optimizer(engine.named_parameters, roles, config, factors, shapes, whole)
         map_state(optimizer, parallel.offload)
         return optimizer
 
@@ -145,12 +145,11 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     with phase("optimizer"):
         norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
-    with phase("optimizer"):
-        applied = engine.step(state.optimizer)  # a non-finite step changes no bit of weights and moments
+    part = engine.part_of_batch()
+    with phase("optimizer"):  # a non-finite step changes no bit of weights and moments
+        applied, (norm, *values) = engine.step_and_fetch(state.optimizer, norm, *part, *losses.values())
     before = state.tokens
     state.advance(batch)
-    part = engine.part_of_batch()
-    norm, applied, *values = fetch(norm, applied, *part, *losses.values())
     sums = zip(losses, values[len(part) :], strict=True)
     terms = {name: each / max(batch.total_weight, 1.0) for name, each in sums}
     if applied and state.average is not None:
@@ -234,11 +233,6 @@ def _set_timeout(heartbeat: Heartbeat, world: World, step: Step, length: Trainin
 def longest_wait(heartbeat: Heartbeat) -> float:
     """Seconds after which a rank that waits for another gives up: far more than any phase took so far."""
     return min(max(20 * heartbeat.slowest_seconds, MIN_TIMEOUT), MAX_TIMEOUT)
-
-
-def fetch(*scalars: Tensor) -> list[float]:
-    """The values of scalars on the device, in one transfer: the only place where the loop waits for the device."""
-    return torch.stack([scalar.float() for scalar in scalars]).tolist()
 
 
 def _stop(job: Job, state: State, observers: Observers) -> Exit:

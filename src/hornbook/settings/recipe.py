@@ -231,6 +231,9 @@ def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tu
     if getattr(parallel.offload, "parameters", False) and parallel.shard != "none":
         text = "shards of weights have memory of their own: leave it out, or parallel.shard"
         yield "parallel.offload.parameters", text
+    if train.cuda_graphs and getattr(parallel.offload, "activations", False):
+        text = "graphs hold what backward needs in memory of their own: set it to false, or train.cuda_graphs"
+        yield "parallel.offload.activations", text
     if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
         yield "parallel.recompute", _recompute_problem(train.compile)
     rows = train.batch_tokens // train.sequence

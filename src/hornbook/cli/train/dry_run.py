@@ -18,7 +18,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.data.loader.loader import repetition_warnings, seen_text
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.surgery.operate import trained_parameters
-    from hornbook.parallel.offload import check_offload
+    from hornbook.parallel.offload.offload import check_offload
     from hornbook.parallel.world import choose_device
     from hornbook.run.inputs import vocabulary_warning
     from hornbook.run.job import course_of
@@ -30,7 +30,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
 
     device = choose_device(resolved.recipe.train.device)
     settled = settle_micro_batch(settle_precision(resolved))
-    check_offload(settled.recipe.parallel.offload, device)
+    check_offload(settled.recipe.parallel.offload, device, settled.recipe.optim)
     start, settled = check_start(settled, run, start)
     inputs = read_inputs(settled, start)
     recipe, loader = inputs.recipe, inputs.loader

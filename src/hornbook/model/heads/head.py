@@ -19,6 +19,7 @@ from hornbook.model.heads.losses import LossTerms, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.products import linear, mm_into
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.mlp.mlp import activate
 
 
@@ -75,8 +76,6 @@ class Head(nn.Module):
     """
 
     role: ClassVar = "head"
-    takes_rows: ClassVar = True
-    """Whether `losses` takes `rows`."""
 
     def __init__(
         self,
@@ -98,6 +97,11 @@ class Head(nn.Module):
         """Compiled on a GPU."""
         self.num_real_tokens: int | None = None
         """Rows of the vocabulary that are tokens; the others pad it. Label smoothing spreads over these. None: all."""
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `losses` reads `rows`, which the host knows, and would have to ask the device without them."""
+        return self.before is not None
 
     @property
     def matrix(self) -> Float[Tensor, "vocab width"]:
@@ -126,12 +130,13 @@ class Head(nn.Module):
 
         The gradient of all of them hangs on `loss`: backward of their sum is that of the objective. Documents of each
         row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`).
-        rows: where weights are not 0, of all tokens in a line; else the device is asked, if there is a `before`.
+        rows: where weights are not 0, of all tokens in a line, on the host; else the device is asked, if there is a
+        `before`.
         """
         del lengths, keys
         hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
         if self.before is not None:  # costly, and a masked model predicts few of its tokens
-            rows = weights.nonzero().squeeze(1) if rows is None else rows
+            rows = weights.nonzero().squeeze(1) if rows is None else to_device(rows, weights.device)
             hidden, targets, weights = self.before(hidden[rows]), targets[rows], weights[rows]
         trained = any(each is not None and each.requires_grad for each in (hidden, self.matrix, self.bias))
         grad = torch.is_grad_enabled() and trained

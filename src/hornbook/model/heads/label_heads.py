@@ -4,11 +4,12 @@ One idea: a label sits on a token. Outputs are a few numbers per token, so rows 
 only tokens with a weight are projected. What a span is chosen from are the tokens of its document.
 """
 
-from typing import Any, ClassVar
+from itertools import accumulate, compress
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
@@ -17,6 +18,7 @@ from hornbook.model.config.init import NormalValues
 from hornbook.model.context import Context
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.dropout import Dropout, mix
+from hornbook.model.layers.transfer import to_device
 
 START, END, CHOOSABLE = 1, 2, 4
 """Bits of a span's targets: the answer starts here, ends here, or might have done so."""
@@ -26,8 +28,6 @@ _SITE = 62  # of the dropout; no layer draws there
 class LabelHead(Head):
     """Projection to a few outputs of each token, after a `transform` and dropout; in float32 whatever comes in."""
 
-    takes_rows: ClassVar = False
-
     def __init__(self, width: int, cfg: config_head.LabelHeadConfig, transform: nn.Module | None) -> None:
         super().__init__(cfg.outputs, width, None, transform, cfg.bias)
         self.dropout = Dropout(cfg.dropout, 0, _SITE)
@@ -35,6 +35,10 @@ class LabelHead(Head):
         """Whether its values lie with an adapter, which trains it whole, and not with the adapter's base."""
         # Under every scheme: those are about language models, and large values here would spoil a trained stack.
         self.initial = {"weight": NormalValues(std=0.02)}
+
+    @property
+    def takes_rows(self) -> bool:
+        return True
 
     def logits(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch outputs"]:
         """Outputs in float32."""
@@ -56,12 +60,12 @@ class LabelHead(Head):
 
         targets: ids of labels int64 [batch, time]; or values float32 [batch, time, outputs] where labels are numbers or
         independent of each other; for spans bits [batch, time]. smoothing: of a softmax over labels. z_loss: for
-        vocabularies; 0 here. rows: not used.
+        vocabularies; 0 here. rows: where weights are not 0, of all tokens in a line, on the host; else the device
+        is asked.
         """
-        del rows
         assert z_loss == 0, "cross_check refuses it"
-        counts, found = self._losses(hidden, targets, weights, smoothing, lengths, keys)
-        return {"loss": (found * weights[counts]).sum()}
+        rows, found = self._losses(hidden, targets, weights, smoothing, lengths, keys, rows)
+        return {"loss": (found * weights.flatten()[rows]).sum()}
 
     @torch.no_grad()
     def token_losses(
@@ -73,10 +77,10 @@ class LabelHead(Head):
     ) -> Float[Tensor, "batch time"]:
         """Loss of each label, float32, at its token where weights are not 0; no gradients."""
         weights = hidden.new_ones(hidden.shape[:2]) if weights is None else weights
-        counts, losses = self._losses(hidden, targets, weights, 0.0, lengths, None)
-        found = hidden.new_zeros(hidden.shape[:2], dtype=torch.float32)
-        found[counts] = losses.float()
-        return found
+        rows, losses = self._losses(hidden, targets, weights, 0.0, lengths, None)
+        found = hidden.new_zeros(weights.numel(), dtype=torch.float32)
+        found[rows] = losses.float()
+        return found.view(weights.shape)
 
     def _losses(
         self,
@@ -86,12 +90,13 @@ class LabelHead(Head):
         smoothing: float,
         lengths: Lengths | None,
         keys: Tensor | None,
-    ) -> tuple[Bool[Tensor, "batch time"], Float[Tensor, " labels"]]:
-        """Which tokens carry a label that counts, and the loss of each label, unweighted."""
+        rows: Tensor | None = None,
+    ) -> tuple[Int[Tensor, " labels"], Float[Tensor, " labels"]]:
+        """Which tokens, of all in a line, carry a label that counts, and the loss of each label, unweighted."""
         del lengths
-        counts = weights > 0
-        outputs = self._read(hidden[counts], counts, keys)
-        return counts, self.label_losses(outputs, targets[counts], smoothing)
+        rows = (weights.flatten() > 0).nonzero().squeeze(1) if rows is None else to_device(rows, weights.device)
+        outputs = self._read(hidden.flatten(0, 1)[rows], rows, weights.shape[1], keys)
+        return rows, self.label_losses(outputs, targets.flatten(0, 1)[rows], smoothing)
 
     def label_losses(
         self, outputs: Float[Tensor, "labels outputs"], targets: Tensor, smoothing: float
@@ -99,12 +104,13 @@ class LabelHead(Head):
         """Loss of each label, unweighted."""
         raise NotImplementedError
 
-    def _read(self, hidden: Float[Tensor, "tokens width"], where: Tensor, keys: Tensor | None) -> Tensor:
-        """Outputs of tokens, those at which `where` [batch, time] is not 0; dropout takes each for a row of its own."""
+    def _read(
+        self, hidden: Float[Tensor, "tokens width"], rows: Int[Tensor, " tokens"], time: int, keys: Tensor | None
+    ) -> Tensor:
+        """Outputs of the tokens `rows` of all in lines of `time`; dropout takes each for a row of its own."""
         hidden = hidden if self.before is None else self.before(hidden)
         if keys is not None:
-            rows, columns = where.nonzero(as_tuple=True)
-            keys = mix(keys[rows] + columns)
+            keys = mix(keys[rows // time] + rows % time)
         return self._project(self.dropout(hidden[:, None], Context(keys=keys))[:, 0], self.matrix)
 
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
@@ -154,30 +160,38 @@ class SpanFinder(LabelHead):
         smoothing: float,
         lengths: Lengths | None,
         keys: Tensor | None,
-    ) -> tuple[Bool[Tensor, "batch time"], Float[Tensor, " labels"]]:
+        rows: Tensor | None = None,
+    ) -> tuple[Int[Tensor, " labels"], Float[Tensor, " labels"]]:
         """As of `LabelHead`. lengths: documents of each row, which answers are found in; None takes the row as one."""
         assert smoothing == 0, "cross_check refuses it"
-        outputs = self._read(hidden.flatten(0, 1), torch.ones_like(weights), keys)
-        first, found = _span_losses(outputs, targets, weights, lengths)
-        counts = torch.zeros(targets.numel(), dtype=torch.bool, device=targets.device)
-        counts[first] = True
-        return counts.view(targets.shape), found
+        everything = torch.arange(weights.numel(), device=weights.device)
+        outputs = self._read(hidden.flatten(0, 1), everything, weights.shape[1], keys)
+        return _span_losses(outputs, targets, weights, lengths, rows)
 
 
 def _span_losses(
-    outputs: Float[Tensor, "tokens two"], targets: Tensor, weights: Tensor, lengths: Lengths | None
+    outputs: Float[Tensor, "tokens two"],
+    targets: Tensor,
+    weights: Tensor,
+    lengths: Lengths | None,
+    counting: Int[Tensor, " counting"] | None = None,
 ) -> tuple[Int[Tensor, " documents"], Float[Tensor, " documents"]]:
-    """(place of the first token, loss) of each document that counts; tokens count over all rows."""
+    """(place of the first token, loss) of each document that counts; tokens count over all rows.
+
+    counting: where weights are not 0, on the host; else the device is asked.
+    """
     rows, time = targets.shape
     sizes = [size for row in lengths or [(time,)] * rows for size in row if size]
-    first = torch.tensor([0, *sizes[:-1]], device=targets.device).cumsum(0)
-    chosen = weights.flatten()[first] > 0
-    documents = [part for part, counts in zip(outputs.split(sizes), chosen.tolist(), strict=True) if counts]
-    bits = [part for part, counts in zip(targets.flatten().split(sizes), chosen.tolist(), strict=True) if counts]
+    starts = list(accumulate(sizes[:-1], initial=0))
+    known = set(((weights.flatten() > 0).nonzero() if counting is None else counting).flatten().tolist())
+    chosen = [start in known for start in starts]
+    first = to_device(torch.tensor([*compress(starts, chosen)], dtype=torch.int64), targets.device)
+    documents = list(compress(outputs.split(sizes), chosen))
+    bits = list(compress(targets.flatten().split(sizes), chosen))
     if not documents:
-        return first[:0], outputs.sum(1)[:0]
+        return first, outputs.sum(1)[:0]
     scores: Any = nn.utils.rnn.pad_sequence(documents, batch_first=True)
     marks = nn.utils.rnn.pad_sequence(bits, batch_first=True)
     logits = scores.masked_fill((marks == 0)[..., None], float("-inf")).log_softmax(1)
     answers = torch.stack([(marks & bit > 0).int().argmax(1) for bit in (START, END)], 1)
-    return first[chosen], -logits.gather(1, answers[:, None])[:, 0].mean(1)
+    return first, -logits.gather(1, answers[:, None])[:, 0].mean(1)

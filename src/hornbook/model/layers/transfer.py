@@ -1,4 +1,4 @@
-"""From host memory to a device without a wait: through pinned memory, in the order of the device's work."""
+"""Between host and device: copies without a wait through pinned memory, and the one that a step waits for."""
 
 import torch
 from torch import Tensor
@@ -14,3 +14,8 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.device.type != "cpu" or tensor.is_pinned():
         return tensor
     return tensor.pin_memory()
+
+
+def fetch(*scalars: Tensor) -> list[float]:
+    """The values of scalars on the device, in one transfer: the only place where the loop waits for the device."""
+    return torch.stack([scalar.float() for scalar in scalars]).tolist()

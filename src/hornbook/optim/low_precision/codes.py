@@ -79,12 +79,22 @@ def grid(signed: bool) -> Grid:
     return Grid(first, np.float32(zero), middles[-1], tuple(middles[start] for start in starts[1:]), scales)
 
 
+@cache
+def _tables(signed: bool, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts and scales of `grid`, and `dynamic_map`, on a device; copied there once, without a wait."""
+    by = grid(signed)
+    host = torch.tensor(by.counts), torch.tensor(by.scales), dynamic_map(signed)
+    counts, scales, values = (each.to(device, non_blocking=True) for each in host)
+    return counts, scales, values
+
+
 def encode(x: Tensor, signed: bool) -> Tensor:
     """Codes (uint8) of values in [-1, 1] or [0, 1]: the nearest value, up to rounding."""
     by, size = grid(signed), x.abs()
     decade = sum((size >= float(limit)).int() for limit in by.limits)
-    count = torch.tensor(by.counts, device=x.device)[decade]
-    inside = size * torch.tensor(by.scales, device=x.device)[decade] - count * float(NINTH)
+    counts, scales, _ = _tables(signed, x.device)
+    count = counts[decade]
+    inside = size * scales[decade] - count * float(NINTH)
     number = inside.clamp(min=0).minimum(count - 1) + (count - (by.first - 1))
     number = torch.where(size >= float(by.one), float(by.last), number)
     number = torch.where(size >= float(by.zero), number, 0.0).int()
@@ -104,7 +114,7 @@ def quantize(x: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
 
 def dequantize(codes: Tensor, scales: Tensor, signed: bool) -> Tensor:
     """float32, of the codes' shape: values of `quantize`."""
-    values = dynamic_map(signed).to(codes.device)[codes.int()]
+    values = _tables(signed, codes.device)[2][codes.int()]
     return values * scales.repeat_interleave(BLOCK, -1)[..., : codes.shape[-1]]
 
 

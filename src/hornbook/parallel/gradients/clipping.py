@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from hornbook.model.layers.transfer import to_device
 from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
 from hornbook.optim.foreach import foreach
 from hornbook.parallel.exact import fold_, row_squares
@@ -89,7 +90,7 @@ class Clipping:
         if self._norms is None or len(self._norms) != size:
             kept = self.state()[-size:]
             values = [math.nan] * (size - len(kept)) + kept
-            self._norms, self._restored = torch.tensor(values, dtype=torch.float64, device=device), []
+            self._norms, self._restored = to_device(torch.tensor(values, dtype=torch.float64), device), []
         return self._norms
 
     # ---- by rows

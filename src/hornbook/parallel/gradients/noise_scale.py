@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
+from hornbook.model.layers.transfer import to_device
 from hornbook.parallel.data_parallel import DDP, SingleProcess
 from hornbook.parallel.world import DATA, World
 
@@ -56,7 +57,7 @@ class BatchPart:
         """
         norm = self._data_parallel.local_norm() if self._by_rank else self._norm
         assert norm is not None, "a step has a microbatch"
-        weight = torch.tensor(self._weight, dtype=torch.float64, device=norm.device)
+        weight = to_device(torch.tensor(self._weight, dtype=torch.float64), norm.device)
         if not self._by_rank:
             weight = self._world.all_reduce_sum(weight, DATA)
         counts = ((weight > 0) & (weight < self._total)).double()

@@ -23,7 +23,7 @@ from hornbook.files.run_lock import RunLock
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
-from hornbook.parallel.offload import check_offload
+from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
 from hornbook.progress import progress_bar
 from hornbook.run.control.control import Control, refuse_if_held
@@ -68,7 +68,8 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
         resolved = settle_precision(resolved)
     rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
     resolved = settle_micro_batch(resolved, launched=rank_info is not None)
-    check_offload(resolved.recipe.parallel.offload, choose_device(resolved.recipe.train.device))
+    recipe = resolved.recipe
+    check_offload(recipe.parallel.offload, choose_device(recipe.train.device), recipe.optim)
     if rank_info is not None:
         return _join(resolved, run, start, rank_info)
     start, resolved = check_start(resolved, run, start)

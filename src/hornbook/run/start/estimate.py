@@ -13,6 +13,7 @@ import numpy as np
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_token, state_bytes
 from hornbook.model.config.parameter_count import count_parameters
+from hornbook.model.layers.transfer import fetch
 from hornbook.model.surgery.operate import trained_parameters
 from hornbook.optim.config.clipping import AnyClip
 from hornbook.parallel.config import ParallelConfig
@@ -24,7 +25,7 @@ from hornbook.run.inputs import Inputs, compile_for
 from hornbook.run.memory import free_memory, memory_of
 from hornbook.run.start.activations import activation_bytes
 from hornbook.run.state import State
-from hornbook.run.train import build_state, fetch
+from hornbook.run.train import build_state
 from hornbook.run.training_length import TrainingLength
 
 MICROBATCH_SECONDS = 10.0
@@ -156,5 +157,5 @@ def _forward_backward(state: State, inputs: Inputs, rows: int) -> None:
 
 def _update(state: State, clip: AnyClip) -> None:
     norm = state.engine.clip_gradients(clip)
-    fetch(norm, state.engine.step(state.optimizer))
+    state.engine.step_and_fetch(state.optimizer, norm)
     state.engine.zero_gradients()

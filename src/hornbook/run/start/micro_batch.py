@@ -15,7 +15,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import state_bytes
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
-from hornbook.parallel.offload import moves_activations
+from hornbook.parallel.offload.offload import moves_activations
 from hornbook.parallel.world import choose_device
 from hornbook.progress import size_text
 from hornbook.run.job import Job

@@ -2,8 +2,9 @@
 
 On disk, moments and weights are shared mappings of files: updates work on them in place, and the system writes pages
 out and reads them back as memory asks for it. Tensors kept for backward are written to a file as a forward pass makes
-them and read back in backward. On a GPU `cpu` copies them to page-locked memory of the host. Copies keep every bit.
-All files are nameless from the start, so nothing is left behind by any end of the process.
+them and read back in backward. All files are nameless from the start, so nothing is left behind by any end of the
+process. On a GPU memory of the host takes the place of files for what backward needs, and the optimizer works there
+(`hornbook.parallel.offload.host`), with its state in memory or in files. Copies keep every bit.
 """
 
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,21 +24,46 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from hornbook.errors import StorageError, UsageError
 from hornbook.model.layers.saved_tensors import Hooks, Rebuilding
 from hornbook.model.transformer import Transformer
+from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import DiskOffload, Offload
+from hornbook.parallel.offload.host import CopyStream, HostTensors, HostUpdate
+from hornbook.parallel.owners import Owners
 
 SMALLEST = 2**16
 """Bytes below which a tensor stays where it is."""
 
 
-def check_offload(config: Offload, device: torch.device) -> None:
-    """Raise UsageError where a device cannot do what is asked for."""
-    if config.kind == "cpu" and device.type != "cuda":
+def check_offload(config: Offload, device: torch.device, optim: OptimizerConfig | None = None) -> None:
+    """Raise UsageError where a device cannot do what is asked for, or not with an optimizer."""
+    if config.kind == "cpu" and not is_gpu(device):
         text = f"on the device {device} all is in its memory already"
         raise UsageError(f'parallel.offload is "cpu": {text}: take "disk", or parallel.recompute')
-    if config.kind == "disk" and device.type != "cpu":
-        text = f"mapped files are memory of the CPU, and the run is on {device}"
-        raise UsageError(f'parallel.offload is "disk": {text}: take "cpu"')
+    more = isinstance(config, DiskOffload) and (config.activations or config.parameters or not is_gpu(device))
+    if more and device.type != "cpu":
+        text = f"of a run on {device} files hold the state of the optimizer alone"
+        remedy = 'take "cpu", or set parallel.offload.activations and parallel.offload.parameters to false'
+        raise UsageError(f'parallel.offload is "disk": {text}: {remedy}')
+    if optim is not None and _updates_on_host(config, device):
+        rules = [optim, *(group.rule for group in optim.groups if group.rule is not None)]
+        if any(rule.averages for rule in rules):  # what is saved as the model and what goes on are two sets of weights
+            text = "evaluates other weights than it trains, and these stay on the device: set it to false"
+            raise UsageError(f"parallel.offload.optimizer: {type(optim).__name__} {text}, or take another optimizer")
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether the device has memory beside that of the host."""
+    return device.type == "cuda"
+
+
+def _updates_on_host(config: Offload, device: torch.device) -> bool:
+    return is_gpu(device) and getattr(config, "optimizer", False)
+
+
+def hosted(owners: Owners, optim: OptimizerConfig, config: Offload, device: torch.device) -> Owners | HostUpdate:
+    """What an optimizer updates: parameters on the device, or their twins on the host. Raises UsageError."""
+    check_offload(config, device, optim)
+    return HostUpdate(owners, device) if _updates_on_host(config, device) else owners
 
 
 # ---- Weights and moments in mapped files
@@ -94,13 +120,6 @@ class _OnDisk:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-
-
-class _OnHost(NamedTuple):
-    """A tensor in page-locked memory."""
-
-    copy: Tensor
-    device: torch.device
 
 
 class DiskTensors:
@@ -162,33 +181,28 @@ class DiskTensors:
         return found.set_(data.untyped_storage(), kept.offset, kept.shape, kept.stride)
 
 
-def host_hooks() -> Hooks:
-    """Copies in page-locked memory of the host. Copies follow the stream that computes, so none waits for the host."""
-
-    def pack(tensor: Tensor) -> Any:
-        if isinstance(tensor, nn.Parameter) or tensor.nbytes < SMALLEST or tensor.device.type != "cuda":
-            return tensor
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return _OnHost(copy.copy_(tensor, non_blocking=True), tensor.device)
-
-    def unpack(kept: Any) -> Tensor:
-        return kept.copy.to(kept.device, non_blocking=True) if isinstance(kept, _OnHost) else kept
-
-    return pack, unpack
-
-
-def offload_activations(model: Transformer, config: Offload) -> None:
+def offload_activations(model: Transformer, config: Offload, device: torch.device) -> None:
     """Let the blocks of a model keep elsewhere what backward needs; what is made again is not kept at all."""
     if not moves_activations(config):
         return
+    copies = CopyStream(device) if device.type == "cuda" else None
     for stack in model.stacks():
-        begin = DiskTensors(config.folder).begin if isinstance(config, DiskOffload) else host_hooks
+        if isinstance(config, DiskOffload):
+            begin = DiskTensors(config.folder).begin
+        elif copies is not None:
+            begin = partial(_host_hooks, copies, device)
+        else:
+            continue
         stack.saving = partial(_hooked, begin, rebuild=stack.saving is Rebuilding)
+
+
+def _host_hooks(copies: CopyStream, device: torch.device) -> Hooks:
+    return HostTensors(copies, device, SMALLEST).hooks()
 
 
 def moves_activations(config: Offload) -> bool:
     """Whether what blocks keep for backward is held elsewhere."""
-    return config.activations if isinstance(config, DiskOffload) else config.kind == "cpu"
+    return getattr(config, "activations", False)
 
 
 def _hooked(begin: Callable[[], Hooks], *, rebuild: bool) -> AbstractContextManager[object]:
