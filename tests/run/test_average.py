@@ -14,7 +14,7 @@ from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.folders import AVERAGE, read_merged
-from hornbook.parallel import offload
+from hornbook.parallel.offload import offload
 from hornbook.parallel.shard import Shard
 from hornbook.run.control.control import Request, write_request
 from hornbook.run.state import _read_shards
