@@ -119,15 +119,23 @@ def run_beside(
         raise RuntimeError("; ".join(failed))
     running = [made for made in begun if not isinstance(made, str)]
     answers: Answers = {process.name: [first] for process, first in running}
+    facts = {process.name: process.facts for process, _ in running}
     for number in range(rounds):
         started = time.monotonic()
-        for process, _ in running:
-            answers[process.name].append(process.ask(seed=number + 1, steps=1))
+        for process in [each for each, _ in running if each.name in answers]:
+            try:
+                answers[process.name].append(process.ask(seed=number + 1, steps=1))
+            except (RuntimeError, OSError) as error:
+                if process.name in required:
+                    raise
+                problems[process.name] = str(error)
+                del answers[process.name], facts[process.name]
         if number and 2 * time.monotonic() - started > deadline:
             break
     for process, _ in running:
-        process.close()
-    return answers, {process.name: process.facts for process, _ in running}, problems
+        if process.name in answers:
+            process.close()
+    return answers, facts, problems
 
 
 def _first_round(contender: Contender, spec: dict[str, Any]) -> tuple[Process, dict[str, Any]] | str:

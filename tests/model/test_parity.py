@@ -17,7 +17,7 @@ def offline(monkeypatch):
 def check(name: str, seed: int, folder) -> None:
     pair = make_pair(name, seed, folder)
     found = measure(pair)
-    if max(found.values()) > TOLERANCE:  # a mistake shows whatever the tokens; rounding in float32 adds up by chance
+    if TOLERANCE < max(found.values()) <= 2 * TOLERANCE:  # rounding adds up by chance, a mistake whatever the tokens
         again = measure(pair, seed=2)
         found = {way: min(each, again[way]) for way, each in found.items()}
     assert all(each <= TOLERANCE for each in found.values()), found

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hornbook.data.config.data import DataConfig, StageConfig
@@ -114,6 +114,7 @@ few_weights = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=4)
 """Each source that is used up makes another pattern, which takes long."""
 
 
+@example([0.5, 0.2, 0.1, 0.1, 0.05, 0.03, 0.02], [3000, 7, 100, 1, 900, 40, 500], 1.5, 800)
 @given(few_weights, st.lists(st.integers(1, 3000), min_size=4, max_size=4), st.floats(0.3, 4), st.integers(1, 9000))
 def test_no_source_is_drawn_beyond_its_cap_until_all_are_used_up(
     weights: list[float], sizes: list[int], epochs: float, second: int

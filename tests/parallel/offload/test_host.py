@@ -199,7 +199,7 @@ def saved(folder: Path, step: int = 12) -> list[bytes]:
 def test_a_run_has_the_same_bits(
     tmp_path: Path, launch_run: Launch, branch: Branch, where: str, more: list[str]
 ) -> None:
-    """Saved, and resumed on the device: where the optimizer worked is no part of a checkpoint."""
+    """Saved, and resumed."""
     launch_run(tmp_path / "plain", *(each for each in more if "offload" not in each))
     settings = [f"parallel.offload={where}", "parallel.offload.optimizer=true", *more]
     assert launch_run(tmp_path / "run", *settings) == Exit.DONE

@@ -17,5 +17,5 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fetch(*scalars: Tensor) -> list[float]:
-    """The values of scalars on the device, in one transfer: the only place where the loop waits for the device."""
+    """The values of scalars on the device, in one transfer, which waits for the device: a step has one."""
     return torch.stack([scalar.float() for scalar in scalars]).tolist()

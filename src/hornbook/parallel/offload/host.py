@@ -44,6 +44,8 @@ class CopyStream:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
+        if target.is_cuda:  # it may be dropped before anything waits for the copy: where backward is cut off
+            target.record_stream(self._stream)
         done = torch.cuda.Event()
         done.record(self._stream)
         return done
@@ -89,7 +91,7 @@ class HostTensors:
     """What one forward pass keeps for backward: copied down as it is made, and up before backward comes to it.
 
     A tensor on its way down keeps its memory until the copy is done, for which later computing waits, not the host: so
-    no more than `BETWEEN` bytes are there twice, and the allocator needs no `record_stream`. Backward takes tensors
+    no more than `BETWEEN` bytes are there twice. Backward takes tensors
     last to first: with each it starts the copies of those before it. What has not left yet is not copied back.
     """
 
@@ -123,7 +125,7 @@ class HostTensors:
         self._copies.wait(kept.ticket)
         found, kept.on_device, kept.used = kept.on_device, None, True
         each, ahead = kept.before, 0
-        while each is not None and ahead + each.copy.nbytes <= BETWEEN:
+        while each is not None and (each.used or ahead + each.copy.nbytes <= BETWEEN):
             if not each.used:
                 each.fetch(self._copies)
                 ahead += each.copy.nbytes
