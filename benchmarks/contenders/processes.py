@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import tempfile
@@ -85,7 +86,8 @@ class Process:
             if isinstance(found, dict):
                 return found
         self._errors.seek(0)
-        last = self._errors.read().strip().splitlines()[-1:]
+        lines = self._errors.read().strip().splitlines()
+        last = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)][-1:] or lines[-1:]
         self.close()
         raise RuntimeError(f"{self.name} ended early: {' '.join(last)[:200]}")
 
