@@ -58,19 +58,26 @@ def test_kernels_have_the_bits_of_the_reference(rule: dict[str, Any], dtype: tor
 
 
 def test_codes_of_kernels_are_those_of_the_reference_beside_every_limit() -> None:
-    """Without memory the first moment is the gradient: values beside limits, in blocks of every length."""
-    values = dynamic_map(signed=True).abs()
-    limits = torch.cat([values, (values[1:] + values[:-1]) / 2, torch.tensor(grid(signed=True).limits)])
-    limits = torch.cat([limits, 2.0 ** torch.arange(-40.0, 0.0)])
+    """Without memory moments are the gradient and its square: values beside limits, in blocks of every length."""
+    limits = torch.cat([2.0 ** torch.arange(-40.0, 0.0), *map(_limits, (True, False)), _limits(signed=False).sqrt()])
     x = torch.cat([limits.nextafter(torch.tensor(float(way))) for way in (0, 2)] + [limits]).clamp(max=1.0)
     for count in (*range(1, 70), 255, 256, 257):
         row = torch.cat([x, -x, x[: -2 * len(x) % count]]).reshape(-1, count)
         row[:, 0] = 1.0
-        parameter, optimizer = make({"kind": "adamw8bit", "min_values": 1, "beta1": 0.0}, torch.zeros_like(row))
+        parameter, optimizer = make(
+            {"kind": "adamw8bit", "min_values": 1, "beta1": 0.0, "beta2": 0.0}, torch.zeros_like(row)
+        )
         parameter.grad = row
         optimizer.step()
         found = everything({"w": parameter}, optimizer)
         assert torch.equal(found["w.exp_avg"], quantize(row, signed=True)[0]), count
+        assert torch.equal(found["w.exp_avg_sq"], quantize(row * row, signed=False)[0]), count
+
+
+def _limits(signed: bool) -> Tensor:
+    """Magnitudes of codes, what lies in the middle between two, and where decades begin."""
+    values = dynamic_map(signed).abs()
+    return torch.cat([values, (values[1:] + values[:-1]).abs() / 2, torch.tensor(grid(signed).limits)])
 
 
 @BOTH
