@@ -343,7 +343,7 @@ def test_chunks_of_the_loss_share_their_code(loss: dict[str, float], monkeypatch
     """Of one size, they need one graph in training and one in evaluation, for full microbatches and smaller ones."""
     monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
     monkeypatch.setattr(head, "CHUNK_BYTES", 100)  # 50 tokens, of 192
-    monkeypatch.setattr(head, "_device_chunk_bytes", lambda _: 1)
+    monkeypatch.setattr(head, "device_chunk_bytes", lambda _: 1)
     torch._dynamo.reset()
     counters.clear()
     engine = make_engine({"head": {"kind": "lm", "softcap": 30.0}}, compile=True, loss=loss)

@@ -87,11 +87,11 @@ def test_chunks_of_a_gpu_are_a_share_of_its_memory(monkeypatch: pytest.MonkeyPat
         return SimpleNamespace(total_memory=80 * 2**30)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    head_module._device_chunk_bytes.cache_clear()
+    head_module.device_chunk_bytes.cache_clear()
     device = torch.device("cuda", 0)
-    assert {head_module._device_chunk_bytes(device) for _ in range(3)} == {80 * 2**30 // head_module.DEVICE_SHARE}
+    assert {head_module.device_chunk_bytes(device) for _ in range(3)} == {80 * 2**30 // head_module.DEVICE_SHARE}
     assert asked == [device]
-    head_module._device_chunk_bytes.cache_clear()
+    head_module.device_chunk_bytes.cache_clear()
 
 
 def test_no_tokens_have_no_loss() -> None:

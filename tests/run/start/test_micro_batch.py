@@ -49,6 +49,19 @@ def last_weights(folder: Path) -> bytes:
     return (RunDir(folder).checkpoints / "step-00000012" / "model.safetensors").read_bytes()
 
 
+def test_chunks_of_logits_on_a_gpu_count_as_large_as_it_makes_them(
+    tiny_settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, vocab = resolve(None, list(tiny_settings), environ={}).recipe, 100_000
+    monkeypatch.setattr(micro_batch, "choose_device", lambda _: torch.device("cuda"))
+    found = []
+    for chunk in (2**10, 2**26, 2**50):
+        monkeypatch.setattr(micro_batch, "device_chunk_bytes", lambda _, chunk=chunk: chunk)
+        found.append(training_bytes(recipe, vocab, 4))
+    logits = 4 * 4 * recipe.train.sequence * vocab
+    assert [each - found[0] for each in found[1:]] == [5 * (min(size, logits) - 2**10) for size in (2**26, 2**50)]
+
+
 @pytest.mark.parametrize("error", [ON_CPU, MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory")])
 def test_a_step_that_runs_out_of_memory_is_done_again_with_fewer_rows(
     tmp_path: Path,

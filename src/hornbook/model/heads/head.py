@@ -72,7 +72,7 @@ def chunk_rows(hidden: Tensor, matrix: Tensor) -> int:
     rows = CHUNK_BYTES // hidden.element_size()
     if hidden.device.type == "cpu":
         return rows
-    most = max(rows, _device_chunk_bytes(hidden.device) // (len(matrix) * hidden.element_size()))
+    most = max(rows, device_chunk_bytes(hidden.device) // (len(matrix) * hidden.element_size()))
     tokens = hidden.shape[:-1].numel()
     least = max(-(-tokens // most), 1)
     count = next((count for count in range(least, 2 * least) if tokens % count == 0), least)
@@ -80,7 +80,8 @@ def chunk_rows(hidden: Tensor, matrix: Tensor) -> int:
 
 
 @functools.cache
-def _device_chunk_bytes(device: torch.device) -> int:
+def device_chunk_bytes(device: torch.device) -> int:
+    """Bytes of the logits held at once on a device that is no CPU."""
     if device.type != "cuda":
         return DEVICE_CHUNK_BYTES
     return torch.cuda.get_device_properties(device).total_memory // DEVICE_SHARE

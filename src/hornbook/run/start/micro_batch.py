@@ -15,6 +15,8 @@ from hornbook.data.corpus import Corpus
 from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import state_bytes
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
+from hornbook.model.heads.head import device_chunk_bytes
+from hornbook.parallel.offload.host import BETWEEN
 from hornbook.parallel.offload.offload import moves_activations
 from hornbook.parallel.world import choose_device
 from hornbook.progress import size_text
@@ -29,7 +31,10 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 MARGIN = 0.8
 """Share of free memory that `auto` plans with: the allocator's gaps, the data and the interpreter take the rest."""
 LOGIT_BYTES = 2048
-"""Bytes per row of the vocabulary while the loss of a chunk is computed (`hornbook.model.heads.head`)."""
+"""Bytes per row of the vocabulary while the loss of a chunk is computed on a CPU (`hornbook.model.heads.head`)."""
+LOGIT_COPIES = 5
+"""On another device a chunk of logits and its copies in float32 take at most so many times the chunk: the loss as it is
+written out, in 16 bits."""
 
 
 def settle_micro_batch(resolved: Resolved, *, launched: bool = False) -> Resolved:
@@ -87,10 +92,19 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     offload = recipe.parallel.offload
     state["moments"] *= not getattr(offload, "optimizer", False)
     state["weights"] *= not getattr(offload, "parameters", False)
-    held = kept.total - (kept.blocks if moves_activations(offload) else 0)
+    on_the_way = 0 if choose_device(recipe.train.device).type == "cpu" else 2 * BETWEEN  # down and up
+    held = kept.total - (max(kept.blocks - on_the_way, 0) if moves_activations(offload) else 0)
     block = max(kept.recomputed, -(-kept.blocks // recipe.model.layers))
-    head = vocab * (LOGIT_BYTES + 4 * (recipe.model.embedding.width or recipe.model.width))
-    return sum(state.values()) + held + kept.recomputed + max(block, head)
+    return sum(state.values()) + held + kept.recomputed + max(block, _head_bytes(recipe, vocab, rows))
+
+
+def _head_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
+    """Bytes for logits and a product of the matrix's size."""
+    device = choose_device(recipe.train.device)
+    logits = LOGIT_BYTES * vocab
+    if device.type != "cpu":
+        logits = LOGIT_COPIES * min(4 * rows * recipe.train.sequence * vocab, device_chunk_bytes(device))
+    return logits + 4 * vocab * (recipe.model.embedding.width or recipe.model.width)
 
 
 # ---- Out of memory
