@@ -1,9 +1,10 @@
 """A small model of each family whose sizes divide by no number of ranks, and its batches: for the equality matrix.
 
-Vocabulary 97, 6 heads over 3 key-value heads, 5 blocks, an inner width of 45, rows of documents of any length, and
-in everything that is random in a model (dropout of the stream and of attention, of the router's input).
+Vocabulary 97, 6 heads over 3 key-value heads, 5 blocks, an inner width of 45, rows of two documents of any lengths,
+dropout of the residual stream and of attention's probabilities.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -53,9 +54,21 @@ MODELS: dict[str, dict[str, Any]] = {
 """Tied embeddings in all; the first block of the mixture of experts has none."""
 
 
+def tree(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a model; `sizes` replaces some of them."""
+    return {**COMMON, **MODELS[family], **sizes}
+
+
+def deeper(family: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """`sizes` for a family: blocks of an encoder-decoder are divided over its stacks."""
+    if family == "encoder-decoder" and "layers" in sizes:
+        return {**sizes, "layers": sizes["layers"] - sizes["layers"] // 2, "encoder_layers": sizes["layers"] // 2}
+    return dict(sizes)
+
+
 def model_config(family: str, sizes: dict[str, Any]) -> ModelConfig:
-    """The model; `sizes` replaces settings of it."""
-    return ModelConfig.model_validate({**COMMON, **MODELS[family], **sizes})
+    """The configuration of a model."""
+    return ModelConfig.model_validate(tree(family, sizes))
 
 
 def grid(family: str, step: int, count: int, sequence: int) -> list[Batch]:

@@ -253,7 +253,7 @@ def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> di
     """Train on this rank; its shards go to `folder`, the rest is returned."""
     run = Run(**settings | {"spoil": settings["spoil"] and tuple(settings["spoil"])})
     if run.before:
-        module, function, argument = run.before.split(":")
+        module, function, argument = run.before.split(":", 2)
         getattr(importlib.import_module(module), function)(argument)
     config = ParallelConfig.model_validate(run.parallel)
     if run.copies > 1:
