@@ -66,7 +66,9 @@ def check_tiling(run: Run, ranks: Sequence[Mapping[str, Part]]) -> None:
         for _, (_, start, size, is_primary) in held:
             if is_primary:
                 count[place(start, size)] += 1
-        assert (count == 1).all(), f"{name}: {int((count == 0).sum())} values on no rank, {int((count > 1).sum())} on two"
+        assert (count == 1).all(), (
+            f"{name}: {int((count == 0).sum())} values on no rank, {int((count > 1).sum())} on two"
+        )
         mine = {(tuple(start), tuple(size)) for _, (_, start, size, is_primary) in held if is_primary}
         for number, (_, start, size, _) in held:
             assert 0 in size or (tuple(start), tuple(size)) in mine, f"rank {number} holds no copy of a part of {name}"
