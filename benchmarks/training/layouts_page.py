@@ -68,7 +68,7 @@ def _overhead(found: dict[str, Any]) -> list[str]:
         lines += [
             f"### What a step costs on two ranks, {precision}",
             "",
-            "A step of the 13M LLaMA shape (8 rows of 512 tokens; mixture of experts: 8 experts of 512, 2 active) on two",
+            "A step of the 13M LLaMA shape (8 rows of 512 tokens; mixture: 8 experts of 512, 2 active) on two",
             "ranks of one thread, beside one process of two threads; medians of rounds in which each takes one step in",
             "turn. Torch's: a plain loop around the same model. Goal: no slower.",
             *rows_of(["", "s a step", "x one process", "x torch's loop"], rows),
