@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def test_the_parts_of_all_ranks_tile_every_parameter(run_ranks: RankServer) -> N
     runs = [LAYOUTS[name].run(family, "fp32") for name, family in BUILT if family == "experts"]
     found = run_ranks(tiling.ADDRESS, 1, tiling.request(runs))
     for run, ranks in zip(runs, found, strict=True):
-        tiling.check_tiling(run, ranks)
+        tiling.check_tiling(run, tiling.read(ranks))
 
 
 @pytest.mark.slow
@@ -77,15 +78,16 @@ def test_the_parts_of_all_ranks_tile_every_parameter(run_ranks: RankServer) -> N
 def test_the_parts_of_all_ranks_tile_every_parameter_of_a_family(run_ranks: RankServer, family: str) -> None:
     runs = [LAYOUTS[name].run(each, "fp32") for name, each in BUILT if each == family]
     for run, ranks in zip(runs, run_ranks(tiling.ADDRESS, 1, tiling.request(runs)), strict=True):
-        tiling.check_tiling(run, ranks)
+        tiling.check_tiling(run, tiling.read(ranks))
 
 
 def test_a_tiling_with_a_gap_or_an_overlap_is_an_error(run_ranks: RankServer) -> None:
     run = Layout("", {"world": 2, "shard": "everything"}).run("decoder", "fp32")
-    ((first, second),) = run_ranks(tiling.ADDRESS, 1, tiling.request([run]))
+    ((first, second),) = map(tiling.read, run_ranks(tiling.ADDRESS, 1, tiling.request([run])))
     tiling.check_tiling(run, [first, second])
-    name = next(iter(first))
-    shape, start, size, primary = second[name]
-    for wrong in ([shape, [start[0] - 1, 0], size, primary], [shape, start, [size[0] - 1, *size[1:]], primary]):
+    name, right = next(iter(second.items()))
+    earlier, shorter = [right.start[0] - 1, *right.start[1:]], [right.size[0] - 1, *right.size[1:]]
+    changes: list[dict[str, Any]] = [{"start": earlier}, {"size": shorter}, {"copy": 1}, {"axes": []}]
+    for change in changes:
         with pytest.raises(AssertionError, match=name):
-            tiling.check_tiling(run, [first, second | {name: wrong}])
+            tiling.check_tiling(run, [first, second | {name: right._replace(**change)}])
