@@ -20,7 +20,7 @@ FIGURES = ("losses", "norms", "weights", "gradients")
 EXACT, SINGLE = 1e-9, 1e-5
 """Limits: of every figure in float64, and of losses in float32."""
 MICROBATCHES, SEQUENCE = 7, 25
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev")
 KINDS = ("ring", "all-to-all")
 HEADS: dict[int, dict[str, int]] = {2: {"kv_heads": 2}, 4: {"heads": 12, "kv_heads": 2}}
 """Sizes of models by tensor ranks: heads must divide among them, key-value heads may be fewer."""
