@@ -68,24 +68,21 @@ def test_every_layout_equals_one_process(done: Performer, name: str, family: str
 def test_the_parts_of_all_ranks_tile_every_parameter(run_ranks: RankServer) -> None:
     """In every layout, with the family of most kinds of parameters."""
     runs = [LAYOUTS[name].run(family, "fp32") for name, family in BUILT if family == "experts"]
-    (found,) = run_ranks(tiling.ADDRESS, 1, tiling.request(runs))
-    for run, ranks in zip(runs, found, strict=True):
-        tiling.check_tiling(run, tiling.read(ranks))
+    for run, ranks in tiling.parts_of_all(run_ranks, runs):
+        tiling.check_tiling(run, ranks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", EVERY)
 def test_the_parts_of_all_ranks_tile_every_parameter_of_a_family(run_ranks: RankServer, family: str) -> None:
     runs = [LAYOUTS[name].run(each, "fp32") for name, each in BUILT if each == family]
-    (found,) = run_ranks(tiling.ADDRESS, 1, tiling.request(runs))
-    for run, ranks in zip(runs, found, strict=True):
-        tiling.check_tiling(run, tiling.read(ranks))
+    for run, ranks in tiling.parts_of_all(run_ranks, runs):
+        tiling.check_tiling(run, ranks)
 
 
 def test_a_tiling_with_a_gap_or_an_overlap_is_an_error(run_ranks: RankServer) -> None:
     run = Layout("", {"world": 2, "shard": "everything"}).run("decoder", "fp32")
-    ((found,),) = run_ranks(tiling.ADDRESS, 1, tiling.request([run]))
-    first, second = tiling.read(found)
+    ((_, (first, second)),) = tiling.parts_of_all(run_ranks, [run])
     tiling.check_tiling(run, [first, second])
     name, right = next(iter(second.items()))
     earlier, shorter = [right.start[0] - 1, *right.start[1:]], [right.size[0] - 1, *right.size[1:]]
