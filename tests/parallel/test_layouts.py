@@ -14,14 +14,16 @@ from tests.parallel.layouts import EVERY, LAYOUTS, Layout, examine, limits_of, o
 from tests.parallel.trajectory import Result, Run, perform
 from tests.ranks import RankServer
 
-STEPS = 3
+STEPS = 2
 Performer = Callable[[Run], Result]
 CELLS = [(name, family) for name, layout in LAYOUTS.items() for family in layout.families]
 BUILT = [(name, family) for name, family in CELLS if refusal(LAYOUTS[name].run(family, "fp32")) is None]
 """Cells that a recipe may have."""
-PAIRS = [name for name, layout in LAYOUTS.items() if layout.ranks == 2]
+SLOW = ("gpipe", "interleaved", "dualpipev")
+"""Schedules that are like another one to all but the order of passes, which has tests of its own."""
+PAIRS = [name for name, layout in LAYOUTS.items() if layout.ranks == 2 and not name.endswith(SLOW)]
 SHORT = {(name, LAYOUTS[name].families[number % len(LAYOUTS[name].families)]) for number, name in enumerate(PAIRS)}
-"""What every change is tested with: each layout of two ranks, with one family after the other."""
+"""What every change is tested with: layouts of two ranks, with one family after the other."""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def test_two_ranks_equal_one_process(done: Performer, name: str, family: str) ->
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize(("name", "family"), BUILT)
 def test_every_layout_equals_one_process(done: Performer, name: str, family: str, precision: str) -> None:
-    run = LAYOUTS[name].run(family, precision, steps=2 * STEPS)
+    run = LAYOUTS[name].run(family, precision, steps=3 * STEPS)
     cell = examine(done, run, limits_of(precision, orders_of(done, run) if precision == "bf16" else []))
     assert cell.state == "equal", cell
 
