@@ -68,8 +68,9 @@ def test_every_layout_equals_one_process(done: Performer, name: str, family: str
 
 
 def test_the_parts_of_all_ranks_tile_every_parameter(run_ranks: RankServer) -> None:
-    """In every layout, with the family of most kinds of parameters."""
-    runs = [LAYOUTS[name].run(family, "fp32") for name, family in BUILT if family == "experts"]
+    """Of the family that has most kinds of them."""
+    names = [name for name, family in BUILT if family == "experts" and name in PAIRS]
+    runs = [LAYOUTS[name].run("experts", "fp32") for name in names]
     for run, ranks in tiling.parts_of_all(run_ranks, runs):
         tiling.check_tiling(run, ranks)
 
