@@ -12,6 +12,7 @@ weights a row by its share of the objective, so that microbatches of any shape a
 load.LAYER: [experts] int64, tokens each expert was chosen for; of routers whose bias follows the loads.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -25,6 +26,8 @@ from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import GLU, Blend
 from hornbook.model.mlp.router import Routing, SigmoidRouter
 
+Products = Callable[[Tensor, Tensor, Tensor, Weights, config_mlp.Activation | Blend], Tensor]
+
 
 class Experts(nn.Module):
     """The experts of a layer as three tensors, their router, and the expert that serves every token."""
@@ -37,7 +40,7 @@ class Experts(nn.Module):
     def __init__(self, width: int, hidden: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         super().__init__()
         self.activation: config_mlp.Activation | Blend = cfg.activation
-        self.capacity, self.active = cfg.capacity, cfg.active
+        self.capacity, self.active, self.count = cfg.capacity, cfg.active, cfg.count
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"
         """Under what name `forward` returns loads."""
@@ -50,6 +53,8 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))
         shared = config_mlp.GLUConfig(activation=cfg.activation)
         self.shared = GLU(width, cfg.shared_hidden, shared) if cfg.shared_hidden else None
+        self.products: Products = grouped_glu
+        """Serves tokens by the experts that `gate`, `up` and `down` hold; called as `grouped_glu` is."""
 
     @property
     def balance_rate(self) -> float:
@@ -62,7 +67,7 @@ class Experts(nn.Module):
         routing = self.router(x, context)
         experts, weights = self.served(routing.experts), routing.weights
         matrices = Weights(self.gate, self.up, self.down)
-        y = grouped_glu(x.flatten(0, 1), experts.flatten(0, 1), weights.flatten(0, 1), matrices, self.activation)
+        y = self.products(x.flatten(0, 1), experts.flatten(0, 1), weights.flatten(0, 1), matrices, self.activation)
         y = y.view_as(x) if self.shared is None else y.view_as(x) + self.shared(x)
         return y, self._auxiliary(routing, context) if self.training else {}
 
@@ -70,9 +75,8 @@ class Experts(nn.Module):
         """The choices, with the number of experts in place of those that find no room."""
         if self.capacity is None or not self.training:
             return experts
-        count = len(self.gate)
-        room = max(1, int(self.capacity * self.active * experts.shape[1] / count))
-        return experts.masked_fill(over_capacity(experts, count, room), count)
+        room = max(1, int(self.capacity * self.active * experts.shape[1] / self.count))
+        return experts.masked_fill(over_capacity(experts, self.count, room), self.count)
 
     def _auxiliary(self, routing: Routing, context: Context) -> Auxiliary:
         found: Auxiliary = {}
