@@ -12,7 +12,6 @@ weights a row by its share of the objective, so that microbatches of any shape a
 load.LAYER: [experts] int64, tokens each expert was chosen for; of routers whose bias follows the loads.
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -22,11 +21,9 @@ from torch import Tensor, nn
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Auxiliary, Context
 from hornbook.model.mlp.balance import balance_loss, over_capacity, router_z_loss, row_loads
-from hornbook.model.mlp.grouped import Weights, grouped_glu
+from hornbook.model.mlp.grouped import GroupedProduct, Weights, grouped_glu
 from hornbook.model.mlp.mlp import GLU, Blend
 from hornbook.model.mlp.router import Routing, SigmoidRouter
-
-Products = Callable[[Tensor, Tensor, Tensor, Weights, config_mlp.Activation | Blend], Tensor]
 
 
 class Experts(nn.Module):
@@ -52,9 +49,9 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))
         shared = config_mlp.GLUConfig(activation=cfg.activation)
+        self.product: GroupedProduct = grouped_glu
+        """What the experts answer together."""
         self.shared = GLU(width, cfg.shared_hidden, shared) if cfg.shared_hidden else None
-        self.products: Products = grouped_glu
-        """Serves tokens by the experts that `gate`, `up` and `down` hold; called as `grouped_glu` is."""
 
     @property
     def balance_rate(self) -> float:
@@ -67,7 +64,7 @@ class Experts(nn.Module):
         routing = self.router(x, context)
         experts, weights = self.served(routing.experts), routing.weights
         matrices = Weights(self.gate, self.up, self.down)
-        y = self.products(x.flatten(0, 1), experts.flatten(0, 1), weights.flatten(0, 1), matrices, self.activation)
+        y = self.product(x.flatten(0, 1), experts.flatten(0, 1), weights.flatten(0, 1), matrices, self.activation)
         y = y.view_as(x) if self.shared is None else y.view_as(x) + self.shared(x)
         return y, self._auxiliary(routing, context) if self.training else {}
 

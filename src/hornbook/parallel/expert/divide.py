@@ -27,4 +27,4 @@ def apply_experts(model: Transformer, world: World, config: ParallelConfig, divi
             whole = getattr(module, each)
             divisions[f"{name}.{each}"] = Division(tuple(whole.shape), (first, 0, 0), ("expert",))
             setattr(module, each, nn.Parameter(whole.detach()[first:end].clone(), whole.requires_grad))
-        module.products = Dispatcher(exchange, module.count, number)
+        module.product = Dispatcher(exchange, module.count, number)
