@@ -100,13 +100,13 @@ def parallel(found: dict[str, Any]) -> list[str]:
             row["precision"],
             row["layout"] + ("" if row["tied"] else ", untied"),
             row["world"],
-            *row["difference"].values(),
+            *(row["difference"][name] for name in FIGURES),
             "yes" if row["kept"] else "NO",
         )
         for row in shown
     ]
     limits = [(name, *(limit.get(figure, "") for figure in FIGURES)) for name, limit in found["limits"].items()]
-    orders = [(f"bf16, {name} order", *each.values()) for name, each in found["orders"].items()]
+    orders = [(f"bf16, {name} order", *(each[figure] for figure in FIGURES)) for name, each in found["orders"].items()]
     costs = [
         (row["layout"], row["world"], row["plain_seconds"], row["exact_seconds"], row["ratio"], row["cpu_ratio"])
         for row in found["cost"]
