@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hornbook.optim.config.rule import Shape
 from hornbook.parallel.shard import ParameterShard, assign_primaries
-from hornbook.parallel.world import Axis, World
+from hornbook.parallel.world import Axis, World, wide_axes
 
 SHARING: tuple[Axis, ...] = ("shard", "tensor", "expert")
 """Axes whose ranks share parameters; some they all hold whole."""
@@ -61,7 +61,7 @@ class Owners:
             empty = owned.owner != self._world.axis_rank(SHARING)
             shape, primary = owned.shard.shape, owned.is_primary
             start = (shape[0], *(0 for _ in shape[1:])) if empty else (0,) * len(shape)
-            axes = tuple(axis for axis in SHARING if self._world.axis_size([axis]) > 1)
+            axes = wide_axes(SHARING, self._world.sizes)
             self.shards[name] = ParameterShard(owned.whole, shape, start, primary, axes)
         return {name: shard.tensor for name, shard in self.shards.items() if shard.tensor.requires_grad}
 
