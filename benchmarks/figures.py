@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.refinery import figures as refinery_figures
 from benchmarks.report import RESULTS, machine_line, rows_of, section
 from benchmarks.start.quickstart_matrix import HEADER, cells
+from benchmarks.training import layouts_page
 from benchmarks.training import presets as preset_table
 from benchmarks.training import throughput as throughput_table
 
@@ -401,6 +402,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             quickstart_matrix,
         ),
     ),
+    "layouts.md": ("Layouts of ranks", layouts_page.SECTIONS),
     "refinery-figures.md": ("Figures of the refinery", refinery_figures.SECTIONS),
 }
 

@@ -22,6 +22,8 @@ EXACT, SINGLE = 1e-9, 1e-5
 MICROBATCHES, SEQUENCE = 7, 25
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
 KINDS = ("ring", "all-to-all")
+HEADS: dict[int, dict[str, int]] = {2: {"kv_heads": 2}, 4: {"heads": 12, "kv_heads": 2}}
+"""Sizes of models by tensor ranks: heads must divide among them, key-value heads may be fewer."""
 OBJECTIVES = {"encoder": {"kind": "masked"}, "encoder-decoder": {"kind": "span"}}
 
 
@@ -58,8 +60,8 @@ def _layouts() -> list[Layout]:
     ]
     found.append(Layout("hybrid 2 x 2", {"world": 4, "replicas": 2, **full}))
     for n in (2, 4):
-        found.append(Layout(f"tensor {n}", {"tensor": n}))
-        found.append(Layout(f"tensor {n} + sequence", {"tensor": n, "sequence_parallel": True}))
+        found.append(Layout(f"tensor {n}", {"tensor": n}, sizes=HEADS[n]))
+        found.append(Layout(f"tensor {n} + sequence", {"tensor": n, "sequence_parallel": True}, sizes=HEADS[n]))
     for n in (2, 4):
         for schedule in SCHEDULES:
             sizes = {"layers": 2 * n + 1} if n > 2 else {}
@@ -82,7 +84,12 @@ def _pairs() -> list[Layout]:
     }
     names = list(axes)
     return [
-        Layout(f"{a} 2 x {b} 2", axes[a] | axes[b], ("experts",) if "expert" in (a, b) else EVERY)
+        Layout(
+            f"{a} 2 x {b} 2",
+            axes[a] | axes[b],
+            ("experts",) if "expert" in (a, b) else EVERY,
+            HEADS[2] if "tensor" in (a, b) else {},
+        )
         for number, a in enumerate(names)
         for b in names[number + 1 :]
         if (a, b) != ("data", "ZeRO-3")
@@ -93,12 +100,15 @@ def _triples() -> list[Layout]:
     """Three axes of two ranks each."""
     full: dict[str, Any] = {"world": 2, "shard": "everything"}
     tensor: dict[str, Any] = {"tensor": 2, "sequence_parallel": True}
+    axes: dict[str, dict[str, Any]] = {
+        "ZeRO-3 2 x tensor 2 x pipeline 2": {**full, **tensor, "stages": 2},
+        "ZeRO-3 2 x tensor 2 x context 2": {**full, **tensor, "context": 2},
+        "tensor 2 x context 2 x pipeline 2": {**tensor, "context": 2, "stages": 2},
+        "ZeRO-3 2 x tensor 2 x expert 2": {**full, **tensor, "expert": 2},
+        "tensor 2 x pipeline 2 x expert 2": {**tensor, "stages": 2, "expert": 2},
+    }
     return [
-        Layout("ZeRO-3 2 x tensor 2 x pipeline 2", {**full, **tensor, "stages": 2}),
-        Layout("ZeRO-3 2 x tensor 2 x context 2", {**full, **tensor, "context": 2}),
-        Layout("tensor 2 x context 2 x pipeline 2", {**tensor, "context": 2, "stages": 2}),
-        Layout("ZeRO-3 2 x tensor 2 x expert 2", {**full, **tensor, "expert": 2}, ("experts",)),
-        Layout("tensor 2 x pipeline 2 x expert 2", {**tensor, "stages": 2, "expert": 2}, ("experts",)),
+        Layout(name, fields, ("experts",) if "expert" in name else EVERY, HEADS[2]) for name, fields in axes.items()
     ]
 
 

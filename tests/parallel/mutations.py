@@ -68,42 +68,66 @@ def _keep_lists(outputs: list[Tensor], own: list[Tensor], *_: Any, **__: Any) ->
     return outputs
 
 
-WITHOUT: dict[str, Callable[..., list[Tensor]]] = {
+def _keep_of_list(output: Tensor, own: list[Tensor], *_: Any, group: Any = None, **__: Any) -> list[Tensor]:
+    output.copy_(own[dist.get_rank(group)])
+    return [output]
+
+
+def _receive_nothing(operations: list[dist.P2POp]) -> list[Work]:
+    for each in operations:
+        if each.op is dist.irecv:
+            each.tensor.zero_()
+    return []
+
+
+WITHOUT: dict[str, Callable[..., list[Any]]] = {
     "all_reduce": _keep_own,
     "reduce": _keep_own,
     "broadcast": _keep_own,
+    "reduce_scatter": _keep_of_list,
     "reduce_scatter_single": _keep_part,
     "all_gather": _keep_each,
     "all_gather_single": _keep_one,
     "all_to_all_single": _keep_one,
     "all_to_all": _keep_lists,
+    "batch_isend_irecv": _receive_nothing,
 }
 """Collective -> what takes its place."""
 
 
 def site(name: str) -> str | None:
-    """`FUNCTION+LINE COLLECTIVE` of the call under way; None where it does not count."""
-    frame = sys._getframe(2)
+    """`COLLECTIVE by FUNCTION+LINE` of the call under way, with up to two callers of that and, in a forward pass, the
+    function of the model; None where it does not count.
+    """
+    frame, callers, near = sys._getframe(2), list[str](), True
     while frame is not None:
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
-        if module.startswith("hornbook."):
-            if function in CONTROL:
-                return None
-            if function not in SHARED:
-                return f"{function}+{frame.f_lineno - frame.f_code.co_firstlineno} {name}"
+        is_ours = module.startswith("hornbook.")
+        if is_ours and function in CONTROL:
+            return None
+        if is_ours and function not in SHARED:
+            line = frame.f_lineno - frame.f_code.co_firstlineno
+            if module.startswith("hornbook.model."):
+                callers.append(f"in {function}")
+                break
+            if near and len(callers) < 3:
+                callers.append(f"by {function}+{line}")
+        near = near and (is_ours or not callers)
         frame = frame.f_back
-    return None
+    return " ".join([name, *callers]) if callers else None
 
 
 def _watch(name: str, seen: Callable[[str], bool]) -> None:
     real, without = getattr(dist, name), WITHOUT[name]
 
-    def call(*args: Any, **settings: Any) -> Work | None:
+    def call(*args: Any, **settings: Any) -> Any:
         where = site(name)
         if where is None or not seen(where):
             return real(*args, **settings)
-        tensors = without(*args, **settings)
-        return Finished(tensors) if settings.get("async_op") else None
+        found = without(*args, **settings)
+        if name == "batch_isend_irecv":
+            return found
+        return Finished(found) if settings.get("async_op") else None
 
     setattr(dist, name, call)
 

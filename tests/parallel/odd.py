@@ -1,7 +1,11 @@
 """A small model of each family whose sizes divide by no number of ranks, and its batches: for the equality matrix.
 
 Vocabulary 97, 6 heads over 3 key-value heads, 5 blocks, an inner width of 45, rows of two documents of any lengths,
-dropout of the residual stream and of attention's probabilities.
+dropout of the residual stream and of attention's probabilities. In them is what others lost on many ranks
+(NVIDIA/Megatron-LM#7452): a score of its own per head (sinks), norms of single heads and of a linear attention's
+output, which every tensor rank holds and has a part of the gradient of, biases behind products that are divided, a
+latent attention with norms between its matrices, routers with two losses and a bias that follows loads, blocks without
+experts before those with.
 """
 
 from collections.abc import Mapping
@@ -17,6 +21,7 @@ VOCAB, ROWS, INPUTS = 97, 2, 19
 ATTENTION = {"kind": "full", "kv_heads": 3, "dropout": 0.1}
 COMMON: dict[str, Any] = {"layers": 5, "width": 48, "heads": 6, "dropout": 0.1, "attention": ATTENTION}
 INNER = {"kind": "glu", "hidden": 45}
+LATENT = {"kind": "latent", "query_rank": 20, "kv_rank": 12, "nope_dim": 8, "rope_dim": 4, "value_dim": 6}
 DELTA = {"attention": {"kind": "delta", "key_heads": 3, "value_heads": 6, "convolution": 3}}
 EXPERTS = {
     "kind": "experts",
@@ -28,7 +33,7 @@ EXPERTS = {
     "router": {"kind": "sigmoid", "balance_rate": 0.02},
 }
 MODELS: dict[str, dict[str, Any]] = {
-    "decoder": {"mlp": INNER},
+    "decoder": {"mlp": INNER, "attention": ATTENTION | {"qk_norm": "head", "sinks": True}},
     "encoder": {
         "kind": "encoder",
         "block": {"kind": "post"},
@@ -48,15 +53,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "position": {"kind": "relative", "length": 64},
         "head": {"kind": "lm", "tied": True, "scale": 48**-0.5},
     },
-    "experts": {"mlp": EXPERTS, "first": [{"mlp": INNER}]},
+    "experts": {"mlp": EXPERTS, "first": [{"mlp": INNER, "attention": LATENT}]},
     "hybrid": {"mlp": INNER, "first": [DELTA], "pattern": [DELTA, {}]},
 }
 """Tied embeddings in all; the first block of the mixture of experts has none."""
 
 
 def tree(family: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a model; `sizes` replaces some of them."""
-    return {**COMMON, **MODELS[family], **sizes}
+    """The settings of a model; `sizes` replaces some of them, and `kv_heads` of its softmax attention."""
+    found = {**COMMON, **MODELS[family], **sizes}
+    heads = found.pop("kv_heads", None)
+    return found if heads is None else {**found, "attention": {**found["attention"], "kv_heads": heads}}
 
 
 def deeper(family: str, sizes: Mapping[str, Any]) -> dict[str, Any]:

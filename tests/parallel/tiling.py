@@ -5,7 +5,7 @@ One process builds the model of each rank in turn under torch's fake process gro
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,15 +15,37 @@ from hornbook.model.build import build_model
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
-from hornbook.parallel.world import RankInfo, distributed
+from hornbook.parallel.world import AXES, RankInfo, distributed
 from hornbook.run.config import TrainConfig
 from tests.parallel import odd
 from tests.parallel.trajectory import Run
 
 ADDRESS = "tests/parallel/tiling.py:parts_of_all_ranks"
 CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
-Part = tuple[list[int], list[int], list[int], bool]
-"""Shape of the whole parameter, first index, shape of the part, whether the rank is the primary replica."""
+
+
+class Part(NamedTuple):
+    """What a rank holds of a parameter (`hornbook.parallel.shard.ParameterShard`)."""
+
+    shape: list[int]
+    """Of the whole parameter."""
+    start: list[int]
+    size: list[int]
+    is_primary: bool
+    axes: list[str]
+    copy: int
+    ranks: dict[str, int]
+    """Number of the rank along each axis."""
+
+    @property
+    def rectangle(self) -> tuple[slice, ...]:
+        """As an index into the whole."""
+        return tuple(slice(first, first + length) for first, length in zip(self.start, self.size, strict=True))
+
+    @property
+    def counts(self) -> bool:
+        """Whether a norm takes its squares from here: the first of those that hold the same."""
+        return self.copy == 0 and not any(rank for axis, rank in self.ranks.items() if axis not in self.axes)
 
 
 def parts_of_all_ranks(_: RankInfo, runs: list[dict[str, Any]]) -> list[list[dict[str, Part]]]:
@@ -41,8 +63,17 @@ def _parts(run: Run, rank: int) -> dict[str, Part]:
     config = ParallelConfig.model_validate(run.parallel)
     with distributed(config, CPU, place) as world:
         engine = parallelize(build_model(odd.model_config(run.odd, run.sizes), odd.VOCAB), config, CPU, world)
+        ranks = {axis: world.axis_rank([axis]) for axis in AXES}
         return {
-            name: (list(each.shape), list(each.start), list(each.tensor.shape), each.is_primary)
+            name: Part(
+                list(each.shape),
+                list(each.start),
+                list(each.tensor.shape),
+                each.is_primary,
+                list(each.axes),
+                each.copy,
+                ranks,
+            )
             for name, each in engine.shards.items()
         }
 
@@ -52,26 +83,32 @@ def request(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [asdict(run) for run in runs]
 
 
+def read(ranks: Sequence[Mapping[str, Sequence[Any]]]) -> list[dict[str, Part]]:
+    """What came back of one run."""
+    return [{name: Part(*part) for name, part in rank.items()} for rank in ranks]
+
+
 def check_tiling(run: Run, ranks: Sequence[Mapping[str, Part]]) -> None:
-    """Raise AssertionError unless primary replicas tile every parameter of the whole model without gap or overlap, and
-    every other part is a copy of one of them.
+    """Raise AssertionError unless the parts that are saved, and those whose squares a norm counts, tile every parameter
+    of the whole model without gap or overlap, and ranks that differ along other axes than a part's hold the same.
     """
     model = build_model(odd.model_config(run.odd, run.sizes), odd.VOCAB, "meta")
-    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    shapes = {name: list(each.shape) for name, each in model.named_parameters()}
     assert {name for rank in ranks for name in rank} == shapes.keys(), "ranks hold other parameters than the model"
     for name, shape in shapes.items():
-        held = [(number, rank[name]) for number, rank in enumerate(ranks) if name in rank]
-        assert {tuple(part[0]) for _, part in held} == {shape}, f"{name} has another shape on some rank"
-        count = torch.zeros(shape, dtype=torch.int64)
-        for _, (_, start, size, is_primary) in held:
-            if is_primary:
-                count[place(start, size)] += 1
-        assert (count == 1).all(), f"{name}: {int((count == 0).sum())} values on no rank, {int((count > 1).sum())} on two"
-        mine = {(tuple(start), tuple(size)) for _, (_, start, size, is_primary) in held if is_primary}
-        for number, (_, start, size, _) in held:
-            assert 0 in size or (tuple(start), tuple(size)) in mine, f"rank {number} holds no copy of a part of {name}"
+        held = [rank[name] for rank in ranks if name in rank]
+        assert all(part.shape == shape for part in held), f"{name} has another shape on some rank"
+        _check_tiles(f"{name}, saved", shape, [part for part in held if part.is_primary])
+        _check_tiles(f"{name}, in norms", shape, [part for part in held if part.counts])
+        groups: dict[tuple[int, ...], Part] = {}
+        for part in held:
+            first = groups.setdefault(tuple(part.ranks[axis] for axis in part.axes), part)
+            same = (first.axes, first.start, first.size, first.copy) == (part.axes, part.start, part.size, part.copy)
+            assert same, f"{name}: ranks {first.ranks} and {part.ranks} hold other parts, and differ along other axes"
 
 
-def place(start: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:
-    """A part as an index into the whole."""
-    return tuple(slice(first, first + length) for first, length in zip(start, size, strict=True))
+def _check_tiles(what: str, shape: Sequence[int], parts: Sequence[Part]) -> None:
+    count = torch.zeros(tuple(shape), dtype=torch.int64)
+    for part in parts:
+        count[part.rectangle] += 1
+    assert (count == 1).all(), f"{what}: {int((count == 0).sum())} values on no rank, {int((count > 1).sum())} on two"
