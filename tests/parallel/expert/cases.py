@@ -3,9 +3,14 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from hornbook.model.mlp import grouped
 from hornbook.model.mlp.grouped import Weights, grouped_glu
+from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.expert import exchange as exchange_module
 from hornbook.parallel.expert.dispatch import Dispatcher, bounds_of
@@ -37,7 +42,8 @@ def _serve(
     """tokens: of each rank. choose: which experts they take."""
     values = [_values(experts, count, choose, DTYPES[dtype], seed) for seed, count in enumerate(tokens)]
     matrices = _matrices(experts, DTYPES[dtype])
-    expected = _outcome(grouped_glu, *(torch.cat(each) for each in zip(*values, strict=True)), matrices, activation)
+    x, chosen, weights = (torch.cat(each) for each in zip(*values, strict=True))
+    expected = _outcome(grouped_glu, x, chosen, weights, matrices, activation)
     exchange = Exchange(world, "expert")
     exchange.gathers |= gathers
     dispatcher, bounds = Dispatcher(exchange, experts, layer=0), bounds_of(experts, exchange.size)
@@ -90,7 +96,7 @@ def _difference(found: Tensor, expected: Tensor, whole: Tensor) -> float:
     return float((found - expected).abs().max() / whole.abs().max().clamp(min=1e-30)) if found.numel() else 0.0
 
 
-def carry(rank_info: RankInfo) -> list[list[list[float]]]:
+def carry(rank_info: RankInfo) -> list[Any]:
     """Rows that say where they are from and where they go, as they arrive and as they come back; both ways to send."""
     with distributed(ParallelConfig.model_validate({"expert": rank_info.size}), CPU, rank_info) as world:
         exchange, found = Exchange(world, "expert"), []
@@ -118,13 +124,36 @@ def out_of_step(rank_info: RankInfo) -> str:
 
 
 def without_all_to_all(rank_info: RankInfo) -> bool:
-    """Whether rows are gathered where the back-end refuses to send them."""
+    """Whether rows are gathered where the back-end refuses to send them, and arrive all the same."""
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("ProcessGroup other does not support alltoall_base")
+        raise RuntimeError("Backend other does not support alltoall_base")
 
     with distributed(ParallelConfig.model_validate({"expert": rank_info.size}), CPU, rank_info) as world:
         exchange_module.dist.all_to_all_single = refuse
-        return Exchange(world, "expert").gathers
+        exchange = Exchange(world, "expert")
+        arrived = exchange.there(torch.full((3, 1), 1.0 + world.rank), [[1, 2], [2, 1]])
+        return exchange.gathers and arrived.tolist() == [[1.0]] * (1 + world.rank) + [[2.0]] * (2 - world.rank)
 
 
+def foresee(_: RankInfo, ranks: int, experts: int, tokens: int) -> list[list[int]]:
+    """Shapes of outputs and gradients on rank 1 of a world that is not there, on tensors without values."""
+    dist.init_process_group("fake", rank=1, world_size=ranks, store=FakeStore())
+    sizes: dict[world_module.Axis, int] = {"replica": 1, "expert": ranks}
+    world = World(torch.device("cpu"), 1, sizes, *world_module.open_meshes(torch.device("cpu"), sizes))
+    dispatcher, (first, end) = Dispatcher(Exchange(world, "expert"), experts, 0), bounds_of(experts, ranks)[1:3]
+    original = grouped.make_plan
+
+    def even(numbers: Tensor, count: int) -> grouped.DispatchPlan:
+        """Tokens have no experts here, so each expert gets as many."""
+        share, over = divmod(numbers.numel(), count)
+        with torch.utils._python_dispatch._disable_current_modes():
+            counts = torch.tensor([share + (number < over) for number in range(count)])
+        return original(numbers, count)._replace(counts=counts)
+
+    grouped.make_plan = even
+    with FakeTensorMode():
+        values = _values(experts, tokens, "any", torch.float32, 0)
+        matrices = Weights(*(each[first:end] for each in _matrices(experts, torch.float32)))
+        found = _outcome(dispatcher, *values, matrices, "silu")
+    return [list(each.shape) for each in found.values()]

@@ -44,3 +44,11 @@ def test_a_back_end_without_all_to_all_gathers(run_ranks: RankServer) -> None:
 @pytest.mark.parametrize(("count", "ranks", "bounds"), [(6, 4, [0, 2, 4, 5, 6]), (16, 4, [0, 4, 8, 12, 16])])
 def test_parts_of_experts(count: int, ranks: int, bounds: list[int]) -> None:
     assert bounds_of(count, ranks) == bounds
+
+
+def test_a_dry_run_gives_every_rank_as_many_tokens(run_ranks: RankServer) -> None:
+    """On tensors without values: what is computed has the shapes that training has."""
+    width, hidden, active, tokens = 8, 12, 3, 10
+    matrices = [[2, hidden, width], [2, hidden, width], [2, width, hidden]]
+    expected = [[tokens, width], [tokens, width], [tokens, active], *matrices]
+    assert run_ranks(CASES + "foresee", 1, 4, 6, tokens) == [expected]

@@ -1,14 +1,11 @@
-"""Experts divided over ranks train as in one process: losses, norms, weights, and every gradient after the first step.
-
-Routers are where others went wrong with losses that looked right (torchtitan#2387), and experts without a token had no
-gradient on some ranks alone (Automodel#2995): `compare` takes the largest deviation of any parameter's gradient.
-"""
+"""Experts divided over ranks train as in one process: losses, norms, weights, all gradients after the first step."""
 
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from tests.parallel import odd
 from tests.parallel.trajectory import Result, Run, compare, perform
@@ -21,7 +18,9 @@ SIXTEEN = {**SIX, "count": 16, "active": 3, "router": {"kind": "softmax", "jitte
 FEW = {**SIX, "capacity": 0.6, "router": {"kind": "switch"}, "active": 1, "shared_hidden": None}
 """Many choices find no room."""
 IDLE = {**SIX, "count": 12, "active": 1, "router": {"kind": "softmax", "renormalize": False}, "activation": "gelu"}
-"""More experts than a microbatch of few tokens reaches."""
+"""More experts than few tokens reach."""
+FEW_TOKENS: dict[str, Any] = {"expert": 3, "microbatches": 2, "sequence": 2}
+"""Two microbatches for three ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +52,32 @@ def check(done: Performer, run: Run, limit: float = 1e-9) -> None:
         (SIX, {"expert": 4}),
         (SIXTEEN, {"expert": 2, "world": 2}),
         (FEW, {"expert": 2}),
-        (IDLE, {"expert": 3, "microbatches": 2, "sequence": 3}),
+        (IDLE, FEW_TOKENS),
     ],
     ids=["6 over 2", "6 over 4", "16 over 2, data 2", "capacity", "idle experts, a rank without a microbatch"],
 )
 def test_in_float64_only_the_last_digits_differ(done: Performer, mlp: dict[str, Any], layout: dict[str, Any]) -> None:
     check(done, run_of(mlp, **layout))
+
+
+def test_gradients_of_routers_are_those_of_one_process(done: Performer) -> None:
+    """torchtitan#2387: they were wrong while losses looked right."""
+    run = run_of(SIX, expert=2)
+    found, expected = done(run).gradients, done(run.alone).gradients
+    routers = [name for name in expected if name.endswith("router.weight")]
+    assert len(routers) == 2
+    for name in routers:
+        assert expected[name].abs().max() > 0
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_experts_without_a_token_have_gradients_of_zero(done: Performer) -> None:
+    """Automodel#2995: on some ranks they had none, so that optimizers and checkpoints differed between ranks."""
+    run = run_of(IDLE, **FEW_TOKENS)
+    found, expected = done(run).gradients, done(run.alone).gradients
+    idle = {name: each.flatten(1).abs().amax(1) == 0 for name, each in expected.items() if name.endswith(".down")}
+    assert all(each.any() for each in idle.values())
+    assert all(not found[name][each].any() for name, each in idle.items())
 
 
 @pytest.mark.slow

@@ -126,8 +126,9 @@ def state_bytes(
     """Bytes each process holds of weights and gradients, each `item_bytes` per value, and of the optimizer's moments,
     with no parameter frozen, between two microbatches of a step.
 
-    experts: those of the parameters that `parallel.expert` divides, which is as even as their number allows. Where moments are sharded and weights are not, the
-    rank's share of the weights is held beside the whole ones: it is what the optimizer updates.
+    experts: those of the parameters that `parallel.expert` divides, which is as even as their number allows. Where
+    moments are sharded and weights are not, the rank's share of the weights is held beside the whole ones: it is what
+    the optimizer updates.
     """
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
@@ -60,6 +61,8 @@ class Dispatcher:
         activation: config_mlp.Activation | Blend = "silu",
     ) -> Float[Tensor, "tokens width"]:
         """`experts` are numbers in the whole layer, and its count means none; `matrices` are of this rank's experts."""
+        if isinstance(experts, FakeTensor):
+            return self._foreseen(x, experts, weights, matrices, activation)
         route, expected = self._route(experts)
         rows, row_weights = Dispatch.apply(x, weights, self._exchange, route)
         local = self._local(self._exchange.there(experts[route.tokens], route.table))
@@ -85,6 +88,20 @@ class Dispatcher:
         return Route(tokens, slots, [line[:ranks] for line in told]), sum(
             line[ranks + self._exchange.rank] for line in told
         )
+
+    def _foreseen(
+        self, x: Tensor, experts: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation | Blend
+    ) -> Tensor:
+        """On tensors without values, of a dry run: every rank gets as many tokens, and its experts their share."""
+        ranks, (tokens, active) = self._exchange.size, experts.shape
+        most = min(ranks, active)
+        each = -(-tokens * most // ranks)
+        numbers = experts.new_zeros(each * ranks)
+        route = Route(numbers, experts.new_zeros(tokens, most), [[each] * ranks] * ranks)
+        rows, row_weights = Dispatch.apply(x, weights, self._exchange, route)
+        share = -(-active // most)
+        local = self._exchange.there(experts[numbers], route.table)[:, :share]
+        return Combine.apply(grouped_glu(rows, local, row_weights[:, :share], matrices, activation), self._exchange, route)
 
     def _local(self, experts: Int[Tensor, "copies active"]) -> Int[Tensor, "copies active"]:
         """Numbers among this rank's experts; their count where an expert is another rank's, or none."""

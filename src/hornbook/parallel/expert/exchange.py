@@ -8,7 +8,6 @@ so a rank knows what it gets. The way back is the same with the table transposed
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.parallel.world import Axis, World
 
@@ -20,12 +19,11 @@ class Exchange:
     """The ranks that differ along one axis, as one of them sees them. All make the same calls in the same order."""
 
     def __init__(self, world: World, axis: Axis) -> None:
-        """All ranks of the axis call it: it looks whether the back-end has an all-to-all."""
-        self._world, self._axes = world, [axis]
+        self._world = world
+        self._axes: list[Axis] = [axis]
         self.size, self.rank = world.axis_size(self._axes), world.axis_rank(self._axes)
-        self._group = world.group(self._axes)
-        self.gathers = not has_all_to_all(self._group, world.device)
-        """All parts are brought to all ranks, each of which takes its own: where there is no all-to-all."""
+        self.gathers = False
+        """All parts are brought to all ranks, each of which takes its own: the back-end has no all-to-all."""
 
     def tell(self, numbers: Tensor) -> Tensor:
         """int64 [n] of each rank -> [ranks, n]."""
@@ -42,11 +40,18 @@ class Exchange:
     def _send(self, rows: Tensor, table: Table) -> Tensor:
         sends, receives = table[self.rank], [line[self.rank] for line in table]
         assert len(rows) == sum(sends), f"{len(rows)} rows, and {sum(sends)} are announced"
-        if self.gathers:
-            return self._gather(rows, table)
         received = rows.new_empty(sum(receives), *rows.shape[1:])
-        dist.all_to_all_single(received, rows.contiguous(), receives, sends, group=self._group)
-        return received
+        if not self.gathers:
+            try:
+                dist.all_to_all_single(
+                    received, rows.contiguous(), receives, sends, group=self._world.group(self._axes)
+                )
+                return received
+            except RuntimeError as error:
+                if "support" not in str(error):  # "Backend NAME does not support alltoall_base", on all ranks alike
+                    raise
+                self.gathers = True
+        return self._gather(rows, table)
 
     def _gather(self, rows: Tensor, table: Table) -> Tensor:
         padded = rows.new_zeros(max(map(sum, table)), *rows.shape[1:])
@@ -56,13 +61,3 @@ class Exchange:
             first = sum(line[: self.rank])
             parts.append(sent[first : first + line[self.rank]])
         return torch.cat(parts)
-
-
-def has_all_to_all(group: ProcessGroup | None, device: torch.device) -> bool:
-    """Whether the back-end of a group has it for tensors of a device; all ranks of the group ask together."""
-    sent = torch.zeros(dist.get_world_size(group), device=device)
-    try:
-        dist.all_to_all_single(torch.empty_like(sent), sent, group=group)
-    except (NotImplementedError, RuntimeError):  # each back-end says it in its own way
-        return False
-    return True
