@@ -63,6 +63,6 @@ def worst(difference: Difference) -> float:
 def test_no_collective_can_be_left_out(do: Performer, tmp_path: Path, name: str, family: str) -> None:
     run = LAYOUTS[name].run(family, "fp64", **EVERYTHING)
     sites, expected = sites_of(do, run, tmp_path / "sites"), do(run.alone)
-    assert len(sites) >= 3, sites
+    assert len(sites) >= 2, sites
     unseen = [site for site in sites if not noticed(do, replace(run, before=REMOVE + site), expected)]
     assert not unseen
