@@ -20,7 +20,7 @@ FIGURES = ("losses", "norms", "weights", "gradients")
 EXACT, SINGLE = 1e-9, 1e-5
 """Limits: of every figure in float64, and of losses in float32."""
 MICROBATCHES, SEQUENCE = 7, 25
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
 KINDS = ("ring", "all-to-all")
 HEADS: dict[int, dict[str, int]] = {2: {"kv_heads": 2}, 4: {"heads": 12, "kv_heads": 2}}
 """Sizes of models by tensor ranks: heads must divide among them, key-value heads may be fewer."""
@@ -86,7 +86,7 @@ def _pairs() -> list[Layout]:
     return [
         Layout(
             f"{a} 2 x {b} 2",
-            axes[a] | axes[b],
+            axes[a] | axes[b] | ({} if "tensor" in (a, b) and b != "context" else {"sequence_parallel": False}),
             ("experts",) if "expert" in (a, b) else EVERY,
             HEADS[2] if "tensor" in (a, b) else {},
         )
@@ -102,8 +102,11 @@ def _triples() -> list[Layout]:
     tensor: dict[str, Any] = {"tensor": 2, "sequence_parallel": True}
     axes: dict[str, dict[str, Any]] = {
         "ZeRO-3 2 x tensor 2 x pipeline 2": {**full, **tensor, "stages": 2},
-        "ZeRO-3 2 x tensor 2 x context 2": {**full, **tensor, "context": 2},
-        "tensor 2 x context 2 x pipeline 2": {**tensor, "context": 2, "stages": 2},
+        "ZeRO-3 2 x tensor 2 x context 2": {**full, "tensor": 2, "context": 2},
+        "data 2 x tensor 2 x pipeline 2": {"world": 2, **tensor, "stages": 2},
+        "data 2 x tensor 2 x context 2": {"world": 2, "tensor": 2, "context": 2},
+        "data 2 x context 2 x pipeline 2": {"world": 2, "context": 2, "stages": 2},
+        "tensor 2 x context 2 x pipeline 2": {"tensor": 2, "context": 2, "stages": 2},
         "ZeRO-3 2 x tensor 2 x expert 2": {**full, **tensor, "expert": 2},
         "tensor 2 x pipeline 2 x expert 2": {**tensor, "stages": 2, "expert": 2},
     }
