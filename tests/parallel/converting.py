@@ -28,7 +28,7 @@ def convert_along(rank_info: RankInfo, kinds: list[str], layout: dict[str, Any])
         engine = parallelize(build_model(SIZES, 64), parallel(rank_info, **layout), CPU, world)
         optimizer, owners = made(engine, kinds[0])
         fill(state_shards(optimizer, owners.shards))
-        size = update_size(optimizer, world)
+        size = update_size(optimizer, owners.shards, world)
         for kind in kinds[1:]:
             following, following_owners = made(engine, kind)
             convert_state(optimizer, owners.shards, following, following_owners.shards, world)

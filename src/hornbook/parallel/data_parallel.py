@@ -32,6 +32,7 @@ from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_
 from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.step_clock import StepClock, TimedAllGather, TimedReduceScatter
+from hornbook.parallel.tensor.partial import Partial, add_partial
 from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World
 
 BUCKET_BYTES = 25 << 20
@@ -47,6 +48,8 @@ class SingleProcess:
         self.model, self.clock = model, StepClock(world.device)
         self.module: Callable[..., Any] = model
         """Called for a training forward pass."""
+        self.partial: Partial = {}
+        """Gradients that ranks of the axis `tensor` add up once those of other tokens are summed."""
         self.shards: dict[str, ParameterShard] = local_shards(dict(model.named_parameters()), divisions, world)
 
     def zero_gradients(self) -> None:
@@ -142,6 +145,7 @@ class Summed(SingleProcess):
     def finish_gradients(self) -> None:
         with self.clock.phase("communication"):
             sum_gradients(self.shards, self._world, TOKENS)
+            add_partial(self.shards, self.partial, self._world)
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
         with self.clock.phase("communication"):
@@ -189,7 +193,7 @@ class FSDP(SingleProcess):
     def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
         assert world.mesh is not None
         self.model = self.module = model
-        self.clock = StepClock(world.device)
+        self.clock, self.partial = StepClock(world.device), {}
         self._world, self._config = world, config
         self._reduce_scatter = ExactReduceScatter()
         for module in self._fsdp_modules:
@@ -246,6 +250,9 @@ class FSDP(SingleProcess):
         if self._world.axis_size(BESIDE_FSDP) > 1:
             with self.clock.phase("communication"):
                 sum_gradients(self.shards, self._world, BESIDE_FSDP)
+        if self.partial:
+            with self.clock.phase("communication"):
+                add_partial(self.shards, self.partial, self._world)
 
     def all_reduce(self, gradients: list[Tensor]) -> None:
         if self._reduce_scatter.is_empty and self._world.axis_size(["shard"]) == 1:
