@@ -83,6 +83,16 @@ class Run:
     """A model of `tests.parallel.families` and its batches, instead of the decoder of this file and random ones."""
     corpus: str = ""
     """The data folder that a family's batches come from."""
+    tensor: int = 1
+    """Ranks that divide the model's matrices."""
+    parts: bool = False
+    """They divide time too, between matrices (`parallel.sequence`)."""
+    model: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of the decoder besides those of this file."""
+    vocab: int = VOCAB
+    """Rows of its embedding; tokens are below VOCAB."""
+    gradients: bool = False
+    """Compare the gradients of the first step too."""
     copies: int = 1
     """Ranks along the axis `tensor`, of which the engine knows nothing yet: all of them compute the same."""
     host: bool = False
@@ -93,7 +103,7 @@ class Run:
     @property
     def alone(self) -> "Run":
         """The same in one process."""
-        return replace(self, world=1, shard="none", replicas=1)
+        return replace(self, world=1, shard="none", replicas=1, tensor=1, parts=False)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -119,6 +129,8 @@ class Result:
     scales: list[float]
     """Of the loss, after each step."""
     weights: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    """Of the first step, before clipping, where the run asks for them."""
     seconds: list[float]
     """Of each step, on the slowest rank."""
     cpu_seconds: list[float]
@@ -133,18 +145,22 @@ class Difference:
     norms: float
     weights: float
     """Of the largest deviation within a parameter to its largest weight."""
+    gradients: float = 0.0
+    """Likewise, of the gradients of the first step."""
 
 
 def perform(run_ranks: Any, run: Run, folder: Path, limit: float = LIMIT_SECONDS) -> Result:
     """The run, on forked ranks; `folder` must be new."""
     folder.mkdir()
-    ranks = run_ranks(ADDRESS, run.world * run.copies, asdict(run), str(folder), limit=limit)
+    ranks = run_ranks(ADDRESS, run.world * run.tensor * run.copies, asdict(run), str(folder), limit=limit)
     told = [{name: rank[name] for name in TOLD} for rank in ranks]
     assert told == told[:1] * len(told), "ranks disagree"
     seconds = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
     cpu_seconds = [sum(times) for times in zip(*(rank["cpu_seconds"] for rank in ranks), strict=True)]
-    weights = assemble(folder, [rank["shards"] for rank in ranks])
-    return Result(**told[0], weights=weights, seconds=seconds, cpu_seconds=cpu_seconds)
+    shards = [rank["shards"] for rank in ranks]
+    weights = assemble(folder, shards)
+    gradients = assemble(folder, shards, "gradients-") if run.gradients else {}
+    return Result(**told[0], weights=weights, gradients=gradients, seconds=seconds, cpu_seconds=cpu_seconds)
 
 
 def compare(found: Result, expected: Result) -> Difference:
@@ -154,12 +170,15 @@ def compare(found: Result, expected: Result) -> Difference:
     the bias of keys adds the same to all scores of a query, which the softmax takes away. They begin at zero and stay
     near it, so that relative to their own size two runs differ by 100 % and more.
     """
-    assert found.weights.keys() == expected.weights.keys()
-    weights = max(
-        float((found.weights[name] - weight).abs().max() / weight.abs().max().clamp(min=1e-6))
-        for name, weight in expected.weights.items()
-    )
-    return Difference(_relative(found.losses, expected.losses), _relative(found.norms, expected.norms), weights)
+    weights, gradients = _deviation(found.weights, expected.weights), _deviation(found.gradients, expected.gradients)
+    losses, norms = _relative(found.losses, expected.losses), _relative(found.norms, expected.norms)
+    return Difference(losses, norms, weights, gradients)
+
+
+def _deviation(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    pairs = ((found[name], each) for name, each in expected.items())
+    return max((float((own - each).abs().max() / each.abs().max().clamp(min=1e-6)) for own, each in pairs), default=0.0)
 
 
 def same_bits(found: Result, expected: Result) -> bool:
@@ -182,6 +201,8 @@ def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> di
             "replicas": run.replicas,
             "exact": run.exact,
             "recompute": run.recompute,
+            "tensor": run.tensor,
+            "sequence": run.parts,
         }
     )
     if run.copies > 1:
@@ -192,7 +213,7 @@ def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> di
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision, "loss": loss})
     with distributed(config, train, rank_info) as world:
         engine = make_engine(run, config, train, world)
-        result = train_steps(engine, run, world)
+        result = train_steps(engine, run, world, folder)
         save_file({name: shard.tensor.detach() for name, shard in engine.shards.items()}, f"{folder}/{world.rank}")
         shards = {name: (shard.shape, shard.start, shard.is_primary) for name, shard in engine.shards.items()}
         return {**result, "shards": shards}
@@ -205,19 +226,19 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
     else:
         mlp = EXPERTS if run.experts else GLUConfig()
         sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
-        vocab = VOCAB
+        sizes, vocab = ModelConfig.model_validate({**sizes.model_dump(), **run.model}), run.vocab
     model = build_model(sizes, vocab)
     if run.precision == "fp64":
         model.double()
     engine = parallelize(model, config, train, world)
     if run.precision == "fp64":
         model.compute_dtype = torch.float64
-    engine.load_stream(initial_values(model, sizes, seed=3))
+    engine.load_stream(initial_values(build_model(sizes, vocab), sizes, seed=3))
     return engine
 
 
-def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]]:
-    """Losses, norms and seconds of every step."""
+def train_steps(engine: Engine, run: Run, world: World, folder: str = "") -> dict[str, list[float]]:
+    """Losses, norms and seconds of every step; gradients of the first go to `folder`."""
     config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3, **run.settings})
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     roles = parameter_roles(engine.model)
@@ -236,6 +257,10 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
         begun, cpu_begun = time.perf_counter(), time.process_time()
         engine.zero_gradients()
         sums = engine.forward_backward(mine, total, (SEED, step))
+        if run.gradients and step == 0:
+            tensors = {name: shard.tensor for name, shard in engine.shards.items()}
+            found = {name: torch.zeros_like(each) if each.grad is None else each.grad for name, each in tensors.items()}
+            save_file({name: each.detach().clone() for name, each in found.items()}, f"{folder}/gradients-{world.rank}")
         norm = engine.clip_gradients(CLIPS[run.clip])
         applied = engine.step(optimizer)
         scale = engine.scaler.scale if engine.scaler else 1.0
@@ -281,9 +306,9 @@ def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
     return batches
 
 
-def assemble(folder: Path, shards: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+def assemble(folder: Path, shards: list[Mapping[str, Any]], before: str = "") -> dict[str, Tensor]:
     """Whole weights out of what the primary replicas wrote; every element must have one, and copies must be equal."""
-    files = [load_file(folder / str(rank)) for rank in range(len(shards))]
+    files = [load_file(folder / f"{before}{rank}") for rank in range(len(shards))]
     whole = {
         name: torch.full(shape, torch.nan, dtype=files[0][name].dtype) for name, (shape, _, _) in shards[0].items()
     }
