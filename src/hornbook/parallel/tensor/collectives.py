@@ -139,7 +139,9 @@ def _summed(x: Tensor, world: World) -> Tensor:
 
 
 def _joined(x: Tensor, time: int, world: World) -> Tensor:
-    return torch.cat(world.all_gather(x, AXIS), 1)[:, :time]
+    length = x.shape[1]
+    parts = world.all_gather(x, AXIS)
+    return torch.cat([part[:, : max(time - length * i, 0)] for i, part in enumerate(parts)], 1)
 
 
 def _own(x: Tensor, world: World, *, sums: bool) -> Tensor:
