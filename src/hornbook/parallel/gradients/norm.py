@@ -57,12 +57,9 @@ def sum_of_shards(
     `value` gives a float64 scalar for some of the tensors; that of all is the sum of those of parts.
     """
     sums = {axes: torch.zeros((), dtype=torch.float64, device=world.device) for axes in divisions_of(world)}
-    by_axes = dict[tuple[Axis, ...], list[Tensor]]()
-    for shard, tensor in pairs:
-        if shard.copy == 0:
-            wide = tuple(axis for axis in shard.axes if world.axis_size([axis]) > 1)
-            by_axes.setdefault(wide, []).append(tensor)
-    sums |= {axes: value(counted) for axes, counted in by_axes.items()}
+    for axes in sums:
+        if counted := [tensor for shard, tensor in pairs if shard.axes == axes and shard.copy == 0]:
+            sums[axes] = value(counted)
     return torch.stack([*sum_over_axes(sums, world).values()]).sum()
 
 
