@@ -13,6 +13,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention": FULL | {"kv_heads": 2, "qk_norm": "head", "sinks": True, "softcap": 5.0, "window": 7},
         "block": {"kind": "sandwich"},
         "norm": {"kind": "rms_offset"},
+        "position": {"kind": "learned", "length": 64},
         "head": {"kind": "lm", "tied": True, "softcap": 3.0},
     },
     "olmo": {
@@ -26,7 +27,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "block": {"kind": "parallel"},
         "mlp": {"kind": "mlp", "bias": True, "hidden": 131},
         "norm": {"kind": "layer"},
-        "position": {"kind": "learned", "length": 64},
         "head": {"kind": "lm", "tied": False, "bias": True},
         "embedding": {"width": 20, "types": 2},
     },
@@ -42,5 +42,5 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variant(name: str) -> dict[str, Any]:
-    """Settings of a model of two layers, four heads and width 64, for `Run.model`."""
-    return {"heads": 4, **VARIANTS[name]}
+    """Settings of a model of two layers, four heads and width 64, for `Run.sizes`."""
+    return {"heads": 4, "vocab": VOCAB, **VARIANTS[name]}
