@@ -1,4 +1,4 @@
-"""`hornbook train --parallel.tensor 2`: trained, sampled, evaluated, saved; resumed on one rank, and on others again."""
+"""`hornbook train --parallel.tensor 2`: trained, evaluated, saved; resumed on one rank, and on others again."""
 
 import json
 from collections.abc import Callable
@@ -62,7 +62,9 @@ def test_tensor_ranks_come_and_go(tmp_path: Path, go: Callable[..., str], branch
     assert found == {name: pytest.approx(loss, rel=1e-4) for name, loss in expected.items()}
 
 
-def test_heads_that_do_not_divide_are_refused(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) -> None:
+def test_heads_that_do_not_divide_are_refused(
+    launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path
+) -> None:
     words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, "model.heads=3", "model.width=48"]
     started = launcher.start([*words, "parallel.tensor=2"], tmp_path / "run.log")
     assert started.wait() == Exit.USAGE

@@ -12,7 +12,7 @@ from hornbook.optim.swap import convert, direction
 from hornbook.parallel.gradients.norm import sum_of_shards
 from hornbook.parallel.owners import SHARING
 from hornbook.parallel.shard import ParameterShard
-from hornbook.parallel.world import World
+from hornbook.parallel.world import World, others
 
 Declared = dict[str, tuple[StateTensor, Tensor]]
 
@@ -79,8 +79,7 @@ def _gather(declared: StateTensor, tensor: Tensor, shard: ParameterShard, world:
     """The whole state tensor on every rank: the first of those that hold a value gives it, bit for bit."""
     whole = tensor.new_zeros(declared.shape(shard.shape))
     first = all(shard.start[dim] == 0 and shard.tensor.shape[dim] for dim in declared.dropped_dims(len(shard.shape)))
-    others = tuple(axis for axis in SHARING if axis not in shard.axes)  # whose ranks hold the same
-    first = first and shard.copy == 0 and world.axis_rank(others) == 0
+    first = first and shard.copy == 0 and world.axis_rank(others(SHARING, shard.axes)) == 0
     if first and prod(shard.tensor.shape) and tensor.numel():
         whole[_region(declared, shard, tensor)] = tensor
     # A sum of bytes of which all but one are zero.

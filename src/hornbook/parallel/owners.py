@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hornbook.optim.config.rule import Shape
 from hornbook.parallel.shard import ParameterShard, assign_primaries
-from hornbook.parallel.world import Axis, World
+from hornbook.parallel.world import Axis, World, wide_axes
 
 SHARING: tuple[Axis, ...] = ("shard", "tensor")
 """Axes whose ranks share parameters; some they all hold whole."""
@@ -55,7 +55,7 @@ class Owners:
         self.shards, self._owned = dict(self._shards), []
         sizes = {name: prod(self.shards[name].shape) for name in names}
         owners = assign_primaries(sizes, self._world.axis_size(SHARING))
-        sharing = tuple(axis for axis in SHARING if self._world.axis_size([axis]) > 1)
+        sharing = wide_axes(SHARING, self._world.sizes)
         for name in names:
             owned = self._own(self.shards[name], owners[name])
             self._owned.append(owned)

@@ -26,6 +26,8 @@ def tensor_problems(
         yield "parallel.tensor", f"a vocabulary of {model.vocab} is less than {ranks} ranks: take fewer"
     if parallel.sequence and "batch" in {model.norm.kind, *(each.kind for each in _own_norms(model))}:
         yield "parallel.sequence", 'a norm of kind "batch" needs whole rows: leave it false'
+    if parallel.sequence and parallel.context.ranks > 1:
+        yield "parallel.sequence", "rows that parallel.context divides are not divided again: leave it false"
     kinds = [step.kind for step in surgery if step.kind in CHANGING]
     if kinds:
         yield "parallel.tensor", f"layers with {kinds[0]} (surgery) cannot be divided: leave it 1, or take shard"

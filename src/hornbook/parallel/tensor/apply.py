@@ -14,13 +14,15 @@ from hornbook.errors import UsageError
 from hornbook.model.attention.attention import FullAttention
 from hornbook.model.attention.latent import LatentAttention
 from hornbook.model.attention.position import Alibi, RelativeBuckets
+from hornbook.model.config.mlp import Activation
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.embedding import Embedding
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.norm import RMSNorm, widened
 from hornbook.model.mlp.experts import Experts
-from hornbook.model.mlp.grouped import grouped_glu
+from hornbook.model.mlp.grouped import GroupedProduct, Weights
+from hornbook.model.mlp.mlp import Blend
 from hornbook.model.transformer import Stack, Transformer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.shard import Divisions
@@ -38,7 +40,7 @@ BY_HEADS = (FullAttention, LatentAttention)
 
 def apply_tensor(model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> Partial:
     """Divide a model; returns which gradients ranks have parts of (`partial.py`). It may be on meta."""
-    if world.axis_size(AXIS) == 1:
+    if config.tensor == 1:
         return {}
     return _Application(model, world, config, divisions).run()
 
@@ -85,7 +87,7 @@ class _Application:
         for name, _ in self._model.named_parameters():
             if name.startswith(begins) and not name.startswith(inside) and name not in self._divider.cut_names:
                 self._partial[name] = 0, 1
-        modules = [
+        modules: list[nn.Module] = [
             module
             for name, module in self._model.named_modules()
             if name.startswith(begins[0]) and not f"{name}.".startswith(inside)
@@ -123,7 +125,7 @@ class _Application:
         else:
             self._divider.cut(path, table, {})
         if isinstance(part, Experts):
-            part.product = functools.partial(_divided_product, self._world)
+            part.product = functools.partial(_divided_product, self._world, part.product)
             if part.shared is not None:
                 self._divide_part(part.shared, f"{path}.shared", None)
         self._hang(part, table, None if table.whole_time else timeline)
@@ -209,7 +211,14 @@ def _normalised(norm: RMSNorm, world: World, width: int, x: Tensor) -> Tensor:
     return (wide * torch.rsqrt(squares / width + norm.eps) * norm.weight).to(x.dtype)
 
 
-def _divided_product(world: World, x: Tensor, experts: Tensor, weights: Tensor, *rest: object) -> Tensor:
-    """`grouped_glu` of experts of which each rank has a part of the inner width."""
-    return reduce(grouped_glu(copy(x, world), experts, copy(weights, world), *rest), world)
-
+def _divided_product(
+    world: World,
+    product: GroupedProduct,
+    x: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    matrices: Weights,
+    activation: Activation | Blend = "silu",
+) -> Tensor:
+    """What experts answer of which each rank has a part of the inner width."""
+    return reduce(product(copy(x, world), experts, copy(weights, world), matrices, activation), world)

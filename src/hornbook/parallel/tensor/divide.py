@@ -9,7 +9,7 @@ from torch import nn
 from hornbook.errors import UsageError
 from hornbook.parallel.shard import Division, Divisions
 from hornbook.parallel.tensor.tables import Table, Unit
-from hornbook.parallel.world import AXES
+from hornbook.parallel.world import AXES, Axis
 
 
 class Portion(NamedTuple):
@@ -24,7 +24,8 @@ class Portion(NamedTuple):
 def portion(count: int, ranks: int, rank: int, *, copies: bool = False) -> Portion:
     """Neighbours, as many as others have or one more; with `copies`, one that several ranks have."""
     if copies and count < ranks:
-        return Portion(*(rank * count // ranks + i for i in (0, 1)), rank % (ranks // count))
+        first = rank * count // ranks
+        return Portion(first, first + 1, rank % (ranks // count))
     share, over = divmod(count, ranks)
     first = rank * share + min(rank, over)
     return Portion(first, first + share + (rank < over))
@@ -78,8 +79,8 @@ class Divider:
             self.copies[name] = mine.first, count
         known = self._divisions.get(name) or Division(shape, (0,) * len(shape), ())
         start = tuple(first + size * mine.first * (each == dim) for each, first in enumerate(known.start))
-        axes = tuple(axis for axis in AXES if axis == "tensor" or axis in known.axes)
-        self._divisions[name] = Division(known.shape, start, axes, mine.copy)
+        axes: list[Axis] = [axis for axis in AXES if axis == "tensor" or axis in known.axes]
+        self._divisions[name] = Division(known.shape, start, tuple(axes), mine.copy)
         value = parameter.detach().narrow(dim, size * mine.first, size * (mine.last - mine.first)).clone()
         module.register_parameter(own, nn.Parameter(value, requires_grad=parameter.requires_grad))
         self.cut_names.add(name)

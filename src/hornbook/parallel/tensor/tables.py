@@ -14,12 +14,15 @@ Unit = Literal["heads", "kv_heads", "hidden", "vocabulary"]
 one value of the inner width of an MLP; a token."""
 
 
+Cuts = Mapping[str, tuple[int, Unit]]
+"""Glob over names of parameters -> the dim that is divided, and by what."""
+
+
 @dataclass(frozen=True)
 class Table:
     """How a kind of part is divided."""
 
-    cuts: Mapping[str, tuple[int, Unit]]
-    """Glob over names of parameters -> the dim that is divided, and by what."""
+    cuts: Cuts
     enters: tuple[str, ...] = ()
     """Linear layers whose input goes to all ranks: it is the same on each, and each uses it for other outputs."""
     remembers: tuple[str, ...] = ()
@@ -30,8 +33,13 @@ class Table:
     """Whether the part needs whole rows and gives them, where the residual stream is divided by time."""
 
 
-_HEADS = {"query.*": (0, "heads"), "key.*": (0, "kv_heads"), "value.*": (0, "kv_heads"), "out.weight": (1, "heads")}
-_LATENT = {"kv_up.weight": (0, "heads"), "out.weight": (1, "heads")}
+_HEADS: Cuts = {
+    "query.*": (0, "heads"),
+    "key.*": (0, "kv_heads"),
+    "value.*": (0, "kv_heads"),
+    "out.weight": (1, "heads"),
+}
+_LATENT: dict[str, tuple[int, Unit]] = {"kv_up.weight": (0, "heads"), "out.weight": (1, "heads")}
 
 TABLES: dict[str, Table] = {
     "FullAttention": Table(_HEADS, enters=("query", "key", "value"), leaves=("out",)),

@@ -47,12 +47,14 @@ class Vocabulary:
             own = logits(hidden)
             filled = nn.functional.pad(own, (0, self.most - own.shape[-1]))
             parts = self._world.all_gather(filled, AXIS)
-            sizes = [each.last - each.first for each in (portion(self._size, self._ranks, i) for i in range(self._ranks))]
+            sizes = [
+                each.last - each.first for each in (portion(self._size, self._ranks, i) for i in range(self._ranks))
+            ]
             return torch.cat([part[..., :size] for part, size in zip(parts, sizes, strict=True)], -1)
 
         return gather
 
-    @torch.compiler.disable
+    @torch.compiler.disable()
     def loss_and_grad_(
         self, logits: Float[Tensor, "rows own"], targets: Tensor, weights: Tensor, grad: bool, terms: LossTerms = PLAIN
     ) -> tuple[Tensor, Tensor | None]:
