@@ -39,13 +39,13 @@ _HEADS: Cuts = {
     "value.*": (0, "kv_heads"),
     "out.weight": (1, "heads"),
 }
-_LATENT: dict[str, tuple[int, Unit]] = {"kv_up.weight": (0, "heads"), "out.weight": (1, "heads")}
+_LATENT: Cuts = {"kv_up.weight": (0, "heads"), "out.weight": (1, "heads")}
 
 TABLES: dict[str, Table] = {
     "FullAttention": Table(_HEADS, enters=("query", "key", "value"), leaves=("out",)),
     "CrossAttention": Table(_HEADS, enters=("query",), remembers=("key", "value"), leaves=("out",)),
     "LatentAttention": Table(
-        _LATENT | {"query_up.weight": (0, "heads")}, enters=("query_up",), leaves=("out",), whole_time=True
+        {**_LATENT, "query_up.weight": (0, "heads")}, enters=("query_up",), leaves=("out",), whole_time=True
     ),
     "MLP": Table({"up.*": (0, "hidden"), "down.weight": (1, "hidden")}, enters=("up",), leaves=("down",)),
     "GLU": Table(
@@ -60,7 +60,7 @@ TABLES: dict[str, Table] = {
 }
 """Class of a part -> its table."""
 
-DIRECT_LATENT = Table(_LATENT | {"query.weight": (0, "heads")}, enters=("query",), leaves=("out",), whole_time=True)
+DIRECT_LATENT = Table({**_LATENT, "query.weight": (0, "heads")}, enters=("query",), leaves=("out",), whole_time=True)
 """Of `LatentAttention` whose queries have no latent."""
 FULL_NORMS = Table({"query_norm.weight": (0, "heads"), "key_norm.weight": (0, "kv_heads")})
 """Norms over all heads together."""
