@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
 from hornbook.model.transformer import Transformer
@@ -216,11 +215,10 @@ class FSDP(SingleProcess):
             name: nn.Parameter(each._local_tensor.detach(), requires_grad=each.requires_grad)
             for name, each in self._parameters.items()
         }
+        # Chunks of rows, the last ones short or empty.
+        ranks, rank = self._world.axis_size(["shard"]), self._world.axis_rank(["shard"])
         sharded = {
-            name: (
-                tuple(each.shape),
-                compute_local_shape_and_global_offset(each.shape, each.device_mesh, each.placements)[1],
-            )
+            name: (tuple(each.shape), (min(-(-len(each) // ranks) * rank, len(each)), *(0 for _ in each.shape[1:])))
             for name, each in self._parameters.items()
         }
         return local_shards(local, divisions, self._world, sharded)
