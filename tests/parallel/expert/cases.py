@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hornbook.model.mlp import grouped
 from hornbook.model.mlp.grouped import Weights, grouped_glu
@@ -147,7 +148,7 @@ def foresee(_: RankInfo, ranks: int, experts: int, tokens: int) -> list[list[int
     def even(numbers: Tensor, count: int) -> grouped.DispatchPlan:
         """Tokens have no experts here, so each expert gets as many."""
         share, over = divmod(numbers.numel(), count)
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             counts = torch.tensor([share + (number < over) for number in range(count)])
         return original(numbers, count)._replace(counts=counts)
 

@@ -101,7 +101,9 @@ class Dispatcher:
         rows, row_weights = Dispatch.apply(x, weights, self._exchange, route)
         share = -(-active // most)
         local = self._exchange.there(experts[numbers], route.table)[:, :share]
-        return Combine.apply(grouped_glu(rows, local, row_weights[:, :share], matrices, activation), self._exchange, route)
+        return Combine.apply(
+            grouped_glu(rows, local, row_weights[:, :share], matrices, activation), self._exchange, route
+        )
 
     def _local(self, experts: Int[Tensor, "copies active"]) -> Int[Tensor, "copies active"]:
         """Numbers among this rank's experts; their count where an expert is another rank's, or none."""
