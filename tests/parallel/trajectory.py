@@ -87,13 +87,21 @@ class Run:
     """Ranks along the axis `tensor`, of which the engine knows nothing yet: all of them compute the same."""
     host: bool = False
     """The host updates twins of the parameters (`parallel.offload.host`)."""
+    pipeline: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Of `parallel.pipeline`; `world` counts the ranks of data alone."""
+    layers: int = 2
     spoil: tuple[int, int] | None = None
     """(step, microbatch): there the loss is not a number."""
 
     @property
     def alone(self) -> "Run":
         """The same in one process."""
-        return replace(self, world=1, shard="none", replicas=1)
+        return replace(self, world=1, shard="none", replicas=1, pipeline={})
+
+    @property
+    def ranks(self) -> int:
+        """Of the whole run."""
+        return self.world * self.copies * self.pipeline.get("stages", 1)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -77,6 +77,8 @@ class World:
     """Several axes as one, of `JOINED` those of more than one rank; without such as hold all ranks."""
     store: Store | None = None
     """Small values by name, seen by all ranks; None in a world of one."""
+    opened: list[ProcessGroup] = field(default_factory=list)
+    """Groups of `open_group`."""
 
     @property
     def size(self) -> int:
@@ -120,6 +122,15 @@ class World:
         assert len(wide) == 1 or wide in self.joined, f"there is no group over {axes}"
         assert self.mesh is not None
         return (self.mesh[wide] if len(wide) == 1 else self.joined[wide]).get_group()
+
+    def open_group(self, axes: Sequence[Axis]) -> ProcessGroup:
+        """Another process group of the same ranks as `group`: its messages wait for none of the other's."""
+        ranks = dist.get_process_group_ranks(self.group(axes) or dist.group.WORLD)
+        timeout = datetime.timedelta(seconds=SETUP_SECONDS)
+        group = dist.new_group(ranks, timeout, use_local_synchronization=True)
+        assert isinstance(group, ProcessGroup)
+        self.opened.append(group)
+        return group
 
     def all_reduce_sum(self, tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
         """Sum a tensor over the ranks of some axes, in place; the same bits on each of them."""
@@ -176,7 +187,7 @@ class World:
         if self.size > 1:
             assert self.mesh is not None
             joined = (mesh.get_group() for mesh in self.joined.values())
-            for group in (None, self.group(DATA), *self.mesh.get_all_groups(), *joined):
+            for group in (None, self.group(DATA), *self.mesh.get_all_groups(), *joined, *self.opened):
                 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
