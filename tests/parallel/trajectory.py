@@ -146,7 +146,7 @@ class Difference:
 def perform(run_ranks: Any, run: Run, folder: Path, limit: float = LIMIT_SECONDS) -> Result:
     """The run, on forked ranks; `folder` must be new."""
     folder.mkdir()
-    ranks = run_ranks(ADDRESS, run.world * run.copies, asdict(run), str(folder), limit=limit)
+    ranks = run_ranks(ADDRESS, run.ranks, asdict(run), str(folder), limit=limit)
     told = [{name: rank[name] for name in TOLD} for rank in ranks]
     assert told == told[:1] * len(told), "ranks disagree"
     seconds = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
@@ -190,6 +190,7 @@ def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> di
             "replicas": run.replicas,
             "exact": run.exact,
             "recompute": run.recompute,
+            "pipeline": run.pipeline,
         }
     )
     if run.copies > 1:
@@ -212,7 +213,7 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
         sizes, vocab = families.model_config(run.family), families.VOCAB
     else:
         mlp = EXPERTS if run.experts else GLUConfig()
-        sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
+        sizes = ModelConfig(layers=run.layers, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
         vocab = VOCAB
     model = build_model(sizes, vocab)
     if run.precision == "fp64":
@@ -220,21 +221,21 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
     engine = parallelize(model, config, train, world)
     if run.precision == "fp64":
         model.compute_dtype = torch.float64
-    engine.load_stream(initial_values(model, sizes, seed=3))
+    engine.load_stream(initial_values(build_model(sizes, vocab), sizes, seed=3))
     return engine
 
 
 def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]]:
     """Losses, norms and seconds of every step."""
     config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3, **run.settings})
-    shapes = {name: shard.shape for name, shard in engine.shards.items()}
+    shapes = engine.shapes
     roles = parameter_roles(engine.model)
     engine.penalties.names = decaying(roles, config)
     whole = HostUpdate(engine.owners, world.device) if run.host else engine.owners
     optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, whole)
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     for step in range(run.steps):
-        grid = _grid(run, step)[:: -1 if run.backwards else 1]
+        grid = grid_of(run, step)[:: -1 if run.backwards else 1]
         grid = grid[run.rotated :] + grid[: run.rotated]
         total = sum(float(batch.weights.sum()) for batch in grid)
         if run.spoil is not None and run.spoil[0] == step:
@@ -254,7 +255,8 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
     return told
 
 
-def _grid(run: Run, step: int) -> list[Batch]:
+def grid_of(run: Run, step: int) -> list[Batch]:
+    """The microbatches of a step, of all ranks."""
     if run.family:
         return families.grid(run.family, run.corpus, step, run.microbatches, run.sequence)
     return microbatches(step, run.microbatches, run.sequence)
@@ -293,7 +295,9 @@ def assemble(folder: Path, shards: list[Mapping[str, Any]]) -> dict[str, Tensor]
     """Whole weights out of what the primary replicas wrote; every element must have one, and copies must be equal."""
     files = [load_file(folder / str(rank)) for rank in range(len(shards))]
     whole = {
-        name: torch.full(shape, torch.nan, dtype=files[0][name].dtype) for name, (shape, _, _) in shards[0].items()
+        name: torch.full(shape, torch.nan, dtype=files[rank][name].dtype)
+        for rank, each in enumerate(shards)
+        for name, (shape, _, _) in each.items()
     }
     parts = []
     for rank, tensors in enumerate(files):

@@ -108,7 +108,7 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
-    shapes = {name: shard.shape for name, shard in engine.shards.items()}
+    shapes = engine.shapes
 
     def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
         whole = hosted(owners, config, parallel.offload, world.device)
