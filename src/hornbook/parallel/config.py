@@ -93,6 +93,16 @@ class PipelineConfig(Config):
     """First block of each stage but the first, those of an encoder counted before the others; empty: evenly by
     operations, the head's included."""
 
+    @property
+    def chunks_per_rank(self) -> int:
+        """Stages that each rank holds."""
+        return self.chunks if self.schedule == "interleaved" else 2 if self.schedule in ("zbv", "dualpipev") else 1
+
+    @property
+    def all_stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self.stages * self.chunks_per_rank
+
 
 class ContextConfig(Config):
     """Sequences divided over ranks, which exchange what attention needs."""

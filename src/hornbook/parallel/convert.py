@@ -1,6 +1,7 @@
 """The state of one optimizer as the state of another on all ranks, however either is divided over them."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from math import prod
 
 import torch
@@ -44,18 +45,20 @@ def convert_state(
                 tensor.copy_(made[key][_region(declared, new_shards[name], tensor)])
 
 
-def update_size(optimizer: Optimizer, world: World) -> float:
+def update_size(optimizer: Optimizer, world: World, copies: Collection[str] = ()) -> float:
     """Root of the sum of squares of the next update (`optim.swap.direction`), over all parameters of all ranks.
 
-    0.0 where it is not known for some rule.
+    0.0 where it is not known for some rule. copies: parameters that another stage counts.
     """
     squares = torch.zeros((), dtype=torch.float64, device=world.device)
-    for rule, tensors in _by_parameter(optimizer).values():
+    for name, (rule, tensors) in _by_parameter(optimizer).items():
         update = direction(rule, _values(tensors))
-        if update is None:
-            return 0.0
-        squares += update.double().square().sum()
-    return float(world.all_reduce_sum(squares, SHARING).sqrt())
+        if update is None:  # ranks may have other rules: all of them sum
+            squares += torch.nan
+        elif name not in copies:
+            squares += update.double().square().sum()
+    size = float(world.all_reduce_sum(squares, ("pipeline", *SHARING)).sqrt())
+    return 0.0 if math.isnan(size) else size
 
 
 def _by_parameter(optimizer: Optimizer) -> dict[str, tuple[UpdateRule, Declared]]:

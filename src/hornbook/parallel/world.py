@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from hornbook.kernels.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import TrainConfig
 
+Value = TypeVar("Value")
 Axis = Literal["pipeline", "replica", "shard", "context", "tensor", "expert"]
 AXES: tuple[Axis, ...] = ("pipeline", "replica", "shard", "context", "tensor", "expert")
 """Outermost first: ranks that differ in the last axis alone have neighbouring numbers."""
@@ -152,6 +153,14 @@ class World:
         parts = [torch.empty_like(tensor) for _ in range(self.axis_size(axes))]
         dist.all_gather(parts, tensor.contiguous(), group=self.group(axes))
         return parts
+
+    def all_gather_values(self, value: Value, axes: Sequence[Axis]) -> list[Value]:
+        """A small value from every rank of some axes, in the order of ranks."""
+        if self.axis_size(axes) == 1:
+            return [value]
+        found: list[Any] = [None] * self.axis_size(axes)
+        dist.all_gather_object(found, value, group=self.group(axes))
+        return found
 
     def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over all ranks: what any rank wants, all do."""

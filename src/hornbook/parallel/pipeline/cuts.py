@@ -7,7 +7,6 @@ from hornbook.errors import UsageError
 from hornbook.model.config.flops import block_costs
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.pipeline.schedules import num_stages
 
 Bounds = tuple[int, ...]
 """First block of each stage, then the number of blocks; those of an encoder come first."""
@@ -43,9 +42,8 @@ def cut_by_cost(costs: Sequence[float], stages: int, last: float = 0.0) -> Bound
 def stage_costs(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequence: int) -> tuple[Bounds, list[float]]:
     """The cut of a configuration, and the cost of each stage as a share of the mean rank's."""
     pipeline = parallel.pipeline
-    stages = num_stages(pipeline.schedule, pipeline.stages, pipeline.chunks)
     costs, head = block_costs(model, vocab, sequence)
-    bounds = (0, *pipeline.cuts, len(costs)) if pipeline.cuts else cut_by_cost(costs, stages, head)
+    bounds = (0, *pipeline.cuts, len(costs)) if pipeline.cuts else cut_by_cost(costs, pipeline.all_stages, head)
     found = [sum(costs[first:end]) for first, end in zip(bounds, bounds[1:], strict=False)]
     found[-1] += head
     return bounds, [each * pipeline.stages / sum(found) for each in found]

@@ -43,16 +43,6 @@ Order = list[Action]
 """What a rank computes, one after the other."""
 
 
-def chunks_of(schedule: Schedule, chunks: int) -> int:
-    """Stages of each rank; `chunks` is what `interleaved` asks for."""
-    return chunks if schedule == "interleaved" else 2 if schedule in V_SHAPED else 1
-
-
-def num_stages(schedule: Schedule, ranks: int, chunks: int) -> int:
-    """Stages of the whole pipeline."""
-    return ranks * chunks_of(schedule, chunks)
-
-
 def rank_of(schedule: Schedule, stage: int, ranks: int) -> int:
     """The rank that holds a stage."""
     return min(stage, 2 * ranks - 1 - stage) if schedule in V_SHAPED else stage % ranks
@@ -60,11 +50,11 @@ def rank_of(schedule: Schedule, stage: int, ranks: int) -> int:
 
 def stages_of(schedule: Schedule, rank: int, ranks: int, chunks: int) -> list[int]:
     """The stages that a rank holds, in the order of the model."""
-    return [stage for stage in range(num_stages(schedule, ranks, chunks)) if rank_of(schedule, stage, ranks) == rank]
+    return [stage for stage in range(ranks * chunks) if rank_of(schedule, stage, ranks) == rank]
 
 
 def plan(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> list[Order]:
-    """The order of every rank."""
+    """The order of every rank, which holds `chunks` stages (`PipelineConfig.chunks_per_rank`)."""
     return [rank_order(schedule, rank, ranks, chunks, microbatches) for rank in range(ranks)]
 
 

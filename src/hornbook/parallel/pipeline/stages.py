@@ -18,7 +18,7 @@ from hornbook.model.layers.embedding import InputLayers
 from hornbook.model.transformer import Source, Stack, Transformer, add_auxiliary
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.pipeline.cuts import Bounds, cut_by_cost
-from hornbook.parallel.pipeline.schedules import Schedule, chunks_of, num_stages, rank_of, stages_of
+from hornbook.parallel.pipeline.schedules import Schedule, rank_of, stages_of
 from hornbook.parallel.shard import Division, Divisions
 from hornbook.parallel.world import World
 
@@ -70,11 +70,11 @@ def apply_stages(model: Transformer, world: World, config: ParallelConfig, divis
     pipeline, rank = config.pipeline, world.axis_rank(["pipeline"])
     if pipeline.stages == 1:
         return None
-    schedule, ranks, chunks = pipeline.schedule, pipeline.stages, chunks_of(pipeline.schedule, pipeline.chunks)
+    schedule, ranks, chunks = pipeline.schedule, pipeline.stages, pipeline.chunks_per_rank
     count, encoder = sum(1 for _ in model.all_blocks()), 0 if model.encoder is None else len(model.encoder.blocks)
     bounds = (0, *pipeline.cuts, count)
     if not pipeline.cuts:
-        bounds = cut_by_cost([1.0] * count, num_stages(schedule, ranks, chunks))
+        bounds = cut_by_cost([1.0] * count, pipeline.all_stages)
     places, copies, width = _Places(model, bounds, encoder), dict[str, list[int]](), _width(model)
     for name, parameter in model.named_parameters():
         holders = sorted({rank_of(schedule, stage, ranks) for stage in places.of(name)})
