@@ -123,6 +123,6 @@ def test_messages_and_uneven_stages_take_time() -> None:
 
 def test_blocks_are_cut_by_cost() -> None:
     assert cut_by_cost([1.0] * 8, 4) == (0, 2, 4, 6, 8)
-    assert cut_by_cost([1.0] * 8, 4, last=2.0) == (0, 3, 5, 7, 8)
+    assert cut_by_cost([1.0] * 8, 4, last=2.0) == (0, 2, 4, 7, 8)
     assert cut_by_cost([4.0, 1.0, 1.0, 1.0, 1.0], 2) == (0, 1, 5)
     assert cut_by_cost([1.0] * 5, 5) == (0, 1, 2, 3, 4, 5)
