@@ -85,7 +85,7 @@ class PipelineConfig(Config):
 
     stages: Count = Field(default=1, ge=1)
     """Ranks that the blocks are divided over."""
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"] = "1f1b"
     """Order of forward and backward passes (`hornbook.parallel.pipeline.schedules`); no gradient depends on it."""
     chunks: Count = Field(default=2, ge=2)
     """Stages that each rank holds in turns, of the schedule `interleaved`; `zbv` and `dualpipev` have two."""

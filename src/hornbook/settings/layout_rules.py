@@ -85,7 +85,7 @@ def _check_passes(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tupl
     if train.compile and train.compile_scope == "stack":
         yield "train.compile_scope", 'a stage has some blocks of a stack: take "block"'
     schedule = parallel.pipeline.schedule
-    if schedule not in ("zero-bubble", "zbv", "dualpipev"):
+    if schedule not in ("zb-h1", "zbv", "dualpipev"):
         return
     text, remedy = f'the schedule "{schedule}" runs backward in two parts', 'or the schedule "1f1b" or "interleaved"'
     if train.compile:

@@ -21,9 +21,7 @@ ADDRESS = "tests/parallel/pipeline/staged.py:one_step"
 def one_step(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> dict[str, Any]:
     """On this rank; the gradients of its shards go to `folder`."""
     run = Run(**settings)
-    config = ParallelConfig.model_validate(
-        {"data": run.world, "pipeline": run.pipeline, "recompute": run.recompute, "shard": run.shard}
-    )
+    config = ParallelConfig.model_validate(run.parallel)
     precision = "fp32" if run.precision == "fp64" else run.precision
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision})
     with distributed(config, train, rank_info) as world:

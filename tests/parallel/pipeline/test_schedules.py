@@ -27,7 +27,7 @@ ALL: list[tuple[Schedule, int]] = [
     ("1f1b", 1),
     ("interleaved", 2),
     ("interleaved", 3),
-    ("zero-bubble", 1),
+    ("zb-h1", 1),
     ("zbv", 2),
     ("dualpipev", 2),
 ]
@@ -40,13 +40,13 @@ ALL: list[tuple[Schedule, int]] = [
         ("1f1b", 1, {8: 0.4375, 4: 0.375}, 8),
         ("interleaved", 2, {8: 0.21875, 4: 0.1875}, 11.5),
         ("interleaved", 4, {8: 0.109375, 4: 0.09375}, 9.75),
-        ("zero-bubble", 1, {8: 7 / 48, 4: 0.125}, 8),
+        ("zb-h1", 1, {8: 7 / 48, 4: 0.125}, 8),
         ("zbv", 2, {8: 7 / 96, 4: 0.0625}, 8),
         ("dualpipev", 2, {8: 7 / 96, 4: 0.0625}, 8.5),
     ],
 )
 def test_idle_time_and_memory(schedule: Schedule, chunks: int, share: dict[int, float], most: float) -> None:
-    """Of 8 ranks and 16 microbatches, of 4 and 8: measured in torch 2.13's own orders, but for zero-bubble (formula)."""
+    """Of 8 ranks and 16 microbatches, of 4 and 8: measured in torch 2.13's own orders, but for zb-h1 (formula)."""
     for ranks, expected in share.items():
         assert bubble(simulate(plan(schedule, ranks, chunks, 2 * ranks))) == pytest.approx(expected)
     assert max(most_under_way(order, chunks) for order in plan(schedule, 8, chunks, 16)) == most

@@ -9,7 +9,7 @@ waits for, and W, that of its weights, which nobody waits for.
 | gpipe | all forward, then all backward (Huang et al. 2019, arXiv 1811.06965) | (p - 1) / m |
 | 1f1b | one forward, one backward: at most p microbatches under way (PipeDream-flush, arXiv 2006.09503) | (p - 1) / m |
 | interleaved | 1f1b over several chunks in turns (Narayanan et al. 2021, arXiv 2104.04473) | (p - 1) / (v m) |
-| zero-bubble | 1f1b with W moved to where a rank would wait (ZB-H1; Qi et al. 2024, arXiv 2401.10241) | (p - 1) / (3 m) |
+| zb-h1 | 1f1b with W moved to where a rank would wait (ZB-H1; Qi et al. 2024, arXiv 2401.10241) | (p - 1) / (3 m) |
 | zbv | two chunks that run down the ranks and up again (Qi et al. 2024, arXiv 2405.15362) | (p - 1) / (6 m) |
 | dualpipev | the same; two microbatches cross on each rank (DeepSeek-V3, arXiv 2412.19437) | (p - 1) / (3 m) |
 
@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"]
 V_SHAPED = ("zbv", "dualpipev")
 """Schedules whose second half of stages runs from the last rank back to the first."""
-SPLIT = ("zero-bubble", *V_SHAPED)
+SPLIT = ("zb-h1", *V_SHAPED)
 """Schedules that compute the two parts of backward apart."""
 
 
@@ -69,7 +69,7 @@ def rank_order(schedule: Schedule, rank: int, ranks: int, chunks: int, microbatc
         case "interleaved":
             whole = -(-microbatches // ranks) * ranks  # groups of another size may wait for each other for ever
             return _only(_one_forward_one_backward(rank, ranks, chunks, whole), microbatches)
-        case "zero-bubble":
+        case "zb-h1":
             return _delay_weights(_one_forward_one_backward(rank, ranks, 1, microbatches), rank)
         case "zbv":
             return _only(_zbv(rank, ranks, max(microbatches, 2 * ranks - 1)), microbatches)
