@@ -282,7 +282,9 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
         sizes, vocab = families.model_config(run.family), families.VOCAB
     else:
         mlp = EXPERTS if run.experts else GLUConfig()
-        sizes = ModelConfig(layers=run.layers, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
+        sizes = ModelConfig(
+            layers=run.layers, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp
+        )
         vocab = VOCAB
     model = build_model(sizes, vocab)
     if run.precision == "fp64":

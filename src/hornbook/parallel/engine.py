@@ -299,7 +299,6 @@ class Engine:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
         rows, batch = len(batch.tokens), self._filled(batch)
 
-
         def read(hidden: Tensor) -> tuple[Tensor, ...]:
             return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
 

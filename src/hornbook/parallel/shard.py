@@ -123,7 +123,7 @@ def state_shards(optimizer: Optimizer, shards: Mapping[str, ParameterShard]) -> 
 
 
 def of_all_stages(shards: Mapping[str, Shard], world: World) -> dict[str, tuple[Shape, torch.dtype]]:
-    """Shape of the whole and dtype of each tensor, those that ranks of other stages hold included; all ranks call it."""
+    """Shape of the whole and dtype of each tensor, those of other stages included; every rank calls it."""
     found = {name: (each.shape, each.tensor.dtype) for name, each in shards.items()}
     return {name: each for stage in world.all_gather_values(found, ["pipeline"]) for name, each in stage.items()}
 

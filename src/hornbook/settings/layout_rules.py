@@ -1,6 +1,7 @@
 """Rules of layouts: what the axes of `[parallel]` ask of one another, of the batch, and of the model."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
@@ -69,7 +70,7 @@ def _check_pipeline(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
         yield "parallel.pipeline.stages", f"{more}, and the model has {blocks} blocks: take at most {blocks // each}"
     elif pipeline.cuts:
         bounds = (0, *pipeline.cuts, blocks)
-        rising = all(first < second for first, second in zip(bounds, bounds[1:], strict=False))
+        rising = all(first < second for first, second in pairwise(bounds))
         if len(pipeline.cuts) != stages - 1 or not rising:
             text = f"{list(pipeline.cuts)} is not the first block of each of {stages} stages but the first"
             yield "parallel.pipeline.cuts", f"{text}: give {stages - 1} rising numbers below {blocks}, or none"
@@ -90,6 +91,8 @@ def _check_passes(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tupl
     text, remedy = f'the schedule "{schedule}" runs backward in two parts', 'or the schedule "1f1b" or "interleaved"'
     if train.compile:
         yield "train.compile", f"{text}, which compiled blocks cannot: set it to false, {remedy}"
+    if train.precision == "float8":
+        yield "train.precision", f"{text}, and float8 keeps its scales in one: take bf16, {remedy}"
     if parallel.recompute.kind != "none":
         yield "parallel.recompute", f'{text}, and each would compute blocks again: take "none", {remedy}'
     if getattr(parallel.offload, "activations", False):

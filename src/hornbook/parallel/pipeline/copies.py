@@ -1,7 +1,7 @@
 """Parameters that several stages hold: their gradients are summed, so that the copies stay equal.
 
-A tied embedding lies on the first stage and beside the head on the last one; T5's positions with all blocks. Each holder
-adds the gradients of all holders in the same order: the same bits everywhere, so the optimizers keep them equal.
+A tied embedding lies on the first stage and beside the head on the last one; T5's positions with all blocks. Each
+holder adds the gradients of all holders in the same order: the same bits everywhere, so the optimizers keep them equal.
 """
 
 from collections.abc import Mapping

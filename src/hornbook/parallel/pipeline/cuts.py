@@ -1,7 +1,7 @@
 """Where the blocks of a model are cut into stages: evenly by cost, or as `parallel.pipeline.cuts` says."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import block_costs
@@ -44,7 +44,7 @@ def stage_costs(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequen
     pipeline = parallel.pipeline
     costs, head = block_costs(model, vocab, sequence)
     bounds = (0, *pipeline.cuts, len(costs)) if pipeline.cuts else cut_by_cost(costs, pipeline.all_stages, head)
-    found = [sum(costs[first:end]) for first, end in zip(bounds, bounds[1:], strict=False)]
+    found = [sum(costs[first:end]) for first, end in pairwise(bounds)]
     found[-1] += head
     return bounds, [each * pipeline.stages / sum(found) for each in found]
 

@@ -1,6 +1,7 @@
 """What a pipeline comes to before it runs: its stages, the time in which ranks wait, a chart of its passes."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.config import ParallelConfig
@@ -28,10 +29,7 @@ class PipelinePlan:
     """The rank of each stage."""
 
     def __str__(self) -> str:
-        stages = [
-            f"{first}-{end - 1}" if end - first > 1 else str(first)
-            for first, end in zip(self.bounds, self.bounds[1:], strict=False)
-        ]
+        stages = [f"{first}-{end - 1}" if end - first > 1 else str(first) for first, end in pairwise(self.bounds)]
         held = [
             "+".join(stage for stage, at in zip(stages, self.stage_ranks, strict=True) if at == rank)
             for rank in range(self.ranks)
@@ -44,7 +42,7 @@ class PipelinePlan:
 
     @property
     def warning(self) -> str:
-        """"" unless there are fewer microbatches than ranks."""
+        """ "" unless there are fewer microbatches than ranks."""
         if self.microbatches >= self.ranks:
             return ""
         return (

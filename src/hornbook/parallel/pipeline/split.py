@@ -33,9 +33,13 @@ class WeightGradients:
         """Compute them; the graph is gone afterwards."""
         roots = self.ready
         for node, edges in self.branches.items():
-            given = [(GradientEdge(node, at), each) for at, each in enumerate(self.caught.pop(node)) if each is not None]
+            given = [
+                (GradientEdge(node, at), each) for at, each in enumerate(self.caught.pop(node)) if each is not None
+            ]
             asked = [GradientEdge(*edge) for edge in edges]
-            found = torch.autograd.grad([each for each, _ in given], asked, [each for _, each in given], allow_unused=True)
+            found = torch.autograd.grad(
+                [each for each, _ in given], asked, [each for _, each in given], allow_unused=True
+            )
             roots += [(edge, each) for edge, each in zip(edges, found, strict=True) if each is not None]
         self.branches, self.ready = {}, []
         if roots:
@@ -47,7 +51,9 @@ def gradients_of_inputs(
 ) -> tuple[list[Tensor], WeightGradients]:
     """Gradients of `inputs`, which are leaves, and what is left to compute."""
     rest = WeightGradients()
-    graph = _Graph([get_gradient_edge(each).node for each in outputs], {get_gradient_edge(each).node for each in inputs})
+    graph = _Graph(
+        [get_gradient_edge(each).node for each in outputs], {get_gradient_edge(each).node for each in inputs}
+    )
     rest.branches = graph.branches
     hooks = [node.register_prehook(partial(_catch, rest.caught, node)) for node in rest.branches]
     now = [GradientEdge(leaf, 0) for leaf in graph.now]

@@ -7,6 +7,7 @@ copies are summed (`copies.py`), so they stay equal.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,9 +156,7 @@ class StageModel:
         self._encoder = _part(model, model.encoder, before, inside) if before and model.encoder is not None else None
         self._decoder = _part(model, model, blocks, layout.bounds[-1] - inside) if blocks else None
 
-    def __call__(
-        self, received: Sequence[Tensor], inputs: dict[str, Any]
-    ) -> tuple[tuple[Tensor, ...], Auxiliary]:
+    def __call__(self, received: Sequence[Tensor], inputs: dict[str, Any]) -> tuple[tuple[Tensor, ...], Auxiliary]:
         """(what the stage after gets, and of the last stage the hidden states; auxiliary values of its own blocks)."""
         came, auxiliary = dict(zip(self._names, received, strict=True)), Auxiliary()
         source: Source | None = inputs["source"]
@@ -191,5 +190,9 @@ def _part(model: Transformer, stack: Stack, blocks: range, count: int) -> Transf
         blocks={str(number): stack.blocks[str(number)] for number in blocks},
         norm=stack.norm if blocks.stop == count else None,
     )
-    part.saving, part.compiled = lambda: stack.saving(), stack.compiled
+
+    def saving() -> AbstractContextManager[object]:
+        return stack.saving()  # which may be replaced later
+
+    part.saving, part.compiled = saving, stack.compiled
     return part

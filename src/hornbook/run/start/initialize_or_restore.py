@@ -154,7 +154,7 @@ def _pipeline_lines(job: Job) -> Iterator[str]:
         if pipeline.warning:
             yield f"warning: {pipeline.warning}"
         if recipe.eval.prompt:
-            yield "no samples are made: a model in stages does not generate (`hornbook generate` does, from a checkpoint)"
+            yield "no samples are made: no rank has the whole model; generate from a checkpoint instead"
 
 
 def _mixture(loader: Loader, tokens: int) -> str:
