@@ -89,7 +89,7 @@ class PipelineConfig(Config):
     """Order of forward and backward passes (`hornbook.parallel.pipeline.schedules`); no gradient depends on it."""
     chunks: Count = Field(default=2, ge=2)
     """Stages that each rank holds in turns, of the schedule `interleaved`; `zbv` and `dualpipev` have two."""
-    cuts: tuple[Count, ...] = ()
+    cuts: list[Count] = Field(default_factory=list)
     """First block of each stage but the first, those of an encoder counted before the others; empty: evenly by
     operations, the head's included."""
 

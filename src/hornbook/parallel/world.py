@@ -80,6 +80,8 @@ class World:
     """Small values by name, seen by all ranks; None in a world of one."""
     opened: list[ProcessGroup] = field(default_factory=list)
     """Groups of `open_group`."""
+    timeout: list[float] = field(default_factory=lambda: [SETUP_SECONDS])
+    """Seconds that `set_timeout` gave last."""
 
     @property
     def size(self) -> int:
@@ -127,7 +129,7 @@ class World:
     def open_group(self, axes: Sequence[Axis]) -> ProcessGroup:
         """Another process group of the same ranks as `group`: its messages wait for none of the other's."""
         ranks = dist.get_process_group_ranks(self.group(axes) or dist.group.WORLD)
-        timeout = datetime.timedelta(seconds=SETUP_SECONDS)
+        timeout = datetime.timedelta(seconds=self.timeout[0])
         group = dist.new_group(ranks, timeout, use_local_synchronization=True)
         assert isinstance(group, ProcessGroup)
         self.opened.append(group)
@@ -194,6 +196,7 @@ class World:
 
     def set_timeout(self, seconds: float) -> None:
         """From now on a collective that waits longer fails."""
+        self.timeout[0] = seconds
         if self.size > 1:
             assert self.mesh is not None
             joined = (mesh.get_group() for mesh in self.joined.values())

@@ -55,4 +55,4 @@ def settle_cuts(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequen
     if pipeline.stages == 1 or pipeline.cuts:
         return parallel
     bounds, _ = stage_costs(parallel, model, vocab, sequence)
-    return parallel.model_copy(update={"pipeline": pipeline.model_copy(update={"cuts": bounds[1:-1]})})
+    return parallel.model_copy(update={"pipeline": pipeline.model_copy(update={"cuts": list(bounds[1:-1])})})
