@@ -22,11 +22,12 @@ from hornbook.parallel.config import (
 from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, Summed, shard_model
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
+from hornbook.parallel.expert.divide import apply_experts
 from hornbook.parallel.gradients.norm import Scaler
 from hornbook.parallel.offload.offload import check_offload, map_parameters, offload_activations
 from hornbook.parallel.pipeline.copies import sum_copies
 from hornbook.parallel.pipeline.runner import PipelineRunner
-from hornbook.parallel.pipeline.stages import apply_stages
+from hornbook.parallel.pipeline.stages import apply_stages, record_stages
 from hornbook.parallel.shard import Divisions
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
@@ -65,7 +66,10 @@ def parallelize(
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     divisions: Divisions = {}
     names = loss_names(model)
-    layout = apply_stages(model, world, parallel, divisions)
+    layout = apply_stages(model, world, parallel)
+    apply_experts(model, world, parallel, divisions)
+    if layout is not None:
+        record_stages(model, layout, divisions)
     apply_recompute(model, parallel.recompute)
     check_offload(parallel.offload, world.device)
     offload_activations(model, parallel.offload, world.device)

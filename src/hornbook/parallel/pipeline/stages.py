@@ -8,7 +8,7 @@ copies are summed (`copies.py`), so they stay equal.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -66,7 +66,7 @@ class Layout:
         return ("memory",) if first == self.encoder else ("hidden", "memory")
 
 
-def apply_stages(model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> Layout | None:
+def apply_stages(model: Transformer, world: World, config: ParallelConfig) -> Layout | None:
     """Delete from a model on meta all that other ranks hold; None where `parallel.pipeline.stages` is 1."""
     pipeline, rank = config.pipeline, world.axis_rank(["pipeline"])
     if pipeline.stages == 1:
@@ -77,15 +77,21 @@ def apply_stages(model: Transformer, world: World, config: ParallelConfig, divis
     if not pipeline.cuts:
         bounds = cut_by_cost([1.0] * count, pipeline.all_stages)
     places, copies, width = _Places(model, bounds, encoder), dict[str, list[int]](), _width(model)
-    for name, parameter in model.named_parameters():
+    for name, _ in model.named_parameters():
         holders = sorted({rank_of(schedule, stage, ranks) for stage in places.of(name)})
         if len(holders) > 1:
             copies[name] = holders
-        if rank in holders:
-            shape = tuple(parameter.shape)
-            divisions[name] = Division(shape, (0,) * len(shape), ("pipeline",), holders.index(rank))
     _delete(model, places, set(stages_of(schedule, rank, ranks, chunks)))
     return Layout(schedule, ranks, rank, chunks, bounds, encoder, width, copies)
+
+
+def record_stages(model: Transformer, layout: Layout, divisions: Divisions) -> None:
+    """Add to the divisions by other axes that ranks of other stages hold nothing of a parameter, or a copy."""
+    for name, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
+        known = divisions.get(name) or Division(shape, (0,) * len(shape), ())
+        copy = layout.copies[name].index(layout.rank) if name in layout.copies else 0
+        divisions[name] = replace(known.of_stage(), copy=known.copy + copy)
 
 
 def _width(model: Transformer) -> int:
