@@ -79,7 +79,8 @@ def _gather(declared: StateTensor, tensor: Tensor, shard: ParameterShard, world:
     """The whole state tensor on every rank: the first of those that hold a value gives it, bit for bit."""
     whole = tensor.new_zeros(declared.shape(shard.shape))
     first = all(shard.start[dim] == 0 and shard.tensor.shape[dim] for dim in declared.dropped_dims(len(shard.shape)))
-    first = first and shard.copy == 0 and world.axis_rank(others(SHARING, shard.axes)) == 0
+    same = others(SHARING, shard.axes)  # whose ranks hold the same
+    first = first and shard.copy == 0 and world.axis_rank(same) == 0
     if first and prod(shard.tensor.shape) and tensor.numel():
         whole[_region(declared, shard, tensor)] = tensor
     # A sum of bytes of which all but one are zero.

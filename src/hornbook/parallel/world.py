@@ -42,7 +42,7 @@ JOINED: tuple[tuple[Axis, ...], ...] = (
     TOKENS,
     ("replica", "shard", "context"),
     ("context", "expert"),
-    ("shard", "tensor"),
+    ("shard", "tensor", "expert"),
 )
 """Axes that reductions take together: sums over others go axis by axis."""
 SETUP_SECONDS = 30.0

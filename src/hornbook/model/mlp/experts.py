@@ -37,7 +37,7 @@ class Experts(nn.Module):
     def __init__(self, width: int, hidden: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         super().__init__()
         self.activation: config_mlp.Activation | Blend = cfg.activation
-        self.capacity, self.active = cfg.capacity, cfg.active
+        self.capacity, self.active, self.count = cfg.capacity, cfg.active, cfg.count
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"
         """Under what name `forward` returns loads."""
@@ -72,9 +72,8 @@ class Experts(nn.Module):
         """The choices, with the number of experts in place of those that find no room."""
         if self.capacity is None or not self.training:
             return experts
-        count = len(self.gate)
-        room = max(1, int(self.capacity * self.active * experts.shape[1] / count))
-        return experts.masked_fill(over_capacity(experts, count, room), count)
+        room = max(1, int(self.capacity * self.active * experts.shape[1] / self.count))
+        return experts.masked_fill(over_capacity(experts, self.count, room), self.count)
 
     def _auxiliary(self, routing: Routing, context: Context) -> Auxiliary:
         found: Auxiliary = {}
