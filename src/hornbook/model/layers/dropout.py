@@ -88,10 +88,18 @@ class Dropout(nn.Module):
             return x
         hashes = site_keys(context.keys, self.number, self.site)
         threshold, scale = round((1 - self.rate) * 2**24), 1 / (1 - self.rate)
-        if supports(x):
-            return DropoutFunction.apply(x, hashes, threshold, scale)
-        time, width = x.shape[1:]
-        return x * keep_mask(hashes, threshold, range(time), range(width), width) * scale
+        part = context.mask.part
+        if part is None:
+            return _drop(x, hashes, 0, threshold, scale)
+        return torch.cat([_drop(run, hashes, first, threshold, scale) for run, first in part.split(x)], 1)
+
+
+def _drop(x: Tensor, hashes: Tensor, first: int, threshold: int, scale: float) -> Tensor:
+    """x [batch, time, width], which begins at position `first` of its rows, dropped."""
+    if supports(x):
+        return DropoutFunction.apply(x, hashes, threshold, scale, first)
+    time, width = x.shape[1:]
+    return x * keep_mask(hashes, threshold, range(first, first + time), range(width), width) * scale
 
 
 class RowDropout(Dropout):
@@ -119,6 +127,12 @@ class AttentionDropout(NamedTuple):
     hashes: Int[Tensor, " batch"]
     """The rows' keys at this site of the model, from `site_keys`."""
     rate: float
+    first_head: int = 0
+    """Number of the first head that is here, where others compute the rest."""
+
+    def from_head(self, first: int) -> "AttentionDropout":
+        """The same of heads that begin with the `first` of these."""
+        return self._replace(first_head=self.first_head + first)
 
     def __call__(
         self, x: Float[Tensor, "rows heads queries keys"], rows: slice, queries: range, keys: range
@@ -126,13 +140,14 @@ class AttentionDropout(NamedTuple):
         """`x`, the part of all probabilities at these rows of the batch and positions, dropped."""
         threshold, scale = round((1 - self.rate) * CHANCES), 1 / (1 - self.rate)
         if supports(x):
-            return drop_probabilities(x, self.hashes[rows], (queries.start, keys.start), threshold, scale)
+            begin = self.first_head, queries.start, keys.start
+            return drop_probabilities(x, self.hashes[rows], begin, threshold, scale)
         return x * self.keep(rows, x.shape[1], queries, keys) * scale
 
     def keep(self, rows: slice, heads: int, queries: range, keys: range) -> Bool[Tensor, "rows heads queries keys"]:
         """True where a probability is kept."""
-        device = self.hashes.device
-        head, query, key = (torch.arange(r.start, r.stop, device=device) for r in (range(heads), queries, keys))
+        device, all_heads = self.hashes.device, range(self.first_head, self.first_head + heads)
+        head, query, key = (torch.arange(r.start, r.stop, device=device) for r in (all_heads, queries, keys))
         index = (head[:, None, None] * POSITIONS + query[:, None]) * POSITIONS + key
         drawn = (mix(self.hashes[rows, None, None, None] ^ mix(index)) >> 40) & (CHANCES - 1)
         return drawn < round((1 - self.rate) * CHANCES)

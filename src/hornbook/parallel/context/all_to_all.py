@@ -1,0 +1,87 @@
+"""Attention of rows that are divided over ranks: heads for positions (Ulysses; Jacobs et al. 2023, arXiv 2309.14509).
+
+Before attention each rank gives away its positions of all heads but its own, and gets all positions of its heads.
+Attention then is the ordinary one, of whole rows and fewer heads, by the fastest way there is; afterwards the results
+go back. Four exchanges of a rank's share of the activations per layer, whatever the length of a row.
+
+Key-value heads that do not divide among the ranks are repeated until they do; their gradients add up.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
+
+from hornbook.model.attention.attend import attend
+from hornbook.model.attention.mask import AttentionMask, RowPart
+from hornbook.model.layers.dropout import AttentionDropout
+from hornbook.parallel.context.exchange import AllToAll
+
+
+@dataclass(frozen=True)
+class AllToAllAttention:
+    """In place of `attend` where `AttentionMask.part` says which part of each row is here; exact for every mask."""
+
+    group: ProcessGroup | None
+    rank: int
+    size: int
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        bias: Tensor | None = None,
+        sinks: Tensor | None = None,
+        dropout: AttentionDropout | None = None,
+    ) -> Tensor:
+        """query [batch, heads, part, dim], key [batch, kv_heads, part, dim], value [batch, kv_heads, part, value_dim]
+        -> [batch, heads, part, value_dim]; the rest as of `attend`."""
+        part = mask.part
+        assert part is not None
+        of_keys = mask.key_part or part
+        own = query.shape[1] // self.size
+        heads = slice(self.rank * own, (self.rank + 1) * own)
+        repeats = self.size // math.gcd(self.size, key.shape[1])
+        key, value = (each if repeats == 1 else each.repeat_interleave(repeats, 1) for each in (key, value))
+        whole = [self._to_rows(query, part), self._to_rows(key, of_keys), self._to_rows(value, of_keys)]
+        found = attend(
+            *whole,
+            replace(mask, part=None, key_part=None),
+            scale=scale,
+            softcap=softcap,
+            bias=None if bias is None else bias[heads],
+            sinks=None if sinks is None else sinks[heads],
+            dropout=None if dropout is None else dropout.from_head(heads.start),
+        )
+        return self._to_parts(found, part)
+
+    def _to_rows(self, x: Tensor, part: RowPart) -> Tensor:
+        """[batch, heads, part, dim] -> [batch, heads / ranks, row, dim]."""
+        given = x.unflatten(1, (self.size, -1)).transpose(0, 1)
+        got = AllToAll.apply(given, self.group)  # [ranks, batch, heads / ranks, part, dim]
+        return got.permute(1, 2, 0, 3, 4).flatten(2, 3).index_select(2, _order(part, x.device))
+
+    def _to_parts(self, x: Tensor, part: RowPart) -> Tensor:
+        """The inverse; padding gets zeros."""
+        places = _places(part, x.device)
+        padded = torch.nn.functional.pad(x, (0, 0, 0, len(places) - part.length))
+        given = padded.index_select(2, places).unflatten(2, (self.size, -1)).permute(2, 0, 1, 3, 4)
+        return AllToAll.apply(given, self.group).transpose(0, 1).flatten(1, 2)
+
+
+def _places(part: RowPart, device: torch.device) -> Tensor:
+    """Positions of all parts, behind one another."""
+    runs = [torch.arange(*span, device=device) for spans in part.parts for span in spans]
+    return torch.cat(runs)
+
+
+def _order(part: RowPart, device: torch.device) -> Tensor:
+    """For each position of the row its place among all parts behind one another."""
+    return _places(part, device).argsort()[: part.length]
