@@ -83,6 +83,13 @@ class Run:
     """A model of `tests.parallel.families` and its batches, instead of the decoder of this file and random ones."""
     corpus: str = ""
     """The data folder that a family's batches come from."""
+    context: int = 1
+    """Ranks that each row is divided over."""
+    context_kind: Literal["ring", "all-to-all"] = "ring"
+    documents: bool = False
+    """Rows of several documents, of which no two rows have the same."""
+    model: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Of the decoder of this file, settings besides its own."""
     copies: int = 1
     """Ranks along the axis `tensor`, of which the engine knows nothing yet: all of them compute the same."""
     host: bool = False
@@ -93,7 +100,7 @@ class Run:
     @property
     def alone(self) -> "Run":
         """The same in one process."""
-        return replace(self, world=1, shard="none", replicas=1)
+        return replace(self, world=1, shard="none", replicas=1, context=1)
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -138,7 +145,7 @@ class Difference:
 def perform(run_ranks: Any, run: Run, folder: Path, limit: float = LIMIT_SECONDS) -> Result:
     """The run, on forked ranks; `folder` must be new."""
     folder.mkdir()
-    ranks = run_ranks(ADDRESS, run.world * run.copies, asdict(run), str(folder), limit=limit)
+    ranks = run_ranks(ADDRESS, run.world * run.context * run.copies, asdict(run), str(folder), limit=limit)
     told = [{name: rank[name] for name in TOLD} for rank in ranks]
     assert told == told[:1] * len(told), "ranks disagree"
     seconds = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
@@ -182,6 +189,7 @@ def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> di
             "replicas": run.replicas,
             "exact": run.exact,
             "recompute": run.recompute,
+            "context": {"ranks": run.context, "kind": run.context_kind},
         }
     )
     if run.copies > 1:
@@ -204,7 +212,8 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
         sizes, vocab = families.model_config(run.family), families.VOCAB
     else:
         mlp = EXPERTS if run.experts else GLUConfig()
-        sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
+        known = {"layers": 2, "width": run.width, "heads": 2, "dropout": 0.1, "head": LMHead(tied=run.tied), "mlp": mlp}
+        sizes = ModelConfig.model_validate({**known, **run.model})
         vocab = VOCAB
     model = build_model(sizes, vocab)
     if run.precision == "fp64":
@@ -226,7 +235,7 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
     optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, whole)
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     for step in range(run.steps):
-        grid = _grid(run, step)[:: -1 if run.backwards else 1]
+        grid = step_batches(run, step)[:: -1 if run.backwards else 1]
         grid = grid[run.rotated :] + grid[: run.rotated]
         total = sum(float(batch.weights.sum()) for batch in grid)
         if run.spoil is not None and run.spoil[0] == step:
@@ -246,10 +255,11 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
     return told
 
 
-def _grid(run: Run, step: int) -> list[Batch]:
+def step_batches(run: Run, step: int) -> list[Batch]:
     if run.family:
         return families.grid(run.family, run.corpus, step, run.microbatches, run.sequence)
-    return microbatches(step, run.microbatches, run.sequence)
+    plain = microbatches(step, run.microbatches, run.sequence)
+    return [with_documents(batch) for batch in plain] if run.documents else plain
 
 
 def share(grid: list[Batch], world: World) -> list[Batch]:
@@ -279,6 +289,16 @@ def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
             )
         )
     return batches
+
+
+def with_documents(batch: Batch) -> Batch:
+    """The batch with rows cut into documents, each row elsewhere."""
+    sequence, lengths = batch.tokens.shape[1], []
+    for sample in batch.samples.tolist():
+        first = 1 + sample * 7 % (sequence // 2)
+        lengths.append((first, 2, sequence - first - 2))
+    positions = torch.stack([torch.cat([torch.arange(size) for size in row]) for row in lengths])
+    return replace(batch, document_lengths=lengths, positions=positions)
 
 
 def assemble(folder: Path, shards: list[Mapping[str, Any]]) -> dict[str, Tensor]:

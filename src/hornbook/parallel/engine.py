@@ -25,6 +25,7 @@ from hornbook.optim.config.clipping import AnyClip, NormClip
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names
 from hornbook.parallel.compiled import CompiledParts
+from hornbook.parallel.context.context import RowParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.clipping import Clipping
@@ -80,6 +81,8 @@ class Engine:
         self._rows = 0
         """Rows of the largest microbatch so far, for which the model is compiled."""
         self._balance = Balance(model)
+        self.parts = RowParts(model, world)
+        """What this rank computes of the rows of a batch."""
         self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
         """Of the terms of the objective, in the order in which they are added."""
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
@@ -178,7 +181,9 @@ class Engine:
         `factor` is what their sum is multiplied by. The head makes its gradients in the forward pass, before that: in
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
+        whole, batch = batch, self.parts.batch(batch)
         targets, weights = self._targets(batch), self._to_device(batch.weights)
+        rows = self.parts.row_weights(whole, weights)
         loss, few = self._loss, {}
         if self._head.takes_rows:
             few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
@@ -186,11 +191,12 @@ class Engine:
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
         common = {"lengths": batch.document_lengths, "keys": keys, **few}
         found = self._head.losses(hidden, targets, weights * early, **terms, **common)
-        rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
+        rest = self._balance.microbatch(auxiliary, rows, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
     def _inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
-        return model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present)
+        inputs = model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present)
+        return self.parts.inputs(inputs)
 
     def _targets(self, batch: Batch) -> Tensor:
         """Targets of the head: labels that are numbers, or ids."""
@@ -288,9 +294,9 @@ class Engine:
             return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
-        return self._head.token_losses(
-            hidden, self._targets(batch), self._to_device(batch.weights), batch.document_lengths
-        )
+        mine = self.parts.batch(batch)
+        weights, lengths = self._to_device(mine.weights), batch.document_lengths
+        return self.parts.whole(self._head.token_losses(hidden, self._targets(mine), weights, lengths), batch)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""

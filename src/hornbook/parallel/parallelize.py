@@ -18,6 +18,7 @@ from hornbook.parallel.config import (
     Recompute,
     SelectiveRecompute,
 )
+from hornbook.parallel.context.context import apply_context
 from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, Summed, shard_model
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
@@ -60,6 +61,7 @@ def parallelize(
             parameter.data = parameter.data.to(torch.bfloat16)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     divisions: Divisions = {}
+    apply_context(model, world, parallel.context)
     apply_recompute(model, parallel.recompute)
     check_offload(parallel.offload, world.device)
     offload_activations(model, parallel.offload, world.device)

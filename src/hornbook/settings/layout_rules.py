@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import TrainConfig
+from hornbook.settings.context_rules import context_problems
 
 UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
     "parallel.tensor": lambda parallel: parallel.tensor,
     "parallel.pipeline": lambda parallel: parallel.pipeline.stages,
-    "parallel.context": lambda parallel: parallel.context.ranks,
     "parallel.expert": lambda parallel: parallel.expert,
 }
 """Axes that `parallelize` does nothing for yet, and their ranks."""
@@ -20,6 +20,8 @@ def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
     yield from _check_sharding(parallel)
     yield from _check_memory(parallel, train)
     yield from _check_microbatches(parallel, train)
+    if parallel.context.ranks > 1:
+        yield from context_problems(parallel, train, model)
     for key, ranks in UNBUILT.items():
         if ranks(parallel) > 1:
             yield key, f"is not built yet for models such as this {model.kind}: leave it 1"

@@ -18,6 +18,7 @@ from hornbook.model.attention.attend import attend
 from hornbook.model.attention.mask import AttentionMask, RowPart
 from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.parallel.context.exchange import AllToAll
+from hornbook.parallel.context.layout import order, places
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class AllToAllAttention:
         """query [batch, heads, part, dim], key [batch, kv_heads, part, dim], value [batch, kv_heads, part, value_dim]
         -> [batch, heads, part, value_dim]; the rest as of `attend`."""
         part = mask.part
-        assert part is not None
+        if part is None:
+            options = {"scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks, "dropout": dropout}
+            return attend(query, key, value, mask, **options)
         of_keys = mask.key_part or part
         own = query.shape[1] // self.size
         heads = slice(self.rank * own, (self.rank + 1) * own)
@@ -66,22 +69,11 @@ class AllToAllAttention:
         """[batch, heads, part, dim] -> [batch, heads / ranks, row, dim]."""
         given = x.unflatten(1, (self.size, -1)).transpose(0, 1)
         got = AllToAll.apply(given, self.group)  # [ranks, batch, heads / ranks, part, dim]
-        return got.permute(1, 2, 0, 3, 4).flatten(2, 3).index_select(2, _order(part, x.device))
+        return got.permute(1, 2, 0, 3, 4).flatten(2, 3).index_select(2, order(part, x.device))
 
     def _to_parts(self, x: Tensor, part: RowPart) -> Tensor:
         """The inverse; padding gets zeros."""
-        places = _places(part, x.device)
-        padded = torch.nn.functional.pad(x, (0, 0, 0, len(places) - part.length))
-        given = padded.index_select(2, places).unflatten(2, (self.size, -1)).permute(2, 0, 1, 3, 4)
+        found = places(part, x.device)
+        padded = torch.nn.functional.pad(x, (0, 0, 0, len(found) - part.length))
+        given = padded.index_select(2, found).unflatten(2, (self.size, -1)).permute(2, 0, 1, 3, 4)
         return AllToAll.apply(given, self.group).transpose(0, 1).flatten(1, 2)
-
-
-def _places(part: RowPart, device: torch.device) -> Tensor:
-    """Positions of all parts, behind one another."""
-    runs = [torch.arange(*span, device=device) for spans in part.parts for span in spans]
-    return torch.cat(runs)
-
-
-def _order(part: RowPart, device: torch.device) -> Tensor:
-    """For each position of the row its place among all parts behind one another."""
-    return _places(part, device).argsort()[: part.length]

@@ -104,3 +104,13 @@ def _most_work(parts: tuple[Spans, ...], costs: Tensor) -> int:
 def row_part(mask: AttentionMask, ranks: int, rank: int, length: int, rows: int) -> RowPart:
     """What rank `rank` has of rows of `length`."""
     return RowPart(divide_rows(mask, ranks, length, rows), rank, length)
+
+
+def places(part: RowPart, device: torch.device) -> Int[Tensor, " positions"]:
+    """Positions of all parts, behind one another."""
+    return torch.cat([torch.arange(*span, device=device) for spans in part.parts for span in spans])
+
+
+def order(part: RowPart, device: torch.device) -> Int[Tensor, " length"]:
+    """For each position of the row its place among all parts, behind one another."""
+    return places(part, device).argsort()[: part.length]

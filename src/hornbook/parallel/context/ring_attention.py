@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.model.attention.attend import attend
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.cpu.softmax import diagonal_sums
@@ -50,6 +51,9 @@ class RingAttention:
     ) -> Tensor:
         """query [batch, heads, part, dim], key [batch, kv_heads, part, dim], value [batch, kv_heads, part, value_dim]
         -> [batch, heads, part, value_dim]; the rest as of `attend`."""
+        if mask.part is None:  # whole rows: samples
+            options = {"scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks, "dropout": dropout}
+            return attend(query, key, value, mask, **options)
         rest = Scoring(query.shape[-1] ** -0.5 if scale is None else scale, softcap, None, None, dropout)
         return RingFunction.apply(query, key, value, bias, sinks, mask, rest, self._ring)
 
