@@ -17,6 +17,11 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
     ranks, remedy = parallel.context.ranks, "or leave parallel.context 1"
     if train.compile:
         yield "train.compile", f"parts of rows are not compiled yet: set it to false, {remedy}"
+    if getattr(parallel, "sequence", False):
+        yield (
+            "parallel.sequence",
+            f"parts of rows are not divided again over tensor ranks yet: set it to false, {remedy}",
+        )
     if isinstance(model.head, LabelHeadPart):
         yield "parallel.context", f'the head "{model.head.kind}" reads whole rows: leave it 1, and widen parallel.data'
     layers = [stack.layer(number) for stack in stacks_of(model) for number in range(stack.layers)]
@@ -27,7 +32,8 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
     if any(getattr(layer.mlp, "capacity", None) is not None for layer in layers):
         text = "which tokens find room depends on those before them in the row, which other ranks have"
         yield "model.mlp.capacity", f"{text}: leave it out, {remedy}"
-    uneven = sorted({layer.heads for layer in layers if layer.heads % ranks})
+    shares = ranks * parallel.tensor
+    uneven = sorted({layer.heads for layer in layers if layer.heads % shares})
     if parallel.context.kind == "all-to-all" and uneven:
-        text = f"{uneven[0]} heads do not divide among {ranks} ranks"
+        text = f"{uneven[0]} heads do not divide among {shares} ranks"
         yield "parallel.context.kind", f'{text}: take "ring", or other ranks'

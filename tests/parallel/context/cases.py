@@ -167,3 +167,25 @@ def _gradients(engine: Engine) -> dict[str, Tensor]:
     found = {name: each.grad for name, each in engine.named_parameters.items() if each.grad is not None}
     assert found.keys() == engine.named_parameters.keys()
     return found
+
+
+def kept_bytes(rank_info: RankInfo, kind: str, sequence: int) -> int:
+    """Bytes that this rank keeps for backward of one row, parameters and their casts apart."""
+    run = Run(context=rank_info.size, sequence=sequence, microbatches=1, width=32, model={"heads": 4})
+    config = ParallelConfig.model_validate({"context": {"ranks": rank_info.size, "kind": kind}})
+    with distributed(config, CPU, rank_info) as world:
+        engine = trajectory.make_engine(run, config, CPU, world)
+        own = {each.untyped_storage().data_ptr() for each in engine.model.parameters()}
+        kept = dict[int, int]()
+
+        def pack(x: Tensor) -> Tensor:
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            inputs = engine._inputs(trajectory.step_batches(run, 0)[0])
+            hidden, _ = engine.model(**inputs)
+        assert hidden.shape[1] * rank_info.size == sequence
+        return sum(kept.values())

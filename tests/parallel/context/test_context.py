@@ -15,6 +15,7 @@ from tests.ranks import RankServer
 
 ATTENTION = "tests/parallel/context/cases.py:attention"
 FIRST_STEP = "tests/parallel/context/cases.py:first_step"
+KEPT = "tests/parallel/context/cases.py:kept_bytes"
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03}
 STEPS = 3
 ODD = 23
@@ -109,7 +110,8 @@ def test_statistics_of_experts_are_those_of_whole_rows(done: Performer, kind: st
 
 
 @pytest.mark.parametrize(
-    "family", ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "local", "bart", "ul2", "prefix"))]
+    "family",
+    ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "local", "bart", "ul2", "prefix"))],
 )
 @pytest.mark.parametrize("kind", ["ring", pytest.param("all-to-all", marks=pytest.mark.slow)])
 def test_encoders_and_encoder_decoders(done: Performer, family: str, kind: str) -> None:
@@ -132,3 +134,13 @@ def test_every_gradient_of_the_first_step_and_losses_of_tokens(run_ranks: RankSe
 def test_float32_losses(done: Performer, kind: str) -> None:
     run = run_of(kind, precision="fp32", model=MODELS["grouped"])
     assert compare(done(run), done(run.alone)).losses < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ring", "all-to-all"])
+def test_bytes_kept_for_backward_fall_with_the_number_of_ranks(run_ranks: RankServer, kind: str) -> None:
+    """Rows too long for attention's probabilities to be kept: what is kept is proportional to a rank's tokens."""
+    (alone,) = run_ranks(KEPT, 1, kind, 2048)
+    for ranks in (2, 4):
+        for found in run_ranks(KEPT, ranks, kind, 2048):
+            assert found < 1.05 * alone / ranks, (ranks, found, alone)

@@ -27,9 +27,7 @@ SumParts = Callable[[Tensor], Tensor] | None
 """From a sum over the tokens of a row that are here to that over the whole row; None: the row is here."""
 
 
-def balance_loss(
-    routing: Routing, token_mask: TokenMask = None, sum_parts: SumParts = None
-) -> Float[Tensor, " batch"]:
+def balance_loss(routing: Routing, token_mask: TokenMask = None, sum_parts: SumParts = None) -> Float[Tensor, " batch"]:
     """Equation (2) of each row; the gradient flows through P alone. 0 for a row in which nothing counts."""
     choices = row_loads(routing, token_mask).to(routing.scores.dtype)
     choices = choices if sum_parts is None else sum_parts(choices)

@@ -27,6 +27,8 @@ class Tile:
     queries: slice
     keys: slice
     first_query: int
+    """Position of the first query among the keys: across stacks too the last query stands at the last key, as in
+    `attention.tiles`, by which dropout is keyed."""
     first_key: int
     starts: Int[Tensor, "rows queries"] | None
     """First key each query sees, counted from the tile's first; rows is the batch, or 1. None: all are seen."""
@@ -55,11 +57,11 @@ def plan_tiles(mask: AttentionMask, batch: int, device: torch.device) -> list[li
     keys = mask.key_part or part
     rows = range(1 if mask.uniform else batch)
     starts, ends = (
-        torch.stack(each)
-        for each in zip(*(mask.intervals(part.length, keys.length, row) for row in rows), strict=True)
+        torch.stack(each) for each in zip(*(mask.intervals(part.length, keys.length, row) for row in rows), strict=True)
     )
     runs = _runs(part, QUERIES if device.type == "cpu" else DEVICE_QUERIES)
-    return [_tiles(runs, spans, starts, ends, device) for spans in keys.parts]
+    offset = keys.length - part.length
+    return [_tiles(runs, offset, spans, starts, ends, device) for spans in keys.parts]
 
 
 def _runs(part: RowPart, most: int) -> list[tuple[int, int, int]]:
@@ -73,14 +75,14 @@ def _runs(part: RowPart, most: int) -> list[tuple[int, int, int]]:
 
 
 def _tiles(
-    runs: list[tuple[int, int, int]], spans: Spans, starts: Tensor, ends: Tensor, device: torch.device
+    runs: list[tuple[int, int, int]], offset: int, spans: Spans, starts: Tensor, ends: Tensor, device: torch.device
 ) -> list[Tile]:
     tiles = []
     for index, first, stop in runs:
         low, high = starts[:, first:stop], ends[:, first:stop]
         at = 0
         for begin, end in spans:
-            tile = _tile((index, first), (at, begin, end), low, high, device)
+            tile = _tile((index, first + offset), (at, begin, end), low, high, device)
             tiles += [] if tile is None else [tile]
             at += end - begin
     return tiles
@@ -91,7 +93,7 @@ def _tile(
 ) -> Tile | None:
     """The tile of queries whose intervals are [low, high) and a run of keys, narrowed to what is seen; or None.
 
-    query: index and position of the first; key: index and position of the first, and one past the last.
+    query: index of the first, and its position among the keys; key: index and position of the first, and one past the last.
     """
     at, begin, end = key
     low, high = low.clamp(min=begin), high.clamp(max=end)
