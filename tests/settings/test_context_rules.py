@@ -25,7 +25,7 @@ EXCHANGE = {"context": {"ranks": 2, "kind": "all-to-all"}}
         ({**RING, "exact": True}, {}, ["parallel.exact"]),
         (RING, {"log": {"noise_scale": 10}}, ["log.noise_scale"]),
         (RING, {"surgery": [{"kind": "prompt", "length": 4}]}, ["surgery"]),
-        (RING, {"model": {"kind": "encoder", "head": {"kind": "masked"}}, "data": {"objective": "masked"}}, []),
+        (RING, {"model": {"kind": "encoder", "head": {"kind": "masked"}}, "data": {"objective": {"kind": "masked"}}}, []),
     ],
 )
 def test_rules(parallel: dict[str, Any], changes: dict[str, Any], keys: list[str]) -> None:
@@ -35,6 +35,6 @@ def test_rules(parallel: dict[str, Any], changes: dict[str, Any], keys: list[str
 
 def test_a_label_head_needs_whole_rows() -> None:
     head = {"kind": "classification", "labels": ["a", "b"]}
-    model, data = {"kind": "encoder", "head": head}, {"objective": "labels"}
+    model, data = {"kind": "encoder", "head": head}, {"objective": {"kind": "labels"}}
     recipe = Recipe.model_validate({"parallel": RING, "model": model, "data": data})
     assert [key for key, _ in cross_check(recipe)] == ["parallel.context"]

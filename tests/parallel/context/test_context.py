@@ -74,7 +74,7 @@ def check(done: Performer, run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", CONTEXT)
-@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("documents", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_ranks_of_context_are_one_process(done: Performer, kind: str, documents: bool) -> None:
     check(done, run_of(kind, documents=documents, model=MODELS["grouped"]))
 
@@ -90,7 +90,7 @@ def test_every_kind_of_position_and_attention(done: Performer, kind: str, model:
     ("kind", "settings"),
     [
         ("ring", {"world": 2}),
-        ("ring", {"context": 4, "model": {"heads": 4}}),
+        pytest.param("ring", {"context": 4, "model": {"heads": 4}}, marks=pytest.mark.slow),
         pytest.param("all-to-all", {"context": 4, "model": {"heads": 4}}, marks=pytest.mark.slow),
         pytest.param("all-to-all", {"world": 2, "recompute": "block"}, marks=pytest.mark.slow),
         pytest.param("ring", {"world": 2, **LAYOUTS["everything"]}, marks=pytest.mark.slow),
@@ -130,6 +130,7 @@ def test_every_gradient_of_the_first_step_and_losses_of_tokens(run_ranks: RankSe
             torch.testing.assert_close(torch.tensor(rank[name]), torch.tensor(value), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONTEXT)
 def test_float32_losses(done: Performer, kind: str) -> None:
     run = run_of(kind, precision="fp32", model=MODELS["grouped"])

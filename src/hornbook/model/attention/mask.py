@@ -27,7 +27,8 @@ class RowPart:
     """Which positions of each row are here, where rows are divided into parts that are computed apart."""
 
     parts: tuple[Spans, ...]
-    """Positions of each part in the order of its tokens. Parts have equal sizes; positions from `length` on pad them."""
+    """Positions of each part in the order of its tokens. Parts have equal sizes: positions from `length` on are padding.
+    """
     number: int
     """Of the part that is here."""
     length: int

@@ -93,7 +93,8 @@ def _tile(
 ) -> Tile | None:
     """The tile of queries whose intervals are [low, high) and a run of keys, narrowed to what is seen; or None.
 
-    query: index of the first, and its position among the keys; key: index and position of the first, and one past the last.
+    query: index of the first, and its position among the keys. key: index and position of the first, and one past the
+    last.
     """
     at, begin, end = key
     low, high = low.clamp(min=begin), high.clamp(max=end)

@@ -92,7 +92,7 @@ class RingFunction(torch.autograd.Function):
             d_key, d_value = gradient.of_keys(k, v, ctx.plan[source])
             if passing is not None:  # what the ranks before found for the same keys
                 for mine, others in zip((d_key, d_value), passing.wait(), strict=True):
-                    mine += others
+                    mine.add_(others)
             passing = ctx.ring.start([d_key, d_value], 1)
         assert passing is not None
         d_key, d_value = (each.to(key.dtype) for each in passing.wait())
