@@ -64,6 +64,7 @@ CASES = {
     "soft cap and scores by distance": Case("bidirectional", bias=True, softcap=0.7),
     "sinks": Case(sinks=True, window=5),
     "dropout": Case(dropout=0.3, heads=(4, 2), lengths=DOCUMENTS),
+    "heads of three ranks": Case(heads=(6, 2), bias=True, sinks=True, dropout=0.2),
     "all of it": Case(dropout=0.2, heads=(8, 2), lengths=DOCUMENTS, bias=True, sinks=True, softcap=2.0, window=13),
     "across stacks": Case("cross"),
     "documents across stacks": Case(
@@ -76,13 +77,19 @@ CASES = {
 }
 
 
-def attention(rank_info: RankInfo, names: list[str]) -> dict[str, dict[str, float]]:
+def attention(rank_info: RankInfo) -> dict[str, dict[str, float]]:
     """Per case and kind the largest difference, of results and of each gradient, relative to the largest value."""
     config = ParallelConfig.model_validate({"context": rank_info.size})
     with distributed(config, CPU, rank_info) as world:
         group, rank, size = world.group(CONTEXT), world.axis_rank(CONTEXT), world.axis_size(CONTEXT)
         ways = {"ring": RingAttention(Ring(group, rank, size)), "all-to-all": AllToAllAttention(group, rank, size)}
-        return {f"{name}, {way}": _differences(CASES[name], ways[way], world) for name in names for way in ways}
+        fitting = [(name, way) for name, case in CASES.items() for way in ways if fits(case, way, size)]
+        return {f"{name}, {way}": _differences(CASES[name], ways[way], world) for name, way in fitting}
+
+
+def fits(case: Case, way: str, ranks: int) -> bool:
+    """Whether ranks can share the heads, where they do."""
+    return way == "ring" or case.heads[0] % ranks == 0
 
 
 def _differences(case: Case, way: Any, world: World) -> dict[str, float]:
@@ -148,9 +155,7 @@ def _distance(found: Tensor, expected: Tensor) -> float:
 def first_step(rank_info: RankInfo, settings: dict[str, Any]) -> dict[str, Any]:
     """Loss terms, every gradient after the first step, and losses of tokens in evaluation, as nested lists."""
     run = Run(**settings)
-    config = ParallelConfig.model_validate(
-        {"data": run.world, "shard": run.shard, "context": {"ranks": run.context, "kind": run.context_kind}}
-    )
+    config = ParallelConfig.model_validate(run.parallel)
     with distributed(config, CPU, rank_info) as world:
         engine = trajectory.make_engine(run, config, CPU, world)
         grid = trajectory.step_batches(run, 0)
