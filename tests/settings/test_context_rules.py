@@ -25,7 +25,11 @@ EXCHANGE = {"context": {"ranks": 2, "kind": "all-to-all"}}
         ({**RING, "exact": True}, {}, ["parallel.exact"]),
         (RING, {"log": {"noise_scale": 10}}, ["log.noise_scale"]),
         (RING, {"surgery": [{"kind": "prompt", "length": 4}]}, ["surgery"]),
-        (RING, {"model": {"kind": "encoder", "head": {"kind": "masked"}}, "data": {"objective": {"kind": "masked"}}}, []),
+        (
+            RING,
+            {"model": {"kind": "encoder", "head": {"kind": "masked"}}, "data": {"objective": {"kind": "masked"}}},
+            [],
+        ),
     ],
 )
 def test_rules(parallel: dict[str, Any], changes: dict[str, Any], keys: list[str]) -> None:

@@ -96,7 +96,7 @@ def _differences(case: Case, way: Any, world: World) -> dict[str, float]:
     torch.manual_seed(7)
     mask = AttentionMask(case.kind, case.lengths, case.key_lengths, case.window, case.prefixes)
     tensors = _tensors(case)
-    options = {"softcap": case.softcap}
+    options: dict[str, Any] = {"softcap": case.softcap}
     if case.dropout:
         hashes = site_keys(row_keys(1, 2, torch.arange(ROWS)), 3, 16)
         options["dropout"] = AttentionDropout(hashes, case.dropout)

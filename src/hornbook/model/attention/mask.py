@@ -27,8 +27,7 @@ class RowPart:
     """Which positions of each row are here, where rows are divided into parts that are computed apart."""
 
     parts: tuple[Spans, ...]
-    """Positions of each part in the order of its tokens. Parts have equal sizes: positions from `length` on are padding.
-    """
+    """Positions of each part in the order of its tokens. Parts have equal sizes; positions from `length` on pad."""
     number: int
     """Of the part that is here."""
     length: int
@@ -39,10 +38,15 @@ class RowPart:
         """Positions of the tokens that are here."""
         return self.parts[self.number]
 
-    def split(self, x: Tensor) -> list[tuple[Tensor, int]]:
-        """Runs of x [batch, time, ...], each with the position that it begins at."""
-        runs = x.split([end - first for first, end in self.spans], 1)
-        return [(run, first) for run, (first, _) in zip(runs, self.spans, strict=True)]
+    def runs(self, first: int, count: int) -> list[range]:
+        """Positions of `count` of the tokens that are here, from number `first` on; of those behind the last, any."""
+        found, at, last = [], 0, max(end for spans in self.parts for _, end in spans)
+        for start, end in (*self.spans, (last, last + first + count)):
+            begin, stop = max(first - at, 0), min(first + count - at, end - start)
+            if begin < stop:
+                found.append(range(start + begin, start + stop))
+            at += end - start
+        return found
 
 
 @dataclass(frozen=True)

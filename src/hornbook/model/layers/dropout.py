@@ -91,7 +91,9 @@ class Dropout(nn.Module):
         part = context.mask.part
         if part is None:
             return _drop(x, hashes, 0, threshold, scale)
-        return torch.cat([_drop(run, hashes, first, threshold, scale) for run, first in part.split(x)], 1)
+        runs = part.runs(0, x.shape[1])
+        pieces = zip(x.split([len(run) for run in runs], 1), runs, strict=True)
+        return torch.cat([_drop(piece, hashes, run.start, threshold, scale) for piece, run in pieces], 1)
 
 
 def _drop(x: Tensor, hashes: Tensor, first: int, threshold: int, scale: float) -> Tensor:

@@ -53,9 +53,10 @@ class AllToAllAttention:
         heads = slice(self.rank * own, (self.rank + 1) * own)
         repeats = self.size // math.gcd(self.size, key.shape[1])
         key, value = (each if repeats == 1 else each.repeat_interleave(repeats, 1) for each in (key, value))
-        whole = [self._to_rows(query, part), self._to_rows(key, of_keys), self._to_rows(value, of_keys)]
         found = attend(
-            *whole,
+            self._to_rows(query, part),
+            self._to_rows(key, of_keys),
+            self._to_rows(value, of_keys),
             replace(mask, part=None, key_part=None),
             scale=scale,
             softcap=softcap,

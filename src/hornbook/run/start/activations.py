@@ -7,8 +7,8 @@ from hornbook.settings.recipe import Recipe
 
 
 def activation_bytes(recipe: Recipe, vocab: int, rows: int) -> SavedBytes:
-    """Bytes that a rank keeps of `rows` rows; `auto` precision counts as bf16, and a masked model as if it predicted all
-    tokens.
+    """Bytes that a rank keeps of `rows` rows; `auto` precision counts as bf16, and a masked model as if it predicted
+    all tokens.
 
     Raises UsageError where they are not known before the model runs.
     """
