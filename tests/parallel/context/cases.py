@@ -11,8 +11,8 @@ from hornbook.model.attention.mask import AttentionMask, DocumentLengths, RowPar
 from hornbook.model.layers.dropout import AttentionDropout, row_keys, site_keys
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.context.all_to_all import AllToAllAttention
-from hornbook.parallel.context.context import CONTEXT, cut_rows
-from hornbook.parallel.context.exchange import Ring
+from hornbook.parallel.context.context import cut_rows
+from hornbook.parallel.context.exchange import CONTEXT, Ring
 from hornbook.parallel.context.layout import row_part
 from hornbook.parallel.context.ring_attention import RingAttention
 from hornbook.parallel.engine import Engine
@@ -81,8 +81,8 @@ def attention(rank_info: RankInfo) -> dict[str, dict[str, float]]:
     """Per case and kind the largest difference, of results and of each gradient, relative to the largest value."""
     config = ParallelConfig.model_validate({"context": rank_info.size})
     with distributed(config, CPU, rank_info) as world:
-        group, rank, size = world.group(CONTEXT), world.axis_rank(CONTEXT), world.axis_size(CONTEXT)
-        ways = {"ring": RingAttention(Ring(group, rank, size)), "all-to-all": AllToAllAttention(group, rank, size)}
+        size = world.axis_size(CONTEXT)
+        ways = {"ring": RingAttention(Ring(world)), "all-to-all": AllToAllAttention(world)}
         fitting = [(name, way) for name, case in CASES.items() for way in ways if fits(case, way, size)]
         return {f"{name}, {way}": _differences(CASES[name], ways[way], world) for name, way in fitting}
 

@@ -12,22 +12,20 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.model.attention.attend import attend
 from hornbook.model.attention.mask import AttentionMask, RowPart
 from hornbook.model.layers.dropout import AttentionDropout
-from hornbook.parallel.context.exchange import AllToAll
+from hornbook.parallel.context.exchange import CONTEXT, AllToAll
 from hornbook.parallel.context.layout import order, places
+from hornbook.parallel.world import World
 
 
 @dataclass(frozen=True)
 class AllToAllAttention:
     """In place of `attend` where `AttentionMask.part` says which part of each row is here; exact for every mask."""
 
-    group: ProcessGroup | None
-    rank: int
-    size: int
+    world: World
 
     def __call__(
         self,
@@ -49,9 +47,10 @@ class AllToAllAttention:
             options = {"scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks, "dropout": dropout}
             return attend(query, key, value, mask, **options)
         of_keys = mask.key_part or part
-        own = query.shape[1] // self.size
-        heads = slice(self.rank * own, (self.rank + 1) * own)
-        repeats = self.size // math.gcd(self.size, key.shape[1])
+        rank, size = self.world.axis_rank(CONTEXT), self.world.axis_size(CONTEXT)
+        own = query.shape[1] // size
+        heads = slice(rank * own, (rank + 1) * own)
+        repeats = size // math.gcd(size, key.shape[1])
         key, value = (each if repeats == 1 else each.repeat_interleave(repeats, 1) for each in (key, value))
         found = attend(
             self._to_rows(query, part),
@@ -68,13 +67,13 @@ class AllToAllAttention:
 
     def _to_rows(self, x: Tensor, part: RowPart) -> Tensor:
         """[batch, heads, part, dim] -> [batch, heads / ranks, row, dim]."""
-        given = x.unflatten(1, (self.size, -1)).transpose(0, 1)
-        got = AllToAll.apply(given, self.group)  # [ranks, batch, heads / ranks, part, dim]
+        given = x.unflatten(1, (len(part.parts), -1)).transpose(0, 1)
+        got = AllToAll.apply(given, self.world)  # [ranks, batch, heads / ranks, part, dim]
         return got.permute(1, 2, 0, 3, 4).flatten(2, 3).index_select(2, order(part, x.device))
 
     def _to_parts(self, x: Tensor, part: RowPart) -> Tensor:
         """The inverse; padding gets zeros."""
         found = places(part, x.device)
         padded = torch.nn.functional.pad(x, (0, 0, 0, len(found) - part.length))
-        given = padded.index_select(2, found).unflatten(2, (self.size, -1)).permute(2, 0, 1, 3, 4)
-        return AllToAll.apply(given, self.group).transpose(0, 1).flatten(1, 2)
+        given = padded.index_select(2, found).unflatten(2, (len(part.parts), -1)).permute(2, 0, 1, 3, 4)
+        return AllToAll.apply(given, self.world).transpose(0, 1).flatten(1, 2)

@@ -20,12 +20,10 @@ from hornbook.model.mlp.experts import Experts
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.config import ContextConfig
 from hornbook.parallel.context.all_to_all import AllToAllAttention
-from hornbook.parallel.context.exchange import Ring, SumOfParts
+from hornbook.parallel.context.exchange import CONTEXT, Ring, SumOfParts
 from hornbook.parallel.context.layout import order, row_part
 from hornbook.parallel.context.ring_attention import RingAttention
-from hornbook.parallel.world import Axis, World
-
-CONTEXT: tuple[Axis, ...] = ("context",)
+from hornbook.parallel.world import World
 
 
 class RowParts:
@@ -98,11 +96,9 @@ def apply_context(model: Transformer, world: World, config: ContextConfig) -> No
     """Have attention, and the statistics of experts, look at the parts of rows that other ranks have."""
     if world.axis_size(CONTEXT) == 1:
         return
-    group, rank, size = world.group(CONTEXT), world.axis_rank(CONTEXT), world.axis_size(CONTEXT)
-    ring = config.kind == "ring"
-    attend = RingAttention(Ring(group, rank, size)) if ring else AllToAllAttention(group, rank, size)
+    attend = RingAttention(Ring(world)) if config.kind == "ring" else AllToAllAttention(world)
     for module in model.modules():
         if isinstance(module, FullAttention | LatentAttention):
             module.attend = attend
         elif isinstance(module, Experts):
-            module.sum_parts = lambda x: SumOfParts.apply(x, group, size)
+            module.sum_parts = lambda x: SumOfParts.apply(x, world)
