@@ -11,13 +11,13 @@ from hornbook.kernels.team import Kernel, float_argument, is_bf16, launch
 
 
 class DropoutFunction(torch.autograd.Function):
-    """x [batch, time, width], hashes [batch] (int64), threshold of 2^24, scale, first position of x in its rows
-    -> x, dropped and scaled."""
+    """x [batch, time, width], hashes [batch] (int64), threshold of 2^24, scale, position of the first values -> x,
+    dropped and scaled."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, hashes: Tensor, threshold: int, scale: float, position: int = 0) -> Tensor:
+    def forward(ctx, x: Tensor, hashes: Tensor, threshold: int, scale: float, first: int = 0) -> Tensor:
         ctx.save_for_backward(hashes)
-        ctx.settings = 1, (0, x.shape[2], position * x.shape[2]), threshold, scale
+        ctx.settings = 1, (0, x.shape[2], first * x.shape[2]), threshold, scale
         return _drop(x, hashes, *ctx.settings)
 
     @staticmethod
@@ -29,12 +29,10 @@ class DropoutFunction(torch.autograd.Function):
 def drop_probabilities(x: Tensor, hashes: Tensor, begin: tuple[int, int, int], threshold: int, scale: float) -> Tensor:
     """A tile of attention probabilities (`hornbook.model.layers.dropout.AttentionDropout`), dropped.
 
-    x [rows, heads, queries, keys]; hashes [rows] (int64); begin: number of the first head, and
-    positions of the first query and the first key.
+    x [rows, heads, queries, keys]; hashes [rows] (int64); begin: numbers of the first head, query and key.
     """
     head, query, key = begin
-    indices = 1 << 48, 1 << 24, (head << 48) + (query << 24) + key
-    return _drop(x, hashes, x.shape[1], indices, threshold, scale)
+    return _drop(x, hashes, x.shape[1], (1 << 48, 1 << 24, (head << 48) + (query << 24) + key), threshold, scale)
 
 
 def _drop(x: Tensor, hashes: Tensor, heads: int, indices: tuple[int, int, int], threshold: int, scale: float) -> Tensor:

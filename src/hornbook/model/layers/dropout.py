@@ -130,7 +130,7 @@ class AttentionDropout(NamedTuple):
     """The rows' keys at this site of the model, from `site_keys`."""
     rate: float
     first_head: int = 0
-    """Number of the first head that is here, where others compute the rest."""
+    """Number of the first of these heads among those of the layer."""
 
     def from_head(self, first: int) -> "AttentionDropout":
         """The same of heads that begin with the `first` of these."""
@@ -148,8 +148,9 @@ class AttentionDropout(NamedTuple):
 
     def keep(self, rows: slice, heads: int, queries: range, keys: range) -> Bool[Tensor, "rows heads queries keys"]:
         """True where a probability is kept."""
-        device, all_heads = self.hashes.device, range(self.first_head, self.first_head + heads)
-        head, query, key = (torch.arange(r.start, r.stop, device=device) for r in (all_heads, queries, keys))
+        device = self.hashes.device
+        here = range(self.first_head, self.first_head + heads)
+        head, query, key = (torch.arange(r.start, r.stop, device=device) for r in (here, queries, keys))
         index = (head[:, None, None] * POSITIONS + query[:, None]) * POSITIONS + key
         drawn = (mix(self.hashes[rows, None, None, None] ^ mix(index)) >> 40) & (CHANCES - 1)
         return drawn < round((1 - self.rate) * CHANCES)
