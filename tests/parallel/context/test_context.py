@@ -95,6 +95,7 @@ def test_every_kind_of_position_and_attention(done: Performer, kind: str, model:
         pytest.param("ring", {"world": 2, **LAYOUTS["everything"]}, marks=pytest.mark.slow),
         pytest.param("ring", {"world": 1, **LAYOUTS["optimizer"]}, marks=pytest.mark.slow),
         pytest.param("ring", {"recompute": "block"}, marks=pytest.mark.slow),
+        pytest.param("ring", {"expert": 2, "experts": True}, marks=pytest.mark.slow),
         pytest.param("ring", {"clip": "adaptive", "penalty": 0.01}, marks=pytest.mark.slow),
     ],
 )
