@@ -97,11 +97,9 @@ class Run:
     odd: str = ""
     """A model of `tests.parallel.odd` and its batches."""
     sizes: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of that model in place of its own."""
+    """Settings of that model, or of the decoder of this file, in place of its own."""
     documents: bool = False
     """Rows of several documents, of which no two rows have the same."""
-    model: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of the decoder of this file besides its own."""
     corpus: str = ""
     """The data folder that a family's batches come from."""
     copies: int = 1
@@ -286,9 +284,9 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
         sizes, vocab = families.model_config(run.family), families.VOCAB
     else:
         mlp = EXPERTS if run.experts else GLUConfig()
-        known = {"layers": 2, "width": run.width, "heads": 2, "dropout": 0.1, "head": LMHead(tied=run.tied), "mlp": mlp}
-        sizes = ModelConfig.model_validate({**known, **run.model})
-        vocab = VOCAB
+        sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
+        sizes = ModelConfig.model_validate({**sizes.model_dump(), **run.sizes})
+        vocab = sizes.vocab or VOCAB
     model = build_model(sizes, vocab)
     if run.precision == "fp64":
         model.double()

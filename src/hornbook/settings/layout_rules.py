@@ -9,7 +9,6 @@ from hornbook.run.config import TrainConfig
 from hornbook.settings.context_rules import context_problems
 
 UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
-    "parallel.tensor": lambda parallel: parallel.tensor,
     "parallel.pipeline": lambda parallel: parallel.pipeline.stages,
 }
 """Axes that `parallelize` does nothing for yet, and their ranks."""

@@ -176,7 +176,7 @@ def _gradients(engine: Engine) -> dict[str, Tensor]:
 
 def kept_bytes(rank_info: RankInfo, kind: str, sequence: int) -> int:
     """Bytes that this rank keeps for backward of one row, parameters and their casts apart."""
-    run = Run(context=rank_info.size, sequence=sequence, microbatches=1, width=32, model={"heads": 4})
+    run = Run(context=rank_info.size, sequence=sequence, microbatches=1, width=32, sizes={"heads": 4})
     config = ParallelConfig.model_validate({"context": {"ranks": rank_info.size, "kind": kind}})
     with distributed(config, CPU, rank_info) as world:
         engine = trajectory.make_engine(run, config, CPU, world)

@@ -75,27 +75,30 @@ def check(done: Performer, run: Run) -> None:
 @pytest.mark.parametrize("kind", CONTEXT)
 @pytest.mark.parametrize("documents", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_two_ranks_of_context_are_one_process(done: Performer, kind: str, documents: bool) -> None:
-    check(done, run_of(kind, documents=documents, model=MODELS["grouped"]))
+    check(done, run_of(kind, documents=documents, sizes=MODELS["grouped"]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONTEXT)
 @pytest.mark.parametrize("model", [name for name in MODELS if name != "grouped"])
 def test_every_kind_of_position_and_attention(done: Performer, kind: str, model: str) -> None:
-    check(done, run_of(kind, documents=True, model=MODELS[model]))
+    check(done, run_of(kind, documents=True, sizes=MODELS[model]))
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
         ("ring", {"world": 2}),
-        pytest.param("ring", {"context": 4, "model": {"heads": 4}}, marks=pytest.mark.slow),
-        pytest.param("all-to-all", {"context": 4, "model": {"heads": 4}}, marks=pytest.mark.slow),
+        pytest.param("ring", {"context": 4, "sizes": {"heads": 4}}, marks=pytest.mark.slow),
+        pytest.param("all-to-all", {"context": 4, "sizes": {"heads": 4}}, marks=pytest.mark.slow),
         pytest.param("all-to-all", {"world": 2, "recompute": "block"}, marks=pytest.mark.slow),
         pytest.param("ring", {"world": 2, **LAYOUTS["everything"]}, marks=pytest.mark.slow),
         pytest.param("ring", {"world": 1, **LAYOUTS["optimizer"]}, marks=pytest.mark.slow),
         pytest.param("ring", {"recompute": "block"}, marks=pytest.mark.slow),
         pytest.param("ring", {"expert": 2, "experts": True}, marks=pytest.mark.slow),
+        pytest.param("ring", {"tensor": 2, "sizes": {"heads": 4}}, marks=pytest.mark.slow),
+        pytest.param("all-to-all", {"tensor": 2, "sizes": {"heads": 4}}, marks=pytest.mark.slow),
+        pytest.param("ring", {"tensor": 2, "sequence_parallel": True, "sizes": {"heads": 4}}, marks=pytest.mark.slow),
         pytest.param("ring", {"clip": "adaptive", "penalty": 0.01}, marks=pytest.mark.slow),
     ],
 )
@@ -122,7 +125,7 @@ def test_encoders_and_encoder_decoders(done: Performer, family: str, kind: str) 
 def test_every_gradient_of_the_first_step_and_losses_of_tokens(run_ranks: RankServer, kind: str) -> None:
     """Gradients may cancel in losses and norms; evaluation gives the rows whole, and logits need no parts."""
     settings = {"sequence": ODD, "microbatches": 2, "precision": "fp64", "width": 16, "documents": True}
-    settings |= {"model": MODELS["grouped"]}
+    settings |= {"sizes": MODELS["grouped"]}
     (expected,) = run_ranks(FIRST_STEP, 1, settings)
     for rank in run_ranks(FIRST_STEP, 2, settings | CONTEXT[kind]):
         assert rank.keys() == expected.keys()
@@ -133,7 +136,7 @@ def test_every_gradient_of_the_first_step_and_losses_of_tokens(run_ranks: RankSe
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONTEXT)
 def test_float32_losses(done: Performer, kind: str) -> None:
-    run = run_of(kind, precision="fp32", model=MODELS["grouped"])
+    run = run_of(kind, precision="fp32", sizes=MODELS["grouped"])
     assert compare(done(run), done(run.alone)).losses < 1e-5
 
 

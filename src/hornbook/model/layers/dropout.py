@@ -82,6 +82,8 @@ class Dropout(nn.Module):
         super().__init__()
         assert 0 <= site < SITES
         self.rate, self.number, self.site = rate, layer_number(layer), site
+        self.part = 0
+        """Number of x among parts of equal length of its rows."""
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         if self.rate == 0 or context.keys is None:
@@ -89,9 +91,10 @@ class Dropout(nn.Module):
         hashes = site_keys(context.keys, self.number, self.site)
         threshold, scale = round((1 - self.rate) * 2**24), 1 / (1 - self.rate)
         part = context.mask.part
+        first = self.part * x.shape[1]
         if part is None:
-            return _drop(x, hashes, 0, threshold, scale)
-        runs = part.runs(0, x.shape[1])
+            return _drop(x, hashes, first, threshold, scale)
+        runs = part.runs(first, x.shape[1])
         pieces = zip(x.split([len(run) for run in runs], 1), runs, strict=True)
         return torch.cat([_drop(piece, hashes, run.start, threshold, scale) for piece, run in pieces], 1)
 
