@@ -149,7 +149,8 @@ def check_run(done: Performer, run: Run, within: float = 1e-9) -> None:
     ],
 )
 def test_runs_in_float64_differ_in_the_last_digits(done: Performer, schedule: Schedule, more: dict[str, Any]) -> None:
-    run = Run(steps=4, **SMALL, **staged(2, schedule), **{"layers": 3} | more)
+    settings: dict[str, Any] = {"layers": 3, **SMALL, **more}
+    run = Run(steps=4, **settings, **staged(2, schedule))
     if not more:
         assert min(done(run.alone).norms) > CLIP
     check_run(done, run)
