@@ -10,7 +10,6 @@ from hornbook.parallel.config import ParallelConfig, PipelineConfig
 from hornbook.run.config import TrainConfig
 
 UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
-    "parallel.tensor": lambda parallel: parallel.tensor,
     "parallel.context": lambda parallel: parallel.context.ranks,
 }
 """Axes that `parallelize` does nothing for yet, and their ranks."""
