@@ -155,7 +155,7 @@ class Engine:
         return [] if self._part is None else self._part.measured()
 
     def _sum(self, found: list[Tensor]) -> Tensor:
-        """Sums of [loss names] over the microbatches of all ranks; of stages, the last alone has losses."""
+        """Sums of [loss names] over the microbatches of all ranks; each stage has its own terms."""
         total = functools.reduce(torch.add, found)
         if self.world.axis_size(SUMMED) == 1:
             return total
@@ -307,8 +307,7 @@ class Engine:
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
         with self.evaluation_mode():
-            (found,) = self.apply({"tokens": self._to_device(tokens)}, lambda hidden: (self._head.logits(hidden),))
-            return found
+            return self.apply({"tokens": self._to_device(tokens)}, lambda hidden: (self._head.logits(hidden),))[0]
 
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
