@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch, fill_rows
-from hornbook.errors import UsageError
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
@@ -24,7 +23,7 @@ from hornbook.model.layers.transfer import fetch, to_device
 from hornbook.model.transformer import Transformer
 from hornbook.optim.config.clipping import AnyClip, NormClip
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel.balance import Balance, loss_names
+from hornbook.parallel.balance import Balance
 from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.context.context import RowParts
 from hornbook.parallel.data_parallel import SingleProcess
@@ -34,7 +33,7 @@ from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Scaler, found_nonfinite, power_below
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
-from hornbook.parallel.runner import InOrder, Runner, model_inputs
+from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.step_clock import StepClock
 from hornbook.parallel.world import TOKENS, Axis, World
@@ -42,10 +41,6 @@ from hornbook.run.config import LossConfig
 
 SUMMED: tuple[Axis, ...] = ("pipeline", *TOKENS)
 """Axes that losses are summed over."""
-
-
-Apply = Callable[[dict[str, Any], Callable[[Tensor], tuple[Tensor, ...]]], tuple[Tensor, ...]]
-"""From arguments of `Transformer.forward`, and what reads its hidden states, to what that gives."""
 
 
 class Engine:
@@ -63,9 +58,9 @@ class Engine:
         compiled: CompiledParts | None = None,
         hold_weights: bool = False,
         shapes: Mapping[str, Shape] | None = None,
-        auxiliary: Sequence[str] | None = None,
+        auxiliary: Sequence[str] = (),
     ) -> None:
-        """Where this rank has not the whole model: shapes of all its parameters, names of its auxiliary losses."""
+        """shapes: of all parameters of the whole model, where this rank has not all; auxiliary: names of its losses."""
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
         """This rank's shard of every parameter; a tied one once, under its first name."""
@@ -81,10 +76,10 @@ class Engine:
         """Where the time of a step goes."""
         self.runner: Runner = InOrder(data_parallel.module, self.clock)
         """Calls the model in training."""
-        self.apply: Apply = _apply_to(model)
+        self.apply: Apply = apply_to(model)
         """Calls the model in evaluation."""
         self.sum_copies: Callable[[], None] = lambda: None
-        """Sums the gradients of parameters that several stages hold, once they are summed over the data axes."""
+        """Sums gradients of what several stages hold, once they are summed over the data axes."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._compiled = compiled or CompiledParts()
         self._hold_weights = hold_weights
@@ -93,8 +88,7 @@ class Engine:
         self._balance = Balance(model)
         self.parts = RowParts(model, world)
         """What this rank computes of the rows of a batch."""
-        self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []))
-        self.loss_names += tuple(loss_names(model) if auxiliary is None else auxiliary)
+        self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *auxiliary)
         """Of the terms of the objective, in the order in which they are added."""
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
@@ -164,7 +158,7 @@ class Engine:
         return [] if self._part is None else self._part.measured()
 
     def _sum(self, found: list[Tensor]) -> Tensor:
-        """Sums of [loss names] over the microbatches of all ranks; of stages, the last alone has losses."""
+        """Sums of [loss names] over the microbatches of all ranks; each stage has its own terms."""
         total = functools.reduce(torch.add, found)
         if self.world.axis_size(SUMMED) == 1:
             return total
@@ -190,7 +184,6 @@ class Engine:
     ) -> dict[str, Tensor]:
         """The summands of the objective: the weighted loss, then what the model adds by name.
 
-        Stages before the last have no hidden states for the head, and add what their own blocks do.
         `factor` is what their sum is multiplied by. The head makes its gradients in the forward pass, before that: in
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
@@ -310,7 +303,7 @@ class Engine:
 
         with self._looking():
             losses, outputs = self.apply(self._inputs(batch), read)
-            return losses, outputs
+        return losses, outputs
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
         mine = self.parts.batch(batch)
@@ -320,25 +313,11 @@ class Engine:
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
         with self.evaluation_mode():
-            inputs = dict.fromkeys(("positions", "lengths", "keys", "source"))
-            (found,) = self.apply(
-                {**inputs, "tokens": self._to_device(tokens)}, lambda hidden: (self._head.logits(hidden),)
-            )
-            return found
+            return self.apply({"tokens": self._to_device(tokens)}, lambda hidden: (self._head.logits(hidden),))[0]
 
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
         fill_shards(self.shards, stream, self.shapes)
-
-
-def _apply_to(model: Transformer) -> Apply:
-    """Of a rank that has the whole model."""
-
-    def apply(inputs: dict[str, Any], last: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        hidden, _ = model(**inputs)
-        return last(hidden)
-
-    return apply
 
 
 class _Step:
@@ -370,9 +349,7 @@ class _Step:
         found = engine._terms(batch, hidden, auxiliary, self._keys[number], self._factor)
         # A part from outside may give losses that it has not named: they were 0 in the microbatches before.
         if unnamed := tuple(name for name in found if name not in engine.loss_names):
-            if engine.world.axis_size(["pipeline"]) > 1:
-                text = f"a part of the model gives the loss {unnamed[0]!r}, and its attribute `loss_names` does not"
-                raise UsageError(f"parallel.pipeline: {text} name it: stages must know all names before the first step")
+            refuse_unnamed(engine.world, unnamed)
             engine.loss_names += unnamed
             self.terms = [nn.functional.pad(each, (0, len(unnamed))) for each in self.terms]
         dtype = torch.promote_types(engine.model.compute_dtype, torch.float32)

@@ -5,18 +5,20 @@ the other here; as stages that send one another the result of `Transformer.forwa
 what it calls the model with.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
+from hornbook.errors import UsageError
 from hornbook.model.context import Auxiliary
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.parallel.balance import token_masks
 from hornbook.parallel.step_clock import StepClock
+from hornbook.parallel.world import World
 
 
 class Step(Protocol):
@@ -51,6 +53,27 @@ class Runner(Protocol):
 
     def run(self, step: Step) -> None:
         """Every microbatch forward and backward."""
+
+
+Apply = Callable[[dict[str, Any], Callable[[Tensor], tuple[Tensor, ...]]], tuple[Tensor, ...]]
+"""From arguments of `Transformer.forward`, and what reads its hidden states, to what that gives."""
+
+
+def apply_to(model: Transformer) -> Apply:
+    """Of a rank that has the whole model."""
+
+    def apply(inputs: dict[str, Any], last: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        hidden, _ = model(**inputs)
+        return last(hidden)
+
+    return apply
+
+
+def refuse_unnamed(world: World, names: Sequence[str]) -> None:
+    """UsageError for losses that no part has named before the first step, where other stages would not know them."""
+    if world.axis_size(["pipeline"]) > 1:
+        text = f"a part of the model gives the loss {names[0]!r}, and its attribute `loss_names` does not name it"
+        raise UsageError(f"parallel.pipeline: {text}: stages must know all names before the first step")
 
 
 class InOrder:

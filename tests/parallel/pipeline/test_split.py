@@ -19,14 +19,15 @@ def test_the_parts_of_backward_add_up() -> None:
     layers = [nn.Linear(4, 4).double() for _ in range(4)]
     shared = nn.Parameter(torch.randn(4, dtype=torch.float64))
     weights = [*(layer.weight for layer in layers), shared, layers[2].bias]
-    inputs = [torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    x, memory = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    inputs = [x, memory]
     gradients = [torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64), torch.tensor(2.0)]
     gradients[2] = gradients[2].double()
-    torch.autograd.backward(outputs_of(*inputs, layers, shared), gradients)
+    torch.autograd.backward(outputs_of(x, memory, layers, shared), gradients)
     expected = [each.grad for each in (*inputs, *weights)]
     for each in (*inputs, *weights):
         each.grad = None
-    found, rest = gradients_of_inputs(outputs_of(*inputs, layers, shared), gradients, inputs)
+    found, rest = gradients_of_inputs(outputs_of(x, memory, layers, shared), gradients, inputs)
     assert all(each.grad is None for each in weights), "the first part leaves weights alone"
     assert rest.branches, "the second part has something to do"
     rest.compute()

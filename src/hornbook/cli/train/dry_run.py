@@ -8,6 +8,7 @@ from hornbook.progress import size_text
 
 if TYPE_CHECKING:
     from hornbook.run.job import Start
+    from hornbook.settings.recipe import Recipe
     from hornbook.settings.resolve import Resolved
 
 
@@ -20,7 +21,6 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.offload.offload import check_offload
-    from hornbook.parallel.pipeline.describe import plan_pipeline
     from hornbook.parallel.world import choose_device
     from hornbook.run.inputs import vocabulary_warning
     from hornbook.run.job import course_of
@@ -40,9 +40,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     length = course_of(inputs, past, start).to_end().length
     every, steps = recipe.checkpoint.every, length.steps_from(0)
     unused = vocabulary_warning(inputs)
-    pipeline = plan_pipeline(
-        recipe.parallel, recipe.model, inputs.vocab, recipe.train.sequence, recipe.train.num_microbatches
-    )
+    pipeline = _pipeline(recipe, inputs.vocab)
     return {
         "run": str(run.path),
         "mode": start.mode,
@@ -65,15 +63,23 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
         "saves": max(steps // every, 1) if every else 1,
         "save_bytes": saved_bytes(inputs),
         "estimate": estimate(inputs, length, *_progress(run, start)).to_json() if measure else None,
-        "pipeline": None if pipeline is None else asdict(pipeline) | {"text": str(pipeline)},
+        "pipeline": pipeline,
         "warnings": [
-            *([pipeline.warning] if pipeline is not None and pipeline.warning else []),
+            *([pipeline["warning"]] if pipeline and pipeline["warning"] else []),
             *loader.index.notes,
             *repetition_warnings(loader.index.epochs(length.tokens)),
             *([unused] if unused else []),
         ],
         "files": [str(path) for path in _files(run, tensorboard=recipe.log.tensorboard)],
     }
+
+
+def _pipeline(recipe: "Recipe", vocab: int) -> dict[str, Any] | None:
+    from hornbook.parallel.pipeline.describe import plan_pipeline
+
+    shape = recipe.model, vocab, recipe.train.sequence
+    found = plan_pipeline(recipe.parallel, *shape, recipe.train.num_microbatches)
+    return None if found is None else asdict(found) | {"text": str(found), "warning": found.warning}
 
 
 def _progress(run: RunDir, start: "Start") -> tuple[int, float]:

@@ -51,13 +51,12 @@ def gradients_of_inputs(
 ) -> tuple[list[Tensor], WeightGradients]:
     """Gradients of `inputs`, which are leaves, and what is left to compute."""
     rest = WeightGradients()
-    graph = _Graph(
-        [get_gradient_edge(each).node for each in outputs], {get_gradient_edge(each).node for each in inputs}
-    )
+    wanted = [get_gradient_edge(each) for each in inputs]
+    graph = _Graph([get_gradient_edge(each).node for each in outputs], {each.node for each in wanted})
     rest.branches = graph.branches
     hooks = [node.register_prehook(partial(_catch, rest.caught, node)) for node in rest.branches]
     now = [GradientEdge(leaf, 0) for leaf in graph.now]
-    found = torch.autograd.grad(outputs, [*inputs, *now], gradients, retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(outputs, [*wanted, *now], gradients, retain_graph=True, allow_unused=True)
     for hook in hooks:
         hook.remove()
     for edge, gradient in zip(now, found[len(inputs) :], strict=True):

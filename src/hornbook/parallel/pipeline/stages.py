@@ -7,14 +7,13 @@ copies are summed (`copies.py`), so they stay equal.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from hornbook.model.attention.mask import as_tuples
-from hornbook.model.context import Auxiliary, Memory
+from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.layers.embedding import InputLayers
 from hornbook.model.transformer import Source, Stack, Transformer, add_auxiliary
 from hornbook.parallel.config import ParallelConfig
@@ -165,13 +164,13 @@ class StageModel:
     def __call__(self, received: Sequence[Tensor], inputs: dict[str, Any]) -> tuple[tuple[Tensor, ...], Auxiliary]:
         """(what the stage after gets, and of the last stage the hidden states; auxiliary values of its own blocks)."""
         came, auxiliary = dict(zip(self._names, received, strict=True)), Auxiliary()
-        source: Source | None = inputs["source"]
+        source: Source | None = inputs.get("source")
         if self._encoder is not None:
             assert source is not None
             tokens = came.get("hidden", source.tokens)
             places = {"positions": source.positions, "lengths": source.lengths, "token_mask": source.token_mask}
             self._encoder.compute_dtype = self._model.compute_dtype
-            hidden, auxiliary = self._encoder(tokens, keys=inputs["keys"], **places)
+            hidden, auxiliary = self._encoder(tokens, keys=inputs.get("keys"), **places)
             came = {"memory": hidden}  # or, where no block of the model follows, what the next stage goes on with
         if self._decoder is None:
             return tuple(came.values()), auxiliary
@@ -196,9 +195,16 @@ def _part(model: Transformer, stack: Stack, blocks: range, count: int) -> Transf
         blocks={str(number): stack.blocks[str(number)] for number in blocks},
         norm=stack.norm if blocks.stop == count else None,
     )
+    shown = part.blocks, part.norm
 
-    def saving() -> AbstractContextManager[object]:
-        return stack.saving()  # which may be replaced later
+    def run_blocks(x: Tensor, context: Context) -> tuple[Tensor, Auxiliary]:
+        """As the stack runs its blocks, whatever hangs on that, but these blocks alone."""
+        before = stack.blocks, stack.norm
+        stack.blocks, stack.norm = shown
+        try:
+            return stack.run_blocks(x, context)
+        finally:
+            stack.blocks, stack.norm = before
 
-    part.saving, part.compiled = saving, stack.compiled
+    part.run_blocks, part.compiled = run_blocks, stack.compiled
     return part
