@@ -8,6 +8,7 @@ They travel on the CPU (gloo), tensors of a CUDA model over NCCL.
 
 import contextlib
 import datetime
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from hornbook.errors import UsageError
 from hornbook.kernels.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.step_clock import StepClock
+from hornbook.parallel.traffic.traffic import Kind, sent_bytes
 from hornbook.run.config import TrainConfig
 
 Axis = Literal["pipeline", "replica", "shard", "context", "tensor", "expert"]
@@ -78,6 +81,11 @@ class World:
     store: Store | None = None
     """Small values by name, seen by all ranks; None in a world of one."""
 
+    @functools.cached_property
+    def clock(self) -> StepClock:
+        """Where the time of a step goes, and what crosses ranks in it."""
+        return StepClock(self.device)
+
     @property
     def size(self) -> int:
         """Number of ranks."""
@@ -126,8 +134,24 @@ class World:
         wide = self._wide(axes)
         one_group = len(wide) == 1 or wide in self.joined or self.axis_size(axes) == self.size
         for each in [wide] if wide and one_group else [(axis,) for axis in wide]:
-            dist.all_reduce(tensor, group=self.group(each))
+            with self.collective(each, "all-reduce", tensor.nbytes):
+                dist.all_reduce(tensor, group=self.group(each))
         return tensor
+
+    def collective(self, axes: Sequence[Axis], kind: Kind, size: int) -> contextlib.AbstractContextManager[None]:
+        """Around a collective over the ranks of some axes, for which computing waits: what crosses and the wait count.
+
+        `size` in bytes is that of the whole tensor (`sent_bytes`). The time is of the phase `communication`.
+        """
+        return self.clock.collective(self.axes_name(axes), kind, sent_bytes(kind, size, self.axis_size(axes)))
+
+    def launch(self, axes: Sequence[Axis], kind: Kind, size: int) -> Callable[[], None]:
+        """Count a transfer that begins now, beside computing; call the result when it has ended, on any thread."""
+        return self.clock.traffic.launch(self.axes_name(axes), kind, sent_bytes(kind, size, self.axis_size(axes)))
+
+    def axes_name(self, axes: Sequence[Axis]) -> str:
+        """Those of `axes` that have several ranks, for people: `shard`, `replica+shard`."""
+        return "+".join(self._wide(axes) or axes)
 
     def _wide(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         """Those of more than one rank, in the order of `AXES`."""
@@ -138,7 +162,8 @@ class World:
         if self.axis_size(axes) == 1:
             return [tensor]
         parts = [torch.empty_like(tensor) for _ in range(self.axis_size(axes))]
-        dist.all_gather(parts, tensor.contiguous(), group=self.group(axes))
+        with self.collective(axes, "all-gather", len(parts) * tensor.nbytes):
+            dist.all_gather(parts, tensor.contiguous(), group=self.group(axes))
         return parts
 
     def all_reduce_max(self, values: Sequence[int]) -> list[int]:

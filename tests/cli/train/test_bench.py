@@ -49,6 +49,7 @@ def bill(recipe: Recipe, **more: Any) -> dict[str, Any]:
         ),
         "energy": {"joules": None, "source": "no counter"},
         "collectives": [],
+        "communication": None,
         "file": "/cache/step.json",
         **more,
     }

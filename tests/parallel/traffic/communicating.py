@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,7 +14,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.adam import AdamWConfig
+from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
@@ -66,9 +67,10 @@ def config_of(place: RankInfo, settings: dict[str, Any]) -> ParallelConfig:
     return ParallelConfig.model_validate({"data": place.size, **settings})
 
 
-def take_step(engine: Engine, world: World, microbatches: int) -> float:
-    """Gradients of random rows, others on each rank; returns their norm."""
-    batches = [_batch(100 * world.data_rank + number) for number in range(microbatches)]
+def take_step(engine: Engine, world: World, microbatches: int, rows_of: int | None = None) -> float:
+    """Gradients of random rows, others on each rank; returns their norm. `rows_of`: take those of this rank."""
+    first = 100 * (world.data_rank if rows_of is None else rows_of)
+    batches = [_batch(first + number) for number in range(microbatches)]
     engine.zero_gradients()
     engine.forward_backward(batches, total_weight=float(ROWS * SEQUENCE * microbatches * world.data_size))
     return float(engine.clip_gradients(0.0))
@@ -101,12 +103,12 @@ def counted(place: RankInfo, settings: dict[str, Any], microbatches: int) -> dic
         }
 
 
-def gradients(place: RankInfo, settings: dict[str, Any], precision: str) -> dict[str, Any]:
-    """Norm, and this rank's shard of each gradient with where it starts, of a step of two microbatches."""
+def gradients(place: RankInfo, settings: dict[str, Any], precision: str, rows_of: int | None = None) -> dict[str, Any]:
+    """Norm, and this rank's shard of each gradient with where it starts, of a step of one microbatch."""
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision})
     with distributed(config_of(place, settings), train, place) as world:
         engine = make_engine(place, world, settings, precision)
-        norm = take_step(engine, world, 2)
+        norm = take_step(engine, world, 1, rows_of)
         found = {
             name: [list(shard.start), list(shard.tensor.shape), list(shard.shape), shard.tensor.grad.flatten().tolist()]
             for name, shard in engine.shards.items()
@@ -123,9 +125,9 @@ def held(place: RankInfo, settings: dict[str, Any], precision: str) -> dict[str,
         optimizer = build_optimizer(
             engine.named_parameters,
             parameter_roles(engine.model),
-            AdamWConfig(),
+            TypeAdapter(AnyOptimizer).validate_python({"kind": "adamw"}),
             {},
-            {name: shard.shape for name, shard in engine.shards.items()},
+            engine.shapes,
         )
         found: list[dict[str, int]] = []
         begin = engine._data_parallel.begin_microbatch
@@ -190,5 +192,3 @@ def written_out(place: RankInfo, sizes: list[int]) -> list[dict[str, Any]]:
                 }
                 found.append(answer)
     return found
-
-

@@ -96,9 +96,7 @@ class StragglerDetector:
         self._run: list[tuple[int, int | None]] = []
         """First step and slow rank of the newest windows in a row that contradict it alike."""
 
-    def judge(
-        self, first: int, steps: int, rows: Sequence[Sequence[float]], stages: Sequence[int]
-    ) -> Straggler | None:
+    def judge(self, first: int, steps: int, rows: Sequence[Sequence[float]], stages: Sequence[int]) -> Straggler | None:
         """A straggler or its end, where this interval of `steps` steps from `first` on settles one."""
         if not self._steps:
             self._first, self._sums = first, [[0.0] * len(NAMES) for _ in rows]
