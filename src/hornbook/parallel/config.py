@@ -127,7 +127,7 @@ class ParallelConfig(Config):
     """How gradients cross ranks: in their own dtype, or rounded to bfloat16, half the bytes. Of p ranks that sum
     together a gradient is then off by at most p / 256 of the sum of their absolute values, and a little."""
     gather: Literal["stored", "bf16"] = "stored"
-    """How sharded weights cross ranks, and are kept for use: in their own dtype, or rounded to bfloat16, half the bytes.
+    """How sharded weights cross ranks and are kept for use: in their own dtype, or rounded to bfloat16, half the bytes.
     Needs a run that computes in bfloat16, whose matrices are rounded for each use in any case."""
     reshard: bool = True
     """With `shard = "everything"`: gathered weights of a block are released between forward and backward and gathered

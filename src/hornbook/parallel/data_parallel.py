@@ -34,7 +34,7 @@ from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.traffic.fsdp import Bf16ReduceScatter, CountedAllGather, CountedReduceScatter, CountedReplicas
 from hornbook.parallel.traffic.traffic import sent_bytes
-from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World
+from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World, others
 
 BUCKET_MB = 25.0
 """MiB of gradients that are summed in one collective call, as in DDP, where `parallel.bucket_mb` says nothing."""
@@ -155,7 +155,7 @@ def sum_gradients(
         if shard.tensor.requires_grad:
             if shard.tensor.grad is None:  # it took no part: no token chose this expert, no microbatch came here
                 shard.tensor.grad = torch.zeros_like(shard.tensor)
-            over = tuple(axis for axis in axes if axis not in shard.axes)
+            over = others(axes, shard.axes)
             by_axes.setdefault(over, []).append(shard.tensor.grad)
     for over, gradients in by_axes.items():
         if world.axis_size(over) > 1:
@@ -216,7 +216,7 @@ class FSDP(SingleProcess):
 
     def _count_traffic(self) -> None:
         """Let FSDP call collectives that are counted."""
-        world, config = self._world, self._config
+        config = self._config
         inner = self._reduce_scatter if config.exact else Bf16ReduceScatter() if config.compress == "bf16" else None
         scatter = CountedReduceScatter(self.clock, "shard", inner)
         replicas = CountedReplicas(self.clock, "replica", config.replicas)

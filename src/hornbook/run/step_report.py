@@ -48,7 +48,7 @@ class Step:
     """The run ends with this step."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of this rank by phase (`hornbook.parallel.step_clock`); the rest of `seconds` is the host's."""
-    traffic: TrafficReport = TrafficReport()
+    traffic: TrafficReport = field(default_factory=TrafficReport)
     """What this rank sent to others, and how long it took."""
     positions: tuple[int, int] = (0, 0)
     """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""

@@ -148,7 +148,7 @@ def _held(engine: Engine) -> dict[str, int]:
     """Bytes of weights and of gradients: shards, and what FSDP gathered or accumulates whole beside them."""
     shards = {id(shard.tensor): shard.tensor for shard in engine.shards.values()}
     own = [each.untyped_storage() for each in shards.values()]
-    gathered, sums = list[Any](), [each for each in engine._data_parallel.gradients()]
+    gathered, sums = list[Any](), list(engine._data_parallel.gradients())
     for module in engine.model.modules():
         for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
             for each in group.fsdp_params:

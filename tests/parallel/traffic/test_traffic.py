@@ -1,4 +1,4 @@
-"""Bytes that are counted are those that cross ranks, and those of the formulas; what is rounded errs within its bound."""
+"""Bytes that are counted cross ranks and are those of the formulas; what is rounded errs within its bound."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_what_is_waited_for_is_communication_and_the_rest_is_hidden(run_ranks: R
     found = counted(run_ranks, 2, {**LAYOUTS[layout], "bucket_mb": 0.02})
     seconds, waited, phase = found["seconds"]
     assert 0 < waited <= phase
-    assert 0 < seconds
+    assert seconds > 0
     assert found["hidden"] == max(1 - waited / seconds, 0.0)
 
 
@@ -152,7 +152,7 @@ def test_gathers_in_bfloat16_err_as_computing_in_it_does(run_ranks: RankServer) 
     exact = gradients(run_ranks, 2, settings)
     stored = gradients(run_ranks, 2, settings, "bf16")
     rounded = gradients(run_ranks, 2, {**settings, "gather": "bf16"}, "bf16")
-    assert 0 < apart(rounded, stored)
+    assert apart(rounded, stored) > 0
     assert apart(rounded, exact) < 1.5 * apart(stored, exact)
 
 
@@ -163,7 +163,7 @@ HELD = {
     "everything": ({"shard": "everything"}, 0, 2, 2),
     "hybrid": ({"shard": "everything", "replicas": 2}, 0, 2, 2),
 }
-"""Layout: settings, whether gathered weights stay, and the ranks that share gradients, moments and the weights' shards."""
+"""Layout: settings, whether gathered weights stay, and the ranks that share gradients, moments and weights."""
 
 
 @pytest.mark.parametrize("layout", HELD)

@@ -1,19 +1,19 @@
 """All-reduces written out as messages: which rank sends which elements to which other rank, in which step.
 
-A schedule is data: `ring` and `double_tree` make it for any number of ranks, `all_reduce_` carries it out with sends and
-receives, and `bytes_sent` counts it, so that what a picture shows is what was run. The library's own all-reduce stays
-the one that training uses.
+A schedule is data: `ring` and `double_tree` make it for any number of ranks, `all_reduce_` carries it out with sends
+and receives, and `bytes_sent` counts it, so that what a picture shows is what was run. The library's own all-reduce
+stays the one that training uses.
 
 | schedule | steps | a rank sends, of n bytes over p ranks |
 |---|---|---|
 | ring (Patarasuk and Yuan 2009) | 2 (p - 1) | 2 (p - 1) / p n |
-| double binary tree (Sanders, Speck and Traeff 2009), k pieces | 2 floor(log2 p) + k - 1 | at most 2 n; 2 (p - 1) / p n on average |
+| double tree (Sanders, Speck and Traeff 2009), k pieces | 2 floor(log2 p) + k - 1 | 2 n at most; the same on average |
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 import torch.distributed as dist
@@ -108,7 +108,7 @@ def _cuts(start: int, stop: int, count: int) -> list[tuple[int, int]]:
     """`count` ranges in a row, as even as can be, the longer ones first."""
     each, more = divmod(stop - start, count)
     ends = [start + number * each + min(number, more) for number in range(count + 1)]
-    return list(zip(ends, ends[1:], strict=False))
+    return list(pairwise(ends))
 
 
 def num_steps(messages: Sequence[Message]) -> int:
