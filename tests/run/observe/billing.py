@@ -30,7 +30,6 @@ WORDS = (
     "train.sequence=16",
     "log.every=1",
     "log.slowdown=2",
-    "log.straggler=2",
 )
 VOCAB, ROWS = 64, 4
 

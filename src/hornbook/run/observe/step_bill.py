@@ -45,9 +45,9 @@ class StepBill:
         shape = (recipe.model, inputs.vocab, recipe.train.sequence)
         self._costs = [step_operations(*shape, one, recipe.parallel.recompute) for one in ((1, 0), (0, 1))]
         """Operations of a position of the model, and of its encoder."""
-        self._every, factor, late = recipe.log.every, recipe.log.slowdown, recipe.log.straggler
+        self._every, factor = recipe.log.every, recipe.log.slowdown
         self._detector = None if factor is None else SlowdownDetector(factor)
-        self._stragglers = None if late is None or world.size == 1 else StragglerDetector(late, MIN_SECONDS)
+        self._stragglers = None if factor is None else StragglerDetector(factor, MIN_SECONDS)
         self._peak: Peak | None = known_peak(world.device, recipe.train.precision) if world.is_rank0 else None
         self._devices = num_devices(world.device, world.size)
         self._steps: list[Step] = []
@@ -89,7 +89,7 @@ class StepBill:
             "" if slow is None or slow.factor < SLOW_RANK else str(slow),
         )
         self._judge(window, steps[-1])
-        if self._stragglers is not None:
+        if self._stragglers is not None and len(rows) > 1:
             straggler = self._stragglers.judge(window.first, window.steps, rows, stages)
             if straggler is not None:
                 self._notify(straggler, steps[-1])

@@ -1,7 +1,7 @@
 """Names the rank that keeps the others waiting, and the part of a step that takes its time. A pure function of times.
 
 Ranks wait for one another in communication, so only the rest of a step tells them apart: a rank whose own work takes
-longer than the median of the others' by the factor `log.straggler`, in `LASTING` windows in a row, is a straggler. In a
+longer than the median of the others' by the factor `log.slowdown`, in `LASTING` windows in a row, is a straggler. In a
 pipeline, stages have different work: a rank is compared with those of its own stage.
 """
 
