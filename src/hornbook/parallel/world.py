@@ -150,6 +150,10 @@ class World:
         """Count a transfer that begins now, beside computing; call the result when it has ended, on any thread."""
         return self.clock.traffic.launch(self.axes_name(axes), kind, sent_bytes(kind, size, self.axis_size(axes)))
 
+    def waiting(self, axes: Sequence[Axis], kind: Kind) -> contextlib.AbstractContextManager[object]:
+        """Around the wait of computing for what was launched."""
+        return self.clock.waiting((self.axes_name(axes), kind))
+
     def axes_name(self, axes: Sequence[Axis]) -> str:
         """Those of `axes` that have several ranks, for people: `shard`, `replica+shard`."""
         return "+".join(self._wide(axes) or axes)

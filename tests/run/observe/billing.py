@@ -23,14 +23,7 @@ from hornbook.run.start.calibrate import random_batch
 from hornbook.run.step_report import Step
 from hornbook.settings.resolve import resolve
 
-WORDS = (
-    "model.layers=2",
-    "model.width=32",
-    "model.heads=2",
-    "train.sequence=16",
-    "log.every=1",
-    "log.slowdown=2",
-)
+WORDS = ("model.layers=2", "model.width=32", "model.heads=2", "train.sequence=16", "log.every=1", "log.slowdown=2")
 VOCAB, ROWS = 64, 4
 
 
