@@ -204,7 +204,7 @@ def _held(engine: Engine) -> dict[str, int]:
 SCHEDULES = {
     "ring": ring,
     "tree": double_tree,
-    "tree of pieces": lambda ranks, size: double_tree(ranks, size, pieces=3),
+    "tree of parts": lambda ranks, size: double_tree(ranks, size, parts=3),
 }
 
 

@@ -23,7 +23,7 @@ def carry_out(messages: list[Message], tensors: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7, 8, 13, 16])
 @pytest.mark.parametrize("size", [1, 48, 101])
 def test_every_schedule_sums_on_every_number_of_ranks(ranks: int, size: int) -> None:
-    for messages in (ring(ranks, size), double_tree(ranks, size), double_tree(ranks, size, pieces=5)):
+    for messages in (ring(ranks, size), double_tree(ranks, size), double_tree(ranks, size, parts=5)):
         tensors = [torch.arange(size).double() * 10 + rank for rank in range(ranks)]
         total = sum(tensors, torch.zeros(size).double())
         carry_out(messages, tensors)
@@ -41,12 +41,12 @@ def test_a_ring_sends_what_is_counted_for_an_all_reduce(ranks: int) -> None:
     assert all((message.source + 1) % ranks == message.target for message in messages)
 
 
-@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 13])
-def test_no_rank_of_the_double_tree_sends_more_than_twice_the_tensor(ranks: int, pieces: int) -> None:
+def test_no_rank_of_the_double_tree_sends_more_than_twice_the_tensor(ranks: int, parts: int) -> None:
     size = 48
-    messages = double_tree(ranks, size, pieces)
-    assert num_steps(messages) == 2 * floor(log2(ranks)) + pieces - 1
+    messages = double_tree(ranks, size, parts)
+    assert num_steps(messages) == 2 * floor(log2(ranks)) + parts - 1
     sent = bytes_sent(messages, 4)
     assert max(sent.values()) <= 2 * 4 * size
     assert sum(sent.values()) == pytest.approx(ranks * sent_bytes("all-reduce", 4 * size, ranks))

@@ -7,7 +7,7 @@ stays the one that training uses.
 | schedule | steps | a rank sends, of n bytes over p ranks |
 |---|---|---|
 | ring (Patarasuk and Yuan 2009) | 2 (p - 1) | 2 (p - 1) / p n |
-| double tree (Sanders, Speck and Traeff 2009), k pieces | 2 floor(log2 p) + k - 1 | 2 n at most; the same on average |
+| double tree (Sanders, Speck and Traeff 2009), k parts | 2 floor(log2 p) + k - 1 | 2 n at most; the same on average |
 """
 
 from collections import Counter
@@ -49,23 +49,23 @@ def ring(ranks: int, size: int) -> list[Message]:
     ]
 
 
-def double_tree(ranks: int, size: int, pieces: int = 1) -> list[Message]:
+def double_tree(ranks: int, size: int, parts: int = 1) -> list[Message]:
     """An all-reduce of `size` elements along two binary trees, each for half of the elements, in order.
 
     Sums go up a tree and come down again. A rank that passes on in one tree is a leaf in the other, so that no rank
-    sends more than twice the tensor. Halves are cut into `pieces`, which follow one another through the tree: with many
+    sends more than twice the tensor. Halves are cut into `parts`, which follow one another through the tree: with many
     of them every link is busy nearly all the time.
     """
     half, found = (size + 1) // 2, list[Message]()
     for shift, (start, stop) in enumerate(((0, half), (half, size))):
         parents = {(child - shift) % ranks: (parent - shift) % ranks for child, parent in _parents(ranks).items()}
-        for number, cut in enumerate(_cuts(start, stop, pieces)):
+        for number, cut in enumerate(_cuts(start, stop, parts)):
             found += _up_and_down(parents, ranks, cut, first=number)
     return sorted(found)
 
 
 def _up_and_down(parents: dict[int, int], ranks: int, cut: tuple[int, int], first: int) -> Iterator[Message]:
-    """The messages of one piece that starts at step `first`: a rank sends up once it has heard from its children."""
+    """The messages of one part that starts at step `first`: a rank sends up once it has heard from its children."""
     depths = {rank: _depth(parents, rank) for rank in range(ranks)}
     height = ranks.bit_length() - 1
     for rank, parent in parents.items():
