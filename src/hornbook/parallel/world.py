@@ -40,7 +40,13 @@ DIVIDING: tuple[Axis, ...] = ("pipeline", "shard", "tensor", "expert")
 """Axes whose ranks may hold different parts of a parameter."""
 HYBRID: tuple[Axis, ...] = ("replica", "shard")
 """Axes that fully_shard knows; the mesh has them always."""
-JOINED: tuple[tuple[Axis, ...], ...] = (DATA, TOKENS, ("replica", "shard", "context"), ("context", "expert"))
+JOINED: tuple[tuple[Axis, ...], ...] = (
+    DATA,
+    TOKENS,
+    ("replica", "shard", "context"),
+    ("context", "expert"),
+    ("shard", "tensor", "expert"),
+)
 """Axes that reductions take together: sums over others go axis by axis."""
 SETUP_SECONDS = 30.0
 """Longest wait for another rank before the first step."""
@@ -139,12 +145,16 @@ class World:
                 dist.all_reduce(tensor, group=self.group(each))
         return tensor
 
-    def collective(self, axes: Sequence[Axis], kind: Kind, size: int) -> contextlib.AbstractContextManager[None]:
+    def collective(
+        self, axes: Sequence[Axis], kind: Kind, size: int, sent: float | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Around a collective over the ranks of some axes, for which computing waits: what crosses and the wait count.
 
-        `size` in bytes is that of the whole tensor (`sent_bytes`). The time is of the phase `communication`.
+        `size` in bytes is that of the whole tensor (`sent_bytes`); `sent`, where this rank sends other than an even
+        share. The time is of the phase `communication`.
         """
-        return self.clock.collective(self.axes_name(axes), kind, sent_bytes(kind, size, self.axis_size(axes)))
+        sent = sent_bytes(kind, size, self.axis_size(axes)) if sent is None else sent
+        return self.clock.collective(self.axes_name(axes), kind, sent)
 
     def launch(self, axes: Sequence[Axis], kind: Kind, size: int) -> Callable[[], None]:
         """Count a transfer that begins now, beside computing; call the result when it has ended, on any thread."""
