@@ -96,11 +96,12 @@ class DDP(SingleProcess):
         """Of this rank's gradients in each bucket of the step; None: not measured."""
         if not config.exact:
             devices = [world.device] if world.device.type == "cuda" else None
+            size: dict[str, Any] = {"bucket_cap_mb": config.bucket_mb}  # torch declares it whole, and takes any number
             self._ddp = self.module = DistributedDataParallel(
                 model,
                 device_ids=devices,
                 process_group=world.group(DATA),
-                bucket_cap_mb=config.bucket_mb,  # pyright: ignore[reportArgumentType]
+                **size,
                 forward_sync_buffers=False,
                 gradient_as_bucket_view=True,
                 init_sync=False,
