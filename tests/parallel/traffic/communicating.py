@@ -31,6 +31,7 @@ KINDS: dict[str, Kind] = {
     "_allgather_base_": "all-gather",
     "allgather_": "all-gather",
     "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_": "reduce-scatter",
     "alltoall_base_": "all-to-all",
 }
 
@@ -58,7 +59,7 @@ def make_engine(place: RankInfo, world: World, settings: dict[str, Any], precisi
     """A small model on this rank, with its initial values."""
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision})
     engine = parallelize(build_model(MODEL, VOCAB, "meta"), config_of(place, settings), train, world)
-    engine.load_stream(initial_values(engine.model, MODEL, seed=3))
+    engine.load_stream(initial_values(build_model(MODEL, VOCAB, "meta"), MODEL, seed=3))
     return engine
 
 

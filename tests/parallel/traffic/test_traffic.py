@@ -76,8 +76,9 @@ def test_bytes_of_two_ranks_are_those_of_the_formulas(counted: Counted, layout: 
         (2, SMALL),
         (2, {"shard": "gradients", "compress": "bf16"}),
         (2, {"exact": True}),
+        (2, {"data": 1, "tensor": 2, "sequence": True}),
     ],
-    ids=["padded", "buckets", "compressed", "exact"],
+    ids=["padded", "buckets", "compressed", "exact", "tensor"],
 )
 def test_every_collective_is_counted(counted: Counted, ranks: int, settings: dict[str, Any]) -> None:
     found = counted(ranks, settings)
