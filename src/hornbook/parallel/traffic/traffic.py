@@ -107,8 +107,8 @@ class Traffic:
         self._origin = None
 
     def count(self, axis: str, kind: Kind, sent: float) -> None:
-        """Count one transfer, of which this rank sends so many bytes (`sent_bytes`)."""
-        self._add((axis, kind), Volume(1, sent))
+        """Count one transfer, of which this rank sends so many bytes (`sent_bytes`); none: it only waits."""
+        self._add((axis, kind), Volume(int(sent > 0), sent))
 
     def wait(self, flow: Flow, seconds: float) -> None:
         """Count a wait of computing."""
