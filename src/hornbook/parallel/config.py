@@ -142,6 +142,18 @@ class ParallelConfig(Config):
     """Parts of sequences; a number stands for that many ranks."""
     expert: Count = Field(default=1, ge=1)
     """Ranks that the experts of each layer are divided over; each has microbatches of its own."""
+    bucket_mb: Number | None = Field(default=None, gt=0)
+    """MiB of gradients that cross ranks in one call; by default 25, the first call of `shard = "none"` 1. Small ones
+    start earlier, large ones waste less on each call."""
+    compress: Literal["none", "bf16"] = "none"
+    """How gradients cross ranks: in their own dtype, or rounded to bfloat16, half the bytes. Of p ranks that sum
+    together a gradient is then off by at most p / 256 of the sum of their absolute values, and a little."""
+    gather: Literal["stored", "bf16"] = "stored"
+    """How sharded weights cross ranks and are kept for use: in their own dtype, or rounded to bfloat16, half the bytes.
+    Needs a run that computes in bfloat16, whose matrices are rounded for each use in any case."""
+    reshard: bool = True
+    """With `shard = "everything"`: gathered weights of a block are released between forward and backward and gathered
+    again; `false` keeps them until the backward pass, which takes memory and saves a third of what crosses ranks."""
     exact: bool = False
     """Sum microbatches in a fixed tree: the same bits with 1, 2, 4 ... ranks of the same threads; costs speed."""
     recompute: Recompute = NoRecompute()

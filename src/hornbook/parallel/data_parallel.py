@@ -20,22 +20,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import GradBucket, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import GradBucket  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from hornbook.errors import UsageError
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
 from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
-from hornbook.parallel.step_clock import StepClock, TimedAllGather, TimedReduceScatter
 from hornbook.parallel.tensor.partial import Partial, add_partial
+from hornbook.parallel.traffic.fsdp import Bf16ReduceScatter, CountedAllGather, CountedReduceScatter, CountedReplicas
+from hornbook.parallel.traffic.traffic import sent_bytes
 from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World, others
 
-BUCKET_BYTES = 25 << 20
-"""Gradients that are summed in one collective call, as in DDP."""
+BUCKET_MB = 25.0
+"""MiB of gradients that are summed in one collective call, as in DDP, where `parallel.bucket_mb` says nothing."""
 BESIDE_FSDP: tuple[Axis, ...] = ("context", "expert")
 """Axes that gradients are summed over and fully_shard does not know."""
 
@@ -44,7 +46,7 @@ class SingleProcess:
     """One process holds everything; the base of the forms for several ranks."""
 
     def __init__(self, model: Transformer, world: World, divisions: Divisions) -> None:
-        self.model, self.clock = model, StepClock(world.device)
+        self.model, self.clock = model, world.clock
         self.module: Callable[..., Any] = model
         """Called for a training forward pass."""
         self.partial: Partial = {}
@@ -87,19 +89,21 @@ class SingleProcess:
 class DDP(SingleProcess):
     """Every rank holds everything."""
 
-    def __init__(self, model: Transformer, world: World, *, exact: bool) -> None:
+    def __init__(self, model: Transformer, world: World, config: ParallelConfig) -> None:
         super().__init__(model, world, {})
-        self._group = world.group(DATA)
+        self.world, self.config = world, config
         self._ddp: DistributedDataParallel | None = None
         self._is_empty = False
         self.bucket_norms: list[Tensor] | None = None
         """Of this rank's gradients in each bucket of the step; None: not measured."""
-        if not exact:
+        if not config.exact:
             devices = [world.device] if world.device.type == "cuda" else None
+            size: dict[str, Any] = {"bucket_cap_mb": config.bucket_mb}  # torch declares it whole, and takes any number
             self._ddp = self.module = DistributedDataParallel(
                 model,
                 device_ids=devices,
-                process_group=self._group,
+                process_group=world.group(DATA),
+                **size,
                 forward_sync_buffers=False,
                 gradient_as_bucket_view=True,
                 init_sync=False,
@@ -123,27 +127,22 @@ class DDP(SingleProcess):
         if self.bucket_norms is not None:
             self.bucket_norms.clear()
 
-    @property
-    def group(self) -> ProcessGroup | None:
-        """The ranks over which gradients are summed."""
-        return self._group
-
     def all_reduce(self, gradients: list[Tensor]) -> None:
         if self._is_empty:
             fill_neutral_(gradients)
-        exact_all_reduce_(gradients, self._group)
+        _exact_sum_(gradients, self.world, DATA)
 
 
 class Summed(SingleProcess):
     """Every rank holds what the axes besides those of data leave to it; gradients are summed once a step."""
 
-    def __init__(self, model: Transformer, world: World, divisions: Divisions) -> None:
+    def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
         super().__init__(model, world, divisions)
-        self._world = world
+        self._world, self._config = world, config
 
     def finish_gradients(self) -> None:
         with self.clock.phase("communication"):
-            sum_gradients(self.shards, self._world, TOKENS)
+            sum_gradients(self.shards, self._world, TOKENS, self._config)
             add_partial(self.shards, self.partial, self._world)
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
@@ -151,7 +150,9 @@ class Summed(SingleProcess):
             return norm_of_shards(self.shards, gradients, self._world)
 
 
-def sum_gradients(shards: dict[str, ParameterShard], world: World, axes: tuple[Axis, ...]) -> None:
+def sum_gradients(
+    shards: dict[str, ParameterShard], world: World, axes: tuple[Axis, ...], config: ParallelConfig
+) -> None:
     """Add up the gradients of shards in place, over those of `axes` along which ranks hold the same."""
     by_axes = dict[tuple[Axis, ...], list[Tensor]]()
     for shard in shards.values():
@@ -162,28 +163,45 @@ def sum_gradients(shards: dict[str, ParameterShard], world: World, axes: tuple[A
             by_axes.setdefault(over, []).append(shard.tensor.grad)
     for over, gradients in by_axes.items():
         if world.axis_size(over) > 1:
-            for bucket in _buckets(gradients):
-                _sum_bucket(bucket, world, over)
+            for bucket in _buckets(gradients, (config.bucket_mb or BUCKET_MB) * 2**20):
+                _sum_bucket(bucket, world, over, compress=config.compress == "bf16")
 
 
-def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """In their order, of one dtype and up to BUCKET_BYTES each, or one tensor that is larger."""
+def _buckets(tensors: list[Tensor], most: float) -> list[list[Tensor]]:
+    """In their order, of one dtype and up to `most` bytes each, or one tensor that is larger."""
     found, size = list[list[Tensor]](), 0
     for tensor in tensors:
         size += tensor.nbytes
-        if not found or size > BUCKET_BYTES or found[-1][0].dtype != tensor.dtype:
+        if not found or size > most or found[-1][0].dtype != tensor.dtype:
             found.append([])
             size = tensor.nbytes
         found[-1].append(tensor)
     return found
 
 
-def _sum_bucket(tensors: list[Tensor], world: World, axes: tuple[Axis, ...]) -> None:
-    """Sums in place, of bfloat16 in float32."""
+def _sum_bucket(tensors: list[Tensor], world: World, axes: tuple[Axis, ...], *, compress: bool) -> None:
+    """Sums in place."""
     flat = torch.cat([each.flatten() for each in tensors])
-    sums = world.all_reduce_sum(flat.float() if flat.dtype == torch.bfloat16 else flat, axes)
+    sums = world.all_reduce_sum(_crossing(flat, compress=compress), axes)
     for tensor, total in zip(tensors, sums.split([each.numel() for each in tensors]), strict=True):
         tensor.copy_(total.view_as(tensor))
+
+
+def _crossing(gradients: Tensor, *, compress: bool) -> Tensor:
+    """Gradients as they cross ranks: bfloat16 in float32, or all in bfloat16 (`parallel.compress`)."""
+    if compress:
+        return gradients.to(torch.bfloat16)
+    return gradients.float() if gradients.dtype == torch.bfloat16 else gradients
+
+
+def _exact_sum_(gradients: list[Tensor], world: World, axes: tuple[Axis, ...]) -> None:
+    """In the fixed tree: an all-to-all, then an all-gather."""
+    size = sum(each.nbytes for each in gradients)
+    world.clock.traffic.count(
+        world.axes_name(axes), "all-to-all", sent_bytes("all-to-all", size, world.axis_size(axes))
+    )
+    with world.collective(axes, "all-gather", size):
+        exact_all_reduce_(gradients, world.group(axes))
 
 
 class FSDP(SingleProcess):
@@ -192,18 +210,26 @@ class FSDP(SingleProcess):
     def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
         assert world.mesh is not None
         self.model = self.module = model
-        self.clock, self.partial = StepClock(world.device), {}
+        self.clock, self.partial = world.clock, {}
         self._world, self._config = world, config
         self._reduce_scatter = ExactReduceScatter()
-        for module in self._fsdp_modules:
-            if world.device.type == "cpu":
-                module.set_custom_all_gather(TimedAllGather(self.clock))
-                module.set_custom_reduce_scatter(TimedReduceScatter(self.clock))
-            if config.exact:
-                module.set_custom_reduce_scatter(self._reduce_scatter)
+        self._count_traffic()
         self._parameters = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
         """Between forward and backward the model shows gathered parameters instead of these."""
         self.shards = self._local_shards(divisions)
+
+    def _count_traffic(self) -> None:
+        """Let FSDP call collectives that are counted."""
+        config = self._config
+        inner = self._reduce_scatter if config.exact else Bf16ReduceScatter() if config.compress == "bf16" else None
+        scatter = CountedReduceScatter(self.clock, "shard", inner)
+        replicas = CountedReplicas(self.clock, "replica", config.replicas)
+        for module in self._fsdp_modules:
+            module.set_custom_all_gather(CountedAllGather(self.clock, "shard"))
+            module.set_custom_reduce_scatter(scatter)
+            if config.replicas > 1 and not config.exact:
+                scatter.then = replicas.begin
+                module.set_all_reduce_hook(replicas)
 
     @property
     def _fsdp_modules(self) -> list[FSDPModule]:
@@ -247,7 +273,7 @@ class FSDP(SingleProcess):
             self.shards[name].tensor.grad = gradient._local_tensor
         if self._world.axis_size(BESIDE_FSDP) > 1:
             with self.clock.phase("communication"):
-                sum_gradients(self.shards, self._world, BESIDE_FSDP)
+                sum_gradients(self.shards, self._world, BESIDE_FSDP, self._config)
         if self.partial:
             with self.clock.phase("communication"):
                 add_partial(self.shards, self.partial, self._world)
@@ -256,7 +282,7 @@ class FSDP(SingleProcess):
         if self._reduce_scatter.is_empty and self._world.axis_size(["shard"]) == 1:
             fill_neutral_(gradients)  # torch has no reduce-scatter in a group of one
         if self._world.axis_size(["replica"]) > 1:
-            exact_all_reduce_(gradients, self._world.group(["replica"]))
+            _exact_sum_(gradients, self._world, ("replica",))
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
         with self.clock.phase("communication"):
@@ -272,10 +298,10 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
     assert world.mesh is not None
     # With exact sums `FSDP.all_reduce` adds the replicas, so that torch sees one group only.
     mesh = world.mesh[HYBRID] if config.replicas > 1 and not config.exact else world.mesh["shard"]
-    pure = next(model.parameters()).dtype == torch.bfloat16
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if pure else None)
+    release = config.shard == "everything" and config.reshard
+    policy = _precision_policy(model, config)
     for block in model.all_blocks():
-        fully_shard(block, mesh=mesh, reshard_after_forward=config.shard == "everything", mp_policy=policy)
+        fully_shard(block, mesh=mesh, reshard_after_forward=release, mp_policy=policy)
     fully_shard(
         model, mesh=mesh, reshard_after_forward=False, mp_policy=policy
     )  # the loss needs the head after the forward pass
@@ -286,14 +312,31 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
             module.set_force_sum_reduction_for_comms(True)
 
 
+def _precision_policy(model: Transformer, config: ParallelConfig) -> MixedPrecisionPolicy:
+    """Gradients are summed in float32 where weights are, or are gathered in, bfloat16."""
+    dtype = next(model.parameters()).dtype
+    if config.gather == "bf16" and model.compute_dtype != torch.bfloat16:
+        text = 'parallel.gather: "bf16" needs a run that computes in bfloat16: set train.precision to bf16, or leave it'
+        raise UsageError(f"{text} out")
+    if config.gather == "bf16" and dtype == torch.float32:
+        return MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    return MixedPrecisionPolicy(reduce_dtype=torch.float32 if dtype == torch.bfloat16 else None)
+
+
 def _sum_hook(parallel: DDP, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP divides by the number of ranks; this adds, bfloat16 in float32."""
-    buffer = bucket.buffer()
+    buffer, world = bucket.buffer(), parallel.world
     if parallel.bucket_norms is not None:
         parallel.bucket_norms.append(torch.linalg.vector_norm(buffer, dtype=torch.float32))
-    sums = buffer.float() if buffer.dtype == torch.bfloat16 else buffer
-    work = dist.all_reduce(sums, group=parallel.group, async_op=True)
+    sums = _crossing(buffer, compress=parallel.config.compress == "bf16")
+    ended = world.launch(DATA, "all-reduce", sums.nbytes)
+    work = dist.all_reduce(sums, group=world.group(DATA), async_op=True)
     assert work is not None
-    if bucket.is_last():
-        parallel.clock.switch("communication")  # from here on backward only waits for the sums
-    return work.get_future().then(lambda future: future.value()[0] if sums is buffer else buffer.copy_(sums))
+    if bucket.is_last():  # from here on backward only waits for the sums
+        parallel.clock.switch("communication", (world.axes_name(DATA), "all-reduce"))
+
+    def take(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+        ended()
+        return future.value()[0] if sums is buffer else buffer.copy_(sums)
+
+    return work.get_future().then(take)

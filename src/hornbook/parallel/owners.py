@@ -117,8 +117,11 @@ class Owners:
                 call = dist.isend if sends else dist.irecv
                 operations.append(dist.P2POp(call, message, group=group, tag=tag, group_peer=other))
                 copies += [] if sends else [(mine, message)]
-        for work in dist.batch_isend_irecv(operations) if operations else []:
-            work.wait()
+        if operations:
+            sent = sum(each.tensor.nbytes for each in operations if each.op is dist.isend)
+            with self._world.collective(SHARING, "send", sent):
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
         for target, message in copies:
             target.copy_(message)
 

@@ -134,5 +134,5 @@ def apply_data_parallel(
     if world.size == 1:
         return SingleProcess(model, world, divisions)
     if world.axis_size(["replica"]) == world.size or config.exact:
-        return DDP(model, world, exact=config.exact)
-    return Summed(model, world, divisions)
+        return DDP(model, world, config)
+    return Summed(model, world, config, divisions)

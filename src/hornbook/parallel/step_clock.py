@@ -7,20 +7,18 @@ the step's own wait for the device is over: no wait is added. A phase there last
 between its kernels included.
 
 Communication is the part that computation waits for: behind the last bucket of DDP, in the waits of FSDP on a CPU, and
-in the reductions of losses and norm. Under FSDP on a GPU transfers overlap with kernels on streams of their own; what
-is not hidden stays with forward and backward.
+in collectives in the middle of computing. Under FSDP on a GPU transfers overlap with kernels on streams of their own;
+what is not hidden stays with forward and backward. What crosses ranks is counted beside it, by axes and kind
+(`hornbook.parallel.traffic.traffic`).
 """
 
 import time
-from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed import ProcessGroup, Work  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+from hornbook.parallel.traffic.traffic import Flow, Kind, Traffic
 
 Phase = Literal["host", "data", "forward", "backward", "communication", "optimizer"]
 PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "communication", "optimizer")
@@ -31,10 +29,14 @@ class StepClock:
     """Seconds of one step at a time, by phase."""
 
     def __init__(self, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008 - never changed
-        self._cuda = device.type == "cuda"
-        self._stack: list[Phase] = []
-        self._marks: list[tuple[Phase, Any]] = []
-        """(phase that ends, the moment): a time in nanoseconds, or an event in the stream."""
+        self.cuda = device.type == "cuda"
+        """Whether moments are events in the present stream."""
+        self.traffic = Traffic(cuda=self.cuda)
+        """What crosses ranks."""
+        self._stack: list[tuple[Phase, Flow | None]] = []
+        """Phases that are open, and of communication what is waited for where that is known."""
+        self._marks: list[tuple[Phase, Flow | None, Any]] = []
+        """(phase that ends, what it waited for, the moment as an event in the stream)."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._since = 0
 
@@ -42,21 +44,30 @@ class StepClock:
         """Begin a step: what collectives of an evaluation took before it counts for nothing."""
         self._marks.clear()
         self._seconds = dict.fromkeys(PHASES, 0.0)
+        self.traffic.begin()
 
     def phase(self, name: Phase) -> "_Within":
         """A context whose time counts for `name`, and not for the phase around it."""
         return _Within(self, name)
 
-    def switch(self, name: Phase) -> None:
-        """Let the rest of the present phase count for `name`; nothing outside of a phase."""
+    def waiting(self, flow: Flow) -> "_Within":
+        """A context in which computing waits for what crosses ranks."""
+        return _Within(self, "communication", flow)
+
+    def collective(self, axis: str, kind: Kind, sent: float) -> "_Collective":
+        """A context around a collective that computing waits for, of which this rank sends so many bytes."""
+        return _Collective(self, (axis, kind), sent)
+
+    def switch(self, name: Phase, flow: Flow | None = None) -> None:
+        """Let the rest of the present phase count for `name`, as a wait for `flow`; nothing outside of a phase."""
         if self._stack:
             self._mark()
-            self._stack[-1] = name
+            self._stack[-1] = name, flow
 
-    def enter(self, name: Phase) -> None:
-        """Begin a phase."""
+    def enter(self, name: Phase, flow: Flow | None = None) -> None:
+        """Begin a phase; of communication, a wait for `flow`."""
         self._mark()
-        self._stack.append(name)
+        self._stack.append((name, flow))
 
     def leave(self) -> None:
         """End the present phase; the one around it goes on."""
@@ -66,38 +77,42 @@ class StepClock:
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call; on a GPU it waits for the last mark, which the step has waited for."""
         if self._marks:
-            self._marks[-1][1].synchronize()
-            for (_, start), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
-                if phase != "host":
-                    self._seconds[phase] += start.elapsed_time(end) / 1e3
+            self._marks[-1][2].synchronize()
+            for (_, _, start), (phase, flow, end) in zip(self._marks, self._marks[1:], strict=False):
+                self._add(phase, flow, start.elapsed_time(end) / 1e3)
             self._marks.clear()
         taken, self._seconds = {**self._seconds}, dict.fromkeys(PHASES, 0.0)
         return taken
 
     def _mark(self) -> None:
-        phase: Phase = self._stack[-1] if self._stack else "host"
-        if self._cuda:
+        phase, flow = self._stack[-1] if self._stack else ("host", None)
+        if self.cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
-            self._marks.append((phase, event))
+            self._marks.append((phase, flow, event))
             return
         now = time.perf_counter_ns()
-        if phase != "host":
-            self._seconds[phase] += (now - self._since) / 1e9
+        self._add(phase, flow, (now - self._since) / 1e9)
         self._since = now
+
+    def _add(self, phase: Phase, flow: Flow | None, seconds: float) -> None:
+        if phase != "host":
+            self._seconds[phase] += seconds
+        if flow is not None:
+            self.traffic.wait(flow, seconds)
 
 
 class _Within:
     """A phase as a context."""
 
-    __slots__ = ("_clock", "_name")
+    __slots__ = ("_clock", "_flow", "_name")
 
-    def __init__(self, clock: StepClock, name: Phase) -> None:
-        self._clock = clock
+    def __init__(self, clock: StepClock, name: Phase, flow: Flow | None = None) -> None:
+        self._clock, self._flow = clock, flow
         self._name: Phase = name
 
     def __enter__(self) -> Self:
-        self._clock.enter(self._name)
+        self._clock.enter(self._name, self._flow)
         return self
 
     def __exit__(
@@ -106,48 +121,20 @@ class _Within:
         self._clock.leave()
 
 
-class TimedWork(Work):
-    """A collective under way, the wait for which counts as communication."""
+class _Collective:
+    """A collective as a context."""
 
-    def __init__(self, work: Work, clock: StepClock) -> None:
-        super().__init__()
-        self._work, self._clock = work, clock
+    __slots__ = ("_clock", "_end", "_flow", "_sent")
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the collective; a time of zero has no limit of its own."""
-        with self._clock.phase("communication"):
-            return self._work.wait(timeout)
+    def __init__(self, clock: StepClock, flow: Flow, sent: float) -> None:
+        self._clock, self._flow, self._sent = clock, flow, sent
 
+    def __enter__(self) -> None:
+        self._clock.enter("communication", self._flow)
+        self._end = self._clock.traffic.launch(*self._flow, self._sent)
 
-class TimedAllGather(DefaultAllGather):
-    """FSDP's all-gather on a CPU, for `FSDPModule.set_custom_all_gather`."""
-
-    def __init__(self, clock: StepClock) -> None:
-        self._clock = clock
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
-    ) -> Work | None:
-        """input [n] of each rank -> output [ranks * n]."""
-        with self._clock.phase("communication"):
-            work = super().__call__(output_tensor, input_tensor, group, async_op)
-        return None if work is None else TimedWork(work, self._clock)
-
-
-class TimedReduceScatter(DefaultReduceScatter):
-    """FSDP's reduce-scatter on a CPU, for `FSDPModule.set_custom_reduce_scatter`."""
-
-    def __init__(self, clock: StepClock) -> None:
-        self._clock = clock
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work:
-        """input [ranks * n] -> output [n], this rank's part of the sum."""
-        with self._clock.phase("communication"):
-            return super().__call__(output_tensor, input_tensor, group, op, async_op)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+        self._clock.leave()

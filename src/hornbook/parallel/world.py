@@ -8,6 +8,7 @@ They travel on the CPU (gloo), tensors of a CUDA model over NCCL.
 
 import contextlib
 import datetime
+import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from hornbook.errors import UsageError
 from hornbook.kernels.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.step_clock import StepClock
+from hornbook.parallel.traffic.traffic import Kind, sent_bytes
 from hornbook.run.config import TrainConfig
 
 Value = TypeVar("Value")
@@ -89,6 +92,11 @@ class World:
     timeout: list[float] = field(default_factory=lambda: [SETUP_SECONDS])
     """Seconds that `set_timeout` gave last."""
 
+    @functools.cached_property
+    def clock(self) -> StepClock:
+        """Where the time of a step goes, and what crosses ranks in it."""
+        return StepClock(self.device)
+
     @property
     def size(self) -> int:
         """Number of ranks."""
@@ -147,8 +155,32 @@ class World:
         one_group = len(wide) == 1 or wide in self.joined or self.axis_size(axes) == self.size
         groups: list[tuple[Axis, ...]] = [wide] if wide and one_group else [(axis,) for axis in wide]
         for each in groups:
-            dist.all_reduce(tensor, group=self.group(each))
+            with self.collective(each, "all-reduce", tensor.nbytes):
+                dist.all_reduce(tensor, group=self.group(each))
         return tensor
+
+    def collective(
+        self, axes: Sequence[Axis], kind: Kind, size: int, sent: float | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around a collective over the ranks of some axes, for which computing waits: what crosses and the wait count.
+
+        `size` in bytes is that of the whole tensor (`sent_bytes`); `sent`, where this rank sends other than an even
+        share. The time is of the phase `communication`.
+        """
+        sent = sent_bytes(kind, size, self.axis_size(axes)) if sent is None else sent
+        return self.clock.collective(self.axes_name(axes), kind, sent)
+
+    def launch(self, axes: Sequence[Axis], kind: Kind, size: int) -> Callable[[], None]:
+        """Count a transfer that begins now, beside computing; call the result when it has ended, on any thread."""
+        return self.clock.traffic.launch(self.axes_name(axes), kind, sent_bytes(kind, size, self.axis_size(axes)))
+
+    def waiting(self, axes: Sequence[Axis], kind: Kind) -> contextlib.AbstractContextManager[object]:
+        """Around the wait of computing for what was launched."""
+        return self.clock.waiting((self.axes_name(axes), kind))
+
+    def axes_name(self, axes: Sequence[Axis]) -> str:
+        """Those of `axes` that have several ranks, for people: `shard`, `replica+shard`."""
+        return "+".join(self._wide(axes) or axes)
 
     def _wide(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         """Those of more than one rank, in the order of `AXES`."""
@@ -159,7 +191,8 @@ class World:
         if self.axis_size(axes) == 1:
             return [tensor]
         parts = [torch.empty_like(tensor) for _ in range(self.axis_size(axes))]
-        dist.all_gather(parts, tensor.contiguous(), group=self.group(axes))
+        with self.collective(axes, "all-gather", len(parts) * tensor.nbytes):
+            dist.all_gather(parts, tensor.contiguous(), group=self.group(axes))
         return parts
 
     def all_gather_values(self, value: Value, axes: Sequence[Axis]) -> list[Value]:

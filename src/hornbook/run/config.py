@@ -141,7 +141,8 @@ class LogConfig(Config):
     """Steps between console lines; metrics.jsonl always has every step."""
     slowdown: Number | None = Field(default=1.5, gt=1)
     """A fall of the throughput below the run's own median by this factor, if it lasts, is shown with what takes the
-    time now, and written to the ledger; `none`: never."""
+    time now, and written to the ledger; so is a rank whose own work takes this many times as long as that of the
+    others. `none`: never."""
     profile: str = ""
     """Steps to trace with torch.profiler, `"100-104"`, or `"5 steps"` behind the first ten of an attempt; each rank
     writes a Chrome trace into RUN/profile. Only these steps are slower."""

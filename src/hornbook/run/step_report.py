@@ -12,6 +12,7 @@ from typing import Any
 from hornbook.errors import DivergedError
 from hornbook.files.run_directory import StepRecord
 from hornbook.parallel.gradients.noise_scale import NoiseRecord
+from hornbook.parallel.traffic.traffic import TrafficReport
 from hornbook.run.config import GuardConfig
 
 
@@ -47,6 +48,8 @@ class Step:
     """The run ends with this step."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds of this rank by phase (`hornbook.parallel.step_clock`); the rest of `seconds` is the host's."""
+    traffic: TrafficReport = field(default_factory=TrafficReport)
+    """What this rank sent to others, and how long it took."""
     positions: tuple[int, int] = (0, 0)
     """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
     noise: NoiseRecord | None = None

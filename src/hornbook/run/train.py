@@ -174,6 +174,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         data_seconds=waited,
         final=state.tokens >= length.tokens,
         phases=engine.clock.take(),
+        traffic=engine.clock.traffic.take(),
         positions=batch.positions_computed,
         noise=None if state.noise is None else state.noise.record(),
         terms=terms,

@@ -14,6 +14,7 @@ from hornbook.settings.context_rules import context_problems
 def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(Dotted key, what is wrong and the remedy): of layouts that no run can have."""
     yield from _check_sharding(parallel)
+    yield from _check_traffic(parallel, train)
     yield from _check_memory(parallel, train)
     yield from _check_microbatches(parallel, train)
     yield from _check_pipeline(parallel, train, model)
@@ -32,6 +33,19 @@ def _check_sharding(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
         yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
     if parallel.exact and parallel.world > ranks:
         yield "parallel.exact", "sums gradients of data-parallel ranks alone: leave the other axes 1, or leave it out"
+
+
+def _check_traffic(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    for key in ("compress", "gather"):
+        if parallel.exact and getattr(parallel, key) == "bf16":
+            yield f"parallel.{key}", f"parallel.exact adds up every bit: leave parallel.{key} out, or parallel.exact"
+    if parallel.gather == "bf16" and parallel.shard == "none":
+        yield "parallel.gather", 'parallel.shard is "none", so no weights are gathered: leave it out'
+    if parallel.gather == "bf16" and train.precision not in ("auto", "bf16", "bf16-pure"):
+        yield "parallel.gather", f'"bf16" needs train.precision bf16, which is {train.precision}: leave it out'
+    if not parallel.reshard and parallel.shard != "everything":
+        text = f'parallel.shard is "{parallel.shard}", which keeps gathered weights in any case: leave it out'
+        yield "parallel.reshard", text
 
 
 def _check_memory(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:

@@ -27,6 +27,7 @@ _EVENTS = {
     "skip": "step refused: not finite",
     "shorten": "shortened",
     "throughput": "throughput changed",
+    "straggler": "a rank is slow",
     "intervention": "settings changed",
     "warning": "warning",
     "stop": "stopped",

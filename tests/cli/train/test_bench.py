@@ -21,6 +21,10 @@ MACHINE = {
 }
 
 
+FLOW = {"axis": "replica", "kind": "all-reduce", "calls": 3, "bytes": 17_000_000, "seconds": 0.2, "waited": 0.05}
+CROSSED = {"seconds": 0.2, "waited": 0.05, "hidden": 0.75, "flows": [FLOW]}
+
+
 def bill(recipe: Recipe, **more: Any) -> dict[str, Any]:
     phases = {"data": 0.01, "forward": 0.2, "backward": 0.4, "communication": 0.05, "optimizer": 0.3, "host": 0.04}
     return {
@@ -49,6 +53,7 @@ def bill(recipe: Recipe, **more: Any) -> dict[str, Any]:
         ),
         "energy": {"joules": None, "source": "no counter"},
         "collectives": [],
+        "communication": CROSSED if recipe.parallel.world > 1 else None,
         "file": "/cache/step.json",
         **more,
     }
@@ -84,6 +89,8 @@ def test_the_table_says_where_the_time_goes(capsys: pytest.CaptureFixture[str]) 
         "host gap": 4.0,
         "step": 100.0,
     }
+    assert "replica: all-reduce  17.0 MB         3      200 ms     50 ms" in lines
+    assert "overlap      75.0 % hidden behind computing" in lines
     assert "throughput   16,384 tokens/s" in lines
     assert "MFU          50.0 % (causal: pairs that see each other): 100 GFLOP/s of 200 GFLOP/s" in out
     assert "1 of 2 microbatches" in out

@@ -1,6 +1,7 @@
 """Ranks of a test of the step bill: real steps of a small model, with a rank that is late."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,12 +11,14 @@ from hornbook.model.build import build_model
 from hornbook.model.init.init import initialize
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.step_clock import Phase
 from hornbook.parallel.world import RankInfo, distributed
 from hornbook.run.config import TrainConfig
 from hornbook.run.inputs import Inputs
 from hornbook.run.observe import step_bill
 from hornbook.run.observe.slowdown import Slowdown
 from hornbook.run.observe.step_bill import StepBill
+from hornbook.run.observe.straggler import Straggler
 from hornbook.run.start.calibrate import random_batch
 from hornbook.run.step_report import Step
 from hornbook.settings.resolve import resolve
@@ -24,8 +27,10 @@ WORDS = ("model.layers=2", "model.width=32", "model.heads=2", "train.sequence=16
 VOCAB, ROWS = 64, 4
 
 
-def late(place: RankInfo, layout: dict[str, Any], slow_rank: int, late_from: int, steps: int) -> dict[str, Any]:
-    """`steps` steps, in which `slow_rank` sleeps in its data from step `late_from` on; bills and what was noticed."""
+def late(
+    place: RankInfo, layout: dict[str, Any], section: Phase, slow_rank: int, late_from: int, steps: int
+) -> dict[str, Any]:
+    """`steps` steps, in which `slow_rank` sleeps in a section from step `late_from` on; bills and what was noticed."""
     step_bill.MIN_SECONDS = 0.0
     parallel = ParallelConfig.model_validate({"data": place.size, **layout})
     recipe = resolve(None, WORDS, environ={}).recipe
@@ -43,19 +48,21 @@ def late(place: RankInfo, layout: dict[str, Any], slow_rank: int, late_from: int
                 shard.tensor.data.fill_(0.01)
         inputs = cast(Inputs, SimpleNamespace(recipe=recipe, vocab=VOCAB))
 
-        def notice(slowdown: Slowdown, _: Step) -> None:
-            found.append(str(slowdown))
+        def notice(noticed: Slowdown | Straggler, _: Step) -> None:
+            found.append(f"{noticed.event}: {noticed}")
 
         bill = StepBill(inputs, world, notice)
         batch = random_batch(ROWS, 16, VOCAB)
         for number in range(1, steps + 1):
             started = time.perf_counter()
-            with engine.clock.phase("data"):
+            engine.clock.begin()
+            with engine.clock.phase(section):
                 time.sleep(0.03 + (0.3 if place.rank == slow_rank and number >= late_from else 0.0))
             engine.zero_gradients()
             engine.forward_backward([batch], total_weight=float(ROWS * 16 * place.size))
             engine.clip_gradients(1.0)
-            bill(_step(number, time.perf_counter() - started, engine.clock.take()))
+            step = _step(number, time.perf_counter() - started, engine.clock.take())
+            bill(replace(step, traffic=engine.clock.traffic.take()))
             bills.append(bill.take_record())
     return {"bills": bills, "found": found}
 

@@ -98,14 +98,22 @@ def test_none_says_nothing(launch_run: Launch, events: Events, tmp_path: Path, m
     assert events(tmp_path / "run", "throughput") == []
 
 
-@pytest.mark.parametrize("layout", [{}, {"shard": "everything"}], ids=["ddp", "fsdp"])
-def test_a_slow_rank_is_named_and_the_others_wait_in_communication(
-    layout: dict[str, Any], run_ranks: Callable[..., list[Any]]
+@pytest.mark.parametrize(
+    ("layout", "section"), [({}, "data"), ({"shard": "everything"}, "optimizer")], ids=["ddp", "fsdp"]
+)
+def test_a_slow_rank_is_named_with_its_section_and_the_others_wait_in_communication(
+    layout: dict[str, Any], section: str, run_ranks: Callable[..., list[Any]]
 ) -> None:
-    first, second = run_ranks("tests/run/observe/billing.py:late", 2, layout, 1, 9, 14)
+    first, second = run_ranks("tests/run/observe/billing.py:late", 2, layout, section, 1, 9, 14)
     assert second == {"bills": [{}] * 14, "found": []}
-    (text,) = first["found"]
-    assert "since step 9" in text
+    fall, straggler = first["found"]
+    assert "since step 9" in fall
+    assert straggler.startswith("straggler: rank 1 is slow since step 9: it works")
+    assert f"others; {section} " in straggler
     after = first["bills"][12]["bill"]
     assert after["slow_rank"].startswith("rank 1 works")
     assert after["shares"]["communication"] > 0.3  # of two ranks one waits 0.3 s of about 0.35
+    crossed = after["communication"]
+    assert {each["axis"] for each in crossed["flows"]} == {"shard" if layout else "replica"}
+    assert crossed["waited"] > 0.2
+    assert 0 <= crossed["hidden"] <= 1

@@ -52,20 +52,21 @@ def sweep(
 def sweep_text(rows: Sequence[dict[str, Any]]) -> str:
     """The table, then the reason of each refusal."""
     best = max((row["step"]["tokens_per_second"] for row in rows if row["step"]), default=0.0)
-    shown = [[*rows[0]["settings"], "tokens/s", "of the best", "MFU", "communication", "peak memory per rank"]]
+    shown = [[*rows[0]["settings"], "tokens/s", "of the best", "MFU", "communication", "sent", "peak memory per rank"]]
     reasons = []
     for row in rows:
         values, step = list(row["settings"].values()), row["step"]
         if step is None:
-            shown.append([*values, "refused", "", "", "", ""])
+            shown.append([*values, "refused", "", "", "", "", ""])
             reasons.append(f"refused  {_name(row['settings'])}: {' '.join(row['refused'].split())}")
             continue
         mfu = "-" if step["mfu"] is None else percent(step["mfu"]["causal"])
         phases = step["whole_step"]
         wait = percent(phases["communication"] / sum(phases.values()))
         rate = step["tokens_per_second"]
-        memory = size_text(step["memory"]["peak"])
-        shown.append([*values, f"{rate:,.0f}", percent(rate / best), mfu, wait, memory])
+        memory, sent = size_text(step["memory"]["peak"]), step["communication"]
+        crossed = "-" if sent is None else size_text(sum(each["bytes"] for each in sent["flows"]))
+        shown.append([*values, f"{rate:,.0f}", percent(rate / best), mfu, wait, crossed, memory])
     return "\n".join([columns(shown), *reasons])
 
 

@@ -63,6 +63,7 @@ def step_text(found: Mapping[str, Any]) -> str:
         f"step         {_measured(found)}",
         "",
         _shares(found),
+        *_traffic(found),
         "",
         f"throughput   {found['tokens_per_second']:,.0f} tokens/s",
         *_utilisation(found),
@@ -98,6 +99,21 @@ def _shares(found: Mapping[str, Any]) -> str:
         )
     rows.append(["step", f"{percent(1.0):>7}", f"{seconds_text(total):>8}", ""])
     return columns(rows)
+
+
+def _traffic(found: Mapping[str, Any]) -> list[str]:
+    """What crosses ranks in the step that was measured."""
+    sent = found["communication"]
+    if sent is None:
+        return []
+    rows = [["between ranks", "sent by a rank", "calls", "in flight", "waited"]]
+    for each in sent["flows"]:
+        times = [seconds_text(each["seconds"]), seconds_text(each["waited"])]
+        rows.append([f"{each['axis']}: {each['kind']}", size_text(each["bytes"]), f"{each['calls']:g}", *times])
+    total = size_text(sum(each["bytes"] for each in sent["flows"]))
+    rows.append(["together", total, "", seconds_text(sent["seconds"]), seconds_text(sent["waited"])])
+    hidden = "" if sent["hidden"] is None else f"overlap      {percent(sent['hidden'])} hidden behind computing"
+    return ["", columns(rows), *filter(None, [hidden])]
 
 
 def _utilisation(found: Mapping[str, Any]) -> list[str]:

@@ -43,9 +43,11 @@ class Exchange:
         received = rows.new_empty(sum(receives), *rows.shape[1:])
         if not self.gathers:
             try:
-                dist.all_to_all_single(
-                    received, rows.contiguous(), receives, sends, group=self._world.group(self._axes)
-                )
+                leaving = (len(rows) - sends[self.rank]) * rows[:1].nbytes
+                with self._world.collective(self._axes, "all-to-all", rows.nbytes, leaving):
+                    dist.all_to_all_single(
+                        received, rows.contiguous(), receives, sends, group=self._world.group(self._axes)
+                    )
                 return received
             except RuntimeError as error:
                 if "support" not in str(error):  # "Backend NAME does not support alltoall_base", on all ranks alike

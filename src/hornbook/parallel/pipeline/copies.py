@@ -30,8 +30,11 @@ def sum_copies(layout: Layout, shards: Mapping[str, ParameterShard], world: Worl
             if holder != layout.rank:
                 operations.append(dist.P2POp(dist.isend, mine, group=group, tag=tag, group_peer=holder))
                 operations.append(dist.P2POp(dist.irecv, part, group=group, tag=tag, group_peer=holder))
-    for work in dist.batch_isend_irecv(operations) if operations else []:
-        work.wait()
+    if operations:
+        sent = sum(each.tensor.nbytes for each in operations if each.op is dist.isend)
+        with world.collective(["pipeline"], "send", sent):
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
     for name, found in parts.items():
         gradient = shards[name].tensor.grad
         assert gradient is not None

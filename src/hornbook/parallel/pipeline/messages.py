@@ -57,6 +57,8 @@ class Messages:
             self._here[key] = sent
             return
         group = self._groups[key.content, to > mine]
+        for tensor in sent:
+            self._clock.traffic.count("pipeline", "send", tensor.nbytes)
         self._leaving[key] = [
             (dist.isend(tensor, group=group, group_dst=to, tag=self._tag(key, number)), tensor)
             for number, tensor in enumerate(sent)
@@ -78,7 +80,7 @@ class Messages:
         if self._sender(key) == self._layout.rank:
             return self._here.pop(key)
         received = self._coming.pop(key)
-        with self._clock.phase("communication"):
+        with self._clock.collective("pipeline", "send", 0):  # counted by the sender
             for work, _ in received:
                 work.wait()
             if key.content == "I":  # whoever sends a gradient back has received what it is of
@@ -91,7 +93,7 @@ class Messages:
 
     def end(self) -> None:
         """Wait until all that was sent has arrived."""
-        with self._clock.phase("communication"):
+        with self._clock.collective("pipeline", "send", 0):
             for key in list(self._leaving):
                 self._let_go(key)
         assert not self._here, "a message was not taken"

@@ -154,5 +154,6 @@ def _own(x: Tensor, world: World, *, sums: bool) -> Tensor:
     if not sums:
         return parts[rank].contiguous()
     found = torch.empty_like(parts[rank], memory_format=torch.contiguous_format)
-    dist.reduce_scatter(found, [part.contiguous() for part in parts], group=world.group(AXIS))
+    with world.collective(AXIS, "reduce-scatter", x.nbytes):
+        dist.reduce_scatter(found, [part.contiguous() for part in parts], group=world.group(AXIS))
     return found

@@ -65,7 +65,8 @@ class Vocabulary:
         real = self._size if terms.num_real_tokens is None else terms.num_real_tokens
         own_real = min(max(real - self._own.first, 0), capped.shape[1])
         largest = capped.amax(1)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._world.group(AXIS))
+        with self._world.collective(AXIS, "all-reduce", largest.nbytes):
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._world.group(AXIS))
         exponentials = (capped - largest[:, None]).exp_()
         hit = capped.gather(1, numbers[:, None]).squeeze(1).masked_fill(~mine, 0.0)
         parts = torch.stack([exponentials.sum(1), hit, capped[:, :own_real].sum(1)])

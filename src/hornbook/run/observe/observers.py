@@ -21,6 +21,7 @@ from hornbook.run.observe.memory_log import MemoryLog
 from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown
 from hornbook.run.observe.step_bill import StepBill
+from hornbook.run.observe.straggler import Straggler
 from hornbook.run.start.precision import describe_precision
 from hornbook.run.state import State
 from hornbook.run.step_report import Step
@@ -129,10 +130,10 @@ class Observers:
         for console in self.consoles:
             console.note(text)
 
-    def slowed(self, found: Slowdown, at: Position, ledger: Ledger) -> None:
-        """Show a lasting change of the throughput, and write it to the ledger."""
+    def slowed(self, found: Slowdown | Straggler, at: Position, ledger: Ledger) -> None:
+        """Show a lasting change of the throughput, or of one rank's, and write it to the ledger."""
         self.note(str(found))
-        ledger.note("throughput", at, text=str(found), **asdict(found))
+        ledger.note(found.event, at, text=str(found), **asdict(found))
 
     def shorten(self, step: int, length: TrainingLength) -> None:
         """Set the new length of a run that was shortened after `step`, and show it."""
@@ -162,7 +163,7 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
             sizes = stack.enter_context(Appender(job.run.memory)) if log.memory_every else None
             memory.append(MemoryLog(job, state, sizes))
 
-        def notify(found: Slowdown, step: Step) -> None:
+        def notify(found: Slowdown | Straggler, step: Step) -> None:
             observers.slowed(found, step, output.ledger)
 
         bill = StepBill(job.inputs, state.engine.world, notify, consoles)

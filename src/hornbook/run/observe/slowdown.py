@@ -8,6 +8,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 BASELINE = 4
 """Windows before anything is judged."""
@@ -55,6 +56,7 @@ class Window:
 class Slowdown:
     """What happened, for the console and the ledger."""
 
+    event: ClassVar[str] = "throughput"
     since: int
     """First step of the first slow window; of a recovery, of the first fast one."""
     usual: float

@@ -1,7 +1,9 @@
-"""The bill of a run's steps: at every log interval, in metrics.jsonl, where the time went, MFU, and the slowest rank.
+"""The bill of a run's steps: at every log interval, in metrics.jsonl, where the time went, MFU, what crossed ranks, and
+the slowest rank.
 
 Shares are means over the ranks of their wall time in steps, and add up to 1; `between` is what saves, evaluations and
-records take between steps, beside that time. One gather of a few numbers an interval is all that it costs.
+records take between steps, beside that time. `communication` is what rank 0 sends in a step, by axes and kind. One
+gather of a few numbers an interval is all that it costs.
 """
 
 import statistics
@@ -13,18 +15,19 @@ import torch
 
 from hornbook.model.config.flops import step_operations
 from hornbook.parallel.step_clock import PHASES
+from hornbook.parallel.traffic.traffic import TrafficReport
 from hornbook.parallel.world import AXES, World
 from hornbook.run.diagnose.bench.peak import Peak, known_peak, num_devices
 from hornbook.run.inputs import Inputs
 from hornbook.run.observe.console import Console
 from hornbook.run.observe.slowdown import Slowdown, SlowdownDetector, Window
+from hornbook.run.observe.straggler import NAMES, Straggler, StragglerDetector, slowest
 from hornbook.run.step_report import Step
 
-NAMES = (*PHASES, "host")
 MIN_SECONDS = 1.0
 """Shortest window that is judged: intervals are put together until they last so long."""
 SLOW_RANK = 1.2
-"""A rank is called slow from this multiple of the median of the others on."""
+"""The bill names a rank that works this multiple of the median of the others."""
 
 
 class StepBill:
@@ -34,7 +37,7 @@ class StepBill:
         self,
         inputs: Inputs,
         world: World,
-        notify: Callable[[Slowdown, Step], None],
+        notify: Callable[[Slowdown | Straggler, Step], None],
         consoles: Sequence[Console] = (),
     ) -> None:
         recipe = inputs.recipe
@@ -44,6 +47,7 @@ class StepBill:
         """Operations of a position of the model, and of its encoder."""
         self._every, factor = recipe.log.every, recipe.log.slowdown
         self._detector = None if factor is None else SlowdownDetector(factor)
+        self._stragglers = None if factor is None else StragglerDetector(factor, MIN_SECONDS)
         self._peak: Peak | None = known_peak(world.device, recipe.train.precision) if world.is_rank0 else None
         self._devices = num_devices(world.device, world.size)
         self._steps: list[Step] = []
@@ -68,10 +72,13 @@ class StepBill:
         own = [sum(step.phases.get(name, 0.0) for step in steps) for name in PHASES]
         seconds = sum(step.seconds for step in steps)
         own.append(max(seconds - sum(own), 0.0))
-        ranks = self._world.all_gather(torch.tensor([own], dtype=torch.float64), AXES)
+        stage = self._world.axis_rank(["pipeline"])
+        ranks = self._world.all_gather(torch.tensor([[*own, stage]], dtype=torch.float64), AXES)
         rows: list[list[float]] = torch.cat(ranks).tolist()
         if not self._world.is_rank0:
             return {}
+        stages = [int(row.pop()) for row in rows]
+        slow = slowest(rows, stages)
         phases = {name: statistics.fmean(column) for name, column in zip(NAMES, zip(*rows, strict=True), strict=True)}
         window = Window(
             steps[0].step,
@@ -79,9 +86,13 @@ class StepBill:
             sum(step.step_tokens for step in steps),
             sum(phases.values()),
             phases,
-            _slow(rows),
+            "" if slow is None or slow.factor < SLOW_RANK else str(slow),
         )
         self._judge(window, steps[-1])
+        if self._stragglers is not None and len(rows) > 1:
+            straggler = self._stragglers.judge(window.first, window.steps, rows, stages)
+            if straggler is not None:
+                self._notify(straggler, steps[-1])
         return {"bill": self._bill(steps, window, max(passed - seconds, 0.0) / max(passed, 1e-9))}
 
     def _bill(self, steps: list[Step], window: Window, between: float) -> dict[str, Any]:
@@ -103,6 +114,8 @@ class StepBill:
             bill["peak"] = self._peak.source
             for console in self._consoles:
                 console.used(bill["mfu"]["causal"])
+        if self._world.size > 1:
+            bill["communication"] = sum((step.traffic for step in steps), TrafficReport()).record(len(steps))
         if window.slow_rank:
             bill["slow_rank"] = window.slow_rank
         return bill
@@ -126,15 +139,3 @@ def _joined(intervals: list[Window]) -> Window:
     phases = {name: sum(each.phases[name] for each in intervals) for name in NAMES}
     sums = (sum(each.steps for each in intervals), sum(each.tokens for each in intervals))
     return Window(intervals[0].first, *sums, sum(phases.values()), phases, intervals[-1].slow_rank)
-
-
-def _slow(rows: list[list[float]]) -> str:
-    """The rank whose own work takes far longer than that of the others: rows are seconds of each rank by `NAMES`."""
-    if len(rows) == 1:
-        return ""
-    works = [sum(row) - row[NAMES.index("communication")] for row in rows]
-    rank = works.index(max(works))
-    others = statistics.median(work for number, work in enumerate(works) if number != rank)
-    if works[rank] < SLOW_RANK * max(others, 1e-9):
-        return ""
-    return f"rank {rank} works {works[rank] / max(others, 1e-9):.1f} x as long as the others"

@@ -121,6 +121,7 @@ class _Bench:
             "step_tokens": chosen.step_tokens,
             "positions": [self._world.data_size * each for each in chosen.positions],
             "seconds": chosen.seconds,
+            "communication": chosen.traffic.record() if self._world.size > 1 else None,
             "spread": (max(times) - min(times)) / chosen.seconds / 2,
             "phases": {name: statistics.mean(rank[name] for rank in by_rank) for name in by_rank[0]},
             "between_steps": max(wall / len(steps) - statistics.mean(times), 0.0),
