@@ -22,7 +22,7 @@ ROOM_LINES = {
     "kernels": 1_050,
     "model": 13_000,
     "optim": 3_800,
-    "parallel": 2_950,
+    "parallel": 3_200,
     "run": 9_400,
     "settings": 2_300,
     "studio": 800,

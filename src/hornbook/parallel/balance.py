@@ -20,7 +20,7 @@ from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.router import load_direction
 from hornbook.model.transformer import Transformer, add_auxiliary
 from hornbook.parallel.shard import ParameterShard
-from hornbook.parallel.world import DATA, World
+from hornbook.parallel.world import TOKENS, World
 
 
 class Balance:
@@ -58,7 +58,7 @@ class Balance:
         for name, (bias, rate) in self._biases.items():
             shard = shards[bias]
             loads = self._loads.get(name, torch.zeros(shard.shape, dtype=torch.int64, device=world.device))
-            move = load_direction(world.all_reduce_sum(loads, DATA)) * applied * rate
+            move = load_direction(world.all_reduce_sum(loads, TOKENS)) * applied * rate
             shard.tensor.add_(move[shard.slices].to(shard.tensor.dtype))
         self._loads = {}
 

@@ -80,6 +80,29 @@ Recompute = Annotated[
 Offload = Annotated[NoOffload | HostOffload | DiskOffload, Field(discriminator="kind"), BeforeValidator(_by_kind)]
 
 
+class PipelineConfig(Config):
+    """Blocks divided over ranks: each rank computes a stage, and microbatches flow through the stages."""
+
+    stages: Count = Field(default=1, ge=1)
+    """Ranks that the blocks are divided over."""
+
+
+class ContextConfig(Config):
+    """Sequences divided over ranks, which exchange what attention needs."""
+
+    ranks: Count = Field(default=1, ge=1)
+    """Ranks that each sequence is divided over."""
+
+
+def _count_as(key: str) -> BeforeValidator:
+    """A bare number stands for a table in which `key` is that number."""
+
+    def read(value: Any) -> Any:
+        return value if isinstance(value, dict | Config) else {key: value}
+
+    return BeforeValidator(read)
+
+
 class ParallelConfig(Config):
     """Ranks, what they share of the model, and what is computed again in backward."""
 
@@ -89,6 +112,14 @@ class ParallelConfig(Config):
     """Divided over the ranks instead of held by each: moments; gradients too; weights too (ZeRO stages 1 to 3)."""
     replicas: Count = Field(default=1, ge=1)
     """Groups of ranks that each hold the whole model between them (hybrid sharding); `data` is a multiple of it."""
+    tensor: Count = Field(default=1, ge=1)
+    """Ranks that the matrices of each layer are divided over."""
+    pipeline: Annotated[PipelineConfig, _count_as("stages")] = PipelineConfig()
+    """Stages of blocks; a number stands for that many stages."""
+    context: Annotated[ContextConfig, _count_as("ranks")] = ContextConfig()
+    """Parts of sequences; a number stands for that many ranks."""
+    expert: Count = Field(default=1, ge=1)
+    """Ranks that the experts of each layer are divided over; each has microbatches of its own."""
     exact: bool = False
     """Sum microbatches in a fixed tree: the same bits with 1, 2, 4 ... ranks of the same threads; costs speed."""
     recompute: Recompute = NoRecompute()
@@ -98,6 +129,11 @@ class ParallelConfig(Config):
     a GPU is offloaded: the update is then rounded as on a CPU."""
 
     @property
+    def data_ranks(self) -> int:
+        """Ranks that have microbatches of their own."""
+        return self.data * self.expert
+
+    @property
     def world(self) -> int:
         """Ranks of a run, over all axes (`hornbook.parallel.world`)."""
-        return self.data
+        return self.data_ranks * self.context.ranks * self.tensor * self.pipeline.stages

@@ -9,6 +9,9 @@
 
 Gradients are summed, never averaged: the objective is divided by the weight of the whole global batch before
 backward, so the sum over ranks is the gradient of the whole batch.
+
+Where other axes than those of data have several ranks, and `parallel.shard` is none, `Summed` adds gradients up after
+the last microbatch: what a rank holds of a parameter, over the ranks that hold the same and saw other tokens.
 """
 
 from collections.abc import Callable
@@ -26,20 +29,25 @@ from torch.nn.parallel import DistributedDataParallel
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
-from hornbook.parallel.gradients.norm import global_norm
-from hornbook.parallel.shard import ParameterShard, assign_primaries, whole_shard
+from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
+from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.step_clock import StepClock, TimedAllGather, TimedReduceScatter
-from hornbook.parallel.world import COPIES, DATA, World
+from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World
+
+BUCKET_BYTES = 25 << 20
+"""Gradients that are summed in one collective call, as in DDP."""
+BESIDE_FSDP: tuple[Axis, ...] = ("context", "expert")
+"""Axes that gradients are summed over and fully_shard does not know."""
 
 
 class SingleProcess:
     """One process holds everything; the base of the forms for several ranks."""
 
-    def __init__(self, model: Transformer, clock: StepClock | None = None) -> None:
-        self.model, self.clock = model, clock or StepClock()
+    def __init__(self, model: Transformer, world: World, divisions: Divisions) -> None:
+        self.model, self.clock = model, StepClock(world.device)
         self.module: Callable[..., Any] = model
         """Called for a training forward pass."""
-        self.shards: dict[str, ParameterShard] = {name: whole_shard(each) for name, each in model.named_parameters()}
+        self.shards: dict[str, ParameterShard] = local_shards(dict(model.named_parameters()), divisions, world)
 
     def zero_gradients(self) -> None:
         """Drop all gradients."""
@@ -59,7 +67,7 @@ class SingleProcess:
         """In exact mode, after each microbatch: add the gradients of the other ranks for the same round, in place."""
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        """Global L2 norm, from the gradients of this rank's shards; the same on every rank."""
+        """Global L2 norm, from the gradients of this rank's trained shards; the same on every rank."""
         return global_norm(gradients)
 
     def gradients(self) -> list[Tensor]:
@@ -78,11 +86,8 @@ class DDP(SingleProcess):
     """Every rank holds everything."""
 
     def __init__(self, model: Transformer, world: World, *, exact: bool) -> None:
-        super().__init__(model, StepClock(world.device))
+        super().__init__(model, world, {})
         self._group = world.group(DATA)
-        sizes = {name: shard.tensor.numel() for name, shard in self.shards.items()}
-        primaries, copy = assign_primaries(sizes, world.axis_size(COPIES)), world.axis_rank(COPIES)
-        self.shards = {name: whole_shard(shard.tensor, primaries[name] == copy) for name, shard in self.shards.items()}
         self._ddp: DistributedDataParallel | None = None
         self._is_empty = False
         self.bucket_norms: list[Tensor] | None = None
@@ -127,10 +132,61 @@ class DDP(SingleProcess):
         exact_all_reduce_(gradients, self._group)
 
 
+class Summed(SingleProcess):
+    """Every rank holds what the axes besides those of data leave to it; gradients are summed once a step."""
+
+    def __init__(self, model: Transformer, world: World, divisions: Divisions) -> None:
+        super().__init__(model, world, divisions)
+        self._world = world
+
+    def finish_gradients(self) -> None:
+        with self.clock.phase("communication"):
+            sum_gradients(self.shards, self._world, TOKENS)
+
+    def norm(self, gradients: list[Tensor]) -> Tensor:
+        with self.clock.phase("communication"):
+            return norm_of_shards(self.shards, gradients, self._world)
+
+
+def sum_gradients(shards: dict[str, ParameterShard], world: World, axes: tuple[Axis, ...]) -> None:
+    """Add up the gradients of shards in place, over those of `axes` along which ranks hold the same."""
+    by_axes = dict[tuple[Axis, ...], list[Tensor]]()
+    for shard in shards.values():
+        if shard.tensor.requires_grad:
+            if shard.tensor.grad is None:  # it took no part: no token chose this expert, no microbatch came here
+                shard.tensor.grad = torch.zeros_like(shard.tensor)
+            over = tuple(axis for axis in axes if axis not in shard.axes)
+            by_axes.setdefault(over, []).append(shard.tensor.grad)
+    for over, gradients in by_axes.items():
+        if world.axis_size(over) > 1:
+            for bucket in _buckets(gradients):
+                _sum_bucket(bucket, world, over)
+
+
+def _buckets(tensors: list[Tensor]) -> list[list[Tensor]]:
+    """In their order, of one dtype and up to BUCKET_BYTES each, or one tensor that is larger."""
+    found, size = list[list[Tensor]](), 0
+    for tensor in tensors:
+        size += tensor.nbytes
+        if not found or size > BUCKET_BYTES or found[-1][0].dtype != tensor.dtype:
+            found.append([])
+            size = tensor.nbytes
+        found[-1].append(tensor)
+    return found
+
+
+def _sum_bucket(tensors: list[Tensor], world: World, axes: tuple[Axis, ...]) -> None:
+    """Sums in place, of bfloat16 in float32."""
+    flat = torch.cat([each.flatten() for each in tensors])
+    sums = world.all_reduce_sum(flat.float() if flat.dtype == torch.bfloat16 else flat, axes)
+    for tensor, total in zip(tensors, sums.split([each.numel() for each in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))
+
+
 class FSDP(SingleProcess):
     """The ranks of a group hold the model between them."""
 
-    def __init__(self, model: Transformer, world: World, config: ParallelConfig) -> None:
+    def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
         assert world.mesh is not None
         self.model = self.module = model
         self.clock = StepClock(world.device)
@@ -144,24 +200,26 @@ class FSDP(SingleProcess):
                 module.set_custom_reduce_scatter(self._reduce_scatter)
         self._parameters = {name: each for name, each in model.named_parameters() if isinstance(each, DTensor)}
         """Between forward and backward the model shows gathered parameters instead of these."""
-        self.shards = self._local_shards()
+        self.shards = self._local_shards(divisions)
 
     @property
     def _fsdp_modules(self) -> list[FSDPModule]:
         return [module for module in self.model.modules() if isinstance(module, FSDPModule)]
 
-    def _local_shards(self) -> dict[str, ParameterShard]:
-        sizes, shards = {name: each.numel() for name, each in self._parameters.items()}, {}
-        primaries = assign_primaries(sizes, self._world.axis_size(COPIES))
-        copy = self._world.axis_rank(COPIES)
-        for name, parameter in self._parameters.items():
-            _, start = compute_local_shape_and_global_offset(
-                parameter.shape, parameter.device_mesh, parameter.placements
+    def _local_shards(self, divisions: Divisions) -> dict[str, ParameterShard]:
+        # The same storage, without DTensor's dispatch.
+        local = {
+            name: nn.Parameter(each._local_tensor.detach(), requires_grad=each.requires_grad)
+            for name, each in self._parameters.items()
+        }
+        sharded = {
+            name: (
+                tuple(each.shape),
+                compute_local_shape_and_global_offset(each.shape, each.device_mesh, each.placements)[1],
             )
-            # The same storage, without DTensor's dispatch.
-            local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=parameter.requires_grad)
-            shards[name] = ParameterShard(local, tuple(parameter.shape), tuple(start), primaries[name] == copy)
-        return shards
+            for name, each in self._parameters.items()
+        }
+        return local_shards(local, divisions, self._world, sharded)
 
     def zero_gradients(self) -> None:
         for name, shard in self.shards.items():
@@ -185,6 +243,9 @@ class FSDP(SingleProcess):
             gradient = parameter.grad
             assert isinstance(gradient, DTensor), f"{name} took no part in the loss"
             self.shards[name].tensor.grad = gradient._local_tensor
+        if self._world.axis_size(BESIDE_FSDP) > 1:
+            with self.clock.phase("communication"):
+                sum_gradients(self.shards, self._world, BESIDE_FSDP)
 
     def all_reduce(self, gradients: list[Tensor]) -> None:
         if self._reduce_scatter.is_empty and self._world.axis_size(["shard"]) == 1:
@@ -193,10 +254,8 @@ class FSDP(SingleProcess):
             exact_all_reduce_(gradients, self._world.group(["replica"]))
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
-        squares = global_norm(gradients).double().square()
         with self.clock.phase("communication"):
-            self._world.all_reduce_sum(squares, ["shard"])
-        return squares.sqrt().to(torch.promote_types(gradients[0].dtype, torch.float32))
+            return norm_of_shards(self.shards, gradients, self._world)
 
     def reshard(self) -> None:
         for module in self._fsdp_modules:
@@ -207,7 +266,7 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
     """Shard every parameter over the mesh's axis `shard` (torch's fully_shard): each block, then the rest."""
     assert world.mesh is not None
     # With exact sums `FSDP.all_reduce` adds the replicas, so that torch sees one group only.
-    mesh = world.mesh[DATA] if config.replicas > 1 and not config.exact else world.mesh["shard"]
+    mesh = world.mesh[HYBRID] if config.replicas > 1 and not config.exact else world.mesh["shard"]
     pure = next(model.parameters()).dtype == torch.bfloat16
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if pure else None)
     for block in model.all_blocks():

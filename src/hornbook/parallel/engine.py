@@ -7,7 +7,7 @@ divided over ranks, `hornbook.parallel.parallelize` builds an engine.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,10 +33,13 @@ from hornbook.parallel.gradients.norm import Scaler, found_nonfinite, power_belo
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import InOrder, Runner, model_inputs
-from hornbook.parallel.shard import ParameterShard, fill_shards
+from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.step_clock import StepClock
-from hornbook.parallel.world import DATA, World
+from hornbook.parallel.world import TOKENS, Axis, World
 from hornbook.run.config import LossConfig
+
+SUMMED: tuple[Axis, ...] = ("pipeline", *TOKENS)
+"""Axes that losses are summed over."""
 
 
 class Engine:
@@ -53,10 +56,14 @@ class Engine:
         loss: LossConfig = LossConfig(),  # noqa: B008 - frozen
         compiled: CompiledParts | None = None,
         hold_weights: bool = False,
+        shapes: Mapping[str, Shape] | None = None,
     ) -> None:
+        """shapes: of every parameter of the whole model, where this rank has not all of them."""
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
         """This rank's shard of every parameter; a tied one once, under its first name."""
+        self.shapes = shapes or {name: shard.shape for name, shard in self.shards.items()}
+        """Shape of every parameter of the whole model, those of other stages too."""
         self.owners = Owners(self.shards, world)
         """Gives an optimizer whole parameters where its rules need them."""
         self.clipping = Clipping(self.shards, world, lambda: parameter_roles(model), exact=exact)
@@ -94,7 +101,7 @@ class Engine:
     @property
     def num_parameters(self) -> int:
         """Number of values in the whole model."""
-        return sum(math.prod(shard.shape) for shard in self.shards.values())
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def num_trained(self) -> int:
@@ -125,7 +132,7 @@ class Engine:
         with self._held_weights(len(batches)):
             self.runner.run(step)
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
-        with self.clock.phase("communication" if self.world.data_size > 1 else "forward"):
+        with self.clock.phase("communication" if self.world.size > 1 else "forward"):
             sums = exact_terms(step.terms, self.world) if self._exact else self._sum(step.terms)
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
@@ -142,11 +149,11 @@ class Engine:
         return [] if self._part is None else self._part.measured()
 
     def _sum(self, found: list[Tensor]) -> Tensor:
-        """Sums of [loss names] over the microbatches of all ranks."""
+        """Sums of [loss names] over the microbatches of all ranks; of stages, the last alone has losses."""
         total = functools.reduce(torch.add, found)
-        if self.world.data_size == 1:
+        if self.world.axis_size(SUMMED) == 1:
             return total
-        return self.world.all_reduce_sum(total.double(), DATA).to(total.dtype)
+        return self.world.all_reduce_sum(total.double(), SUMMED).to(total.dtype)
 
     def _take_gradients(self) -> list[Tensor]:
         """Sum over ranks of the gradients of one microbatch each; the parameters have none afterwards."""
@@ -293,7 +300,7 @@ class Engine:
 
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
-        fill_shards(self.shards, stream)
+        fill_shards(self.shards, stream, self.shapes)
 
 
 class _Step:

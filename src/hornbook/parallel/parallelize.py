@@ -18,12 +18,12 @@ from hornbook.parallel.config import (
     Recompute,
     SelectiveRecompute,
 )
-from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, shard_model
+from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, Summed, shard_model
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
 from hornbook.parallel.gradients.norm import Scaler
 from hornbook.parallel.offload.offload import check_offload, map_parameters, offload_activations
-from hornbook.parallel.step_clock import StepClock
+from hornbook.parallel.shard import Divisions
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
 
@@ -58,20 +58,22 @@ def parallelize(
     if precision == "bf16-pure":
         for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype
             parameter.data = parameter.data.to(torch.bfloat16)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    divisions: Divisions = {}
     apply_recompute(model, parallel.recompute)
     check_offload(parallel.offload, world.device)
     offload_activations(model, parallel.offload, world.device)
     budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
     compiled = compile_model(model, train, world.device, budget) if train.compile else CompiledParts()
     use_installed_flash(world.device)
-    data_parallel = apply_data_parallel(model, world, parallel)
+    data_parallel = apply_data_parallel(model, world, parallel, divisions)
     if parallel.exact:
         check_shards(data_parallel.shards)
     scaler = Scaler() if precision == "fp16" else None
     settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
     # Weights that are gathered for each use are not there before it; and who recomputes wants the memory.
     hold = not isinstance(data_parallel, FSDP) and parallel.recompute.kind == "none"
-    return Engine(model, world, data_parallel, **settings, hold_weights=hold)
+    return Engine(model, world, data_parallel, **settings, hold_weights=hold, shapes=shapes)
 
 
 def apply_recompute(model: Transformer, config: Recompute) -> None:
@@ -95,8 +97,10 @@ def recompute_blocks(model: Transformer, every: int = 1) -> None:
         )
 
 
-def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig) -> SingleProcess:
-    """Give the model memory on this rank's device: all of it, or this rank's shards."""
+def apply_data_parallel(
+    model: Transformer, world: World, config: ParallelConfig, divisions: Divisions
+) -> SingleProcess:
+    """Give the model memory on this rank's device: all that is left of it, or this rank's shards."""
     sharded = world.size > 1 and config.shard != "none"
     if sharded:
         shard_model(model, world, config)
@@ -106,5 +110,9 @@ def apply_data_parallel(model: Transformer, world: World, config: ParallelConfig
         model.to(world.device)
     map_parameters(model, config.offload)
     if sharded:
-        return FSDP(model, world, config)
-    return SingleProcess(model, StepClock(world.device)) if world.size == 1 else DDP(model, world, exact=config.exact)
+        return FSDP(model, world, config, divisions)
+    if world.size == 1:
+        return SingleProcess(model, world, divisions)
+    if world.axis_size(["replica"]) == world.size or config.exact:
+        return DDP(model, world, exact=config.exact)
+    return Summed(model, world, divisions)

@@ -1,12 +1,13 @@
 """Shards: the parts of parameters and of the optimizer's state that a rank holds.
 
-Data parallelism, and later tensor parallelism, give each rank one rectangle of each parameter. The optimizer updates
-these shards and a checkpoint writes each at its place in the whole parameter, so neither knows how the model was
-divided. The optimizer's state is divided as its parameters are, as far as it has their dims.
+Every form of parallelism gives each rank one rectangle of each parameter, or nothing of it. The optimizer updates these
+shards and a checkpoint writes each at its place in the whole parameter, so neither knows how the model was divided. The
+optimizer's state is divided as its parameters are, as far as it has their dims.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.optim.config.rule import StateTensor
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel.world import AXES, Axis, World
 
 Shape = tuple[int, ...]
 
@@ -43,11 +45,66 @@ class ParameterShard(Shard):
 
     tensor: nn.Parameter
     """In the model's own storage."""
+    axes: tuple[Axis, ...] = ()
+    """Axes whose ranks hold other parts of the parameter, or none of it: its squares are summed over them."""
+    copy: int = 0
+    """Number of this copy among ranks that differ along `axes` and hold the same part: the squares of the first count.
+    """
 
 
-def whole_shard(parameter: nn.Parameter, is_primary: bool = True) -> ParameterShard:
+def whole_shard(parameter: nn.Parameter) -> ParameterShard:
     """A parameter that this rank holds whole."""
-    return ParameterShard(parameter, tuple(parameter.shape), (0,) * parameter.dim(), is_primary)
+    return ParameterShard(parameter, tuple(parameter.shape), (0,) * parameter.dim())
+
+
+@dataclass(frozen=True)
+class Division:
+    """What a rank holds of a parameter before data parallelism divides that further."""
+
+    shape: Shape
+    """Shape of the whole parameter."""
+    start: Shape
+    """First index in it of what the rank holds, per dim."""
+    axes: tuple[Axis, ...]
+    """Axes whose ranks hold other parts of it, or none of it."""
+    copy: int = 0
+    """Number of this copy, where ranks that differ along `axes` hold the same part: the first saves it."""
+
+    def of_stage(self) -> "Division":
+        """The same, where the ranks of other stages hold nothing of it."""
+        return replace(self, axes=("pipeline", *self.axes))
+
+
+Divisions = dict[str, Division]
+"""By name of the parameter; those that every rank holds whole are not in it."""
+
+
+def local_shards(
+    parameters: Mapping[str, nn.Parameter],
+    divisions: Divisions,
+    world: World,
+    sharded: Mapping[str, tuple[Shape, Shape]] | None = None,
+) -> dict[str, ParameterShard]:
+    """This rank's shards of the parameters it holds. Ranks that hold the same share the saving of it.
+
+    sharded: where fully_shard divided each parameter along `shard`, the shape of what the rank would hold without it,
+    and the first index of its part in that.
+    """
+    parts = sharded or {name: (tuple(each.shape), (0,) * each.dim()) for name, each in parameters.items()}
+    sizes, found = {name: prod(shape) for name, (shape, _) in parts.items()}, {}
+    known = {name: divisions.get(name) or Division(shape, (0,) * len(shape), ()) for name, (shape, _) in parts.items()}
+    also: tuple[Axis, ...] = () if sharded is None else ("shard",)
+    for axes in dict.fromkeys(each.axes for each in known.values()):
+        same = {name: size for name, size in sizes.items() if known[name].axes == axes}
+        copies = tuple(axis for axis in AXES if axis not in (*axes, *also))
+        primaries, own = assign_primaries(same, world.axis_size(copies)), world.axis_rank(copies)
+        for name in same:
+            at, tensor = known[name], parameters[name]
+            start = tuple(map(sum, zip(at.start, parts[name][1], strict=True)))
+            primary = primaries[name] == own and at.copy == 0
+            along = tuple(axis for axis in AXES if axis in (*axes, *also))
+            found[name] = ParameterShard(tensor, at.shape, start, primary, along, at.copy)
+    return {name: found[name] for name in parameters}
 
 
 def state_shards(optimizer: Optimizer, shards: Mapping[str, ParameterShard]) -> dict[str, Shard]:
@@ -107,12 +164,14 @@ def check_cover(wanted: Mapping[str, Shape], found: Mapping[str, Shape]) -> None
         raise IntegrityError("the checkpoint does not fit: " + "; ".join(problems[:5]) + more)
 
 
-def fill_shards(shards: Mapping[str, ParameterShard], stream: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
+def fill_shards(
+    shards: Mapping[str, ParameterShard], stream: Iterable[tuple[str, Tensor]], shapes: Mapping[str, Shape]
+) -> None:
+    """Copy shards out of whole tensors; raises IntegrityError unless they cover a model of `shapes` exactly."""
     found = {}
     with torch.no_grad():
         for name, tensor in stream:
             found[name] = tuple(tensor.shape)
             if name in shards and shards[name].shape == tensor.shape:
                 shards[name].tensor.copy_(tensor[shards[name].slices])
-    check_cover({name: shard.shape for name, shard in shards.items()}, found)
+    check_cover(shapes, found)

@@ -1,8 +1,8 @@
 """The ranks of a run, in named axes, and the device of each. One process is a world of one rank: the same code.
 
 The ranks are a grid over `AXES`. Of these, `replica` counts the groups that each hold the whole model, and `shard` the
-ranks of a group, which hold it between them; the others have one rank each until something divides the model along
-them. A reduction of tensors names the axes that it is over; control values (stop, save, timeouts) go to all ranks.
+ranks of a group, which hold it between them; `expert` divides experts alone, and its ranks are data-parallel in all
+else. A reduction of tensors names the axes that it is over; control values (stop, save, timeouts) go to all ranks.
 They travel on the CPU (gloo), tensors of a CUDA model over NCCL.
 """
 
@@ -29,10 +29,16 @@ from hornbook.run.config import TrainConfig
 Axis = Literal["pipeline", "replica", "shard", "context", "tensor", "expert"]
 AXES: tuple[Axis, ...] = ("pipeline", "replica", "shard", "context", "tensor", "expert")
 """Outermost first: ranks that differ in the last axis alone have neighbouring numbers."""
-DATA: tuple[Axis, ...] = ("replica", "shard")
-"""Axes whose ranks have microbatches of their own: losses, router loads and metrics are summed over them."""
-COPIES: tuple[Axis, ...] = ("pipeline", "replica", "context", "tensor", "expert")
-"""Axes whose ranks hold the same parameters; an axis that divides parameters is taken out."""
+DATA: tuple[Axis, ...] = ("replica", "shard", "expert")
+"""Axes whose ranks have microbatches of their own."""
+TOKENS: tuple[Axis, ...] = ("replica", "shard", "context", "expert")
+"""Axes whose ranks see other tokens: losses, router loads, and gradients of what they all hold are summed over them."""
+DIVIDING: tuple[Axis, ...] = ("pipeline", "shard", "tensor", "expert")
+"""Axes whose ranks may hold different parts of a parameter."""
+HYBRID: tuple[Axis, ...] = ("replica", "shard")
+"""Axes that fully_shard knows; the mesh has them always."""
+JOINED: tuple[tuple[Axis, ...], ...] = (DATA, TOKENS, ("replica", "shard", "context"), ("context", "expert"))
+"""Axes that reductions take together: sums over others go axis by axis."""
 SETUP_SECONDS = 30.0
 """Longest wait for another rank before the first step."""
 
@@ -67,8 +73,8 @@ class World:
     """Ranks along each axis; one where an axis is left out."""
     mesh: DeviceMesh | None = None
     """Axes `replica`, `shard` and all others of more than one rank; None in a world of one."""
-    data_mesh: DeviceMesh | None = None
-    """`replica` and `shard` as one axis; None where they hold all ranks."""
+    joined: Mapping[tuple[Axis, ...], DeviceMesh] = field(default_factory=dict)
+    """Several axes as one, of `JOINED` those of more than one rank; without such as hold all ranks."""
     store: Store | None = None
     """Small values by name, seen by all ranks; None in a world of one."""
 
@@ -110,18 +116,22 @@ class World:
         """The process group of the ranks that differ from this one along `axes` alone; None: that of all ranks."""
         if self.axis_size(axes) == self.size:
             return None
-        wide = tuple(axis for axis in axes if self.sizes.get(axis, 1) > 1) or tuple(axes[:1])
-        assert len(wide) == 1 or wide == DATA, f"there is no group over {axes}"
+        wide = self._wide(axes) or tuple(axes[:1])
+        assert len(wide) == 1 or wide in self.joined, f"there is no group over {axes}"
         assert self.mesh is not None
-        mesh = self.mesh[wide] if len(wide) == 1 else self.data_mesh
-        assert mesh is not None
-        return mesh.get_group()
+        return (self.mesh[wide] if len(wide) == 1 else self.joined[wide]).get_group()
 
     def all_reduce_sum(self, tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
         """Sum a tensor over the ranks of some axes, in place; the same bits on each of them."""
-        if self.axis_size(axes) > 1:
-            dist.all_reduce(tensor, group=self.group(axes))
+        wide = self._wide(axes)
+        one_group = len(wide) == 1 or wide in self.joined or self.axis_size(axes) == self.size
+        for each in [wide] if wide and one_group else [(axis,) for axis in wide]:
+            dist.all_reduce(tensor, group=self.group(each))
         return tensor
+
+    def _wide(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
+        """Those of more than one rank, in the order of `AXES`."""
+        return tuple(axis for axis in AXES if axis in axes and self.sizes.get(axis, 1) > 1)
 
     def all_gather(self, tensor: Tensor, axes: Sequence[Axis]) -> list[Tensor]:
         """One tensor of the same shape from every rank of some axes, in the order of ranks."""
@@ -165,7 +175,8 @@ class World:
         """From now on a collective that waits longer fails."""
         if self.size > 1:
             assert self.mesh is not None
-            for group in (None, self.group(DATA), *self.mesh.get_all_groups()):
+            joined = (mesh.get_group() for mesh in self.joined.values())
+            for group in (None, self.group(DATA), *self.mesh.get_all_groups(), *joined):
                 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 
@@ -201,17 +212,31 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, rank_info: RankInf
 
 def axis_sizes(parallel: ParallelConfig) -> dict[Axis, int]:
     """Ranks along each axis that a configuration can widen."""
-    if parallel.shard == "none":
-        return {"replica": parallel.data}
-    return {"replica": parallel.replicas, "shard": parallel.data // parallel.replicas}
+    data: dict[Axis, int] = {"replica": parallel.data}
+    if parallel.shard != "none":
+        data = {"replica": parallel.replicas, "shard": parallel.data // parallel.replicas}
+    others: dict[Axis, int] = {
+        "pipeline": parallel.pipeline.stages,
+        "context": parallel.context.ranks,
+        "tensor": parallel.tensor,
+        "expert": parallel.expert,
+    }
+    return data | {axis: size for axis, size in others.items() if size > 1}
 
 
-def open_meshes(device: torch.device, sizes: Mapping[Axis, int]) -> tuple[DeviceMesh, DeviceMesh | None]:
-    """`World.mesh` and `World.data_mesh`, with their process groups."""
-    names: tuple[Axis, ...] = tuple(axis for axis in AXES if axis in DATA or sizes.get(axis, 1) > 1)
+def open_meshes(
+    device: torch.device, sizes: Mapping[Axis, int]
+) -> tuple[DeviceMesh, dict[tuple[Axis, ...], DeviceMesh]]:
+    """`World.mesh` and `World.joined`, with their process groups."""
+    names: tuple[Axis, ...] = tuple(axis for axis in AXES if axis in HYBRID or sizes.get(axis, 1) > 1)
     shape = tuple(sizes.get(axis, 1) for axis in names)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    return mesh, None if names == DATA else mesh[DATA]._flatten("data")
+    joined = dict[tuple[Axis, ...], DeviceMesh]()
+    for axes in JOINED:
+        wide = tuple(axis for axis in axes if sizes.get(axis, 1) > 1)
+        if len(wide) > 1 and prod(sizes[axis] for axis in wide) < prod(shape) and wide not in joined:
+            joined[wide] = mesh[wide]._flatten("+".join(wide))
+    return mesh, joined
 
 
 def join(store: Store, rank_info: RankInfo, device: torch.device) -> None:

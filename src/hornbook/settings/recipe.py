@@ -22,6 +22,7 @@ from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
+from hornbook.settings.layout_rules import layout_problems
 from hornbook.settings.renamed import with_present_names
 from hornbook.text.config.labels import LabelsConfig, NumberLabels
 from hornbook.text.config.text import TextConfig
@@ -71,7 +72,7 @@ ALTERNATIVES = (("train.tokens", "train.epochs"),)
 def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
-    problems += [*_check_parallel(recipe.parallel, recipe.train), *_check_init(recipe)]
+    problems += [*layout_problems(recipe.parallel, recipe.train, recipe.model), *_check_init(recipe)]
     problems += [
         *_check_precision(recipe),
         *_check_surgery(recipe),
@@ -220,44 +221,16 @@ def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "surgery", f"{text} model.position.length ({recipe.model.position.length})"
 
 
-def _check_parallel(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
-    ranks = parallel.data
-    if ranks % parallel.replicas:
-        yield "parallel.replicas", f"{ranks} ranks do not divide into {parallel.replicas} groups"
-    if parallel.replicas > 1 and parallel.shard == "none":
-        yield "parallel.replicas", 'groups that share a model need parallel.shard: "none" leaves it whole on every rank'
-    if parallel.exact and ranks & (ranks - 1):
-        yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
-    if getattr(parallel.offload, "parameters", False) and parallel.shard != "none":
-        text = "shards of weights have memory of their own: leave it out, or parallel.shard"
-        yield "parallel.offload.parameters", text
-    if train.cuda_graphs and getattr(parallel.offload, "activations", False):
-        text = "graphs hold what backward needs in memory of their own: set it to false, or train.cuda_graphs"
-        yield "parallel.offload.activations", text
-    if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
-        yield "parallel.recompute", _recompute_problem(train.compile)
-    rows = train.batch_tokens // train.sequence
-    microbatches = -(-rows // train.micro_rows)
-    if microbatches % ranks:
-        fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
-        text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
-        yield "parallel.data", f"{text}: take {fitting}, or change train.micro_batch or train.batch_tokens"
-
-
-def _recompute_problem(compiled: bool) -> str:
-    """Why selective recomputation and a budget do not go with `train.compile` as it is set."""
-    if compiled:
-        return '"selective" works by calls, which a compiled block does not make: take {kind = "budget"}, or "block"'
-    return '"budget" is kept by the compiler: set train.compile = true, or take "selective"'
-
-
 def _check_noise_scale(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Whether the gradient of a part of each batch is seen alone (`hornbook.parallel.gradients.noise_scale`)."""
     parallel, train = recipe.parallel, recipe.train
     if not recipe.log.noise_scale:
         return
     by_rank = parallel.data > 1 and parallel.shard == "none" and not parallel.exact
-    microbatches = -(-train.batch_tokens // train.sequence // train.micro_rows) // parallel.data
+    if parallel.world > parallel.data:
+        yield "log.noise_scale", "is measured where parallel.data is the only axis of several ranks: leave it 0"
+        return
+    microbatches = -(-train.batch_tokens // train.sequence // train.micro_rows) // parallel.data_ranks
     if parallel.data > 1 and parallel.shard == "optimizer" and not parallel.exact:
         text = 'with parallel.shard "optimizer" no gradient of a part of the batch can be read'
         yield "log.noise_scale", f'{text}: take "none" or "gradients", or leave it 0'

@@ -12,12 +12,16 @@ steps doubles it. The scale is a power of two: multiplying and dividing by it ro
 same global norm, so all hold the same scale without a collective.
 """
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.world import DIVIDING, Axis, World
 
 FIRST_SCALE = 2.0**16
 FLOOR = 1.0
@@ -33,6 +37,51 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     if gradients[0].dtype == torch.bfloat16:
         return torch.stack([torch.linalg.vector_norm(each, dtype=torch.float32) for each in gradients]).norm()
     return get_total_norm(gradients)
+
+
+def norm_of_shards(shards: Mapping[str, ParameterShard], gradients: Sequence[Tensor], world: World) -> Tensor:
+    """float32 scalar, the same on every rank: the global L2 norm of the gradients of all trained shards of all ranks.
+
+    gradients: of those of this rank, in their order.
+    """
+    pairs = [*zip((each for each in shards.values() if each.tensor.requires_grad), gradients, strict=True)]
+    assert pairs, "there are no gradients: call forward_backward first"
+    dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+    return sum_of_shards(pairs, world, lambda each: global_norm(each).double().square()).sqrt().to(dtype)
+
+
+def sum_of_shards(
+    pairs: Sequence[tuple[ParameterShard, Tensor]], world: World, value: Callable[[Sequence[Tensor]], Tensor]
+) -> Tensor:
+    """float64 scalar, the same on every rank: `value` of a tensor of each shard of all ranks, each part counted once.
+
+    `value` gives a float64 scalar for some of the tensors; that of all is the sum of those of parts.
+    """
+    sums = {axes: torch.zeros((), dtype=torch.float64, device=world.device) for axes in divisions_of(world)}
+    for axes in sums:
+        if counted := [tensor for shard, tensor in pairs if shard.axes == axes and shard.copy == 0]:
+            sums[axes] = value(counted)
+    return torch.stack([*sum_over_axes(sums, world).values()]).sum()
+
+
+def divisions_of(world: World) -> list[tuple[Axis, ...]]:
+    """Every set of axes along which ranks may hold different parts of a parameter, the empty one included.
+
+    A rank need not have parameters of each: it takes part in sums over them all the same, and none waits for it.
+    """
+    wide = [axis for axis in DIVIDING if world.axis_size([axis]) > 1]
+    return [axes for count in range(len(wide) + 1) for axes in itertools.combinations(wide, count)]
+
+
+def sum_over_axes(values: Mapping[tuple[Axis, ...], Tensor], world: World) -> dict[tuple[Axis, ...], Tensor]:
+    """Each tensor summed over the axes that it is given under; every rank gives the same ones, in the same order."""
+    sums = dict(values)
+    for axis in DIVIDING:
+        names = [axes for axes in sums if axis in axes]
+        if names and world.axis_size([axis]) > 1:
+            stacked = world.all_reduce_sum(torch.stack([sums[axes] for axes in names]), [axis])
+            sums |= dict(zip(names, stacked, strict=True))
+    return sums
 
 
 def found_nonfinite(*values: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ Their gradients, l1 sign(w) and l2 w, pass through clipping and moments like tho
 (`optim.weight_decay` of AdamW) does not: it shrinks the weights beside the update.
 """
 
-from collections.abc import Collection, Mapping
+import functools
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from hornbook.parallel.exact import exact_sum, row_absolutes, row_squares
-from hornbook.parallel.owners import SHARING
+from hornbook.parallel.gradients.norm import sum_of_shards
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import World
 from hornbook.run.config import LossConfig
@@ -56,9 +57,13 @@ class Penalties:
             rows = row_squares if name == "l2" else row_absolutes
             total = exact_sum(((each, each.tensor.detach()) for each in shards.values()), rows, self._world)
         else:
-            order = 2 if name == "l2" else 1
-            total = torch.zeros((), dtype=torch.float64, device=self._world.device)
-            for shard in shards.values():
-                total += torch.linalg.vector_norm(shard.tensor.detach(), order).double() ** order
-            self._world.all_reduce_sum(total, SHARING)
+            value = functools.partial(_powers, order=2 if name == "l2" else 1)
+            pairs = [(shard, shard.tensor.detach()) for shard in shards.values()]
+            total = sum_of_shards(pairs, self._world, value)
         return (weight * total).float()
+
+
+def _powers(tensors: Sequence[Tensor], order: int) -> Tensor:
+    """float64 scalar: sum of |w|^order."""
+    norms = [torch.linalg.vector_norm(tensor, order).double() for tensor in tensors]
+    return functools.reduce(torch.add, [norm**order for norm in norms])

@@ -87,7 +87,7 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
     row = recipe.train.sequence * sum(each.total for each in operations) / speed
     rows, fits = recipe.train.micro_rows, least <= free and row <= ROW_SECONDS
     microbatch, update, memory, computed = _measure(inputs, free) if fits else (row * rows, 0.0, least, "")
-    ranks = recipe.parallel.data
+    ranks = recipe.parallel.data_ranks
     microbatches = -(-recipe.train.batch_tokens // recipe.train.sequence // rows)
     step = microbatch * microbatches + update
     rate = recipe.train.batch_tokens / step * (1 if device.type == "cpu" else ranks)  # ranks on a CPU share its cores

@@ -64,7 +64,7 @@ def largest_micro_batch(recipe: Recipe, vocab: int, free: int) -> tuple[int, int
     """(rows, bytes of memory planned with). DoesNotFitError where not even one row fits."""
     planned = int(MARGIN * free) // (recipe.parallel.world if choose_device(recipe.train.device).type == "cpu" else 1)
     sizes = recipe.train.ramp.batches(recipe.train.batch_tokens).sizes
-    share = math.gcd(*(size // recipe.train.sequence for size in sizes)) // recipe.parallel.data
+    share = math.gcd(*(size // recipe.train.sequence for size in sizes)) // recipe.parallel.data_ranks
     fitting = [rows for rows in divisors(share) if training_bytes(recipe, vocab, rows) <= planned]
     if fitting:
         return fitting[-1], planned

@@ -1,0 +1,65 @@
+"""Rules of layouts: what the axes of `[parallel]` ask of one another, of the batch, and of the model."""
+
+from collections.abc import Callable, Iterator
+
+from hornbook.model.config.model import ModelConfig
+from hornbook.parallel.config import ParallelConfig
+from hornbook.run.config import TrainConfig
+
+UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
+    "parallel.tensor": lambda parallel: parallel.tensor,
+    "parallel.pipeline": lambda parallel: parallel.pipeline.stages,
+    "parallel.context": lambda parallel: parallel.context.ranks,
+    "parallel.expert": lambda parallel: parallel.expert,
+}
+"""Axes that `parallelize` does nothing for yet, and their ranks."""
+
+
+def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """(Dotted key, what is wrong and the remedy): of layouts that no run can have."""
+    yield from _check_sharding(parallel)
+    yield from _check_memory(parallel, train)
+    yield from _check_microbatches(parallel, train)
+    for key, ranks in UNBUILT.items():
+        if ranks(parallel) > 1:
+            yield key, f"is not built yet for models such as this {model.kind}: leave it 1"
+
+
+def _check_sharding(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
+    ranks = parallel.data
+    if ranks % parallel.replicas:
+        yield "parallel.replicas", f"{ranks} ranks do not divide into {parallel.replicas} groups"
+    if parallel.replicas > 1 and parallel.shard == "none":
+        yield "parallel.replicas", 'groups that share a model need parallel.shard: "none" leaves it whole on every rank'
+    if parallel.exact and ranks & (ranks - 1):
+        yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
+    if parallel.exact and parallel.world > ranks:
+        yield "parallel.exact", "sums gradients of data-parallel ranks alone: leave the other axes 1, or leave it out"
+
+
+def _check_memory(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    if getattr(parallel.offload, "parameters", False) and parallel.shard != "none":
+        text = "shards of weights have memory of their own: leave it out, or parallel.shard"
+        yield "parallel.offload.parameters", text
+    if train.cuda_graphs and getattr(parallel.offload, "activations", False):
+        text = "graphs hold what backward needs in memory of their own: set it to false, or train.cuda_graphs"
+        yield "parallel.offload.activations", text
+    if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
+        yield "parallel.recompute", _recompute_problem(train.compile)
+
+
+def _check_microbatches(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    ranks = parallel.data_ranks
+    rows = train.batch_tokens // train.sequence
+    microbatches = -(-rows // train.micro_rows)
+    if microbatches % ranks:
+        fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
+        text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
+        yield "parallel.data", f"{text}: take {fitting}, or change train.micro_batch or train.batch_tokens"
+
+
+def _recompute_problem(compiled: bool) -> str:
+    """Why selective recomputation and a budget do not go with `train.compile` as it is set."""
+    if compiled:
+        return '"selective" works by calls, which a compiled block does not make: take {kind = "budget"}, or "block"'
+    return '"budget" is kept by the compiler: set train.compile = true, or take "selective"'
