@@ -1,10 +1,25 @@
 """Configuration of parallelism: ranks, sharding, recomputation."""
 
+from math import prod
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hornbook.settings.fields import Config, Count, Number
+
+
+FILL = -1
+"""Ranks along an axis: as many as the other axes leave of the world."""
+
+
+def _ranks(value: int) -> int:
+    if value == 0:
+        raise ValueError("no ranks: write 1 or more, or -1 for those that the other axes leave")
+    return value
+
+
+Ranks = Annotated[Count, Field(ge=FILL), AfterValidator(_ranks)]
+"""Number of ranks along an axis, or FILL."""
 
 
 class NoRecompute(Config):
@@ -83,14 +98,14 @@ Offload = Annotated[NoOffload | HostOffload | DiskOffload, Field(discriminator="
 class PipelineConfig(Config):
     """Blocks divided over ranks: each rank computes a stage, and microbatches flow through the stages."""
 
-    stages: Count = Field(default=1, ge=1)
+    stages: Ranks = 1
     """Ranks that the blocks are divided over."""
 
 
 class ContextConfig(Config):
     """Sequences divided over ranks, which exchange what attention needs."""
 
-    ranks: Count = Field(default=1, ge=1)
+    ranks: Ranks = 1
     """Ranks that each sequence is divided over."""
 
 
@@ -104,21 +119,24 @@ def _count_as(key: str) -> BeforeValidator:
 
 
 class ParallelConfig(Config):
-    """Ranks, what they share of the model, and what is computed again in backward."""
+    """Ranks, what they share of the model, and what is computed again in backward.
 
-    data: Count = Field(default=1, ge=1)
-    """Data-parallel processes (ranks); each takes its share of the microbatches of a step."""
+    One axis may be -1: as many ranks as the others leave of those that are there.
+    """
+
+    data: Ranks = 1
+    """Data-parallel processes (ranks); each takes its share of the microbatches of a step. -1: as many as there are."""
     shard: Literal["none", "optimizer", "gradients", "everything"] = "none"
     """Divided over the ranks instead of held by each: moments; gradients too; weights too (ZeRO stages 1 to 3)."""
     replicas: Count = Field(default=1, ge=1)
     """Groups of ranks that each hold the whole model between them (hybrid sharding); `data` is a multiple of it."""
-    tensor: Count = Field(default=1, ge=1)
+    tensor: Ranks = 1
     """Ranks that the matrices of each layer are divided over."""
     pipeline: Annotated[PipelineConfig, _count_as("stages")] = PipelineConfig()
     """Stages of blocks; a number stands for that many stages."""
     context: Annotated[ContextConfig, _count_as("ranks")] = ContextConfig()
     """Parts of sequences; a number stands for that many ranks."""
-    expert: Count = Field(default=1, ge=1)
+    expert: Ranks = 1
     """Ranks that the experts of each layer are divided over; each has microbatches of its own."""
     exact: bool = False
     """Sum microbatches in a fixed tree: the same bits with 1, 2, 4 ... ranks of the same threads; costs speed."""
@@ -130,10 +148,21 @@ class ParallelConfig(Config):
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that have microbatches of their own."""
-        return self.data * self.expert
+        """Ranks that have microbatches of their own; an axis of -1 counts as one rank until it is filled."""
+        return abs(self.data * self.expert)
 
     @property
     def world(self) -> int:
-        """Ranks of a run, over all axes (`hornbook.parallel.world`)."""
-        return self.data_ranks * self.context.ranks * self.tensor * self.pipeline.stages
+        """Ranks of a run, over all axes (`hornbook.parallel.world`), as `data_ranks` counts."""
+        return prod(map(abs, axis_ranks(self).values()))
+
+
+def axis_ranks(parallel: ParallelConfig) -> dict[str, int]:
+    """Setting of each axis -> ranks along it; their product is the world."""
+    return {
+        "parallel.data": parallel.data,
+        "parallel.tensor": parallel.tensor,
+        "parallel.pipeline.stages": parallel.pipeline.stages,
+        "parallel.context.ranks": parallel.context.ranks,
+        "parallel.expert": parallel.expert,
+    }

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -77,6 +77,8 @@ class World:
     """Several axes as one, of `JOINED` those of more than one rank; without such as hold all ranks."""
     store: Store | None = None
     """Small values by name, seen by all ranks; None in a world of one."""
+    memory: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    """Entered where the model gets memory; a dry run makes tensors there that have none."""
 
     @property
     def size(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from hornbook.model.config.model import ModelConfig
-from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.config import FILL, ParallelConfig, axis_ranks
 from hornbook.run.config import TrainConfig
 
 UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
@@ -17,8 +17,13 @@ UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
 
 def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(Dotted key, what is wrong and the remedy): of layouts that no run can have."""
-    yield from _check_sharding(parallel)
     yield from _check_memory(parallel, train)
+    unknown = [key for key, ranks in axis_ranks(parallel).items() if ranks == FILL]
+    if len(unknown) > 1:
+        yield unknown[1], f"{' and '.join(unknown)} are -1, and one axis alone can take the ranks that are left"
+    if unknown:  # the rest is checked when the number of ranks is known (`hornbook.settings.world`)
+        return
+    yield from _check_sharding(parallel)
     yield from _check_microbatches(parallel, train)
     for key, ranks in UNBUILT.items():
         if ranks(parallel) > 1:

@@ -8,6 +8,9 @@ from hornbook.parallel.config import FILL, ParallelConfig, axis_ranks
 from hornbook.settings.resolve import Resolved, override
 from hornbook.settings.sources import Given, Source
 
+INNERMOST = ("parallel.expert", "parallel.tensor", "parallel.context.ranks", "parallel.data")
+"""Axes from the one whose ranks have neighbouring numbers outwards (`hornbook.parallel.world.AXES`)."""
+
 
 def fill_world(resolved: Resolved, ranks: int, origin: str, *, data: bool = False) -> Resolved:
     """The recipe with a number of ranks in place of -1, so that the axes make `ranks` in all.
@@ -23,8 +26,8 @@ def fill_world(resolved: Resolved, ranks: int, origin: str, *, data: bool = Fals
         return resolved
     others = {name: size for name, size in axes.items() if name != key}
     if ranks % prod(others.values()):
-        remedy = " or ".join(_fitting(others, ranks)) or f"take a multiple of {prod(others.values())} ranks"
-        raise UsageError(f"{origin}: {_product(others)} does not divide {ranks}, so no {key} fits: {remedy}")
+        remedy = " or ".join(_divisors(others, ranks)) or f"take a multiple of {prod(others.values())} ranks"
+        raise UsageError(f"{ranks} ranks, {origin}, and {_product(others)}, which leaves no {key}: {remedy}")
     value = ranks // prod(others.values())
     tree: dict[str, object] = {}
     node, (*path, last) = tree, key.split(".")
@@ -33,6 +36,11 @@ def fill_world(resolved: Resolved, ranks: int, origin: str, *, data: bool = Fals
         assert isinstance(node, dict)
     node[last] = Given(value, f"-1: {ranks} ranks, {origin}")
     return override(resolved, [Source(tree)])
+
+
+def smallest_world(resolved: Resolved) -> Resolved:
+    """The recipe with one rank in place of -1, for what is said of it without a launcher."""
+    return fill_world(resolved, resolved.recipe.parallel.world, "the fewest that the other axes allow")
 
 
 def check_world(parallel: ParallelConfig, ranks: int, started: str, remedy: str = "") -> None:
@@ -45,7 +53,7 @@ def check_world(parallel: ParallelConfig, ranks: int, started: str, remedy: str 
         return
     size = prod(axes.values())
     other = f", or start {size} {remedy}" if remedy else ""
-    changes = " or ".join(_fitting(axes, ranks)) or f"none of them alone can make it {ranks}"
+    changes = " or ".join(_changes(axes, ranks)) or f"none of them alone can make it {ranks}"
     raise UsageError(f"{started}, and {_product(axes, always='parallel.data')}: {changes}{other}")
 
 
@@ -57,14 +65,38 @@ def _product(axes: dict[str, int], always: str = "") -> str:
     return f"{' x '.join(f'{key} {size}' for key, size in wide.items())} is {prod(wide.values())}"
 
 
-def _fitting(axes: dict[str, int], ranks: int) -> Iterator[str]:
-    """For each axis that alone can be changed so that the product fits, the words to give; `parallel.data` first."""
-    whole = prod(axes.values())
+def _changes(axes: dict[str, int], ranks: int) -> Iterator[str]:
+    """For each axis that alone can be changed so that the product is `ranks`, the words to give; data first."""
     for key, size in axes.items():
-        rest = whole // size
-        wide = size > 1 or key == "parallel.data"
-        if "parallel.data" in axes:
-            if wide and ranks % rest == 0:
-                yield f"give --{key} {ranks // rest}"
-        elif wide and any(ranks % (rest * n) == 0 for n in range(1, size)):
-            yield f"give --{key} {max(n for n in range(1, size) if ranks % (rest * n) == 0)}"
+        rest = prod(axes.values()) // size
+        if (size > 1 or key == "parallel.data") and ranks % rest == 0:
+            yield f"give --{key} {ranks // rest}"
+
+
+def _divisors(axes: dict[str, int], ranks: int) -> Iterator[str]:
+    """For each axis that alone can be made smaller so that the product divides `ranks`, the words to give."""
+    for key, size in axes.items():
+        rest = prod(axes.values()) // size
+        fitting = [smaller for smaller in range(1, size) if ranks % (rest * smaller) == 0]
+        if fitting:
+            yield f"give --{key} {fitting[-1]}"
+
+
+def warning_about_nodes(parallel: ParallelConfig, per_node: int | None) -> str:
+    """A warning where ranks that exchange activations in every layer are on several machines; "" where not.
+
+    per_node: ranks of each machine, which have neighbouring numbers; None where it is not known.
+    """
+    axes, block = axis_ranks(parallel), dict[str, int]()
+    if per_node is None or per_node >= parallel.world:
+        return ""
+    for key in INNERMOST[:-1]:  # data-parallel ranks, and stages, exchange little
+        if axes[key] > 1:
+            block = {key: axes[key], **block}
+            if per_node % prod(block.values()):
+                named = " x ".join(f"{name} {size}" for name, size in block.items())
+                return (
+                    f"machines have {per_node} ranks each, so ranks along {key} are on several and exchange activations "
+                    f"in every layer: make {named} a divisor of {per_node}"
+                )
+    return ""

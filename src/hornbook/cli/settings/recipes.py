@@ -64,11 +64,12 @@ def show(words: Words = None) -> Result:
     """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
     from hornbook.model.config.parameter_count import parameter_counts
+    from hornbook.settings.world import smallest_world
 
     if split_target(words)[0] is None:
         raise UsageError("name a recipe: `hornbook recipes ls` lists them")
     resolved = resolve_words(words)
-    recipe, rows = resolved.recipe, rows_of(resolved.recipe)
+    recipe, rows = smallest_world(resolved).recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
     operations = operations_per_token(recipe.model, rows, recipe.train.sequence)
     state, kept = (
@@ -76,7 +77,7 @@ def show(words: Words = None) -> Result:
         _kept(recipe, rows),
     )
     value = {
-        "recipe": recipe.model_dump(mode="json"),
+        "recipe": resolved.recipe.model_dump(mode="json"),
         "origins": resolved.origins,
         "parameters": counts,
         "total": sum(counts.values()),

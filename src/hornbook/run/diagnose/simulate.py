@@ -8,7 +8,7 @@ experts get equal loads.
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -79,10 +79,9 @@ def simulate(recipe: Recipe, vocab: int, rank: int) -> Simulation:
     started = time.perf_counter()
     recipe, notes = _foreseeable(recipe)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_world(recipe, rank, fake) as world:
+    with fake_world(recipe, rank) as world:
         tracker = StepTracker(world)
-        tracker_world = World(world.device, rank, world.sizes, world.mesh, world.data_mesh, None, _both(fake, tracker))
-        engine = _engine(recipe, vocab, tracker_world)
+        engine = _engine(recipe, vocab, replace(world, memory=_both(fake, tracker)))
         count = _microbatches(recipe, world)
         with _foreseen(), tracker.resizing(), _balanced(), fake, tracker:
             optimizer = _optimizer(recipe, engine)
@@ -109,16 +108,16 @@ def _foreseeable(recipe: Recipe) -> tuple[Recipe, list[str]]:
 
 
 @contextlib.contextmanager
-def fake_world(recipe: Recipe, rank: int, fake: FakeTensorMode) -> Iterator[World]:
+def fake_world(recipe: Recipe, rank: int) -> Iterator[World]:
     """The world of a run as `rank` sees it, where collectives end at once and bring nothing."""
     sizes, device = axis_sizes(recipe.parallel), choose_device(recipe.train.device)
     size = prod(sizes.values())
     if size == 1:
-        yield World(device, 0, sizes, memory=lambda: fake)
+        yield World(device, 0, sizes)
         return
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
-        yield World(device, rank, sizes, *open_meshes(device, sizes), memory=lambda: fake)
+        yield World(device, rank, sizes, *open_meshes(device, sizes))
     finally:
         dist.destroy_process_group()
 
