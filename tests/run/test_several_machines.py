@@ -15,7 +15,7 @@ from hornbook.files.run_directory import RunDir
 from tests.processes import free_port, wait_until
 from tests.run.launcher import Launcher, Started
 
-FOUR = ("parallel.data=4", "checkpoint.background=false")
+FOUR = ("parallel.data=4", "train.micro_batch=1", "checkpoint.background=false")
 Begin = Callable[..., list[Started]]
 
 

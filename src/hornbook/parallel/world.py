@@ -55,6 +55,8 @@ class RankInfo:
     """Opens the store where ranks meet; None in a world of one."""
     same_devices: bool = False
     """The ranks of this machine see the same devices; a launcher may show each its own."""
+    host: str | None = None
+    """The machine of rank 0, where a launcher started ranks on several."""
 
     @property
     def is_rank0(self) -> bool:

@@ -40,7 +40,7 @@ class Node:
         for local in range(self.local_size):
             rank = self.number * self.local_size + local
             connect = functools.partial(open_store, Address(self.host, self.port, rank == 0))
-            yield RankInfo(rank, self.size, local, functools.cache(connect), same_devices=True)
+            yield RankInfo(rank, self.size, local, functools.cache(connect), same_devices=True, host=self.host)
 
 
 def launched(environ: Mapping[str, str], parallel: ParallelConfig) -> RankInfo | Node | None:
@@ -97,7 +97,8 @@ def launcher_rank(environ: Mapping[str, str]) -> RankInfo | None:
     if ranks == 1:
         return None
     address = (_torchrun_address if kind == "torchrun" else _slurm_address)(environ, rank == 0)
-    return RankInfo(rank, ranks, _number(environ, local, 0), functools.cache(functools.partial(open_store, address)))
+    connect = functools.cache(functools.partial(open_store, address))
+    return RankInfo(rank, ranks, _number(environ, local, 0), connect, host=address.host)
 
 
 def ranks_per_node(environ: Mapping[str, str]) -> int | None:
