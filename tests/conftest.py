@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,7 @@ def tiny_settings(tiny_corpus: Path) -> tuple[str, ...]:
 @pytest.fixture
 def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
     """Launch in this process: launch_run(folder, "optim.lr=0.1", ...) or launch_run(folder, mode="resume") -> Exit."""
+    from hornbook.errors import Exit
     from hornbook.files.run_directory import RunDir
     from hornbook.run.job import Start
     from hornbook.run.launch.launch import launch
@@ -155,9 +157,20 @@ def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
         run = RunDir(folder)
         target, settings = (str(run.recipe), words) if mode == "resume" else (None, (*tiny_settings, *words))
         resolved = resolve(target, settings, environ={})
-        return launch(resolved, run, Start(mode, init_from))
+        ended = launch(resolved, run, Start(mode, init_from))
+        if ended == Exit.INTERRUPTED:  # the process would end here, and a save in flight with it
+            _await_saves()
+        return ended
 
     return start
+
+
+def _await_saves() -> None:
+    """Until no thread of an interrupted run writes into the folder in which the next run begins."""
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 @pytest.fixture

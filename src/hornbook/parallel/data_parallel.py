@@ -32,7 +32,7 @@ from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_
 from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.step_clock import StepClock, TimedAllGather, TimedReduceScatter
-from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World
+from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World, others
 
 BUCKET_BYTES = 25 << 20
 """Gradients that are summed in one collective call, as in DDP."""
@@ -155,7 +155,7 @@ def sum_gradients(shards: dict[str, ParameterShard], world: World, axes: tuple[A
         if shard.tensor.requires_grad:
             if shard.tensor.grad is None:  # it took no part: no token chose this expert, no microbatch came here
                 shard.tensor.grad = torch.zeros_like(shard.tensor)
-            over = tuple(axis for axis in axes if axis not in shard.axes)
+            over = others(axes, shard.axes)
             by_axes.setdefault(over, []).append(shard.tensor.grad)
     for over, gradients in by_axes.items():
         if world.axis_size(over) > 1:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.optim.config.rule import StateTensor
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel.world import AXES, Axis, World
+from hornbook.parallel.world import AXES, Axis, World, others, wide_axes
 
 Shape = tuple[int, ...]
 
@@ -93,16 +93,15 @@ def local_shards(
     parts = sharded or {name: (tuple(each.shape), (0,) * each.dim()) for name, each in parameters.items()}
     sizes, found = {name: prod(shape) for name, (shape, _) in parts.items()}, {}
     known = {name: divisions.get(name) or Division(shape, (0,) * len(shape), ()) for name, (shape, _) in parts.items()}
-    also: tuple[Axis, ...] = () if sharded is None else ("shard",)
     for axes in dict.fromkeys(each.axes for each in known.values()):
+        along = wide_axes(axes if sharded is None else (*axes, "shard"), world.sizes)
+        copies = others(AXES, along)
         same = {name: size for name, size in sizes.items() if known[name].axes == axes}
-        copies = tuple(axis for axis in AXES if axis not in (*axes, *also))
         primaries, own = assign_primaries(same, world.axis_size(copies)), world.axis_rank(copies)
         for name in same:
             at, tensor = known[name], parameters[name]
             start = tuple(map(sum, zip(at.start, parts[name][1], strict=True)))
             primary = primaries[name] == own and at.copy == 0
-            along = tuple(axis for axis in AXES if axis in (*axes, *also))
             found[name] = ParameterShard(tensor, at.shape, start, primary, along, at.copy)
     return {name: found[name] for name in parameters}
 

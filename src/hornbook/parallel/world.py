@@ -129,13 +129,14 @@ class World:
         """Sum a tensor over the ranks of some axes, in place; the same bits on each of them."""
         wide = self._wide(axes)
         one_group = len(wide) == 1 or wide in self.joined or self.axis_size(axes) == self.size
-        for each in [wide] if wide and one_group else [(axis,) for axis in wide]:
+        groups: list[tuple[Axis, ...]] = [wide] if wide and one_group else [(axis,) for axis in wide]
+        for each in groups:
             dist.all_reduce(tensor, group=self.group(each))
         return tensor
 
     def _wide(self, axes: Sequence[Axis]) -> tuple[Axis, ...]:
         """Those of more than one rank, in the order of `AXES`."""
-        return tuple(axis for axis in AXES if axis in axes and self.sizes.get(axis, 1) > 1)
+        return wide_axes(axes, self.sizes)
 
     def all_gather(self, tensor: Tensor, axes: Sequence[Axis]) -> list[Tensor]:
         """One tensor of the same shape from every rank of some axes, in the order of ranks."""
@@ -225,7 +226,20 @@ def axis_sizes(parallel: ParallelConfig) -> dict[Axis, int]:
         "tensor": parallel.tensor,
         "expert": parallel.expert,
     }
-    return data | {axis: size for axis, size in others.items() if size > 1}
+    data.update((axis, size) for axis, size in others.items() if size > 1)
+    return data
+
+
+def wide_axes(axes: Sequence[Axis], sizes: Mapping[Axis, int]) -> tuple[Axis, ...]:
+    """Those of more than one rank, in the order of `AXES`."""
+    found: list[Axis] = [axis for axis in AXES if axis in axes and sizes.get(axis, 1) > 1]
+    return tuple(found)
+
+
+def others(axes: Sequence[Axis], without: Sequence[Axis]) -> tuple[Axis, ...]:
+    """Those of `axes` that are not in `without`, in their order."""
+    found: list[Axis] = [axis for axis in axes if axis not in without]
+    return tuple(found)
 
 
 def open_meshes(
@@ -237,7 +251,7 @@ def open_meshes(
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     joined = dict[tuple[Axis, ...], DeviceMesh]()
     for axes in JOINED:
-        wide = tuple(axis for axis in axes if sizes.get(axis, 1) > 1)
+        wide = wide_axes(axes, sizes)
         if len(wide) > 1 and prod(sizes[axis] for axis in wide) < prod(shape) and wide not in joined:
             joined[wide] = mesh[wide]._flatten("+".join(wide))
     return mesh, joined

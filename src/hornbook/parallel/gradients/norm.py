@@ -12,7 +12,6 @@ steps doubles it. The scale is a power of two: multiplying and dividing by it ro
 same global norm, so all hold the same scale without a collective.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -69,8 +68,12 @@ def divisions_of(world: World) -> list[tuple[Axis, ...]]:
 
     A rank need not have parameters of each: it takes part in sums over them all the same, and none waits for it.
     """
-    wide = [axis for axis in DIVIDING if world.axis_size([axis]) > 1]
-    return [axes for count in range(len(wide) + 1) for axes in itertools.combinations(wide, count)]
+    found: list[tuple[Axis, ...]] = [()]
+    for axis in DIVIDING:
+        if world.axis_size([axis]) > 1:
+            more: list[tuple[Axis, ...]] = [(*axes, axis) for axes in found]
+            found += more
+    return found
 
 
 def sum_over_axes(values: Mapping[tuple[Axis, ...], Tensor], world: World) -> dict[tuple[Axis, ...], Tensor]:
