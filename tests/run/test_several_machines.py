@@ -51,7 +51,9 @@ def words(tmp_path: Path, tiny_settings: tuple[str, ...]) -> list[str]:
     return ["train", "--out", str(tmp_path / "run"), *tiny_settings, *FOUR]
 
 
-def test_two_machines_of_two_ranks_train_what_one_of_four_does(tmp_path: Path, words: list[str], begin: Begin, same: Any):
+def test_two_machines_of_two_ranks_train_what_one_of_four_does(
+    tmp_path: Path, words: list[str], begin: Begin, same: Any
+):
     machines = begin([*words, "--json"], [*words, "--json"])
     assert [each.wait() for each in machines] == [Exit.DONE] * 2, machines[0].text + machines[1].text
     same(tmp_path / "run")

@@ -26,7 +26,9 @@ def test_without_a_setting_data_takes_them_where_it_may():
 
 
 def test_rules_between_settings_hold_for_the_filled_axis():
-    with pytest.raises(ConfigError, match=r"parallel\.data  3 ranks cannot share 256 microbatches.*as torchrun started"):
+    with pytest.raises(
+        ConfigError, match=r"parallel\.data  3 ranks cannot share 256 microbatches.*as torchrun started"
+    ):
         fill_world(recipe("parallel.data=-1"), 3, "as torchrun started")
 
 
@@ -80,7 +82,9 @@ def test_axes_that_leave_no_whole_number_are_named():
     given = recipe("parallel.data=-1")
     wide = given.recipe.parallel.model_copy(update={"tensor": 3})
     changed = Resolved(given.recipe.model_copy(update={"parallel": wide}), given.origins)
-    with pytest.raises(UsageError, match="8 ranks, as torchrun started, and parallel.tensor is 3, .*: give --parallel.tensor 2"):
+    with pytest.raises(
+        UsageError, match=r"8 ranks, as torchrun started, and parallel.tensor is 3, .*: give --parallel.tensor 2"
+    ):
         fill_world(changed, 8, "as torchrun started")
 
 

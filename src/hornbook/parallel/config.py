@@ -7,7 +7,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from hornbook.settings.fields import Config, Count, Number
 
-
 FILL = -1
 """Ranks along an axis: as many as the other axes leave of the world."""
 

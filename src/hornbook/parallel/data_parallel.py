@@ -291,4 +291,9 @@ def _sum_hook(parallel: DDP, bucket: GradBucket) -> torch.futures.Future[Tensor]
     assert work is not None
     if bucket.is_last():
         parallel.clock.switch("communication")  # from here on backward only waits for the sums
-    return work.get_future().then(lambda future: future.value()[0] if sums is buffer else buffer.copy_(sums))
+
+    def result(future: torch.futures.Future[Any]) -> Tensor:
+        future.value()  # raises the error of a lost rank; the sum is in place
+        return buffer if sums is buffer else buffer.copy_(sums)
+
+    return work.get_future().then(result)

@@ -96,7 +96,7 @@ def warning_about_nodes(parallel: ParallelConfig, per_node: int | None) -> str:
             if per_node % prod(block.values()):
                 named = " x ".join(f"{name} {size}" for name, size in block.items())
                 return (
-                    f"machines have {per_node} ranks each, so ranks along {key} are on several and exchange activations "
-                    f"in every layer: make {named} a divisor of {per_node}"
+                    f"machines have {per_node} ranks each, so ranks along {key} are on several, and exchange "
+                    f"activations in every layer: make {named} a divisor of {per_node}"
                 )
     return ""

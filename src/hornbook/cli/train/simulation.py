@@ -32,8 +32,9 @@ def simulation_text(found: "Simulation") -> str:
     lines = [
         f"rank         {found.rank} of {found.world}{f': {where}' if where else ''}",
         f"parameters   {found.parameters:,} on this rank",
-        f"memory       {size_text(found.peak)} at the peak of a step of {found.microbatches:,} {times}",
-        *(f"             {size_text(size):>9}  {name}" for name, size in found.memory.items()),
+        f"state        {', '.join(f'{name} {size_text(size)}' for name, size in found.state.items())}",
+        f"memory       {size_text(found.peak)} at the peak of a step of {found.microbatches:,} {times}:",
+        *(f"             {size_text(size):>9}  {name}" for name, size in found.memory.items() if size),
     ]
     for number, row in enumerate(found.collectives):
         over = f"{' + '.join(row.axes)} ({row.ranks} ranks)"

@@ -31,7 +31,9 @@ def train(
     ] = None,
     world: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Ranks: what the axis of [parallel] that is -1, or parallel.data, fills."),
+        typer.Option(
+            metavar="N", min=1, help="Ranks: what the axis of [parallel] that is -1, or parallel.data, fills."
+        ),
     ] = None,
     rank: Annotated[
         int | None, typer.Option(metavar="R", min=0, help="With --dry-run: memory and collectives of this rank.")

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from hornbook.data.batch import Batch, Source
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
+from hornbook.model.layers.products import is_widened
 from hornbook.model.mlp import grouped
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer
@@ -44,8 +45,10 @@ class Simulation:
     """(number of this rank along it, ranks) of each wide axis."""
     parameters: int
     """Values of the parameters that this rank holds."""
+    state: dict[str, int]
+    """Bytes of weights, gradients and moments when gradients are complete."""
     memory: dict[str, int]
-    """Bytes by category at the peak."""
+    """Bytes by category at the peak, which may be a moment without gradients."""
     collectives: list[Collective]
     microbatches: int
     """Of this rank in a step."""
@@ -64,7 +67,7 @@ class Simulation:
             {name: getattr(row, name) for name in ("kind", "axes", "ranks", "count", "num_bytes", "sent")}
             for row in self.collectives
         ]
-        names = ("rank", "world", "axes", "parameters", "memory", "peak", "microbatches", "seconds", "notes")
+        names = ("rank", "world", "axes", "parameters", "state", "memory", "peak", "microbatches", "seconds", "notes")
         return {name: getattr(self, name) for name in names} | {"collectives": rows}
 
 
@@ -85,12 +88,51 @@ def simulate(recipe: Recipe, vocab: int, rank: int) -> Simulation:
         count = _microbatches(recipe, world)
         with _foreseen(), tracker.resizing(), _balanced(), fake, tracker:
             optimizer = _optimizer(recipe, engine)
-            _step(recipe, engine, optimizer, count, vocab)
-            memory = tracker.peak(_categories(engine, optimizer))
+            steps = [_step(recipe, engine, optimizer, tracker, each) for each in _counts(count, recipe)]
         held = sum(shard.tensor.numel() for shard in engine.shards.values())
         axes = {axis: (world.axis_rank([axis]), world.sizes[axis]) for axis in AXES if world.sizes.get(axis, 1) > 1}
+        state, memory, collectives = _extrapolated(steps, count)
         seconds = time.perf_counter() - started
-        return Simulation(rank, size, axes, held, memory, tracker.collectives, count, seconds, notes)
+        return Simulation(rank, size, axes, held, state, memory, collectives, count, seconds, notes)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a step of some microbatches takes."""
+
+    microbatches: int
+    state: dict[str, int]
+    memory: dict[str, int]
+    collectives: list[Collective]
+
+
+def _counts(microbatches: int, recipe: Recipe) -> list[int]:
+    """Numbers of microbatches to make a step of: few enough for a large step, and enough to extrapolate from.
+
+    A pipeline is full of as many microbatches as it has stages, and schedules may ask for a multiple of these.
+    """
+    unit = recipe.parallel.pipeline.stages
+    return [microbatches] if microbatches <= 3 * unit else [2 * unit, 3 * unit]
+
+
+def _extrapolated(steps: list[_Step], count: int) -> tuple[dict[str, int], dict[str, int], list[Collective]]:
+    """State, memory at the peak and collectives of `count` microbatches: what each further one adds stays the same."""
+    few, more = steps[0], steps[-1]
+    if few is more:
+        return more.state, more.memory, more.collectives
+    times = (count - more.microbatches) / (more.microbatches - few.microbatches)
+
+    def at(first: int, second: int) -> int:
+        return round(second + times * (second - first))
+
+    before = {(row.kind, row.axes): row for row in few.collectives}
+    rows = list[Collective]()
+    for row in more.collectives:
+        first = before.get((row.kind, row.axes))
+        counts = (first.count, first.num_bytes) if first is not None else (0, 0)
+        rows.append(replace(row, count=at(counts[0], row.count), num_bytes=at(counts[1], row.num_bytes)))
+    memory = {name: at(few.memory[name], size) for name, size in more.memory.items()}
+    return more.state, memory, sorted(rows, key=lambda row: -row.num_bytes)
 
 
 def _foreseeable(recipe: Recipe) -> tuple[Recipe, list[str]]:
@@ -134,8 +176,8 @@ def _both(fake: FakeTensorMode, tracker: StepTracker) -> Any:
 def _engine(recipe: Recipe, vocab: int, world: World) -> Engine:
     model = build_model(recipe.model, vocab, device="meta")
     operate(model, recipe.surgery)
-    engine = parallelize(model, recipe.parallel, recipe.train, world)
-    return engine
+    is_widened(torch.empty(0, dtype=torch.bfloat16))  # measured once, with values
+    return parallelize(model, recipe.parallel, recipe.train, world)
 
 
 def _optimizer(recipe: Recipe, engine: Engine) -> Optimizer:
@@ -157,22 +199,25 @@ class _Unasked:
         self._optimizer.step()
 
 
-def _step(recipe: Recipe, engine: Engine, optimizer: Optimizer, count: int, vocab: int) -> None:
-    batches = [_batch(recipe, vocab, number) for number in range(count)]
+def _step(recipe: Recipe, engine: Engine, optimizer: Optimizer, tracker: StepTracker, count: int) -> _Step:
+    batches = [_batch(recipe, number) for number in range(count)]
     engine.zero_gradients()
-    weight = float(recipe.train.batch_tokens)
-    engine.forward_backward(batches, weight, key=(recipe.seed, 0))
+    tracker.begin()
+    engine.forward_backward(batches, float(recipe.train.batch_tokens), key=(recipe.seed, 0))
     engine.clip_gradients(0.0)  # the norm; whether it is above the limit is not known without values
     optimizer.set_learning_rate(recipe.optim.lr)
     engine.step(_Unasked(optimizer))  # pyright: ignore[reportArgumentType]
+    categories = _categories(engine, optimizer)
+    state = {name: tracker.held(tensors) for name, tensors in categories.items()}
+    return _Step(count, state, tracker.peak(categories), tracker.collectives)
 
 
 def _microbatches(recipe: Recipe, world: World) -> int:
     rows = recipe.train.batch_tokens // recipe.train.sequence
-    return -(-(-(-rows // recipe.train.micro_rows)) // world.data_size)
+    return ceil(ceil(rows / recipe.train.micro_rows) / world.data_size)
 
 
-def _batch(recipe: Recipe, vocab: int, number: int) -> Batch:
+def _batch(recipe: Recipe, number: int) -> Batch:
     """Rows of one document each; of an encoder-decoder, sources as long as the target."""
     rows, length = recipe.train.micro_rows, recipe.train.sequence
     tokens = torch.zeros(rows, length, dtype=torch.int64)

@@ -1,5 +1,6 @@
 """Counts the memory and the collectives of a step on fake tensors, which have shapes and no values.
 
+Integers and what follows from them alone keep their values, as code asks for them: lengths of documents, positions.
 Every operation passes through the mode: the storage of each new tensor adds its bytes and takes them away when the last
 tensor on it goes. What a storage was for is known at the end, so the events are kept and added up by category then.
 """
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from hornbook.parallel.world import AXES, Axis, World
@@ -79,9 +80,10 @@ class StepTracker(TorchDispatchMode):
         self._gathered = set[int]()
         self._kept = list[Any]()
         self._calls = defaultdict[tuple[str, tuple[Axis, ...], int], list[int]](list)
+        self._start = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
-        result = func(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = _call(func, args, kwargs or {})
         if func.namespace in _NAMESPACES:
             self._count(func, args, result)
         for each in tree_leaves(result):
@@ -93,7 +95,9 @@ class StepTracker(TorchDispatchMode):
         return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def _see(self, tensor: Any) -> None:
-        if not isinstance(tensor, FakeTensor):
+        if type(tensor) not in (FakeTensor, Tensor, torch.nn.Parameter) or (
+            not isinstance(tensor, FakeTensor) and tensor.is_meta
+        ):
             return
         storage = tensor.untyped_storage()
         if storage._cdata in self._numbers:
@@ -130,22 +134,31 @@ class StepTracker(TorchDispatchMode):
         finally:
             torch.UntypedStorage.resize_ = original
 
+    def begin(self) -> None:
+        """Look for the peak, and count collectives, from here on."""
+        self._start = len(self._events)
+        self._calls.clear()
+
     # ---- Memory
 
+    def held(self, tensors: Iterable[Tensor]) -> int:
+        """Bytes of the storages of some tensors."""
+        numbers = {number for each in tensors if (number := self.number(each)) is not None}
+        return sum(self._sizes[number] for number in numbers)
+
     def peak(self, tensors: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
-        """Bytes by category at the moment when most were in use; `tensors` of each category, as they are now."""
+        """Bytes by category at the moment when most were in use since `begin`; `tensors` of each as they are now."""
         kinds = dict.fromkeys(self._gathered, GATHERED)
         for name, members in tensors.items():
             kinds |= {number: name for each in members if (number := self.number(each)) is not None}
         now, most, best = defaultdict[str, int](int), -1, dict[str, int]()
         total = 0
-        for number, change in self._events:
+        for event, (number, change) in enumerate(self._events):
             now[kinds.get(number, OTHER)] += change
             total += change
-            if total > most:
+            if total > most and event >= self._start:
                 most, best = total, dict(now)
-        order = [*tensors, GATHERED, OTHER]
-        return {name: best.get(name, 0) for name in order if best.get(name, 0) or name in tensors}
+        return {name: best.get(name, 0) for name in (*tensors, GATHERED, OTHER)}
 
     # ---- Collectives
 
@@ -164,6 +177,19 @@ class StepTracker(TorchDispatchMode):
         """All calls, those with the most bytes first."""
         rows = (Collective(*key, len(sizes), sum(sizes)) for key, sizes in self._calls.items())
         return sorted(rows, key=lambda row: -row.num_bytes)
+
+
+def _call(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operation on fake tensors; on values where all of it is known: positions, lengths, masks."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    if any(isinstance(each, FakeTensor) or each.is_meta for each in tensors):
+        return func(*args, **kwargs)
+    if not tensors:
+        made = func(*args, **kwargs)
+        if any(each.is_floating_point() for each in tree_leaves(made) if isinstance(each, Tensor)):
+            return made
+    with _disable_current_modes():
+        return func(*args, **kwargs)
 
 
 def axes_of(world: World, ranks: list[int]) -> tuple[Axis, ...]:

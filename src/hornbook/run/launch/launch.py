@@ -126,7 +126,7 @@ def _join_node(resolved: Resolved, run: RunDir, start: Start, node: Node) -> Exi
     with progress_bar(shown=not start.quiet) as progress:
         progress("load torch", 0, None)
         preload()
-    return run_node(node, functools.partial(_join, resolved, run, start), quiet=start.quiet)
+    return run_node(node, functools.partial(_join, resolved, run, start))
 
 
 def _join(

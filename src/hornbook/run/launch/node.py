@@ -5,7 +5,6 @@ started (`rendezvous.py`). It computes nothing, passes signals on, and ends all 
 """
 
 import functools
-import os
 import signal
 import sys
 import time
@@ -24,12 +23,12 @@ Join = Callable[[RankInfo, Heartbeat], Exit]
 """What a rank does; it calls `RankInfo.connect` itself."""
 
 
-def run_node(node: Node, join: Join, *, quiet: bool) -> Exit:
+def run_node(node: Node, join: Join) -> Exit:
     """Run the ranks of this machine to their end; returns their exit code.
 
     Raises the error of the first rank to fail, RankLostError where it was killed or lost another.
     """
-    with StopSignals(announces=not quiet and node.number == 0) as signals:
+    with StopSignals(announces=False) as signals:  # rank 0 answers
         ranks = list[Rank]()
         try:
             with stop_signals_blocked():
@@ -57,8 +56,6 @@ def _send(ranks: Sequence[Rank], number: int) -> None:
 def _be_rank(join: Join, info: RankInfo, heartbeat: Heartbeat) -> Exit:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # until there is a step to finish, leave at once
     leave_early()
-    if not info.is_rank0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # rank 0 answers
     return join(info, heartbeat)
 
 

@@ -11,6 +11,7 @@ from hornbook.run.launch.launcher_env import nodes_of, world_of
 from hornbook.settings.resolve import Resolved
 from hornbook.settings.world import check_world, fill_world
 
+
 def settle_ranks(resolved: Resolved, environ: Mapping[str, str], world: int | None = None) -> Resolved:
     """The recipe with a number in place of -1. `world`: the ranks that a person asked for; with none of a launcher,
     they are those of the devices of this machine, of which a CPU is one.
