@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.refinery import figures as refinery_figures
 from benchmarks.report import RESULTS, machine_line, rows_of, section
 from benchmarks.start.quickstart_matrix import HEADER, cells
+from benchmarks.training import layouts_page
 from benchmarks.training import presets as preset_table
 from benchmarks.training import throughput as throughput_table
 
@@ -100,13 +101,13 @@ def parallel(found: dict[str, Any]) -> list[str]:
             row["precision"],
             row["layout"] + ("" if row["tied"] else ", untied"),
             row["world"],
-            *row["difference"].values(),
+            *(row["difference"][name] for name in FIGURES),
             "yes" if row["kept"] else "NO",
         )
         for row in shown
     ]
     limits = [(name, *(limit.get(figure, "") for figure in FIGURES)) for name, limit in found["limits"].items()]
-    orders = [(f"bf16, {name} order", *each.values()) for name, each in found["orders"].items()]
+    orders = [(f"bf16, {name} order", *(each[figure] for figure in FIGURES)) for name, each in found["orders"].items()]
     costs = [
         (row["layout"], row["world"], row["plain_seconds"], row["exact_seconds"], row["ratio"], row["cpu_ratio"])
         for row in found["cost"]
@@ -401,6 +402,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             quickstart_matrix,
         ),
     ),
+    "layouts.md": ("Layouts of ranks", layouts_page.SECTIONS),
     "refinery-figures.md": ("Figures of the refinery", refinery_figures.SECTIONS),
 }
 

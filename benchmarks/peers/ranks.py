@@ -24,6 +24,8 @@ from benchmarks.contenders.shapes import model_config
 from benchmarks.peers.batches import cut, make_batch
 from benchmarks.peers.worker import serve
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
@@ -34,18 +36,26 @@ from hornbook.run.config import TrainConfig
 Step = Callable[[Tensor], float]
 
 
+def parallel_of(spec: dict) -> ParallelConfig:
+    """The section `[parallel]`: given, or data-parallel ranks alone."""
+    data = {"data": spec["world"], "shard": spec["shard"], "exact": spec["exact"]}
+    return ParallelConfig.model_validate(spec.get("axes", data))
+
+
 def ours(spec: dict, world: World) -> Step:
     """The calls of the training loop."""
-    shape = spec["shape"]
-    model = build_model(model_config(shape), shape["vocab"], device="meta")
-    parallel = ParallelConfig(data=world.size, shard=spec["shard"], exact=spec["exact"])
-    engine = parallelize(model, parallel, TrainConfig(precision=spec["precision"], device="cpu"), world)
-    engine.load_stream(load_file(spec["own_weights"]).items())
+    shape, settings = spec["shape"], spec.get("model", {})
+    config = ModelConfig.model_validate({**model_config(shape).model_dump(), **settings})
+    model = build_model(config, shape["vocab"], device="meta")
+    train = TrainConfig(precision=spec["precision"], device="cpu")
+    engine = parallelize(model, parallel_of(spec), train, world)
+    whole = initial_values(build_model(config, shape["vocab"]), config, 1)
+    engine.load_stream(whole if settings else load_file(spec["own_weights"]).items())
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), AdamW(weight_decay=0.0))
     count = shape["rows"] * shape["sequence"]
 
     def step(tokens: Tensor) -> float:
-        mine = cut(tokens, spec["micro_batch"])[world.rank :: world.size]
+        mine = cut(tokens, spec["micro_batch"])[world.data_rank :: world.data_size]
         engine.zero_gradients()
         losses = engine.forward_backward([make_batch(rows) for rows in mine], count)
         engine.clip_gradients(1.0)
@@ -98,8 +108,7 @@ def rank_main(spec: dict, rank: int, folder: str) -> None:
     """One rank: all make the same steps; rank 0 times them."""
     size = spec["world"]
     place = RankInfo(rank, size, rank, functools.partial(FileStore, f"{folder}/store", size))
-    parallel = ParallelConfig(data=size, shard=spec["shard"], exact=spec["exact"])
-    with distributed(parallel, TrainConfig(device="cpu", threads=spec["threads"]), place) as world:
+    with distributed(parallel_of(spec), TrainConfig(device="cpu", threads=spec["threads"]), place) as world:
         step = (ours if spec["loop"] == "ours" else bare)(spec, world)
         request = torch.zeros(1, dtype=torch.int64)
         world.set_timeout(3600.0)  # the others wait here while other contenders have their turn

@@ -138,7 +138,14 @@ def run() -> bool:
 
 def flat(row: dict[str, Any]) -> list[object]:
     """The cells of a row of the table."""
-    return [row["precision"], row["layout"], row["world"], row["tied"], *row["difference"].values(), row["kept"]]
+    return [
+        row["precision"],
+        row["layout"],
+        row["world"],
+        row["tied"],
+        *(row["difference"][name] for name in FIGURES),
+        row["kept"],
+    ]
 
 
 if __name__ == "__main__":

@@ -5,13 +5,15 @@ Everything that may go wrong on many ranks is in them: dropout, clipping that bi
 last microbatch with fewer rows, tied weights.
 """
 
+import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import xxhash
 from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -31,7 +33,7 @@ from hornbook.parallel.offload.host import HostUpdate
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
-from tests.parallel import families
+from tests.parallel import families, odd
 from tests.ranks import LIMIT_SECONDS
 
 VOCAB, ROWS, SEED = 96, 2, 5
@@ -56,6 +58,16 @@ class Run:
     world: int = 1
     shard: Literal["none", "optimizer", "gradients", "everything"] = "none"
     replicas: int = 1
+    tensor: int = 1
+    sequence_parallel: bool = False
+    """Divide what lies between the matrices of a layer over the ranks of `tensor` too."""
+    stages: int = 1
+    schedule: str = ""
+    """Of the pipeline; by default the configuration's."""
+    context: int = 1
+    context_kind: str = ""
+    """How context ranks exchange keys and values; by default the configuration's."""
+    expert: int = 1
     exact: bool = False
     precision: Literal["fp64", "fp32", "bf16", "bf16-pure", "fp16"] = "fp32"
     tied: bool = True
@@ -81,6 +93,10 @@ class Run:
     recompute: Literal["none", "block"] = "none"
     family: str = ""
     """A model of `tests.parallel.families` and its batches, instead of the decoder of this file and random ones."""
+    odd: str = ""
+    """A model of `tests.parallel.odd` and its batches."""
+    sizes: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of that model in place of its own."""
     corpus: str = ""
     """The data folder that a family's batches come from."""
     copies: int = 1
@@ -89,11 +105,36 @@ class Run:
     """The host updates twins of the parameters (`parallel.offload.host`)."""
     spoil: tuple[int, int] | None = None
     """(step, microbatch): there the loss is not a number."""
+    before: str = ""
+    """`module:function:argument` that each rank calls first (`tests.parallel.mutations`)."""
 
     @property
     def alone(self) -> "Run":
         """The same in one process."""
-        return replace(self, world=1, shard="none", replicas=1)
+        one = replace(self, world=1, shard="none", replicas=1, before="")
+        return replace(
+            one, tensor=1, sequence_parallel=False, stages=1, schedule="", context=1, context_kind="", expert=1
+        )
+
+    @property
+    def ranks(self) -> int:
+        """Over all axes."""
+        return self.world * self.tensor * self.stages * self.context * self.expert * self.copies
+
+    @property
+    def parallel(self) -> dict[str, Any]:
+        """The section `[parallel]` of its recipe; an axis of one rank is left out."""
+        found: dict[str, Any] = {"data": self.world, "shard": self.shard, "replicas": self.replicas}
+        found |= {"exact": self.exact, "recompute": self.recompute}
+        wide = {"tensor": self.tensor, "expert": self.expert}
+        found |= {axis: ranks for axis, ranks in wide.items() if ranks > 1}
+        if self.sequence_parallel:
+            found["sequence"] = True
+        if self.stages > 1:
+            found["pipeline"] = {"stages": self.stages} | ({"schedule": self.schedule} if self.schedule else {})
+        if self.context > 1:
+            found["context"] = {"ranks": self.context} | ({"kind": self.context_kind} if self.context_kind else {})
+        return found
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -119,6 +160,8 @@ class Result:
     scales: list[float]
     """Of the loss, after each step."""
     weights: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    """Of every parameter that is trained, after the first step, before clipping."""
     seconds: list[float]
     """Of each step, on the slowest rank."""
     cpu_seconds: list[float]
@@ -133,18 +176,43 @@ class Difference:
     norms: float
     weights: float
     """Of the largest deviation within a parameter to its largest weight."""
+    gradients: float
+    """The same of gradients after the first step."""
+    worst: str = ""
+    """The parameter whose gradient deviates most."""
 
 
 def perform(run_ranks: Any, run: Run, folder: Path, limit: float = LIMIT_SECONDS) -> Result:
     """The run, on forked ranks; `folder` must be new."""
     folder.mkdir()
-    ranks = run_ranks(ADDRESS, run.world * run.copies, asdict(run), str(folder), limit=limit)
+    ranks = run_ranks(ADDRESS, run.ranks, asdict(run), str(folder), limit=limit)
     told = [{name: rank[name] for name in TOLD} for rank in ranks]
     assert told == told[:1] * len(told), "ranks disagree"
+    check_equal(ranks)
     seconds = [max(times) for times in zip(*(rank["seconds"] for rank in ranks), strict=True)]
     cpu_seconds = [sum(times) for times in zip(*(rank["cpu_seconds"] for rank in ranks), strict=True)]
     weights = assemble(folder, [rank["shards"] for rank in ranks])
-    return Result(**told[0], weights=weights, seconds=seconds, cpu_seconds=cpu_seconds)
+    gradients = assemble(folder, [rank["shards"] for rank in ranks], ".gradients")
+    return Result(**told[0], weights=weights, gradients=gradients, seconds=seconds, cpu_seconds=cpu_seconds)
+
+
+def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
+    """After each step: ranks that hold the same part of a parameter hold the same bits; each microbatch was taken by
+    the ranks of one data rank.
+    """
+    holders: dict[str, tuple[int, list[str]]] = {}
+    for number, rank in enumerate(ranks):
+        for part, digests in rank["digests"].items():
+            first, seen = holders.setdefault(part, (number, digests))
+            wrong = [step for step, pair in enumerate(zip(seen, digests, strict=True)) if pair[0] != pair[1]]
+            assert not wrong, f"after step {wrong[0] + 1} ranks {first} and {number} hold other bits of {part}"
+    taken: dict[int, list[list[str]]] = {}
+    for rank in ranks:
+        mine = taken.setdefault(rank["data_rank"], rank["tokens"])
+        assert mine == rank["tokens"], f"ranks of data rank {rank['data_rank']} took other microbatches"
+    for step, whole in enumerate(ranks[0]["grid"]):
+        found = sorted(digest for tokens in taken.values() for digest in tokens[step])
+        assert found == sorted(whole), f"step {step + 1}: some microbatch was taken twice, or not at all"
 
 
 def compare(found: Result, expected: Result) -> Difference:
@@ -154,12 +222,21 @@ def compare(found: Result, expected: Result) -> Difference:
     the bias of keys adds the same to all scores of a query, which the softmax takes away. They begin at zero and stay
     near it, so that relative to their own size two runs differ by 100 % and more.
     """
-    assert found.weights.keys() == expected.weights.keys()
-    weights = max(
-        float((found.weights[name] - weight).abs().max() / weight.abs().max().clamp(min=1e-6))
-        for name, weight in expected.weights.items()
-    )
-    return Difference(_relative(found.losses, expected.losses), _relative(found.norms, expected.norms), weights)
+    weights = _deviations(found.weights, expected.weights, 1e-6)
+    largest = max((float(each.abs().max()) for each in expected.gradients.values()), default=1.0)
+    gradients = _deviations(found.gradients, expected.gradients, 1e-6 * largest)
+    worst = max(gradients, key=lambda name: gradients[name], default="")
+    losses, norms = _relative(found.losses, expected.losses), _relative(found.norms, expected.norms)
+    return Difference(losses, norms, max(weights.values()), gradients.get(worst, 0.0), worst)
+
+
+def _deviations(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], least: float) -> dict[str, float]:
+    """Of each tensor: the largest deviation, relative to its largest value or to `least`."""
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    return {
+        name: float((found[name] - each).abs().max() / each.abs().max().clamp(min=least))
+        for name, each in expected.items()
+    }
 
 
 def same_bits(found: Result, expected: Result) -> bool:
@@ -175,15 +252,10 @@ def same_bits(found: Result, expected: Result) -> bool:
 def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> dict[str, Any]:
     """Train on this rank; its shards go to `folder`, the rest is returned."""
     run = Run(**settings | {"spoil": settings["spoil"] and tuple(settings["spoil"])})
-    config = ParallelConfig.model_validate(
-        {
-            "data": run.world,
-            "shard": run.shard,
-            "replicas": run.replicas,
-            "exact": run.exact,
-            "recompute": run.recompute,
-        }
-    )
+    if run.before:
+        module, function, argument = run.before.split(":", 2)
+        getattr(importlib.import_module(module), function)(argument)
+    config = ParallelConfig.model_validate(run.parallel)
     if run.copies > 1:
         sizes: dict[world_module.Axis, int] = {**world_module.axis_sizes(config), "tensor": run.copies}
         world_module.axis_sizes = lambda _: sizes
@@ -192,15 +264,17 @@ def trajectory(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> di
     train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": precision, "loss": loss})
     with distributed(config, train, rank_info) as world:
         engine = make_engine(run, config, train, world)
-        result = train_steps(engine, run, world)
+        result = train_steps(engine, run, world, Path(folder) / f"{world.rank}.gradients")
         save_file({name: shard.tensor.detach() for name, shard in engine.shards.items()}, f"{folder}/{world.rank}")
         shards = {name: (shard.shape, shard.start, shard.is_primary) for name, shard in engine.shards.items()}
-        return {**result, "shards": shards}
+        return {**result, "shards": shards, "data_rank": world.data_rank}
 
 
 def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: World) -> Engine:
     """The tiny model on this rank, with its initial values."""
-    if run.family:
+    if run.odd:
+        sizes, vocab = odd.model_config(run.odd, run.sizes), odd.VOCAB
+    elif run.family:
         sizes, vocab = families.model_config(run.family), families.VOCAB
     else:
         mlp = EXPERTS if run.experts else GLUConfig()
@@ -212,12 +286,15 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
     engine = parallelize(model, config, train, world)
     if run.precision == "fp64":
         model.compute_dtype = torch.float64
-    engine.load_stream(initial_values(model, sizes, seed=3))
+    engine.load_stream(initial_values(build_model(sizes, vocab, "meta"), sizes, seed=3))
     return engine
 
 
-def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]]:
-    """Losses, norms and seconds of every step."""
+def train_steps(engine: Engine, run: Run, world: World, gradients: Path) -> dict[str, Any]:
+    """Losses, norms and seconds of every step, and digests of what other ranks must have too.
+
+    Gradients of the first step go to a file.
+    """
     config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3, **run.settings})
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     roles = parameter_roles(engine.model)
@@ -225,6 +302,8 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
     whole = HostUpdate(engine.owners, world.device) if run.host else engine.owners
     optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, whole)
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
+    digests: dict[str, list[str]] = {}
+    taken: dict[str, list[list[str]]] = {"tokens": [], "grid": []}
     for step in range(run.steps):
         grid = _grid(run, step)[:: -1 if run.backwards else 1]
         grid = grid[run.rotated :] + grid[: run.rotated]
@@ -232,10 +311,14 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
         if run.spoil is not None and run.spoil[0] == step:
             grid[run.spoil[1]].weights[0, 0] = torch.nan
         mine = share(grid, world)
+        taken["tokens"].append([digest(batch.tokens) for batch in mine if not batch.is_empty])
+        taken["grid"].append([digest(batch.tokens) for batch in grid])
         world.barrier()
         begun, cpu_begun = time.perf_counter(), time.process_time()
         engine.zero_gradients()
         sums = engine.forward_backward(mine, total, (SEED, step))
+        if step == 0:
+            save_gradients(engine, gradients)
         norm = engine.clip_gradients(CLIPS[run.clip])
         applied = engine.step(optimizer)
         scale = engine.scaler.scale if engine.scaler else 1.0
@@ -243,10 +326,28 @@ def train_steps(engine: Engine, run: Run, world: World) -> dict[str, list[float]
         values += (time.perf_counter() - begun, time.process_time() - cpu_begun)
         for name, value in zip(told, values, strict=True):
             told[name].append(value)
-    return told
+        for name, shard in engine.shards.items():
+            if shard.tensor.numel():
+                part = f"{name} from {list(shard.start)}, {list(shard.tensor.shape)}"
+                digests.setdefault(part, []).append(digest(shard.tensor))
+    return {**told, **taken, "digests": digests}
+
+
+def digest(tensor: Tensor) -> str:
+    """Of the bits of a tensor."""
+    return xxhash.xxh3_64_hexdigest(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+
+
+def save_gradients(engine: Engine, path: Path) -> None:
+    """Those of this rank's shards, without the factor of the loss."""
+    scale = engine.scaler.scale if engine.scaler else 1.0
+    found = {name: each.grad for name, each in engine.named_parameters.items()}
+    save_file({name: each.detach().contiguous() / scale for name, each in found.items() if each is not None}, path)
 
 
 def _grid(run: Run, step: int) -> list[Batch]:
+    if run.odd:
+        return odd.grid(run.odd, step, run.microbatches, run.sequence)
     if run.family:
         return families.grid(run.family, run.corpus, step, run.microbatches, run.sequence)
     return microbatches(step, run.microbatches, run.sequence)
@@ -281,25 +382,29 @@ def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
     return batches
 
 
-def assemble(folder: Path, shards: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Whole weights out of what the primary replicas wrote; every element must have one, and copies must be equal."""
-    files = [load_file(folder / str(rank)) for rank in range(len(shards))]
+def assemble(folder: Path, shards: Sequence[Mapping[str, Any]], kind: str = "") -> dict[str, Tensor]:
+    """Whole tensors out of what the ranks wrote; every element has one primary replica, and copies are equal."""
+    files = [load_file(folder / f"{rank}{kind}") for rank in range(len(shards))]
     whole = {
-        name: torch.full(shape, torch.nan, dtype=files[0][name].dtype) for name, (shape, _, _) in shards[0].items()
+        name: torch.zeros(shards[rank][name][0], dtype=tensor.dtype)
+        for rank, tensors in enumerate(files)
+        for name, tensor in tensors.items()
     }
+    filled = {name: torch.zeros(tensor.shape, dtype=torch.bool) for name, tensor in whole.items()}
     parts = []
     for rank, tensors in enumerate(files):
         for name, tensor in tensors.items():
             _, start, is_primary = shards[rank][name]
-            slices = tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
-            parts.append((name, whole[name][slices], tensor, is_primary))
+            place = tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
+            parts.append((name, place, tensor, is_primary))
     for name, place, tensor, is_primary in parts:
         if is_primary:
-            assert place.isnan().all(), f"{name} has two primary replicas"
-            place.copy_(tensor)
+            assert not filled[name][place].any(), f"{name} has two primary replicas"
+            whole[name][place], filled[name][place] = tensor, True
     for name, place, tensor, _ in parts:
-        assert torch.equal(place, tensor), f"{name}: copies differ between ranks, or a part has no primary replica"
-    assert not any(tensor.isnan().any() for tensor in whole.values()), "a part has no primary replica"
+        assert torch.equal(whole[name][place], tensor), f"{name}: copies differ, or a part has no primary replica"
+    missing = [name for name, places in filled.items() if not places.all()]
+    assert not missing, f"no primary replica has all of {missing}"
     return whole
 
 

@@ -1,0 +1,214 @@
+"""The equality matrix: every layout of ranks against one process, and what a step costs on two ranks.
+
+    python -m benchmarks.training.layouts [--quick] [--seconds N] [--overhead]
+
+Cells are families x layouts x precisions: 20 steps of tiny models whose sizes divide by nothing
+(`tests/parallel/odd.py`), with dropout, clipping that bites, 7 microbatches of unequal weight and tied embeddings, on
+forked ranks of one thread. A layout that a recipe would be refused with is told with the reason. Results are written
+after each cell; the command goes on where it stopped, unless the code has changed since. `--seconds N` stops it at the
+end of the cell that is under way then. `--quick`: two ranks, three steps, float64; nothing is written. `--overhead`:
+times alone, of a step of the 13M LLaMA shape, all contenders in turn.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from benchmarks import report
+from benchmarks.contenders.processes import Contender, Process, interleave
+from benchmarks.contenders.shapes import SHAPES, make_weights
+from tests.parallel.layouts import FIGURES, LAYOUTS, Cell, Layout, examine, limits_of, orders_of, refusal
+from tests.parallel.trajectory import Result, Run, perform
+from tests.ranks import RankServer
+
+STEPS = 20
+PRECISIONS = ("fp64", "fp32", "bf16")
+CELL_SECONDS = 300.0
+"""Longest run on ranks."""
+ROOT = Path(__file__).parents[2]
+SOURCES = ("src/hornbook/model", "src/hornbook/optim", "src/hornbook/parallel")
+HARNESS = ("trajectory.py", "odd.py", "layouts.py")
+Figures = dict[str, Any]
+
+
+def source_digest() -> str:
+    """Of the code that decides what a cell comes to."""
+    paths = [path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths += [ROOT / "tests/parallel" / name for name in HARNESS]
+    return xxhash.xxh3_64_hexdigest(b"".join(path.read_bytes() for path in paths))
+
+
+def begun() -> Figures:
+    """What an earlier call has measured with this code."""
+    path, digest = report.RESULTS / "layouts.json", source_digest()
+    found = json.loads(path.read_text()) if path.exists() else {}
+    cells = found.get("cells", {}) if found.get("source") == digest else {}
+    return {"source": digest, "steps": STEPS, "cells": cells, "overhead": found.get("overhead", {})}
+
+
+class Runs:
+    """Runs on forked ranks; those of one process are kept."""
+
+    def __init__(self, server: RankServer, folder: Path) -> None:
+        self._server, self._folder, self._numbers = server, folder, itertools.count()
+        self._kept = functools.cache(self._perform)
+
+    def __call__(self, run: Run) -> Result:
+        """What a run came to."""
+        return self._kept(run) if run.ranks == 1 else self._perform(run)
+
+    def _perform(self, run: Run) -> Result:
+        return perform(self._server, run, self._folder / str(next(self._numbers)), limit=CELL_SECONDS)
+
+
+def measure(do: Runs, layout: Layout, family: str, precision: str, steps: int) -> Figures:
+    """One cell."""
+    run = layout.run(family, precision, steps=steps)
+    if reason := refusal(run):
+        return Cell("refused", reason).tree()
+    begin = time.perf_counter()
+    limits = limits_of(precision, orders_of(do, run) if precision == "bf16" else [])
+    cell = examine(do, run, limits)
+    return {**cell.tree(), "limits": limits, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def cells(quick: bool) -> Iterator[tuple[Layout, str, str]]:
+    """Layout, family and precision of every cell; models of one family and precision follow one another."""
+    precisions = ("fp64",) if quick else PRECISIONS
+    layouts = [each for each in LAYOUTS.values() if each.ranks == 2 or not quick]
+    families = dict.fromkeys(family for each in layouts for family in each.families)
+    for precision, family in itertools.product(precisions, families):
+        yield from ((each, family, precision) for each in layouts if family in each.families)
+
+
+def matrix(figures: Figures, quick: bool, seconds: float) -> bool:
+    """Fill in the cells that are missing; whether all are there."""
+    server, begin = RankServer(), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        do = Runs(server, Path(folder))
+        try:
+            for layout, family, precision in cells(quick):
+                key = f"{layout.name} | {family} | {precision}"
+                if figures["cells"].get(key, {"state": "refused"})["state"] != "refused":
+                    continue
+                if time.monotonic() - begin > seconds:
+                    return False
+                found = figures["cells"][key] = measure(do, layout, family, precision, 3 if quick else STEPS)
+                told = found["reason"] or {name: f"{found['difference'][name]:.1e}" for name in FIGURES}
+                print(f"{key}: {found['state']} {told}", flush=True)
+                if not quick:
+                    report.write("layouts", figures)
+        finally:
+            server.close()
+    return True
+
+
+# ---- Overhead
+
+SHAPE = SHAPES["13M"]
+COMMAND = [sys.executable, "-m", "benchmarks.peers.ranks"]
+ALONE: Figures = {"loop": "ours", "world": 1, "threads": 2, "shard": "none", "exact": False, "micro_batch": 8}
+PAIR: Figures = ALONE | {"world": 2, "threads": 1, "micro_batch": 4}
+ONE, BARE = "one process, two threads", "torch's "
+MIXTURE = {"mlp": {"kind": "experts", "count": 8, "active": 2, "hidden": 512}}
+EXPERTS = ", mixture of experts"
+PEERS = {"data 2": f"{BARE}DDP", "ZeRO-3, data 2": f"{BARE}fully_shard"}
+"""Layout -> the plain loop that divides the same."""
+
+
+def contenders() -> dict[str, Figures]:
+    """Every layout of two ranks that is not refused, one process, and plain loops; by name."""
+    found: dict[str, Figures] = {ONE: ALONE, ONE + EXPERTS: ALONE | {"model": MIXTURE}}
+    for layout in LAYOUTS.values():
+        run = layout.run(layout.families[0], "fp32")
+        if layout.ranks != 2 or refusal(run):
+            continue
+        rows = 2 if run.stages > 1 else 4 if run.world * run.expert > 1 else 8
+        own = PAIR | {"axes": run.parallel, "micro_batch": rows}
+        experts = layout.families == ("experts",)
+        found[layout.name + EXPERTS * experts] = own | ({"model": MIXTURE} if experts else {})
+    found |= {
+        f"{BARE}DDP": PAIR | {"loop": "bare"},
+        f"{BARE}fully_shard": PAIR | {"loop": "bare", "shard": "everything"},
+    }
+    return found
+
+
+def overhead(precision: str, rounds: int) -> Figures:
+    """Seconds of a step, and the median over rounds of how many times as long as in one process it takes."""
+    named = contenders()
+    with tempfile.TemporaryDirectory() as folder:
+        spec = {"shape": SHAPE, "precision": precision, **make_weights(Path(folder), SHAPE)}
+        processes = [Process(Contender(name, COMMAND), spec | own) for name, own in named.items()]
+        answers = interleave(processes, rounds, 1)
+    seconds = {name: [answer["seconds"] for answer in found[1:]] for name, found in answers.items()}
+
+    def over(name: str, other: str) -> float:
+        return statistics.median(a / b for a, b in zip(seconds[name], seconds[other], strict=True))
+
+    return {
+        name: {
+            "seconds": statistics.median(seconds[name]),
+            "over_one_process": over(name, ONE + EXPERTS * name.endswith(EXPERTS)),
+            "over_peer": over(name, PEERS[name]) if name in PEERS else None,
+            "last_loss": found[-1]["losses"][-1],
+        }
+        for name, found in answers.items()
+    }
+
+
+def summary(figures: Figures) -> list[list[object]]:
+    """By layout: cells of each state."""
+    states = ("equal", "differs", "failed", "refused")
+    rows = []
+    for name in LAYOUTS:
+        found = [each["state"] for key, each in figures["cells"].items() if key.startswith(f"{name} | ")]
+        rows.append([name, *(found.count(state) for state in states)])
+    return [["layout", *states], *rows]
+
+
+def run(quick: bool = False, seconds: float = float("inf"), timed: bool = True, untimed: bool = True) -> bool:
+    """Measure, print, write results/layouts.json; whether every cell that is not refused is equal."""
+    figures: Figures = begun() if not quick else {"cells": {}, "overhead": {}}
+    done = matrix(figures, quick, seconds) if untimed else True
+    header, *rows = summary(figures)
+    print(report.table([str(each) for each in header], rows))
+    if timed and done:
+        rounds = 2 if quick else 7
+        figures["overhead"] = {precision: overhead(precision, rounds) for precision in ("fp32", "bf16")[: 2 - quick]}
+        for precision, found in figures["overhead"].items():
+            table = [
+                [name, *("" if value is None else value for value in each.values())] for name, each in found.items()
+            ]
+            print(report.table([precision, "s a step", "x one process", "x torch's loop", "last loss"], table))
+    if not quick:
+        print(f"written: {report.write('layouts', figures)}")
+    if not done:
+        print("some cells are missing: call it again")
+    return done and all(each["state"] in ("equal", "refused") for each in figures["cells"].values())
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training.layouts")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--overhead", action="store_true")
+    parser.add_argument("--seconds", type=float)
+    given = parser.parse_args()
+    limited = given.seconds is not None
+    kept = run(given.quick, given.seconds if limited else float("inf"), timed=not limited, untimed=not given.overhead)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The layouts of the equality matrix, as data: tests and `benchmarks.training.layouts`.
+
+A layout that a recipe would be refused with before a run begins stays in the table, with the reason.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from hornbook.settings.recipe import Recipe, cross_check
+from tests.parallel import odd
+from tests.parallel.trajectory import Difference, Result, Run, compare
+from tests.ranks import RankError
+
+EVERY = tuple(odd.MODELS)
+FIGURES = ("losses", "norms", "weights", "gradients")
+"""Of a `Difference`, those that have limits."""
+EXACT, SINGLE = 1e-9, 1e-5
+"""Limits: of every figure in float64, and of losses in float32."""
+MICROBATCHES, SEQUENCE = 7, 25
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev")
+KINDS = ("ring", "all-to-all")
+HEADS: dict[int, dict[str, int]] = {2: {"kv_heads": 2}, 4: {"heads": 12, "kv_heads": 2}}
+"""Sizes of models by tensor ranks: heads must divide among them, key-value heads may be fewer."""
+OBJECTIVES = {"encoder": {"kind": "masked"}, "encoder-decoder": {"kind": "span"}}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to divide a run."""
+
+    name: str
+    fields: Mapping[str, Any]
+    """Of `Run`."""
+    families: tuple[str, ...] = EVERY
+    """Of `tests.parallel.odd`."""
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the model, where the layout needs others."""
+
+    @property
+    def ranks(self) -> int:
+        """Over all axes."""
+        return Run(**self.fields).ranks
+
+    def run(self, family: str, precision: str, **settings: Any) -> Run:
+        """The run of a family in this layout."""
+        sizes = odd.deeper(family, self.sizes)
+        common = {"odd": family, "precision": precision, "microbatches": MICROBATCHES, "sequence": SEQUENCE}
+        return Run(**{**common, **self.fields, "sizes": sizes, **settings})
+
+
+def _layouts() -> list[Layout]:
+    full = {"shard": "everything"}
+    found = [Layout(f"data {n}", {"world": n}) for n in (2, 4)]
+    stages = {"ZeRO-1": "optimizer", "ZeRO-2": "gradients", "ZeRO-3": "everything"}
+    found += [
+        Layout(f"{name}, data {n}", {"world": n, "shard": shard}) for name, shard in stages.items() for n in (2, 3)
+    ]
+    found.append(Layout("hybrid 2 x 2", {"world": 4, "replicas": 2, **full}))
+    for n in (2, 4):
+        found.append(Layout(f"tensor {n}", {"tensor": n}, sizes=HEADS[n]))
+        found.append(Layout(f"tensor {n} + sequence", {"tensor": n, "sequence_parallel": True}, sizes=HEADS[n]))
+    for n in (2, 4):
+        for schedule in SCHEDULES:
+            sizes = {"layers": 2 * n + 1} if n > 2 else {}
+            found.append(Layout(f"pipeline {n}, {schedule}", {"stages": n, "schedule": schedule}, sizes=sizes))
+    found += [Layout(f"context 2, {kind}", {"context": 2, "context_kind": kind}) for kind in KINDS]
+    found += [Layout(f"expert {n}", {"expert": n}, ("experts",)) for n in (2, 4)]
+    return found + _pairs() + _triples()
+
+
+def _pairs() -> list[Layout]:
+    """Two axes of two ranks each."""
+    full: dict[str, Any] = {"world": 2, "shard": "everything"}
+    axes: dict[str, dict[str, Any]] = {
+        "data": {"world": 2},
+        "ZeRO-3": full,
+        "tensor": {"tensor": 2, "sequence_parallel": True},
+        "pipeline": {"stages": 2},
+        "context": {"context": 2},
+        "expert": {"expert": 2},
+    }
+    names = list(axes)
+    return [
+        Layout(
+            f"{a} 2 x {b} 2",
+            axes[a] | axes[b],
+            ("experts",) if "expert" in (a, b) else EVERY,
+            HEADS[2] if "tensor" in (a, b) else {},
+        )
+        for number, a in enumerate(names)
+        for b in names[number + 1 :]
+        if (a, b) != ("data", "ZeRO-3")
+    ]
+
+
+def _triples() -> list[Layout]:
+    """Three axes of two ranks each."""
+    full: dict[str, Any] = {"world": 2, "shard": "everything"}
+    tensor: dict[str, Any] = {"tensor": 2, "sequence_parallel": True}
+    axes: dict[str, dict[str, Any]] = {
+        "ZeRO-3 2 x tensor 2 x pipeline 2": {**full, **tensor, "stages": 2},
+        "ZeRO-3 2 x tensor 2 x context 2": {**full, **tensor, "context": 2},
+        "tensor 2 x context 2 x pipeline 2": {**tensor, "context": 2, "stages": 2},
+        "ZeRO-3 2 x tensor 2 x expert 2": {**full, **tensor, "expert": 2},
+        "tensor 2 x pipeline 2 x expert 2": {**tensor, "stages": 2, "expert": 2},
+    }
+    return [
+        Layout(name, fields, ("experts",) if "expert" in name else EVERY, HEADS[2]) for name, fields in axes.items()
+    ]
+
+
+LAYOUTS = {layout.name: layout for layout in _layouts()}
+
+
+def refusal(run: Run) -> str | None:
+    """Why a recipe with this layout is refused before a run begins; None where it is not."""
+    rows = 8 * run.world * run.expert * odd.ROWS
+    train = {"sequence": run.sequence, "micro_batch": odd.ROWS, "batch_tokens": rows * run.sequence}
+    recipe: dict[str, Any] = {"model": {**odd.tree(run.odd, run.sizes), "vocab": odd.VOCAB}}
+    recipe |= {"parallel": run.parallel, "train": {**train, "precision": "bf16" if run.precision == "bf16" else "fp32"}}
+    recipe["data"] = {"objective": OBJECTIVES.get(run.odd, {"kind": "causal"})}
+    try:
+        problems = cross_check(Recipe.model_validate(recipe))
+    except ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return "; ".join(f"{key}: {text}" for key, text in problems) or None
+
+
+# ---- Cells
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What became of a run in a layout."""
+
+    state: str
+    """`equal`, `differs`, `refused` or `failed`."""
+    reason: str = ""
+    """Why it was refused, or how it failed."""
+    difference: Difference | None = None
+
+    def tree(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def limits_of(precision: str, orders: list[Difference]) -> dict[str, float]:
+    """By figure; `orders`: how far orders of the same microbatches are apart in one process, in half precision."""
+    if precision == "fp64":
+        return dict.fromkeys(FIGURES, EXACT)
+    if precision == "fp32":
+        return {"losses": SINGLE}
+    names = ("losses", "norms", "weights")
+    return {name: 3 * max(getattr(each, name) for each in orders) for name in names}
+
+
+def orders_of(do: Callable[[Run], Result], run: Run) -> list[Difference]:
+    """The microbatches in other orders, in one process, beside the order of the grid."""
+    alone = run.alone
+    others = [replace(alone, backwards=True), replace(alone, exact=True)]
+    others += [replace(alone, rotated=first) for first in (2, 4, 6)]
+    return [compare(do(other), do(alone)) for other in others]
+
+
+def examine(do: Callable[[Run], Result], run: Run, limits: Mapping[str, float]) -> Cell:
+    """Do a run and compare it with one process."""
+    if reason := refusal(run):
+        return Cell("refused", reason)
+    expected = do(run.alone)
+    try:
+        difference = compare(do(run), expected)
+    except (RankError, AssertionError) as error:
+        return Cell("failed", told(error))
+    kept = all(getattr(difference, name) <= most for name, most in limits.items())
+    return Cell("equal" if kept else "differs", "", difference)
+
+
+def told(error: BaseException) -> str:
+    """The last line of the first rank's words, or the error's own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line.split(":")[0] and not line.startswith("File")]
+    return (named or lines or [type(error).__name__])[0][:300]

@@ -1,0 +1,93 @@
+"""The equality matrix: every layout of `tests.parallel.layouts` against one process.
+
+20 steps of each, as a table: `python -m benchmarks.training.layouts`.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.parallel import tiling
+from tests.parallel.layouts import EVERY, LAYOUTS, Layout, examine, limits_of, orders_of, refusal
+from tests.parallel.trajectory import Result, Run, perform
+from tests.ranks import RankServer
+
+STEPS = 3
+Performer = Callable[[Run], Result]
+CELLS = [(name, family) for name, layout in LAYOUTS.items() for family in layout.families]
+BUILT = [(name, family) for name, family in CELLS if refusal(LAYOUTS[name].run(family, "fp32")) is None]
+"""Cells that a recipe may have."""
+PAIRS = [name for name, layout in LAYOUTS.items() if layout.ranks == 2]
+SHORT = {(name, LAYOUTS[name].families[number % len(LAYOUTS[name].families)]) for number, name in enumerate(PAIRS)}
+"""What every change is tested with: each layout of two ranks, with one family after the other."""
+
+
+@pytest.fixture(scope="module")
+def done(run_ranks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Performer:
+    """The result of a run; the same run is not done twice."""
+
+    @cache
+    def result(run: Run) -> Result:
+        return perform(run_ranks, run, tmp_path_factory.mktemp("run") / "weights")
+
+    return result
+
+
+def test_the_table_has_every_axis_and_the_models_alone_are_not_refused() -> None:
+    runs = [LAYOUTS[name].run(family, "fp64") for name, family in CELLS]
+    for axis in ("world", "replicas", "tensor", "stages", "context", "expert"):
+        assert any(getattr(run, axis) > 1 for run in runs), axis
+    assert {refusal(run.alone) for run in runs} == {None}
+
+
+def test_what_is_refused_is_refused_for_its_axes() -> None:
+    for name, family in set(CELLS) - set(BUILT):
+        reason = refusal(LAYOUTS[name].run(family, "fp32"))
+        assert reason is not None
+        assert reason.startswith("parallel."), (name, family, reason)
+
+
+@pytest.mark.parametrize(("name", "family"), [cell for cell in BUILT if cell in SHORT])
+def test_two_ranks_equal_one_process(done: Performer, name: str, family: str) -> None:
+    run = LAYOUTS[name].run(family, "fp64", steps=STEPS)
+    cell = examine(done, run, limits_of("fp64", []))
+    assert cell.state == "equal", cell
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize(("name", "family"), BUILT)
+def test_every_layout_equals_one_process(done: Performer, name: str, family: str, precision: str) -> None:
+    run = LAYOUTS[name].run(family, precision, steps=2 * STEPS)
+    cell = examine(done, run, limits_of(precision, orders_of(done, run) if precision == "bf16" else []))
+    assert cell.state == "equal", cell
+
+
+def test_the_parts_of_all_ranks_tile_every_parameter(run_ranks: RankServer) -> None:
+    """In every layout, with the family of most kinds of parameters."""
+    runs = [LAYOUTS[name].run(family, "fp32") for name, family in BUILT if family == "experts"]
+    found = run_ranks(tiling.ADDRESS, 1, tiling.request(runs))
+    for run, ranks in zip(runs, found, strict=True):
+        tiling.check_tiling(run, tiling.read(ranks))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", EVERY)
+def test_the_parts_of_all_ranks_tile_every_parameter_of_a_family(run_ranks: RankServer, family: str) -> None:
+    runs = [LAYOUTS[name].run(each, "fp32") for name, each in BUILT if each == family]
+    for run, ranks in zip(runs, run_ranks(tiling.ADDRESS, 1, tiling.request(runs)), strict=True):
+        tiling.check_tiling(run, tiling.read(ranks))
+
+
+def test_a_tiling_with_a_gap_or_an_overlap_is_an_error(run_ranks: RankServer) -> None:
+    run = Layout("", {"world": 2, "shard": "everything"}).run("decoder", "fp32")
+    ((first, second),) = map(tiling.read, run_ranks(tiling.ADDRESS, 1, tiling.request([run])))
+    tiling.check_tiling(run, [first, second])
+    name, right = next(iter(second.items()))
+    earlier, shorter = [right.start[0] - 1, *right.start[1:]], [right.size[0] - 1, *right.size[1:]]
+    changes: list[dict[str, Any]] = [{"start": earlier}, {"size": shorter}, {"copy": 1}, {"axes": []}]
+    for change in changes:
+        with pytest.raises(AssertionError, match=name):
+            tiling.check_tiling(run, [first, second | {name: right._replace(**change)}])

@@ -1,0 +1,62 @@
+"""With any one collective taken out, a run differs from one process, or fails: nothing that is summed may go unseen."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.layouts import EXACT, FIGURES, LAYOUTS, refusal, told
+from tests.parallel.trajectory import Difference, Result, Run, compare, perform
+from tests.ranks import RankError, RankServer
+
+STEPS, LIMIT = 2, 30.0
+EVERYTHING = {"clip": "adaptive", "penalty": 0.01, "steps": STEPS, "microbatches": 5}
+"""What sums over ranks besides losses, gradients and norms."""
+BUILT = [
+    (name, family)
+    for name, layout in LAYOUTS.items()
+    for family in ("experts", "decoder")
+    if family in layout.families and refusal(layout.run(family, "fp64")) is None
+]
+"""Each layout with the family that has most to sum, and the plain one."""
+SHORT = [("ZeRO-3, data 2", "experts")]
+Performer = Callable[[Run], Result]
+
+
+@pytest.fixture
+def do(run_ranks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Performer:
+    return lambda run: perform(run_ranks, run, tmp_path_factory.mktemp("run") / "weights", limit=LIMIT)
+
+
+def sites_of(do: Performer, run: Run, folder: Path) -> list[str]:
+    """The collectives of a run, which is itself equal to one process."""
+    folder.mkdir()
+    difference = compare(do(replace(run, before=f"tests.parallel.mutations:record:{folder}")), do(run.alone))
+    assert worst(difference) < EXACT, difference
+    return sorted({line for path in folder.iterdir() for line in path.read_text().splitlines()})
+
+
+def worst(difference: Difference) -> float:
+    return max(getattr(difference, name) for name in FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [pytest.param(*case, marks=() if case in SHORT else pytest.mark.slow) for case in BUILT],
+)
+def test_no_collective_can_be_left_out(do: Performer, tmp_path: Path, name: str, family: str) -> None:
+    run = LAYOUTS[name].run(family, "fp64", **EVERYTHING)
+    sites, expected = sites_of(do, run, tmp_path / "sites"), do(run.alone)
+    assert len(sites) >= 3, sites
+    unseen = []
+    for site in sites:
+        try:
+            difference = compare(do(replace(run, before=f"tests.parallel.mutations:remove:{site}")), expected)
+        except (RankError, AssertionError) as error:
+            print(f"{site}: {told(error)}")
+            continue
+        print(f"{site}: {difference}")
+        if not worst(difference) >= EXACT:
+            unseen.append(site)
+    assert not unseen

@@ -1,0 +1,114 @@
+"""What every rank of a layout holds, without the ranks: `tests/parallel/tiling.py:parts_of_all_ranks`.
+
+One process builds the model of each rank in turn under torch's fake process group, whose collectives do nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from hornbook.model.build import build_model
+from hornbook.parallel import world as world_module
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.world import AXES, RankInfo, distributed
+from hornbook.run.config import TrainConfig
+from tests.parallel import odd
+from tests.parallel.trajectory import Run
+
+ADDRESS = "tests/parallel/tiling.py:parts_of_all_ranks"
+CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
+
+
+class Part(NamedTuple):
+    """What a rank holds of a parameter (`hornbook.parallel.shard.ParameterShard`)."""
+
+    shape: list[int]
+    """Of the whole parameter."""
+    start: list[int]
+    size: list[int]
+    is_primary: bool
+    axes: list[str]
+    copy: int
+    ranks: dict[str, int]
+    """Number of the rank along each axis."""
+
+    @property
+    def rectangle(self) -> tuple[slice, ...]:
+        """As an index into the whole."""
+        return tuple(slice(first, first + length) for first, length in zip(self.start, self.size, strict=True))
+
+    @property
+    def counts(self) -> bool:
+        """Whether a norm takes its squares from here: the first of those that hold the same."""
+        return self.copy == 0 and not any(rank for axis, rank in self.ranks.items() if axis not in self.axes)
+
+
+def parts_of_all_ranks(_: RankInfo, runs: list[dict[str, Any]]) -> list[list[dict[str, Part]]]:
+    """By run and rank: its part of every parameter."""
+    world_module.join = _join_nobody
+    return [[_parts(Run(**run), rank) for rank in range(Run(**run).ranks)] for run in runs]
+
+
+def _join_nobody(_store: Any, place: RankInfo, _device: torch.device) -> None:
+    dist.init_process_group("fake", rank=place.rank, world_size=place.size, store=FakeStore())
+
+
+def _parts(run: Run, rank: int) -> dict[str, Part]:
+    place = RankInfo(rank, run.ranks, rank, FakeStore)
+    config = ParallelConfig.model_validate(run.parallel)
+    with distributed(config, CPU, place) as world:
+        engine = parallelize(build_model(odd.model_config(run.odd, run.sizes), odd.VOCAB), config, CPU, world)
+        ranks = {axis: world.axis_rank([axis]) for axis in AXES}
+        return {
+            name: Part(
+                list(each.shape),
+                list(each.start),
+                list(each.tensor.shape),
+                each.is_primary,
+                list(each.axes),
+                each.copy,
+                ranks,
+            )
+            for name, each in engine.shards.items()
+        }
+
+
+def request(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The argument of `parts_of_all_ranks`."""
+    return [asdict(run) for run in runs]
+
+
+def read(ranks: Sequence[Mapping[str, Sequence[Any]]]) -> list[dict[str, Part]]:
+    """What came back of one run."""
+    return [{name: Part(*part) for name, part in rank.items()} for rank in ranks]
+
+
+def check_tiling(run: Run, ranks: Sequence[Mapping[str, Part]]) -> None:
+    """Raise AssertionError unless the parts that are saved, and those whose squares a norm counts, tile every parameter
+    of the whole model without gap or overlap, and ranks that differ along other axes than a part's hold the same.
+    """
+    model = build_model(odd.model_config(run.odd, run.sizes), odd.VOCAB, "meta")
+    shapes = {name: list(each.shape) for name, each in model.named_parameters()}
+    assert {name for rank in ranks for name in rank} == shapes.keys(), "ranks hold other parameters than the model"
+    for name, shape in shapes.items():
+        held = [rank[name] for rank in ranks if name in rank]
+        assert all(part.shape == shape for part in held), f"{name} has another shape on some rank"
+        _check_tiles(f"{name}, saved", shape, [part for part in held if part.is_primary])
+        _check_tiles(f"{name}, in norms", shape, [part for part in held if part.counts])
+        groups: dict[tuple[int, ...], Part] = {}
+        for part in held:
+            first = groups.setdefault(tuple(part.ranks[axis] for axis in part.axes), part)
+            same = (first.axes, first.start, first.size, first.copy) == (part.axes, part.start, part.size, part.copy)
+            assert same, f"{name}: ranks {first.ranks} and {part.ranks} hold other parts, and differ along other axes"
+
+
+def _check_tiles(what: str, shape: Sequence[int], parts: Sequence[Part]) -> None:
+    count = torch.zeros(tuple(shape), dtype=torch.int64)
+    for part in parts:
+        count[part.rectangle] += 1
+    assert (count == 1).all(), f"{what}: {int((count == 0).sum())} values on no rank, {int((count > 1).sum())} on two"
