@@ -45,11 +45,9 @@ set +e
 @functools.cache
 def missing() -> str:
     """Why this system has no namespaces for a test; "" where it has."""
-    script = SETUP.format(numbers="1")
+    words = ["unshare", "-Urnm", "bash", "-c", SETUP.format(numbers="1")]
     try:
-        done = subprocess.run(
-            ["unshare", "-Urnm", "bash", "-c", script], capture_output=True, text=True, timeout=20, check=False
-        )
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stderr.strip() if done.returncode else ""

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hornbook.cli.result import Result
+from hornbook.errors import UsageError
 from hornbook.progress import progress_bar, size_text
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ def simulate_rank(resolved: "Resolved", world: int | None, rank: int) -> Result:
     from hornbook.run.start.micro_batch import settle_micro_batch, vocabulary_rows
     from hornbook.run.start.precision import settle_precision
 
+    if not vocabulary_rows(resolved.recipe):
+        raise UsageError("the size of the vocabulary is that of the data: give --model.vocab N, or --data DATA")
     resolved = settle_micro_batch(settle_precision(settle_ranks(resolved, os.environ, world)))
     with progress_bar() as progress:
         progress("build one rank", 0, None)

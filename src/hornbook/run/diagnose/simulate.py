@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hornbook.data.batch import Batch, Source
 from hornbook.errors import UsageError
@@ -237,7 +238,7 @@ def _batch(recipe: Recipe, number: int) -> Batch:
 
 
 def _categories(engine: Engine, optimizer: Optimizer) -> dict[str, list[Tensor]]:
-    shards = [shard.tensor for shard in engine.shards.values()]
+    shards: list[Tensor] = [shard.tensor for shard in engine.shards.values()]
     gradients = [each.grad for each in shards if each.grad is not None]
     return {"weights": shards, "gradients": gradients, "moments": [tensor for _, _, tensor in optimizer.state()]}
 
@@ -250,7 +251,7 @@ def _balanced() -> Iterator[None]:
     def make_plan(experts: Tensor, count: int) -> grouped.DispatchPlan:
         plan, choices = original(experts, count), experts.numel()
         # Made without a mode, so that it has values.
-        with torch.utils._python_dispatch._disable_current_modes():
+        with _disable_current_modes():
             counts = torch.tensor([choices // count + (number < choices % count) for number in range(count)])
         return plan._replace(counts=counts)
 

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -128,11 +130,8 @@ class StepTracker(TorchDispatchMode):
                 self._gathered.add(number)
             return result
 
-        torch.UntypedStorage.resize_ = resize_
-        try:
+        with mock.patch.object(torch.UntypedStorage, "resize_", resize_):
             yield
-        finally:
-            torch.UntypedStorage.resize_ = original
 
     def begin(self) -> None:
         """Look for the peak, and count collectives, from here on."""
@@ -209,7 +208,7 @@ def _group_of(argument: Any) -> ProcessGroup | None:
             return ProcessGroup.unbox(argument)
     if isinstance(argument, str):
         with contextlib.suppress(RuntimeError, ValueError):
-            return dist.distributed_c10d._resolve_process_group(argument)  # pyright: ignore[reportArgumentType]
+            return _resolve_process_group(argument)  # pyright: ignore[reportArgumentType]
     return None
 
 

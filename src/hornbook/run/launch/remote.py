@@ -115,7 +115,7 @@ def _result(machines: Sequence[Machine]) -> Exit:
         if machine.code == NO_CONNECTION and not machine.reached:
             said = f": {machine.last}" if machine.last else ""
             raise UsageError(f"ssh does not reach {machine.host}{said}. `ssh {machine.host} true` must work by itself")
-    codes = [machine.code for machine in machines]
+    codes = [machine.process.returncode for machine in machines]
     lost = [machine.host for machine, code in zip(machines, codes, strict=True) if code == NO_CONNECTION or code < 0]
     known = [Exit(code) for code in codes if code in list(Exit) and code not in (Exit.DONE, Exit.RESUMABLE)]
     if known:
