@@ -29,11 +29,11 @@ def machine(number: int, port: int, nodes: int = 2) -> dict[str, str]:
 def begin(launcher: Launcher, tmp_path: Path) -> Begin:
     """begin(words of each machine) starts all of them."""
 
-    def start(*words: Sequence[str], **how: Any) -> list[Started]:
-        port = free_port()
+    def start(*words: Sequence[str], first: int = 0, patience: int = 30, **how: Any) -> list[Started]:
+        port, patient = free_port(), {"HORNBOOK_ARRIVAL_SECONDS": str(patience)}
         return [
-            launcher.start(each, tmp_path / f"machine-{number}.txt", environ=machine(number, port), **how)
-            for number, each in enumerate(words)
+            launcher.start(each, tmp_path / f"machine-{number}.txt", environ=machine(number, port) | patient, **how)
+            for number, each in enumerate(words, first)
         ]
 
     return start
@@ -81,6 +81,23 @@ def test_a_rank_that_dies_in_training_ends_both_machines_and_no_rank_is_left(wor
     assert [each.wait() for each in machines] == [Exit.RESUMABLE] * 2, machines[0].text + machines[1].text
     assert "rank 3 was killed by SIGKILL" in machines[1].text
     assert not any(each.children() for each in machines)
+
+
+def test_machines_that_do_not_come_are_named_by_those_that_did(tmp_path: Path, words: list[str], begin: Begin):
+    (first,) = begin(words, patience=2)
+    (second,) = begin(words, first=1, patience=2)  # at another port
+    assert (first.wait(), second.wait()) == (Exit.USAGE, Exit.USAGE)
+    assert "ranks 2-3 of 4 did not arrive in 2 s" in first.text
+    assert "rank 0 did not arrive in 2 s: nothing answers at localhost" in second.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_dies_while_ranks_meet_ends_its_machine_at_once(words: list[str], begin: Begin):
+    (machine,) = begin(words, first=1, patience=60)
+    wait_until(lambda: len(machine.children()) == 2)
+    os.kill(machine.children()[0], signal.SIGKILL)
+    assert machine.wait(30) == Exit.RESUMABLE, machine.text
+    assert "rank 2 was killed by SIGKILL" in machine.text
 
 
 FAKE_SSH = """#!{python}

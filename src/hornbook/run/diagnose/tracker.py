@@ -97,9 +97,7 @@ class StepTracker(TorchDispatchMode):
         return self._numbers.get(tensor.untyped_storage()._cdata)
 
     def _see(self, tensor: Any) -> None:
-        if type(tensor) not in (FakeTensor, Tensor, torch.nn.Parameter) or (
-            not isinstance(tensor, FakeTensor) and tensor.is_meta
-        ):
+        if not isinstance(tensor, FakeTensor):  # batches and masks, which are small
             return
         storage = tensor.untyped_storage()
         if storage._cdata in self._numbers:
