@@ -64,7 +64,7 @@ def test_a_step_of_many_microbatches_is_that_of_few_and_what_each_adds():
     each = {kind: size - calls(two)[kind] for kind, size in calls(three).items()}
     assert calls(four) == {kind: size + each[kind] for kind, size in calls(three).items()}
     assert calls(many) == {kind: size + 37 * each[kind] for kind, size in calls(three).items()}
-    assert many.memory == three.memory
+    assert many.peak == pytest.approx(three.peak, rel=0.01)
 
 
 def test_recomputation_takes_less_memory():
