@@ -56,7 +56,8 @@ def test_a_missing_link_is_named_on_every_rank(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_interface_is_that_of_the_route_unless_it_is_named(monkeypatch: pytest.MonkeyPatch):
     assert own_address("localhost") in ("127.0.0.1", "::1")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that what is set below is undone
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     use_interface("localhost")
     assert "GLOO_SOCKET_IFNAME" not in links.os.environ
     monkeypatch.setattr(links, "own_address", lambda _: "10.1.2.3")
