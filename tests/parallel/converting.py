@@ -7,7 +7,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.mlp import ExpertsConfig
+from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
@@ -19,7 +20,8 @@ from hornbook.parallel.shard import Shard, state_shards
 from hornbook.parallel.world import RankInfo, distributed
 from tests.parallel.cases import CPU, parallel
 
-SIZES = ModelConfig(layers=1, width=16, heads=2)
+EXPERTS = ExpertsConfig(count=3, active=1, hidden=8)
+SIZES = ModelConfig(layers=2, width=16, heads=2, first=[LayerConfig(mlp=EXPERTS)])
 
 
 def convert_along(rank_info: RankInfo, kinds: list[str], layout: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def convert_along(rank_info: RankInfo, kinds: list[str], layout: dict[str, Any])
         engine = parallelize(build_model(SIZES, 64), parallel(rank_info, **layout), CPU, world)
         optimizer, owners = made(engine, kinds[0])
         fill(state_shards(optimizer, owners.shards))
-        size = update_size(optimizer, world)
+        size = update_size(optimizer, owners.shards, world)
         for kind in kinds[1:]:
             following, following_owners = made(engine, kind)
             convert_state(optimizer, owners.shards, following, following_owners.shards, world)

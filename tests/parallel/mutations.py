@@ -4,6 +4,7 @@ A site is a function of hornbook and the collective that it calls, itself or thr
 site of a run; `remove` makes the collective of one site do nothing: each rank keeps what it has.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ def _keep_of_list(output: Tensor, own: list[Tensor], *_: Any, group: Any = None,
     return [output]
 
 
-def _receive_nothing(operations: list[dist.P2POp]) -> list[Work]:
+def _receive_nothing(operations: list[dist.P2POp], **_: Any) -> list[Work]:
     for each in operations:
         if each.op is dist.irecv:
             each.tensor.zero_()
@@ -119,15 +120,17 @@ def site(name: str) -> str | None:
 
 def _watch(name: str, seen: Callable[[str], bool]) -> None:
     real, without = getattr(dist, name), WITHOUT[name]
+    signature = inspect.signature(real)
 
     def call(*args: Any, **settings: Any) -> Any:
         where = site(name)
         if where is None or not seen(where):
             return real(*args, **settings)
-        found = without(*args, **settings)
+        given = signature.bind(*args, **settings).arguments
+        found = without(*list(given.values())[:2], group=given.get("group"))
         if name == "batch_isend_irecv":
             return found
-        return Finished(found) if settings.get("async_op") else None
+        return Finished(found) if given.get("async_op") else None
 
     setattr(dist, name, call)
 

@@ -7,16 +7,23 @@ import torch
 
 from tests.parallel.trajectory import LAYOUTS
 
+DIVIDED = {
+    **LAYOUTS,
+    "experts": {"data": 1, "expert": 2},
+    "experts and shards": {"data": 2, "expert": 2, "shard": "everything"},
+}
 ADDRESS = "tests/parallel/converting.py:convert_along"
 
 
 @pytest.mark.parametrize(
     "kinds", [["adamw", "adafactor"], ["adafactor", "rmsprop"], ["adamw", "lamb", "adamw"], ["adamw", "sgd", "lion"]]
 )
-@pytest.mark.parametrize(("world", "layout"), [(2, "everything"), (2, "none"), (4, "hybrid")])
+@pytest.mark.parametrize(
+    ("world", "layout"), [(2, "everything"), (2, "none"), (4, "hybrid"), (2, "experts"), (4, "experts and shards")]
+)
 def test_ranks_convert_as_one_process_does(run_ranks: Any, world: int, layout: str, kinds: list[str]) -> None:
     alone = run_ranks(ADDRESS, 1, kinds, {})[0]
-    ranks = run_ranks(ADDRESS, world, kinds, LAYOUTS[layout])
+    ranks = run_ranks(ADDRESS, world, kinds, DIVIDED[layout])
     assert all(rank["shapes"] == alone["shapes"] for rank in ranks)
     assert all(rank["size"] == pytest.approx(alone["size"]) for rank in ranks)
     for name, shape in alone["shapes"].items():

@@ -1,10 +1,11 @@
-"""What every rank of a layout holds, without the ranks: `tests/parallel/tiling.py:parts_of_all_ranks`.
+"""What every rank of a layout holds: `tests/parallel/tiling.py:parts_of_rank`, which is a table of rectangles.
 
-One process builds the model of each rank in turn under torch's fake process group, whose collectives do nothing.
+Each rank builds its part of the model under torch's fake process group, whose collectives do nothing: no rank waits for
+another, and no step is done.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from hornbook.run.config import TrainConfig
 from tests.parallel import odd
 from tests.parallel.trajectory import Run
 
-ADDRESS = "tests/parallel/tiling.py:parts_of_all_ranks"
+ADDRESS = "tests/parallel/tiling.py:parts_of_rank"
 CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
 
 
@@ -48,18 +49,17 @@ class Part(NamedTuple):
         return self.copy == 0 and not any(rank for axis, rank in self.ranks.items() if axis not in self.axes)
 
 
-def parts_of_all_ranks(_: RankInfo, runs: list[dict[str, Any]]) -> list[list[dict[str, Part]]]:
-    """By run and rank: its part of every parameter."""
+def parts_of_rank(place: RankInfo, runs: list[dict[str, Any]]) -> list[dict[str, Part]]:
+    """Of each run of as many ranks: what this rank has of every parameter."""
     world_module.join = _join_nobody
-    return [[_parts(Run(**run), rank) for rank in range(Run(**run).ranks)] for run in runs]
+    return [_parts(Run(**run), replace(place, connect=FakeStore)) for run in runs]
 
 
 def _join_nobody(_store: Any, place: RankInfo, _device: torch.device) -> None:
     dist.init_process_group("fake", rank=place.rank, world_size=place.size, store=FakeStore())
 
 
-def _parts(run: Run, rank: int) -> dict[str, Part]:
-    place = RankInfo(rank, run.ranks, rank, FakeStore)
+def _parts(run: Run, place: RankInfo) -> dict[str, Part]:
     config = ParallelConfig.model_validate(run.parallel)
     with distributed(config, CPU, place) as world:
         engine = parallelize(build_model(odd.model_config(run.odd, run.sizes), odd.VOCAB), config, CPU, world)
@@ -78,14 +78,13 @@ def _parts(run: Run, rank: int) -> dict[str, Part]:
         }
 
 
-def request(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The argument of `parts_of_all_ranks`."""
-    return [asdict(run) for run in runs]
-
-
-def read(ranks: Sequence[Mapping[str, Sequence[Any]]]) -> list[dict[str, Part]]:
-    """What came back of one run."""
-    return [{name: Part(*part) for name, part in rank.items()} for rank in ranks]
+def parts_of_all(run_ranks: Any, runs: Sequence[Run]) -> Iterator[tuple[Run, list[dict[str, Part]]]]:
+    """Runs, and what each rank holds of their models."""
+    for size in sorted({run.ranks for run in runs}):
+        same = [run for run in runs if run.ranks == size]
+        found = run_ranks(ADDRESS, size, [asdict(run) for run in same])
+        for run, ranks in zip(same, zip(*found, strict=True), strict=True):
+            yield run, [{name: Part(*part) for name, part in rank.items()} for rank in ranks]
 
 
 def check_tiling(run: Run, ranks: Sequence[Mapping[str, Part]]) -> None:

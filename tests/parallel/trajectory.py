@@ -43,10 +43,11 @@ CLIPS = {
     "norm": NormClip(limit=CLIP),
     "value": ValueClip(limit=0.01),
     "adaptive": AdaptiveClip(limit=0.02),
+    "tight": AdaptiveClip(limit=1e-4),
     "zscore": ZScoreClip(z=0.5, window=8, warmup=4, limit=CLIP),
 }
 EXPERTS = ExpertsConfig(count=16, active=3, hidden=32, z_loss=0.01, router=SigmoidRouterConfig(balance_rate=0.02))
-TOLD = ("losses", "norms", "applied", "scales")
+TOLD = ("losses", "objectives", "norms", "applied", "scales")
 """What every rank must say alike."""
 ADDRESS = "tests/parallel/trajectory.py:trajectory"
 
@@ -82,7 +83,7 @@ class Run:
     """Kind of optimizer."""
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
     """Of the optimizer, besides its kind."""
-    clip: Literal["norm", "value", "adaptive", "zscore"] = "norm"
+    clip: Literal["norm", "value", "adaptive", "tight", "zscore"] = "norm"
     """Kind of clipping, with the settings of `CLIPS`."""
     penalty: float = 0.0
     """Weight of an L1 and of an L2 penalty."""
@@ -153,6 +154,8 @@ class Result:
 
     losses: list[float]
     """Mean over targets, in nats, of each step."""
+    objectives: list[float]
+    """With what is added to the loss: auxiliary losses, penalties."""
     norms: list[float]
     """Before clipping."""
     applied: list[float]
@@ -226,7 +229,8 @@ def compare(found: Result, expected: Result) -> Difference:
     largest = max((float(each.abs().max()) for each in expected.gradients.values()), default=1.0)
     gradients = _deviations(found.gradients, expected.gradients, 1e-6 * largest)
     worst = max(gradients, key=lambda name: gradients[name], default="")
-    losses, norms = _relative(found.losses, expected.losses), _relative(found.norms, expected.norms)
+    losses = max(_relative(found.losses, expected.losses), _relative(found.objectives, expected.objectives))
+    norms = _relative(found.norms, expected.norms)
     return Difference(losses, norms, max(weights.values()), gradients.get(worst, 0.0), worst)
 
 
@@ -322,7 +326,8 @@ def train_steps(engine: Engine, run: Run, world: World, gradients: Path) -> dict
         norm = engine.clip_gradients(CLIPS[run.clip])
         applied = engine.step(optimizer)
         scale = engine.scaler.scale if engine.scaler else 1.0
-        values = (float(sums["loss"]) / total, float(norm), float(applied), scale)
+        values = (float(sums["loss"]) / total, sum(map(float, sums.values())) / total)
+        values += (float(norm), float(applied), scale)
         values += (time.perf_counter() - begun, time.process_time() - cpu_begun)
         for name, value in zip(told, values, strict=True):
             told[name].append(value)

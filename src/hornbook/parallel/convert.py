@@ -1,18 +1,18 @@
 """The state of one optimizer as the state of another on all ranks, however either is divided over them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hornbook.optim.config.rule import StateTensor, UpdateRule
 from hornbook.optim.optimizer import Optimizer
 from hornbook.optim.swap import convert, direction
+from hornbook.parallel.gradients.norm import sum_of_shards
 from hornbook.parallel.owners import SHARING
 from hornbook.parallel.shard import ParameterShard
-from hornbook.parallel.world import World
+from hornbook.parallel.world import World, others
 
 Declared = dict[str, tuple[StateTensor, Tensor]]
 
@@ -44,18 +44,22 @@ def convert_state(
                 tensor.copy_(made[key][_region(declared, new_shards[name], tensor)])
 
 
-def update_size(optimizer: Optimizer, world: World) -> float:
+def update_size(optimizer: Optimizer, shards: Mapping[str, ParameterShard], world: World) -> float:
     """Root of the sum of squares of the next update (`optim.swap.direction`), over all parameters of all ranks.
 
-    0.0 where it is not known for some rule.
+    The shards are those that it updates. 0.0 where it is not known for some rule.
     """
-    squares = torch.zeros((), dtype=torch.float64, device=world.device)
-    for rule, tensors in _by_parameter(optimizer).values():
+    pairs = list[tuple[ParameterShard, Tensor]]()
+    for name, (rule, tensors) in _by_parameter(optimizer).items():
         update = direction(rule, _values(tensors))
         if update is None:
             return 0.0
-        squares += update.double().square().sum()
-    return float(world.all_reduce_sum(squares, SHARING).sqrt())
+        pairs.append((shards[name], update))
+    return float(sum_of_shards(pairs, world, _squares).sqrt())
+
+
+def _squares(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([each.double().square().sum() for each in tensors]).sum()
 
 
 def _by_parameter(optimizer: Optimizer) -> dict[str, tuple[UpdateRule, Declared]]:
@@ -75,11 +79,13 @@ def _gather(declared: StateTensor, tensor: Tensor, shard: ParameterShard, world:
     """The whole state tensor on every rank: the first of those that hold a value gives it, bit for bit."""
     whole = tensor.new_zeros(declared.shape(shard.shape))
     first = all(shard.start[dim] == 0 and shard.tensor.shape[dim] for dim in declared.dropped_dims(len(shard.shape)))
+    same = others(SHARING, shard.axes)  # whose ranks hold the same
+    first = first and shard.copy == 0 and world.axis_rank(same) == 0
     if first and prod(shard.tensor.shape) and tensor.numel():
         whole[_region(declared, shard, tensor)] = tensor
     # A sum of bytes of which all but one are zero.
     raw = whole.reshape(-1).view(torch.uint8)
-    dist.all_reduce(raw, group=world.group(SHARING))
+    world.all_reduce_sum(raw, SHARING)
     return raw.view(whole.dtype).view(whole.shape)
 
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from hornbook.optim.config.rule import Shape
 from hornbook.parallel.shard import ParameterShard, assign_primaries
-from hornbook.parallel.world import Axis, World
+from hornbook.parallel.world import Axis, World, wide_axes
 
-SHARING: tuple[Axis, ...] = ("shard",)
-"""Axes whose ranks share each parameter."""
+SHARING: tuple[Axis, ...] = ("shard", "tensor", "expert")
+"""Axes whose ranks share parameters; some they all hold whole."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class _Owned:
     """Number of the owner among the ranks that share the parameter."""
     regions: list[tuple[slice, ...]]
     """The part of each of these ranks, as an index into the whole."""
+    is_primary: bool
+    """Whether the state is saved from among these ranks."""
 
 
 class Owners:
@@ -57,9 +59,10 @@ class Owners:
             owned = self._own(self.shards[name], owners[name])
             self._owned.append(owned)
             empty = owned.owner != self._world.axis_rank(SHARING)
-            shape, primary = owned.shard.shape, owned.shard.is_primary
+            shape, primary = owned.shard.shape, owned.is_primary
             start = (shape[0], *(0 for _ in shape[1:])) if empty else (0,) * len(shape)
-            self.shards[name] = ParameterShard(owned.whole, shape, start, primary)
+            axes = wide_axes(SHARING, self._world.sizes)
+            self.shards[name] = ParameterShard(owned.whole, shape, start, primary, axes)
         return {name: shard.tensor for name, shard in self.shards.items() if shard.tensor.requires_grad}
 
     def starts(self) -> dict[str, Shape]:
@@ -69,14 +72,16 @@ class Owners:
     def _own(self, shard: ParameterShard, owner: int) -> _Owned:
         mine = owner == self._world.axis_rank(SHARING)
         shape: Shape = shard.shape if mine else (0, *shard.shape[1:])
-        own_slice = torch.tensor([*shard.start, *shard.tensor.shape], device=self._world.device)
+        told = [*shard.start, *shard.tensor.shape, int(shard.is_primary)]
+        own_slice = torch.tensor(told, device=self._world.device)
         everyone = [each.tolist() for each in self._world.all_gather(own_slice, SHARING)]
         dims = len(shard.shape)
         regions = [
-            tuple(slice(first, first + size) for first, size in zip(each[:dims], each[dims:], strict=True))
+            tuple(slice(first, first + size) for first, size in zip(each[:dims], each[dims:-1], strict=True))
             for each in everyone
         ]
-        return _Owned(shard, nn.Parameter(shard.tensor.new_empty(shape)), owner, regions)
+        is_primary = any(each[-1] for each in everyone)
+        return _Owned(shard, nn.Parameter(shard.tensor.new_empty(shape)), owner, regions, is_primary)
 
     def gather(self) -> None:
         """Bring values and gradients of the whole parameters from the shards of all ranks."""
@@ -101,7 +106,7 @@ class Owners:
         operations, copies = list[dist.P2POp](), list[tuple[Tensor, Tensor]]()
         rank, group = self._world.axis_rank(SHARING), self._world.group(SHARING)
         for tag, (owned, whole, part) in enumerate(pairs):
-            for other, region in self._peers(owned):
+            for other, region in self._peers(owned, to_owner=to_owner):
                 mine = whole[region] if rank == owned.owner else part
                 if other == rank:
                     target, source = (mine, part) if to_owner else (part, mine)
@@ -117,8 +122,14 @@ class Owners:
         for target, message in copies:
             target.copy_(message)
 
-    def _peers(self, owned: _Owned) -> Iterator[tuple[int, tuple[slice, ...]]]:
-        """(rank that this one exchanges a part with, the part), without parts that have no values."""
-        rank = self._world.axis_rank(SHARING)
-        peers = enumerate(owned.regions) if rank == owned.owner else [(owned.owner, owned.regions[rank])]
-        return ((other, region) for other, region in peers if all(each.stop > each.start for each in region))
+    def _peers(self, owned: _Owned, *, to_owner: bool) -> Iterator[tuple[int, tuple[slice, ...]]]:
+        """(rank that this one exchanges a part with, the part), without parts that have no values.
+
+        Of ranks that hold the same part, one gives it to the owner: the owner itself, or the first.
+        """
+        rank, owner, regions = self._world.axis_rank(SHARING), owned.owner, owned.regions
+        for giver in range(len(regions)) if rank == owner else [rank]:
+            region = regions[giver]
+            first = owner if regions[owner] == region else regions.index(region)
+            if all(each.stop > each.start for each in region) and (giver == first or not to_owner):
+                yield (giver if rank == owner else owner), region

@@ -21,6 +21,7 @@ from hornbook.parallel.config import (
 from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, Summed, shard_model
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
+from hornbook.parallel.expert.divide import apply_experts
 from hornbook.parallel.gradients.norm import Scaler
 from hornbook.parallel.offload.offload import check_offload, map_parameters, offload_activations
 from hornbook.parallel.shard import Divisions
@@ -60,6 +61,7 @@ def parallelize(
             parameter.data = parameter.data.to(torch.bfloat16)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     divisions: Divisions = {}
+    apply_experts(model, world, parallel, divisions)
     apply_recompute(model, parallel.recompute)
     check_offload(parallel.offload, world.device)
     offload_activations(model, parallel.offload, world.device)

@@ -37,7 +37,13 @@ DIVIDING: tuple[Axis, ...] = ("pipeline", "shard", "tensor", "expert")
 """Axes whose ranks may hold different parts of a parameter."""
 HYBRID: tuple[Axis, ...] = ("replica", "shard")
 """Axes that fully_shard knows; the mesh has them always."""
-JOINED: tuple[tuple[Axis, ...], ...] = (DATA, TOKENS, ("replica", "shard", "context"), ("context", "expert"))
+JOINED: tuple[tuple[Axis, ...], ...] = (
+    DATA,
+    TOKENS,
+    ("replica", "shard", "context"),
+    ("context", "expert"),
+    ("shard", "tensor", "expert"),
+)
 """Axes that reductions take together: sums over others go axis by axis."""
 SETUP_SECONDS = 30.0
 """Longest wait for another rank before the first step."""

@@ -195,8 +195,8 @@ class State:
         """
         made, owners = self.new_optimizer(config)
         convert_state(self.optimizer, self.engine.owners.shards, made, owners.shards, self.engine.world)
-        sizes = update_size(self.optimizer, self.engine.world)
-        matched = update_size(made, self.engine.world)
+        sizes = update_size(self.optimizer, self.engine.owners.shards, self.engine.world)
+        matched = update_size(made, owners.shards, self.engine.world)
         return self.optimizer.config.lr * sizes / matched if sizes and matched else None
 
     def _read_saved(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.config import FILL, ParallelConfig, axis_ranks
 from hornbook.run.config import TrainConfig
@@ -10,7 +11,6 @@ UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
     "parallel.tensor": lambda parallel: parallel.tensor,
     "parallel.pipeline": lambda parallel: parallel.pipeline.stages,
     "parallel.context": lambda parallel: parallel.context.ranks,
-    "parallel.expert": lambda parallel: parallel.expert,
 }
 """Axes that `parallelize` does nothing for yet, and their ranks."""
 
@@ -25,6 +25,7 @@ def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
         return
     yield from _check_sharding(parallel)
     yield from _check_microbatches(parallel, train)
+    yield from _check_experts(parallel, train, model)
     for key, ranks in UNBUILT.items():
         if ranks(parallel) > 1:
             yield key, f"is not built yet for models such as this {model.kind}: leave it 1"
@@ -68,3 +69,23 @@ def _recompute_problem(compiled: bool) -> str:
     if compiled:
         return '"selective" works by calls, which a compiled block does not make: take {kind = "budget"}, or "block"'
     return '"budget" is kept by the compiler: set train.compile = true, or take "selective"'
+
+
+def _check_experts(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    ranks = parallel.expert
+    if ranks == 1:
+        return
+    stacks = [model, model.encoder] if model.kind == "encoder_decoder" else [model]
+    parts = [stack.layer(number).mlp for stack in stacks for number in range(stack.layers)]
+    counts = [part.count for part in parts if isinstance(part, ExpertsConfig)]
+    if not counts:
+        yield "parallel.expert", "the model has no experts to divide: leave it 1, and raise parallel.data"
+    elif ranks > min(counts):
+        text = f"a layer of {min(counts)} experts would leave some of {ranks} ranks without one"
+        yield "parallel.expert", f"{text}: take {min(counts)} or less, and raise parallel.data"
+    if train.cuda_graphs:
+        text = "how many tokens the experts of a rank get differs from step to step, and a graph does not"
+        yield "train.cuda_graphs", f"{text}: set it to false, or parallel.expert = 1"
+    if train.micro_batch == "auto":
+        text = "what the experts of a rank keep for backward depends on the tokens they get, and is not known before"
+        yield "train.micro_batch", f"{text}: give a number"

@@ -149,6 +149,10 @@ class ExpertsConfig(LayerPart):
     def num_matmul_weights(self, model: Model) -> int:
         return self._weights(model, self.active)
 
+    def num_expert_weights(self, model: Model) -> int:
+        """Values of all experts but the shared one."""
+        return 3 * model.width * model.hidden * self.count
+
     @property
     def has_losses(self) -> bool:
         """Whether rows have losses of routing, which the objective weights."""

@@ -1,5 +1,6 @@
 """Number of parameters of a model, by part: arithmetic on its configuration, without building it."""
 
+from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig, Parallel
 
 
@@ -23,6 +24,12 @@ def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
         "norms": sum(_norms(stack, crossed=stack is config and len(stacks) > 1) for stack in stacks),
         "head": config.head.num_parameters(config, vocab),
     }
+
+
+def count_expert_weights(config: ModelConfig) -> int:
+    """Number of values of all experts that `parallel.expert` divides: not of routers and shared experts."""
+    layers = [stack.layer(i) for stack in stacks_of(config) for i in range(stack.layers)]
+    return sum(layer.mlp.num_expert_weights(layer) for layer in layers if isinstance(layer.mlp, ExpertsConfig))
 
 
 def stacks_of(config: ModelConfig) -> list[ModelConfig]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Auxiliary, Context
 from hornbook.model.mlp.balance import balance_loss, over_capacity, router_z_loss, row_loads
-from hornbook.model.mlp.grouped import Weights, grouped_glu
+from hornbook.model.mlp.grouped import GroupedProduct, Weights, grouped_glu
 from hornbook.model.mlp.mlp import GLU, Blend
 from hornbook.model.mlp.router import Routing, SigmoidRouter
 
@@ -37,7 +37,7 @@ class Experts(nn.Module):
     def __init__(self, width: int, hidden: int, cfg: config_mlp.ExpertsConfig, layer: int) -> None:
         super().__init__()
         self.activation: config_mlp.Activation | Blend = cfg.activation
-        self.capacity, self.active = cfg.capacity, cfg.active
+        self.capacity, self.active, self.count = cfg.capacity, cfg.active, cfg.count
         self.balance_weight, self.z_weight = float(cfg.balance_loss), float(cfg.z_loss)
         self.load_name = f"load.{layer}"
         """Under what name `forward` returns loads."""
@@ -49,6 +49,8 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.down = nn.Parameter(torch.empty(cfg.count, width, hidden))
         shared = config_mlp.GLUConfig(activation=cfg.activation)
+        self.product: GroupedProduct = grouped_glu
+        """What the experts answer together."""
         self.shared = GLU(width, cfg.shared_hidden, shared) if cfg.shared_hidden else None
 
     @property
@@ -62,7 +64,7 @@ class Experts(nn.Module):
         routing = self.router(x, context)
         experts, weights = self.served(routing.experts), routing.weights
         matrices = Weights(self.gate, self.up, self.down)
-        y = grouped_glu(x.flatten(0, 1), experts.flatten(0, 1), weights.flatten(0, 1), matrices, self.activation)
+        y = self.product(x.flatten(0, 1), experts.flatten(0, 1), weights.flatten(0, 1), matrices, self.activation)
         y = y.view_as(x) if self.shared is None else y.view_as(x) + self.shared(x)
         return y, self._auxiliary(routing, context) if self.training else {}
 
@@ -70,9 +72,8 @@ class Experts(nn.Module):
         """The choices, with the number of experts in place of those that find no room."""
         if self.capacity is None or not self.training:
             return experts
-        count = len(self.gate)
-        room = max(1, int(self.capacity * self.active * experts.shape[1] / count))
-        return experts.masked_fill(over_capacity(experts, count, room), count)
+        room = max(1, int(self.capacity * self.active * experts.shape[1] / self.count))
+        return experts.masked_fill(over_capacity(experts, self.count, room), self.count)
 
     def _auxiliary(self, routing: Routing, context: Context) -> Auxiliary:
         found: Auxiliary = {}

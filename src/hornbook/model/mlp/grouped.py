@@ -14,7 +14,7 @@ expert by expert, so that no copy of all experts in bfloat16 is made or kept. On
 same from one launch.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,22 @@ def make_plan(experts: Int[Tensor, "tokens active"], count: int) -> DispatchPlan
     counts = torch.zeros(count + 1, dtype=torch.int64, device=flat.device)
     counts = counts.scatter_add_(0, flat, torch.ones_like(flat))
     return DispatchPlan(order, slots.view_as(experts), counts[:count])
+
+
+class GroupedProduct(Protocol):
+    """`grouped_glu`, or what stands in for it."""
+
+    def __call__(
+        self,
+        x: Float[Tensor, "tokens width"],
+        experts: Int[Tensor, "tokens active"],
+        weights: Float[Tensor, "tokens active"],
+        matrices: Weights,
+        activation: config_mlp.Activation | Blend = ...,
+        /,
+    ) -> Float[Tensor, "tokens width"]:
+        """What the chosen experts answer, in sum."""
+        ...
 
 
 def grouped_glu(

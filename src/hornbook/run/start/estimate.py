@@ -12,7 +12,7 @@ import numpy as np
 
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_token, state_bytes
-from hornbook.model.config.parameter_count import count_parameters
+from hornbook.model.config.parameter_count import count_expert_weights, count_parameters
 from hornbook.model.layers.transfer import fetch
 from hornbook.model.surgery.operate import trained_parameters
 from hornbook.optim.config.clipping import AnyClip
@@ -103,7 +103,8 @@ def least_bytes(inputs: Inputs) -> int:
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    states = sum(state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes).values())
+    experts = 0 if recipe.surgery else count_expert_weights(recipe.model)
+    states = sum(state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes, experts).values())
     state = states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
     try:
         kept = activation_bytes(recipe, inputs.vocab, recipe.train.micro_rows)
