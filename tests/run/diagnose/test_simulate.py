@@ -78,6 +78,9 @@ def test_recomputation_takes_less_memory():
 def test_a_mixture_of_experts_has_equal_loads():
     words = ("model.mlp.kind=experts", "model.mlp.count=4", "model.mlp.active=2", "model.mlp.hidden=32")
     assert simulate(recipe(*words, "parallel.data=8"), VOCAB, 0).peak > 0
+    found = simulate(recipe(*words, "parallel.data=2", "parallel.expert=4"), VOCAB, 3)
+    assert found.axes == {"replica": (0, 2), "expert": (3, 4)}
+    assert ("all_to_all", ("expert",)) in calls(found)
 
 
 def test_a_rank_outside_of_the_world_is_refused():
