@@ -81,7 +81,7 @@ def test_every_value_has_its_origin() -> None:
     assert "seed = 2                                        # environment HORNBOOK_SET" in lines
     (order,) = [line for line in lines if line.startswith("order = ")]
     assert order.endswith("# default")
-    (sequence,) = [line for line in lines if line.startswith("sequence = ")]
+    (sequence,) = [line for line in lines if line.startswith("sequence = 256")]  # parallel.sequence is another
     number = int(sequence.rpartition("# recipes/tiny.toml:")[2])
     assert shipped_recipes()["tiny"].splitlines()[number - 1].startswith("sequence = 256")
 

@@ -130,7 +130,9 @@ class ParallelConfig(Config):
     replicas: Count = Field(default=1, ge=1)
     """Groups of ranks that each hold the whole model between them (hybrid sharding); `data` is a multiple of it."""
     tensor: Ranks = 1
-    """Ranks that the matrices of each layer are divided over."""
+    """Ranks that the matrices of each layer are divided over, and the vocabulary."""
+    sequence: bool = False
+    """Divide what lies between those matrices too, norms and dropout, by time over the same ranks."""
     pipeline: Annotated[PipelineConfig, _count_as("stages")] = PipelineConfig()
     """Stages of blocks; a number stands for that many stages."""
     context: Annotated[ContextConfig, _count_as("ranks")] = ContextConfig()

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.distributed import GradBucket, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
 from hornbook.model.transformer import Transformer
@@ -32,6 +31,7 @@ from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_
 from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.step_clock import StepClock, TimedAllGather, TimedReduceScatter
+from hornbook.parallel.tensor.partial import Partial, add_partial
 from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World, others
 
 BUCKET_BYTES = 25 << 20
@@ -47,6 +47,8 @@ class SingleProcess:
         self.model, self.clock = model, StepClock(world.device)
         self.module: Callable[..., Any] = model
         """Called for a training forward pass."""
+        self.partial: Partial = {}
+        """Gradients that ranks of the axis `tensor` add up once those of other tokens are summed."""
         self.shards: dict[str, ParameterShard] = local_shards(dict(model.named_parameters()), divisions, world)
 
     def zero_gradients(self) -> None:
@@ -142,6 +144,7 @@ class Summed(SingleProcess):
     def finish_gradients(self) -> None:
         with self.clock.phase("communication"):
             sum_gradients(self.shards, self._world, TOKENS)
+            add_partial(self.shards, self.partial, self._world)
 
     def norm(self, gradients: list[Tensor]) -> Tensor:
         with self.clock.phase("communication"):
@@ -189,7 +192,7 @@ class FSDP(SingleProcess):
     def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
         assert world.mesh is not None
         self.model = self.module = model
-        self.clock = StepClock(world.device)
+        self.clock, self.partial = StepClock(world.device), {}
         self._world, self._config = world, config
         self._reduce_scatter = ExactReduceScatter()
         for module in self._fsdp_modules:
@@ -212,11 +215,10 @@ class FSDP(SingleProcess):
             name: nn.Parameter(each._local_tensor.detach(), requires_grad=each.requires_grad)
             for name, each in self._parameters.items()
         }
+        # Chunks of rows, the last ones short or empty.
+        ranks, rank = self._world.axis_size(["shard"]), self._world.axis_rank(["shard"])
         sharded = {
-            name: (
-                tuple(each.shape),
-                compute_local_shape_and_global_offset(each.shape, each.device_mesh, each.placements)[1],
-            )
+            name: (tuple(each.shape), (min(-(-len(each) // ranks) * rank, len(each)), *(0 for _ in each.shape[1:])))
             for name, each in self._parameters.items()
         }
         return local_shards(local, divisions, self._world, sharded)
@@ -246,6 +248,9 @@ class FSDP(SingleProcess):
         if self._world.axis_size(BESIDE_FSDP) > 1:
             with self.clock.phase("communication"):
                 sum_gradients(self.shards, self._world, BESIDE_FSDP)
+        if self.partial:
+            with self.clock.phase("communication"):
+                add_partial(self.shards, self.partial, self._world)
 
     def all_reduce(self, gradients: list[Tensor]) -> None:
         if self._reduce_scatter.is_empty and self._world.axis_size(["shard"]) == 1:

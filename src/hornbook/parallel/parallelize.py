@@ -25,6 +25,7 @@ from hornbook.parallel.expert.divide import apply_experts
 from hornbook.parallel.gradients.norm import Scaler
 from hornbook.parallel.offload.offload import check_offload, map_parameters, offload_activations
 from hornbook.parallel.shard import Divisions
+from hornbook.parallel.tensor.apply import apply_tensor
 from hornbook.parallel.world import World, choose_device
 from hornbook.run.config import TrainConfig
 
@@ -53,15 +54,16 @@ def parallelize(
         model.head.num_real_tokens = num_tokens
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
     model.compute_dtype = PRECISIONS[precision]
-    if precision == "float8":
-        check_float8(world.device, train.float8.emulate)
-        use_float8(list(model.all_blocks()), Float8(train.float8.scales, train.float8.emulate))
     if precision == "bf16-pure":
         for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype
             parameter.data = parameter.data.to(torch.bfloat16)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     divisions: Divisions = {}
     apply_experts(model, world, parallel, divisions)
+    partial = apply_tensor(model, world, parallel, divisions)
+    if precision == "float8":
+        check_float8(world.device, train.float8.emulate)
+        use_float8(list(model.all_blocks()), Float8(train.float8.scales, train.float8.emulate))
     apply_recompute(model, parallel.recompute)
     check_offload(parallel.offload, world.device)
     offload_activations(model, parallel.offload, world.device)
@@ -69,6 +71,7 @@ def parallelize(
     compiled = compile_model(model, train, world.device, budget) if train.compile else CompiledParts()
     use_installed_flash(world.device)
     data_parallel = apply_data_parallel(model, world, parallel, divisions)
+    data_parallel.partial = partial
     if parallel.exact:
         check_shards(data_parallel.shards)
     scaler = Scaler() if precision == "fp16" else None

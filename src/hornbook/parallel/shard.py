@@ -136,7 +136,7 @@ def _check_blocks(name: str, declared: StateTensor, shard: ParameterShard) -> No
         raise UsageError(
             f"optim.kind: a rank would hold elements {first} to {first + size} of {name} {list(shard.shape)}, and its "
             f"{declared.name} is kept for blocks of {declared.block}: use --parallel.shard none, or fewer ranks to "
-            "share the model (--parallel.replicas)"
+            "share the model (--parallel.replicas, --parallel.tensor)"
         )
 
 

@@ -8,7 +8,6 @@ from hornbook.parallel.config import FILL, ParallelConfig, axis_ranks
 from hornbook.run.config import TrainConfig
 
 UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
-    "parallel.tensor": lambda parallel: parallel.tensor,
     "parallel.pipeline": lambda parallel: parallel.pipeline.stages,
     "parallel.context": lambda parallel: parallel.context.ranks,
 }

@@ -24,6 +24,7 @@ from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainC
 from hornbook.settings.fields import Config, Count
 from hornbook.settings.layout_rules import layout_problems
 from hornbook.settings.renamed import with_present_names
+from hornbook.settings.tensor_rules import tensor_problems
 from hornbook.text.config.labels import LabelsConfig, NumberLabels
 from hornbook.text.config.text import TextConfig
 
@@ -73,6 +74,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*layout_problems(recipe.parallel, recipe.train, recipe.model), *_check_init(recipe)]
+    problems += tensor_problems(recipe.parallel, recipe.train, recipe.model, recipe.surgery)
     problems += [
         *_check_precision(recipe),
         *_check_surgery(recipe),

@@ -57,6 +57,13 @@ def test_hybrid_sharding_has_two_axes_and_a_large_world():
     assert {("all_gather", ("shard",), 32), ("all_reduce", ("replica",), 4)} <= kinds
 
 
+def test_tensor_ranks_hold_their_part_and_sum_activations():
+    found = simulate(recipe("parallel.data=2", "parallel.tensor=4"), VOCAB, 6)
+    assert found.axes == {"replica": (1, 2), "tensor": (2, 4)}
+    assert ("all_reduce", ("tensor",)) in calls(found)
+    assert found.state["weights"] < 4 * count_parameters(recipe().model, VOCAB) / 3
+
+
 def test_a_step_of_many_microbatches_is_that_of_few_and_what_each_adds():
     words = ("parallel.data=4", "parallel.shard=everything", "train.sequence=32")
     three, many = (simulate(recipe(*words, f"train.batch_tokens={128 * count}"), VOCAB, 0) for count in (3, 40))

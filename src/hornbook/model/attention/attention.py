@@ -40,7 +40,7 @@ class FullAttention(nn.Module):
         part, width = cfg.attention, cfg.width
         assert isinstance(part, FullAttentionConfig)
         self.cfg, self.layer, self.head_dim = part, layer, cfg.head_dim
-        self.number = layer_number(layer)
+        self.number, self.first_head = layer_number(layer), 0
         self.rope = Rope(cfg.head_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.query = Linear(width, cfg.heads * cfg.head_dim, part.bias)
         self.key = Linear(width, cfg.kv_heads * cfg.head_dim, part.bias)
@@ -60,7 +60,7 @@ class FullAttention(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         """What the heads find, through the output projection."""
         options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias, "sinks": self.sinks}
-        drop = dropped(context, self.number, self.site, self.cfg.dropout)
+        drop = dropped(context, self.number, self.site, self.cfg.dropout, self.first_head)
         return self.out(attend(query, key, value, mask, **options, dropout=drop).transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
@@ -155,9 +155,11 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     return rotate(x, (cos, sin), layout)
 
 
-def dropped(context: Context, layer: Tensor, site: int, rate: float) -> AttentionDropout | None:
-    """Dropout of a layer's attention probabilities, if there is any in this pass."""
-    return None if rate == 0 or context.keys is None else AttentionDropout(site_keys(context.keys, layer, site), rate)
+def dropped(context: Context, layer: Tensor, site: int, rate: float, first_head: int = 0) -> AttentionDropout | None:
+    """Dropout of a layer's attention probabilities, if there is any in this pass; `first_head`: of those present."""
+    if rate == 0 or context.keys is None:
+        return None
+    return AttentionDropout(site_keys(context.keys, layer, site), rate, first_head)
 
 
 def _norm(cfg: config.ModelConfig, part: FullAttentionConfig, heads: int) -> RMSNorm | None:

@@ -37,7 +37,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         part, width = cfg.attention, cfg.width
         assert isinstance(part, LatentAttentionConfig)
-        self.cfg, self.layer, self.number = part, layer, layer_number(layer)
+        self.cfg, self.layer, self.number, self.first_head = part, layer, layer_number(layer), 0
         self.rope = Rope(part.rope_dim, cfg.position) if isinstance(cfg.position, config_position.RopeConfig) else None
         self.scale = _scale(part, cfg.position)
         queries = cfg.heads * (part.nope_dim + part.rope_dim)
@@ -86,7 +86,7 @@ class LatentAttention(nn.Module):
         return torch.cat([nope, shared.expand(-1, nope.shape[1], -1, -1)], -1), value
 
     def _attend(self, query: Heads, key: Heads, value: Heads, context: Context) -> Heads:
-        drop = dropped(context, self.number, SITE, self.cfg.dropout)
+        drop = dropped(context, self.number, SITE, self.cfg.dropout, self.first_head)
         return attend(query, key, value, context.mask, scale=self.scale, bias=context.bias, dropout=drop)
 
     def _attend_to_latents(self, query: Heads, held: Tensor, context: Context) -> Heads:

@@ -128,7 +128,7 @@ def state_bytes(
 
     experts: those of the parameters that `parallel.expert` divides, which is as even as their number allows. Where
     moments are sharded and weights are not, the rank's share of the weights is held beside the whole ones: it is what
-    the optimizer updates.
+    the optimizer updates. Of tensor-parallel ranks as if they divided every parameter: norms are few.
     """
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas
@@ -136,7 +136,7 @@ def state_bytes(
     weights, narrow = item_bytes * own, item_bytes != FLOAT32
     moments = optim.state_bytes(own, item_bytes) if narrow else optim.model_state_bytes(own)
     sizes = {"moments": moments, "gradients": weights, "weights": weights}  # as they are sharded
-    shares = {name: group if number < cut else 1 for number, name in enumerate(sizes)}
+    shares = {name: parallel.tensor * (group if number < cut else 1) for number, name in enumerate(sizes)}
     found = {name: -(-size // shares[name]) for name, size in reversed(sizes.items())}
-    found["weights"] += -(-weights // group) if cut in (1, 2) else 0
+    found["weights"] += -(-weights // (group * parallel.tensor)) if cut in (1, 2) else 0
     return found

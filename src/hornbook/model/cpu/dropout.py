@@ -11,26 +11,28 @@ from hornbook.kernels.team import Kernel, float_argument, is_bf16, launch
 
 
 class DropoutFunction(torch.autograd.Function):
-    """x [batch, time, width], hashes [batch] (int64), threshold of 2^24, scale -> x, dropped and scaled."""
+    """x [batch, time, width], hashes [batch] (int64), threshold of 2^24, scale, position of the first values -> x,
+    dropped and scaled."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, hashes: Tensor, threshold: int, scale: float) -> Tensor:
+    def forward(ctx, x: Tensor, hashes: Tensor, threshold: int, scale: float, first: int = 0) -> Tensor:
         ctx.save_for_backward(hashes)
-        ctx.settings = 1, (0, x.shape[2], 0), threshold, scale
+        ctx.settings = 1, (0, x.shape[2], first * x.shape[2]), threshold, scale
         return _drop(x, hashes, *ctx.settings)
 
     @staticmethod
     def backward(ctx, *grads: Tensor):
         (hashes,) = ctx.saved_tensors
-        return _drop(grads[0], hashes, *ctx.settings), None, None, None
+        return _drop(grads[0], hashes, *ctx.settings), None, None, None, None
 
 
-def drop_probabilities(x: Tensor, hashes: Tensor, begin: tuple[int, int], threshold: int, scale: float) -> Tensor:
+def drop_probabilities(x: Tensor, hashes: Tensor, begin: tuple[int, int, int], threshold: int, scale: float) -> Tensor:
     """A tile of attention probabilities (`hornbook.model.layers.dropout.AttentionDropout`), dropped.
 
-    x [rows, heads, queries, keys]; hashes [rows] (int64); begin: positions of the first query and the first key.
+    x [rows, heads, queries, keys]; hashes [rows] (int64); begin: numbers of the first head, query and key.
     """
-    return _drop(x, hashes, x.shape[1], (1 << 48, 1 << 24, (begin[0] << 24) + begin[1]), threshold, scale)
+    head, query, key = begin
+    return _drop(x, hashes, x.shape[1], (1 << 48, 1 << 24, (head << 48) + (query << 24) + key), threshold, scale)
 
 
 def _drop(x: Tensor, hashes: Tensor, heads: int, indices: tuple[int, int, int], threshold: int, scale: float) -> Tensor:

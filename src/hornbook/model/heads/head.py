@@ -5,7 +5,6 @@ and with it, in the same pass, the gradients: a chunk's logits live in cache and
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,9 +15,9 @@ from hornbook.model.attention.position import Lengths
 from hornbook.model.config.head import LMHead, MaskedHead
 from hornbook.model.config.mlp import Activation
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.heads.losses import LossTerms, loss_and_grad_
+from hornbook.model.heads.losses import LossAndGrad, LossTerms, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
-from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.linear import Change, Linear
 from hornbook.model.layers.products import linear, mm_into
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.mlp.mlp import activate
@@ -64,15 +63,15 @@ DEVICE_SHARE = 64
 which costs a GPU, where products are fast beside memory, as much as products of some hundred tokens."""
 
 
-def chunk_rows(hidden: Tensor, matrix: Tensor) -> int:
-    """Tokens of hidden states [..., width] whose logits are held at once.
+def chunk_rows(hidden: Tensor, matrix: Tensor, most_rows: int | None = None) -> int:
+    """Tokens of hidden states [..., width] whose logits are held at once; `most_rows` in place of those of the matrix.
 
     On a GPU all chunks have one size where the number of tokens allows it: the loss is compiled for each size.
     """
     rows = CHUNK_BYTES // hidden.element_size()
     if hidden.device.type == "cpu":
         return rows
-    most = max(rows, device_chunk_bytes(hidden.device) // (len(matrix) * hidden.element_size()))
+    most = max(rows, device_chunk_bytes(hidden.device) // ((most_rows or len(matrix)) * hidden.element_size()))
     tokens = hidden.shape[:-1].numel()
     least = max(-(-tokens // most), 1)
     count = next((count for count in range(least, 2 * least) if tokens % count == 0), least)
@@ -112,7 +111,11 @@ class Head(nn.Module):
             self.weight = nn.Parameter(torch.empty(vocab, width))
         self.bias = nn.Parameter(torch.empty(vocab)) if bias else None
         self.before, self.softcap = before, softcap
-        self.loss_and_grad_ = loss_and_grad_
+        self.enter: Change | None = None
+        """What becomes of hidden states before the projection of which losses are computed."""
+        self.most_rows: int | None = None
+        """Rows by which chunks are measured, where others have more rows of the matrix than are here; None: all."""
+        self.loss_and_grad_: LossAndGrad = loss_and_grad_
         """Compiled on a GPU."""
         self.held: Tensor | None = None
         """The matrix in the dtype of products, while microbatches of one step share it (`layers.held`)."""
@@ -159,12 +162,12 @@ class Head(nn.Module):
         if self.before is not None:  # costly, and a masked model predicts few of its tokens
             rows = weights.nonzero().squeeze(1) if rows is None else to_device(rows, weights.device)
             hidden, targets, weights = self.before(hidden[rows]), targets[rows], weights[rows]
+        hidden = hidden if self.enter is None else self.enter(hidden)
         trained = any(each is not None and each.requires_grad for each in (hidden, self.matrix, self.bias))
         grad = torch.is_grad_enabled() and trained
         terms = LossTerms(smoothing, z_loss, self.softcap, self.num_real_tokens)
-        total, extra = ChunkedLoss.apply(
-            hidden, self.matrix, self.bias, targets, weights, terms, grad, self.loss_and_grad_, self.held
-        )
+        how = grad, self.loss_and_grad_, self.held, self.most_rows
+        total, extra = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, *how)
         return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
 
     @torch.no_grad()
@@ -186,7 +189,7 @@ class Head(nn.Module):
             found[counts] = self.token_losses(hidden[counts][None], targets[counts][None])[0].to(found.dtype)
             return found
         hidden = hidden if self.before is None else self.before(hidden)
-        rows, terms = chunk_rows(hidden, self.matrix), LossTerms(softcap=self.softcap)
+        rows, terms = chunk_rows(hidden, self.matrix, self.most_rows), LossTerms(softcap=self.softcap)
         matrix, weights = self.matrix.to(hidden.dtype), torch.ones(rows, device=hidden.device)
         parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
         losses = [
@@ -234,11 +237,12 @@ class ChunkedLoss(torch.autograd.Function):
         weights: Tensor,
         terms: LossTerms,
         grad: bool,
-        compute: Callable[..., Any],
+        compute: LossAndGrad,
         held: Tensor | None = None,
+        most_rows: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         cast = held if held is not None and held.dtype == hidden.dtype else matrix.to(hidden.dtype)
-        rows = chunk_rows(hidden, matrix)
+        rows = chunk_rows(hidden, matrix, most_rows)
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
         extra = losses.new_zeros(())
         # None: it is frozen, and for hidden states all that made them.
@@ -272,4 +276,4 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         # The factor stays in float32: rounded to bfloat16 it would scale all below the head by up to 0.4 % wrongly.
         scaled = (None if grad is None else grad * grads[0] for grad in ctx.saved_tensors)
-        return (*scaled, None, None, None, None, None, None)
+        return (*scaled, *[None] * 7)

@@ -8,6 +8,7 @@ without the rows that pad it, over which nothing is spread:
     d z    = w [p - (1 - e) onehot(y) - e / |V| (in V) + 2 zeta logsumexp(z) p],    d z' = d z (1 - (z / c)^2)
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,10 @@ class LossTerms(NamedTuple):
 PLAIN = LossTerms()
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 Rows = Float[Tensor, " rows"]
+
+
+LossAndGrad = Callable[[Tensor, Tensor, Tensor, bool, LossTerms], tuple[Tensor, Tensor | None]]
+"""`loss_and_grad_`, or what stands in for it."""
 
 
 def loss_and_grad_(

@@ -82,6 +82,8 @@ class Dropout(nn.Module):
         super().__init__()
         assert 0 <= site < SITES
         self.rate, self.number, self.site = rate, layer_number(layer), site
+        self.part = 0
+        """Number of x among parts of equal length of its rows."""
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         if self.rate == 0 or context.keys is None:
@@ -89,9 +91,10 @@ class Dropout(nn.Module):
         hashes = site_keys(context.keys, self.number, self.site)
         threshold, scale = round((1 - self.rate) * 2**24), 1 / (1 - self.rate)
         if supports(x):
-            return DropoutFunction.apply(x, hashes, threshold, scale)
+            return DropoutFunction.apply(x, hashes, threshold, scale, self.part * x.shape[1])
         time, width = x.shape[1:]
-        return x * keep_mask(hashes, threshold, range(time), range(width), width) * scale
+        positions = range(self.part * time, (self.part + 1) * time)
+        return x * keep_mask(hashes, threshold, positions, range(width), width) * scale
 
 
 class RowDropout(Dropout):
@@ -119,6 +122,8 @@ class AttentionDropout(NamedTuple):
     hashes: Int[Tensor, " batch"]
     """The rows' keys at this site of the model, from `site_keys`."""
     rate: float
+    first_head: int = 0
+    """Number of the first of these heads among those of the layer."""
 
     def __call__(
         self, x: Float[Tensor, "rows heads queries keys"], rows: slice, queries: range, keys: range
@@ -126,13 +131,15 @@ class AttentionDropout(NamedTuple):
         """`x`, the part of all probabilities at these rows of the batch and positions, dropped."""
         threshold, scale = round((1 - self.rate) * CHANCES), 1 / (1 - self.rate)
         if supports(x):
-            return drop_probabilities(x, self.hashes[rows], (queries.start, keys.start), threshold, scale)
+            begin = self.first_head, queries.start, keys.start
+            return drop_probabilities(x, self.hashes[rows], begin, threshold, scale)
         return x * self.keep(rows, x.shape[1], queries, keys) * scale
 
     def keep(self, rows: slice, heads: int, queries: range, keys: range) -> Bool[Tensor, "rows heads queries keys"]:
         """True where a probability is kept."""
         device = self.hashes.device
-        head, query, key = (torch.arange(r.start, r.stop, device=device) for r in (range(heads), queries, keys))
+        here = range(self.first_head, self.first_head + heads)
+        head, query, key = (torch.arange(r.start, r.stop, device=device) for r in (here, queries, keys))
         index = (head[:, None, None] * POSITIONS + query[:, None]) * POSITIONS + key
         drawn = (mix(self.hashes[rows, None, None, None] ^ mix(index)) >> 40) & (CHANCES - 1)
         return drawn < round((1 - self.rate) * CHANCES)

@@ -15,6 +15,7 @@ from hornbook.model.config.part import FEW_ROWS
 from hornbook.model.layers.products import linear, matmul
 from hornbook.model.layers.saved_tensors import cheap
 
+Change = Callable[[Tensor], Tensor]
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """x, W and b -> x W^T + b."""
 
@@ -34,6 +35,10 @@ class Linear(nn.Module):
         """Changes the output, called with (layer, x, y)."""
         self.float8: Product | None = None
         """Makes the product from float8 operands."""
+        self.enter: Change | None = None
+        """What becomes of the input before the product; layers whose product is one have the same."""
+        self.leave: Change | None = None
+        """What becomes of the product before the bias is added."""
         self.held: Tensor | None = None
         """W in the dtype of products, while microbatches of one step share it (`hornbook.model.layers.held`)."""
         self.held_beside: Tensor | None = None
@@ -51,13 +56,22 @@ class Linear(nn.Module):
         return cheap(_cast, self.weight, dtype) if self.code is None else self.code(self.weight).to(dtype)
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        return self.after_entrance(x if self.enter is None else self.enter(x))
+
+    def after_entrance(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """The output for an input that `enter` has changed."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        if self.code is not None and not self.weight.requires_grad:
-            y = FrozenProduct.apply(x, self, bias)
+        if self.leave is None:
+            y = self._product(x, bias)
         else:
-            product = self.float8 or linear
-            y = product(x, self.matrix(x.dtype), bias)
+            y = self.leave(self._product(x, None))
+            y = y if bias is None else y + bias
         return y if self.adapter is None else self.adapter(self, x, y)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.code is not None and not self.weight.requires_grad:
+            return FrozenProduct.apply(x, self, bias)
+        return (self.float8 or linear)(x, self.matrix(x.dtype), bias)
 
 
 class FrozenProduct(torch.autograd.Function):
@@ -95,8 +109,10 @@ def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Flo
     All layers have a bias, or none has. Adapters are added after the common product, so that one that adds nothing
     changes no bit.
     """
+    enter = layers[0].enter
+    x = x if enter is None else enter(x)
     if x.numel() < FEW_ROWS * x.shape[-1] or any(_computes_alone(layer) for layer in layers):
-        return torch.cat([layer(x) for layer in layers], -1)
+        return torch.cat([layer.after_entrance(x) for layer in layers], -1)
     held = layers[0].held_beside
     if held is not None and held.dtype == x.dtype:
         weight = HeldWeights.apply(held, *(layer.weight for layer in layers))

@@ -86,5 +86,6 @@ class GLU(nn.Module):
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         gate_up = fused_linear(x, [self.gate, self.up])
         if self.activation == "silu" and self.down.bias is None and self.down.plain and supports(gate_up):
-            return SwiGLUDown.apply(gate_up, self.down.matrix(gate_up.dtype))
+            y = SwiGLUDown.apply(gate_up, self.down.matrix(gate_up.dtype))
+            return y if self.down.leave is None else self.down.leave(y)
         return self.down(gated(gate_up, self.activation))

@@ -123,9 +123,11 @@ class _Units:
     def __init__(self, shard: ParameterShard, gradient: Tensor, exact: bool) -> None:
         self.shard, self.gradient, self._exact = shard, gradient, exact
         self._is_matrix = len(shard.shape) > 1
-        between = math.prod(shard.shape[1:-1])
-        self._first = shard.start[0] * between if shard.start else 0
-        self._count = math.prod(shard.shape[:-1]) if self._is_matrix else math.prod(shard.shape)
+        dims = len(shard.shape) - 1 if self._is_matrix else len(shard.shape)
+        self._count = math.prod(shard.shape[:dims])
+        numbers = torch.arange(self._count, device=gradient.device).view(shard.shape[:dims])
+        self._numbers = numbers[shard.slices[:dims]].flatten()
+        """Of the rows of this shard, among those of the whole."""
 
     def _rows(self, tensor: Tensor) -> Tensor:
         return tensor.reshape(-1, tensor.shape[-1]) if self._is_matrix else tensor.reshape(-1, 1)
@@ -137,7 +139,7 @@ class _Units:
             rows = self._rows(tensor)
             whole = self._exact or not self._is_matrix
             sums = row_squares(rows) if whole else torch.linalg.vector_norm(rows, dim=1).double().square_()
-            found[self._first : self._first + len(sums)] = sums
+            found[self._numbers] = sums
         return found
 
     def limit(self, weights: Tensor, gradients: Tensor, how: AdaptiveClip) -> None:
@@ -147,7 +149,7 @@ class _Units:
         largest = how.limit * weights.sqrt().clamp(min=how.least)
         factors = (largest / gradients.sqrt().clamp(min=1e-30)).clamp(max=1.0).to(self.gradient.dtype)
         rows = self._rows(self.gradient)
-        mine = factors[self._first : self._first + len(rows)] if self._is_matrix else factors
+        mine = factors[self._numbers] if self._is_matrix else factors
         rows.mul_(mine[:, None])
 
 

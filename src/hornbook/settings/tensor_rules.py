@@ -1,0 +1,65 @@
+"""Rules of tensor parallelism: what `parallel.tensor` and `parallel.sequence` ask of the model and of the run."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.parallel.config import FILL, ParallelConfig
+from hornbook.run.config import TrainConfig
+
+CHANGING = ("lora", "dora", "bottleneck", "prompt", "nf4", "fake_quant")
+"""Kinds of surgery that hang parts on layers, or change what their weights are."""
+
+
+def tensor_problems(
+    parallel: ParallelConfig, train: TrainConfig, model: ModelConfig, surgery: Sequence[Any]
+) -> Iterator[tuple[str, str]]:
+    """(Dotted key, what is wrong and the remedy)."""
+    ranks = parallel.tensor
+    if ranks == FILL:  # checked when the number of ranks is known
+        return
+    if ranks == 1:
+        if parallel.sequence:
+            yield "parallel.sequence", "divides time over the ranks of parallel.tensor: set that to 2 or more"
+        return
+    yield from _check_heads(model, ranks)
+    if model.vocab is not None and model.vocab < ranks:
+        yield "parallel.tensor", f"a vocabulary of {model.vocab} is less than {ranks} ranks: take fewer"
+    if parallel.sequence and "batch" in {model.norm.kind, *(each.kind for each in _own_norms(model))}:
+        yield "parallel.sequence", 'a norm of kind "batch" needs whole rows: leave it false'
+    if parallel.sequence and parallel.context.ranks > 1:
+        yield "parallel.sequence", "rows that parallel.context divides are not divided again: leave it false"
+    kinds = [step.kind for step in surgery if step.kind in CHANGING]
+    if kinds:
+        yield "parallel.tensor", f"layers with {kinds[0]} (surgery) cannot be divided: leave it 1, or take shard"
+    if train.cuda_graphs:
+        yield "train.cuda_graphs", "a graph cannot wait for other ranks: set it to false, or parallel.tensor to 1"
+
+
+def _own_norms(model: ModelConfig) -> list[Any]:
+    return [model.attention_norm(number) for number in range(model.layers)]
+
+
+def _check_heads(model: ModelConfig, ranks: int) -> Iterator[tuple[str, str]]:
+    """Heads of each layer that has any, and hidden values of its MLP."""
+    seen = set[str]()
+    for stack in [model] if model.kind != "encoder_decoder" else [model, model.encoder]:
+        for number in range(stack.layers):
+            text = _layer_problem(stack.layer(number), ranks)
+            if text and text not in seen:
+                seen.add(text)
+                yield "parallel.tensor", text
+
+
+def _layer_problem(model: ModelConfig, ranks: int) -> str:
+    kind = model.attention.kind
+    if kind in ("full", "latent") and model.heads % ranks:
+        fitting = ", ".join(str(n) for n in range(2, model.heads + 1) if model.heads % n == 0) or "none"
+        return f"{model.heads} heads (model.heads) do not divide among {ranks} ranks: those that do are {fitting}"
+    if isinstance(model.attention, FullAttentionConfig) and model.kv_heads % ranks and ranks % model.kv_heads:
+        found = f"{model.kv_heads} key-value heads (model.attention.kv_heads)"
+        return f"{found} neither divide among {ranks} ranks nor ranks among them: change one"
+    if model.mlp.kind in ("mlp", "glu", "experts") and model.hidden < ranks:
+        return f"{model.hidden} hidden values of an MLP (model.mlp.hidden) are fewer than {ranks} ranks: take fewer"
+    return ""
