@@ -373,7 +373,7 @@ def test_did_you_mean(word: str, meant: str) -> None:
         ("optim.lr=nan", "must be a finite number, not 'nan'"),
         ("optim.lr=0", "must be more than 0, not 0"),
         ("optim.beta1=1", "must be less than 1, not 1"),
-        ("parallel.data=0", "must be at least 1, not 0"),
+        ("parallel.replicas=0", "must be at least 1, not 0"),
         ("optim.schedule.warmup=soon", 'cannot read "soon" as a duration: write "200 steps", "375M tokens" or "1%"'),
         ("text.sources.a.paths=[]", "needs at least 1 items"),
         ('text.sources.a.paths=["x"', "cannot read '[\"x\"' as a list"),

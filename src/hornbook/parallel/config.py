@@ -1,10 +1,24 @@
 """Configuration of parallelism: ranks, sharding, recomputation."""
 
+from math import prod
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hornbook.settings.fields import Config, Count, Number
+
+FILL = -1
+"""Ranks along an axis: as many as the other axes leave of the world."""
+
+
+def _ranks(value: int) -> int:
+    if value == 0:
+        raise ValueError("no ranks: write 1 or more, or -1 for those that the other axes leave")
+    return value
+
+
+Ranks = Annotated[Count, Field(ge=FILL), AfterValidator(_ranks)]
+"""Number of ranks along an axis, or FILL."""
 
 
 class NoRecompute(Config):
@@ -83,7 +97,7 @@ Offload = Annotated[NoOffload | HostOffload | DiskOffload, Field(discriminator="
 class PipelineConfig(Config):
     """Blocks divided over ranks: each rank computes a stage, and microbatches flow through the stages."""
 
-    stages: Count = Field(default=1, ge=1)
+    stages: Ranks = 1
     """Ranks that the blocks are divided over."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"] = "1f1b"
     """Order of forward and backward passes (`hornbook.parallel.pipeline.schedules`); no gradient depends on it."""
@@ -107,7 +121,7 @@ class PipelineConfig(Config):
 class ContextConfig(Config):
     """Sequences divided over ranks, which exchange what attention needs."""
 
-    ranks: Count = Field(default=1, ge=1)
+    ranks: Ranks = 1
     """Ranks that each sequence is divided over."""
     kind: Literal["ring", "all-to-all"] = "ring"
     """How attention sees the whole sequence: keys and values travel around (`ring`, any number of heads), or each rank
@@ -124,15 +138,18 @@ def _count_as(key: str) -> BeforeValidator:
 
 
 class ParallelConfig(Config):
-    """Ranks, what they share of the model, and what is computed again in backward."""
+    """Ranks, what they share of the model, and what is computed again in backward.
 
-    data: Count = Field(default=1, ge=1)
-    """Data-parallel processes (ranks); each takes its share of the microbatches of a step."""
+    One axis may be -1: as many ranks as the others leave of those that are there.
+    """
+
+    data: Ranks = 1
+    """Data-parallel processes (ranks); each takes its share of the microbatches of a step. -1: as many as there are."""
     shard: Literal["none", "optimizer", "gradients", "everything"] = "none"
     """Divided over the ranks instead of held by each: moments; gradients too; weights too (ZeRO stages 1 to 3)."""
     replicas: Count = Field(default=1, ge=1)
     """Groups of ranks that each hold the whole model between them (hybrid sharding); `data` is a multiple of it."""
-    tensor: Count = Field(default=1, ge=1)
+    tensor: Ranks = 1
     """Ranks that the matrices of each layer are divided over, and the vocabulary."""
     sequence: bool = False
     """Divide what lies between those matrices too, norms and dropout, by time over the same ranks."""
@@ -140,7 +157,7 @@ class ParallelConfig(Config):
     """Stages of blocks; a number stands for that many stages."""
     context: Annotated[ContextConfig, _count_as("ranks")] = ContextConfig()
     """Parts of sequences; a number stands for that many ranks."""
-    expert: Count = Field(default=1, ge=1)
+    expert: Ranks = 1
     """Ranks that the experts of each layer are divided over; each has microbatches of its own."""
     bucket_mb: Number | None = Field(default=None, gt=0)
     """MiB of gradients that cross ranks in one call; by default 25, the first call of `shard = "none"` 1. Small ones
@@ -164,10 +181,21 @@ class ParallelConfig(Config):
 
     @property
     def data_ranks(self) -> int:
-        """Ranks that have microbatches of their own."""
-        return self.data * self.expert
+        """Ranks that have microbatches of their own; an axis of -1 counts as one rank until it is filled."""
+        return abs(self.data * self.expert)
 
     @property
     def world(self) -> int:
-        """Ranks of a run, over all axes (`hornbook.parallel.world`)."""
-        return self.data_ranks * self.context.ranks * self.tensor * self.pipeline.stages
+        """Ranks of a run, over all axes (`hornbook.parallel.world`), as `data_ranks` counts."""
+        return prod(map(abs, axis_ranks(self).values()))
+
+
+def axis_ranks(parallel: ParallelConfig) -> dict[str, int]:
+    """Setting of each axis -> ranks along it; their product is the world."""
+    return {
+        "parallel.data": parallel.data,
+        "parallel.tensor": parallel.tensor,
+        "parallel.pipeline.stages": parallel.pipeline.stages,
+        "parallel.context.ranks": parallel.context.ranks,
+        "parallel.expert": parallel.expert,
+    }

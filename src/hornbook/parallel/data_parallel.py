@@ -335,8 +335,9 @@ def _sum_hook(parallel: DDP, bucket: GradBucket) -> torch.futures.Future[Tensor]
     if bucket.is_last():  # from here on backward only waits for the sums
         parallel.clock.switch("communication", (world.axes_name(DATA), "all-reduce"))
 
-    def take(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+    def take(future: torch.futures.Future[Any]) -> Tensor:
+        future.value()  # raises the error of a lost rank; the sum is in place
         ended()
-        return future.value()[0] if sums is buffer else buffer.copy_(sums)
+        return buffer if sums is buffer else buffer.copy_(sums)
 
     return work.get_future().then(take)

@@ -124,15 +124,16 @@ def apply_data_parallel(
     sharded = world.size > 1 and config.shard != "none"
     if sharded:
         shard_model(model, world, config)
-    if any(parameter.is_meta for parameter in model.parameters()):
-        model.to_empty(device=world.device)
-    else:
-        model.to(world.device)
-    map_parameters(model, config.offload)
-    if sharded:
-        return FSDP(model, world, config, divisions)
-    if world.size == 1:
-        return SingleProcess(model, world, divisions)
-    if world.axis_size(["replica"]) == world.size or config.exact:
-        return DDP(model, world, config)
-    return Summed(model, world, config, divisions)
+    with world.memory():
+        if any(parameter.is_meta for parameter in model.parameters()):
+            model.to_empty(device=world.device)
+        else:
+            model.to(world.device)
+        map_parameters(model, config.offload)
+        if sharded:
+            return FSDP(model, world, config, divisions)
+        if world.size == 1:
+            return SingleProcess(model, world, divisions)
+        if world.axis_size(["replica"]) == world.size or config.exact:
+            return DDP(model, world, config)
+        return Summed(model, world, config, divisions)

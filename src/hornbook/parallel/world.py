@@ -65,6 +65,8 @@ class RankInfo:
     """Opens the store where ranks meet; None in a world of one."""
     same_devices: bool = False
     """The ranks of this machine see the same devices; a launcher may show each its own."""
+    host: str | None = None
+    """The machine of rank 0, where a launcher started ranks on several."""
 
     @property
     def is_rank0(self) -> bool:
@@ -91,6 +93,8 @@ class World:
     """Groups of `open_group`."""
     timeout: list[float] = field(default_factory=lambda: [SETUP_SECONDS])
     """Seconds that `set_timeout` gave last."""
+    memory: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    """Entered where the model gets memory; a dry run makes tensors there that have none."""
 
     @functools.cached_property
     def clock(self) -> StepClock:

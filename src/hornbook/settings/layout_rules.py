@@ -6,16 +6,21 @@ from itertools import pairwise
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
-from hornbook.parallel.config import ParallelConfig, PipelineConfig
+from hornbook.parallel.config import FILL, ParallelConfig, PipelineConfig, axis_ranks
 from hornbook.run.config import TrainConfig
 from hornbook.settings.context_rules import context_problems
 
 
 def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(Dotted key, what is wrong and the remedy): of layouts that no run can have."""
-    yield from _check_sharding(parallel)
     yield from _check_traffic(parallel, train)
     yield from _check_memory(parallel, train)
+    unknown = [key for key, ranks in axis_ranks(parallel).items() if ranks == FILL]
+    if len(unknown) > 1:
+        yield unknown[1], f"{' and '.join(unknown)} are -1, and one axis alone can take the ranks that are left"
+    if unknown:  # the rest is checked when the number of ranks is known (`hornbook.settings.world`)
+        return
+    yield from _check_sharding(parallel)
     yield from _check_microbatches(parallel, train)
     yield from _check_pipeline(parallel, train, model)
     yield from _check_experts(parallel, train, model)

@@ -5,7 +5,7 @@ from typing import Any
 
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig
-from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import TrainConfig
 
 CHANGING = ("lora", "dora", "bottleneck", "prompt", "nf4", "fake_quant")
@@ -17,6 +17,8 @@ def tensor_problems(
 ) -> Iterator[tuple[str, str]]:
     """(Dotted key, what is wrong and the remedy)."""
     ranks = parallel.tensor
+    if ranks == FILL:  # checked when the number of ranks is known
+        return
     if ranks == 1:
         if parallel.sequence:
             yield "parallel.sequence", "divides time over the ranks of parallel.tensor: set that to 2 or more"

@@ -12,7 +12,7 @@ from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[r
 
 from hornbook.errors import UsageError
 from hornbook.parallel.world import RankInfo
-from hornbook.run.launch import consistency
+from hornbook.run.launch import consistency, rendezvous
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
@@ -23,7 +23,7 @@ LOCK = {"shards": {"tokens/train/a/00000": "0123"}, "tokenizer": "4567", "finger
 @pytest.fixture(autouse=True)
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wait that is not needed would be noticed."""
-    monkeypatch.setattr(consistency, "SETUP_SECONDS", 1e6)
+    monkeypatch.setattr(rendezvous, "SETUP_SECONDS", 1e6)
     monkeypatch.setattr(consistency, "LINGER_SECONDS", 1e6)
 
 
@@ -105,7 +105,7 @@ def test_the_code_is_compared_by_its_content(tmp_path: Path, monkeypatch: pytest
 
 
 def test_ranks_that_do_not_come_are_named_by_all_that_did(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(consistency, "SETUP_SECONDS", 3.0)
+    monkeypatch.setattr(rendezvous, "SETUP_SECONDS", 3.0)
     facts = rank_facts(recipe(), LOCK)
     said = compare([facts] * 2, size=5)
     assert all(text.startswith("ranks 2-4 of 5 did not arrive in 3 s") for text in said)

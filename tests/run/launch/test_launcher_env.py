@@ -3,14 +3,25 @@
 import pytest
 
 from hornbook.errors import UsageError
+from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo
 from hornbook.run.launch import launcher_env
-from hornbook.run.launch.launcher_env import first_host, launcher_rank
+from hornbook.run.launch.launcher_env import Node, first_host, launched, nodes_of, ranks_per_node, world_of
 from hornbook.run.launch.rendezvous import Address
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "m", "MASTER_PORT": "29400"}
 BATCH = {"SLURM_JOB_ID": "70000", "SLURM_JOB_NODELIST": "n[03-05]", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 STEP = {**BATCH, "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "n[03-05]", "SLURM_STEP_ID": "2"}
+
+
+POD = {"HORNBOOK_NODES": "2", "JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "run-0.run", "MASTER_PORT": "29400"}
+
+
+def launcher_rank(environ: dict[str, str], size: int) -> RankInfo | None:
+    """The rank in a world of data-parallel ranks."""
+    place = launched(environ, ParallelConfig(data=size))
+    assert not isinstance(place, Node)
+    return place
 
 
 def address_of(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], size: int = 4) -> tuple[RankInfo, Address]:
@@ -130,3 +141,46 @@ def test_first_host(nodes: str, host: str):
 def test_a_list_that_names_no_node_is_told(nodes: str):
     with pytest.raises(UsageError, match="SLURM_STEP_NODELIST"):
         launcher_rank({**STEP, "SLURM_STEP_NODELIST": nodes}, 4)
+
+
+def test_one_process_of_each_machine_starts_the_ranks_there(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Address] = []
+    monkeypatch.setattr(launcher_env, "open_store", asked.append)
+    node = launched(POD, ParallelConfig(data=4))
+    assert isinstance(node, Node)
+    ranks = list(node.ranks())
+    assert [(each.rank, each.size, each.local_rank) for each in ranks] == [(2, 4, 0), (3, 4, 1)]
+    for each in node.ranks():
+        assert each.connect is not None
+        each.connect()
+    assert asked == [Address("run-0.run", 29400, is_rank0=False)] * 2
+    first = launched({**POD, "HORNBOOK_NODE": "0"}, ParallelConfig(data=4))
+    assert isinstance(first, Node)
+    assert first.number == 0
+    assert nodes_of(POD) == 2
+    assert launched({**POD, "HORNBOOK_NODES": "1"}, ParallelConfig(data=4)) is None
+
+
+def test_machines_that_cannot_share_the_ranks_are_told():
+    with pytest.raises(UsageError, match="3 ranks do not divide over 2 machines"):
+        launched(POD, ParallelConfig(data=3))
+
+
+@pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "MASTER_ADDR", "MASTER_PORT"])
+def test_half_set_variables_of_a_machine_are_named(name: str):
+    with pytest.raises(UsageError, match=f"{name} is not set"):
+        launched({key: value for key, value in POD.items() if key != name}, ParallelConfig(data=4))
+
+
+def test_a_rank_of_torchrun_in_a_pod_is_a_rank(monkeypatch: pytest.MonkeyPatch):
+    assert address_of(monkeypatch, {**POD, **TORCHRUN})[0].rank == 3
+    assert nodes_of({**POD, **TORCHRUN}) == 1
+
+
+def test_what_launchers_say_of_the_world_and_of_machines():
+    assert world_of({}) is None
+    assert (world_of(TORCHRUN), world_of(STEP), world_of(BATCH)) == (4, 4, None)
+    assert ranks_per_node({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}) == 2
+    assert ranks_per_node({**STEP, "SLURM_STEP_TASKS_PER_NODE": "8(x2)"}) == 8
+    assert ranks_per_node({**STEP, "SLURM_STEP_TASKS_PER_NODE": "8,4"}) is None
+    assert ranks_per_node({}) is None

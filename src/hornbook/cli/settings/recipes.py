@@ -64,18 +64,19 @@ def show(words: Words = None) -> Result:
     """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
     from hornbook.model.config.parameter_count import count_expert_weights, parameter_counts
+    from hornbook.settings.world import smallest_world
 
     if split_target(words)[0] is None:
         raise UsageError("name a recipe: `hornbook recipes ls` lists them")
     resolved = resolve_words(words)
-    recipe, rows = resolved.recipe, rows_of(resolved.recipe)
+    recipe, rows = smallest_world(resolved).recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
     operations = operations_per_token(recipe.model, rows, recipe.train.sequence)
     experts = count_expert_weights(recipe.model)
     state = state_bytes(sum(counts.values()), recipe.parallel, recipe.optim, recipe.train.item_bytes, experts)
     kept = _kept(recipe, rows)
     value = {
-        "recipe": recipe.model_dump(mode="json"),
+        "recipe": resolved.recipe.model_dump(mode="json"),
         "origins": resolved.origins,
         "parameters": counts,
         "total": sum(counts.values()),

@@ -59,11 +59,17 @@ def bench(
     if swept:
         return _sweep(free, combinations(swept), seconds, out, dry_run=dry_run)
     parts = ["accumulation"] if accumulation else ["loader", "step"] if loader else ["machine", "step"][: 1 + named]
-    recipe = resolve_words(free).recipe
+    recipe = _recipe(free)
     if dry_run:
         return Result({"measures": parts, "recipe": recipe.name}, f"would measure {recipe.name}: {', '.join(parts)}")
     found = _measure_all(parts, recipe, folder.resolve(), seconds)
     return _result(found, "\n\n".join(_TEXTS[part](found) for part in parts if part in _TEXTS), out)
+
+
+def _recipe(words: list[str]) -> "Recipe":
+    from hornbook.settings.world import smallest_world
+
+    return smallest_world(resolve_words(words)).recipe
 
 
 _TEXTS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -95,7 +101,7 @@ def _sweep(free: list[str], chosen: list[dict[str, str]], seconds: float, out: P
 
         def measure(settings: dict[str, str]) -> dict[str, Any]:
             progress("combinations", next(counted), len(chosen))
-            return _measure("step", resolve_words(words_of(settings)).recipe, seconds=seconds)
+            return _measure("step", _recipe(words_of(settings)), seconds=seconds)
 
         rows = sweep(chosen, measure)
     if not any(row["step"] for row in rows):

@@ -8,6 +8,7 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, RunWords, Words, resolve_words, say, split_target
+from hornbook.cli.train.simulation import simulate_rank
 from hornbook.cli.train.training import load_torch, run_job
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
@@ -28,12 +29,24 @@ def train(
         Path | None,
         typer.Option("--from", metavar="RUN|CHECKPOINT", help="Start from the weights of a run or checkpoint."),
     ] = None,
+    world: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Ranks: what the axis of [parallel] that is -1, or parallel.data, fills."
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(metavar="R", min=0, help="With --dry-run: memory and collectives of this rank.")
+    ] = None,
     dry_run: DryRun = False,
 ) -> Result | Exit:
     """Train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save and stop (exit code 75); `hornbook resume` continues.
 
-    A run that starts from weights (--from) is evaluated before its first step.
+    A run that starts from weights (--from) is evaluated before its first step. `--world 1024 --rank 0 --dry-run`
+    builds one rank of a large run on this machine, without data: its memory, and what it sends.
     """
+    if rank is not None and not dry_run:
+        raise UsageError(f"--rank {rank}: ranks are numbered by their launcher; --rank is for --dry-run alone")
     load_torch()
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.job import Start
@@ -43,14 +56,16 @@ def train(
         raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")
     extra = [] if data is None else [f"data.path={data}"]
     resolved = resolve_words(words, *extra)
+    if rank is not None:
+        return simulate_rank(resolved, world, rank)
     run = RunDir(out or default_folder(resolved.recipe))
     if resume == "auto" and run.recipe.is_file():
-        return run_job(resolved, run, Start("resume"), dry_run=dry_run)
+        return run_job(resolved, run, Start("resume"), dry_run=dry_run, world=world)
     if from_ is None:
-        return run_job(resolved, run, Start(), dry_run=dry_run)
+        return run_job(resolved, run, Start(), dry_run=dry_run, world=world)
     resolved, init_from = init_from_import(resolved, checkpoint_path(from_))
     say(rate_text(resolved))
-    return run_job(resolved, run, Start(init_from=init_from), dry_run=dry_run)
+    return run_job(resolved, run, Start(init_from=init_from), dry_run=dry_run, world=world)
 
 
 def rate_text(resolved: Resolved) -> str:

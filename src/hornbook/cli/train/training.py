@@ -25,15 +25,23 @@ def load_torch() -> None:
         import hornbook.run.launch.launch  # noqa: F401 - imported here for the progress bar
 
 
-def run_job(resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool) -> Result | Exit:
-    """Launch the job, or under `dry_run` say what it would be. Rank 0 answers; the others return their exit code."""
+def run_job(
+    resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool, world: int | None = None
+) -> Result | Exit:
+    """Launch the job, or under `dry_run` say what it would be. Rank 0 answers; the others return their exit code.
+
+    world: the number of ranks that was asked for; None: that of the recipe, a launcher, or this machine.
+    """
     from rich.markup import escape
 
     from hornbook.run.launch.launch import launch
-    from hornbook.run.launch.launcher_env import launcher_rank
+    from hornbook.run.launch.launcher_env import Node, launched
+    from hornbook.run.launch.settle import settle_ranks
 
-    rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
-    follows = rank_info is not None and not rank_info.is_rank0  # rank 0 answers
+    resolved = settle_ranks(resolved, os.environ, world)
+    place = launched(os.environ, resolved.recipe.parallel)
+    number = 0 if place is None else place.number if isinstance(place, Node) else place.rank
+    follows = number > 0  # rank 0 answers, or the process that started it
     if dry_run and follows:
         return Exit.DONE
     if dry_run:

@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from hornbook.errors import UsageError
 from hornbook.files.artifact import digest_file, digest_of
 from hornbook.files.filesystem import walk_files
-from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
-from hornbook.run.launch.rendezvous import LINGER_SECONDS, needs_rank0, wait_until
+from hornbook.parallel.world import RankInfo, choose_device
+from hornbook.run.launch.rendezvous import LINGER_SECONDS, arrival_seconds, needs_rank0, wait_until
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value
@@ -73,7 +73,7 @@ def code_digest() -> str:
 def compare_ranks(store: Store, rank_info: RankInfo, facts: Mapping[str, str]) -> None:
     """Return on every rank if all have the same facts, else raise on every rank a UsageError with the differences.
 
-    Raises UsageError too for ranks that do not arrive within SETUP_SECONDS, and for a rank that arrives twice.
+    Raises UsageError too for ranks that do not arrive in time (`arrival_seconds`), and for a rank that arrives twice.
     """
     with needs_rank0():
         texts = _exchange(PrefixStore("facts", store), rank_info, json.dumps(dict(facts), sort_keys=True))
@@ -93,10 +93,11 @@ def _exchange(store: Store, rank_info: RankInfo, text: str) -> list[str]:
     store.set(f"text/{rank_info.rank}", text)
     store.set(f"digest/{rank_info.rank}", digest_of(text))
     store.add("written", 1)
-    if not wait_until(lambda: store.add("written", 0) >= rank_info.size, SETUP_SECONDS):
+    seconds = arrival_seconds()
+    if not wait_until(lambda: store.add("written", 0) >= rank_info.size, seconds):
         missing = [rank for rank in ranks if not store.check([f"digest/{rank}"])]
         raise UsageError(
-            f"{_ranks(missing)} of {rank_info.size} did not arrive in {SETUP_SECONDS:g} s: see their own "
+            f"{_ranks(missing)} of {rank_info.size} did not arrive in {seconds:g} s: see their own "
             "output, and start all ranks at about the same time"
         )
     digests = [store.get(f"digest/{rank}").decode() for rank in ranks]

@@ -6,6 +6,7 @@ two runs.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -32,9 +33,12 @@ from hornbook.run.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.run.launch.heartbeat import Heartbeat
-from hornbook.run.launch.launcher_env import launcher_rank
+from hornbook.run.launch.launcher_env import Node, launched, ranks_per_node
+from hornbook.run.launch.links import check_links, use_interface
+from hornbook.run.launch.node import run_node
 from hornbook.run.launch.rank import Report
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
+from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
@@ -51,6 +55,7 @@ from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.settings.schema import leaves
 from hornbook.settings.toml import dotted
+from hornbook.settings.world import warning_about_nodes
 
 _SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints", "data.lock", "events.jsonl"}
 """Entries of a run directory whose start was killed before recipe.toml was written."""
@@ -59,19 +64,24 @@ _SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints", "data.loc
 def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     """Train in the run directory; DONE when finished, RESUMABLE when stopped, INTERRUPTED on a second Ctrl-C.
 
-    Under torchrun or Slurm this process becomes one of the ranks, else it starts them. Raises UsageError (the directory
-    holds something else, a resume would change what must not change, ranks differ), InUseError, IntegrityError (data
-    changed, every checkpoint damaged), DivergedError, DoesNotFitError, StorageError, RetriesSpentError, RankLostError.
+    Under torchrun or Slurm this process becomes one of the ranks, else it starts them: all, or those of this machine.
+    Raises UsageError (the directory holds something else, a resume would change what must not change, ranks differ),
+    InUseError, IntegrityError (data changed, every checkpoint damaged), DivergedError, DoesNotFitError, StorageError,
+    RetriesSpentError, RankLostError.
     """
     with progress_bar(shown=not start.quiet) as progress:
         progress("look at the device", 0, None)
-        resolved = settle_precision(resolved)
-    rank_info = launcher_rank(os.environ, resolved.recipe.parallel.world)
-    resolved = settle_micro_batch(resolved, launched=rank_info is not None)
+        resolved = settle_precision(settle_ranks(resolved, os.environ))
+    place = launched(os.environ, resolved.recipe.parallel)
+    resolved = settle_micro_batch(resolved, launched=place is not None)
     recipe = resolved.recipe
     check_offload(recipe.parallel.offload, choose_device(recipe.train.device), recipe.optim)
-    if rank_info is not None:
-        return _join(resolved, run, start, rank_info)
+    if isinstance(place, Node):
+        return _join_node(resolved, run, start, place)
+    if place is not None:
+        if place.is_rank0:
+            _warn(warning_about_nodes(recipe.parallel, ranks_per_node(os.environ)), start)
+        return _join(resolved, run, start, place)
     start, resolved = check_start(resolved, run, start)
     inputs = read_inputs(resolved, start)
     compile_for(inputs)
@@ -103,14 +113,35 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
 
 
-def _join(resolved: Resolved, run: RunDir, start: Start, rank_info: RankInfo) -> Exit:
-    """Be one rank of a run whose ranks torchrun or Slurm started. Nothing is written before all are found equal."""
+def _warn(text: str, start: Start) -> None:
+    if text and not start.quiet:
+        sys.stderr.write(f"warning: {text}\n")
+
+
+def _join_node(resolved: Resolved, run: RunDir, start: Start, node: Node) -> Exit:
+    """Start the ranks of this machine, and have them join those of the others."""
+    check_supervision()
+    if node.number == 0:
+        _warn(warning_about_nodes(resolved.recipe.parallel, node.local_size), start)
+    with progress_bar(shown=not start.quiet) as progress:
+        progress("load torch", 0, None)
+        preload()
+    return run_node(node, functools.partial(_join, resolved, run, start))
+
+
+def _join(
+    resolved: Resolved, run: RunDir, start: Start, rank_info: RankInfo, heartbeat: Heartbeat | None = None
+) -> Exit:
+    """Be one rank of a run whose ranks a launcher started. Nothing is written before all are found equal."""
     assert rank_info.connect is not None
     if start.mode == "resume" and is_file(run.recipe):
         start, resolved = with_changed_settings(resolved, run, start)
     store, inputs = rank_info.connect(), read_inputs(resolved, start)
     facts = rank_facts(resolved.recipe, inputs.corpus.lock())
     compare_ranks(store, rank_info, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
+    if rank_info.host is not None:
+        use_interface(rank_info.host)
+        check_links(store, rank_info)
     announces = rank_info.is_rank0 and not start.quiet
     with StopSignals(announces=announces) as signals, contextlib.ExitStack() as stack:
         if rank_info.is_rank0:
@@ -122,7 +153,7 @@ def _join(resolved: Resolved, run: RunDir, start: Start, rank_info: RankInfo) ->
                 published["attempt"] = job.ledger.attempt
         else:
             job = _follow(inputs, run, start, signals, await_rank0(store)["attempt"])
-        return _train(job.on_rank(rank_info, Heartbeat(rank=rank_info.rank)))
+        return _train(job.on_rank(rank_info, heartbeat or Heartbeat(rank=rank_info.rank)))
 
 
 def _follow(inputs: Inputs, run: RunDir, start: Start, signals: StopSignals, attempt: int) -> Job:
@@ -212,10 +243,10 @@ def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) ->
 def check_supervision() -> None:
     """Raise UsageError where this process cannot fork ranks."""
     if sys.platform != "linux":
-        raise UsageError("--parallel.data above 1 starts its processes on Linux only: use torchrun here")
+        raise UsageError("several ranks start as processes of this one on Linux only: use torchrun here")
     if threading.active_count() > 1:
         raise UsageError(
-            f"--parallel.data above 1 forks, which {threading.active_count() - 1} other threads of this process would "
+            f"several ranks are forks, which {threading.active_count() - 1} other threads of this process would "
             "not survive: run `hornbook train` as a process of its own"
         )
 

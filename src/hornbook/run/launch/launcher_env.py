@@ -1,16 +1,20 @@
-"""The rank of a process that torchrun or Slurm started, from the variables that they set.
+"""What the variables that launchers set say of this process: its rank, or its machine.
 
-`launcher_rank(os.environ, recipe.parallel.world)` is None where hornbook starts its own ranks. Otherwise this process
-is one rank of the run, and goes on with `run/launch/rendezvous.py`.
+`launched(os.environ, recipe.parallel)` is None where hornbook starts all ranks itself. A `RankInfo` says that this
+process is one rank of the run (torchrun, Slurm), a `Node` that it starts those of one machine of several (Kubernetes,
+ssh: `hornbook.run.launch.node`). Ranks go on with `rendezvous.py`.
 """
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from hornbook.errors import UsageError
+from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo
 from hornbook.run.launch.rendezvous import Address, open_store
+from hornbook.settings.world import check_world
 
 _PORTS = 4096
 """Slurm jobs use one of the last 4096 ports, which systems do not assign by themselves (as JAX does)."""
@@ -18,34 +22,117 @@ _NAME = re.compile(r"(?:[^\[\],]|\[[^\]]*\])+(?=,|$)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
 
-def launcher_rank(environ: Mapping[str, str], size: int) -> RankInfo | None:
-    """The rank that a launcher gave this process; None without a launcher and in a world of one.
+@dataclass(frozen=True)
+class Node:
+    """One machine of several on which the same command was started once."""
 
-    size: parallel.data. Raises UsageError: a variable is missing or invalid, or the sizes differ.
+    number: int
+    size: int
+    """Ranks of the run."""
+    local_size: int
+    """Ranks of each machine."""
+    host: str
+    """The machine of rank 0."""
+    port: int
+
+    def ranks(self) -> Iterator[RankInfo]:
+        """Those of this machine."""
+        for local in range(self.local_size):
+            rank = self.number * self.local_size + local
+            connect = functools.partial(open_store, Address(self.host, self.port, rank == 0))
+            yield RankInfo(rank, self.size, local, functools.cache(connect), same_devices=True, host=self.host)
+
+
+def launched(environ: Mapping[str, str], parallel: ParallelConfig) -> RankInfo | Node | None:
+    """What a launcher made of this process; None without a launcher and in a world of one.
+
+    Raises UsageError: a variable is missing or invalid, or the launcher started another number of ranks.
     """
+    size = world_of(environ)
+    if size is None and _in_node(environ):
+        return launcher_node(environ, parallel.world)
+    rank_info = launcher_rank(environ)
+    if rank_info is not None:
+        source, remedy = _SOURCES[_launcher(environ) or ""]
+        check_world(parallel, rank_info.size, f"{source} started {rank_info.size} ranks", remedy)
+    return rank_info
+
+
+_SOURCES = {
+    "torchrun": ("torchrun (WORLD_SIZE)", "with --nproc-per-node"),
+    "slurm": ("Slurm (SLURM_NTASKS)", "with --ntasks"),
+}
+
+
+def _launcher(environ: Mapping[str, str]) -> str | None:
     # srun started this process; a batch script has a SLURM_PROCID too, but there hornbook starts the ranks.
     in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" in environ
     if "RANK" in environ or ("WORLD_SIZE" in environ and not in_slurm_step):  # in a step it is the batch script's own
-        source, remedy = "torchrun (WORLD_SIZE)", "with --nproc-per-node"
-        names, address_of = ("WORLD_SIZE", "RANK", "LOCAL_RANK"), _torchrun_address
-    elif in_slurm_step:
-        source, remedy = "Slurm (SLURM_NTASKS)", "with --ntasks"
-        tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-        names, address_of = (tasks, "SLURM_PROCID", "SLURM_LOCALID"), _slurm_address
-    else:
+        return "torchrun"
+    return "slurm" if in_slurm_step else None
+
+
+def world_of(environ: Mapping[str, str]) -> int | None:
+    """The number of ranks that a launcher started; None without one. Raises UsageError for a broken number."""
+    kind = _launcher(environ)
+    return None if kind is None else _number(environ, _names(environ, kind)[0], 1)
+
+
+def _names(environ: Mapping[str, str], kind: str) -> tuple[str, str, str]:
+    """Variables with the number of ranks, the rank, and the rank on this machine."""
+    if kind == "torchrun":
+        return "WORLD_SIZE", "RANK", "LOCAL_RANK"
+    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    return tasks, "SLURM_PROCID", "SLURM_LOCALID"
+
+
+def launcher_rank(environ: Mapping[str, str]) -> RankInfo | None:
+    """The rank that a launcher gave this process; None without a launcher and in a world of one."""
+    kind = _launcher(environ)
+    if kind is None:
         return None
-    ranks = _number(environ, names[0], 1)
-    rank = _number(environ, names[1], 0, ranks - 1)
+    world, rank_name, local = _names(environ, kind)
+    ranks = _number(environ, world, 1)
+    rank = _number(environ, rank_name, 0, ranks - 1)
     if ranks == 1:
         return None
-    connect = functools.partial(open_store, address_of(environ, rank == 0))
-    info = RankInfo(rank, ranks, _number(environ, names[2], 0), functools.cache(connect))
-    if ranks != size:
+    address = (_torchrun_address if kind == "torchrun" else _slurm_address)(environ, rank == 0)
+    connect = functools.cache(functools.partial(open_store, address))
+    return RankInfo(rank, ranks, _number(environ, local, 0), connect, host=address.host)
+
+
+def ranks_per_node(environ: Mapping[str, str]) -> int | None:
+    """Ranks of each machine of a launcher; None where it does not say, or not the same for all."""
+    uniform = re.fullmatch(r"([0-9]+)(\(x[0-9]+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    kind = _launcher(environ)
+    if kind == "slurm" and uniform:
+        return int(uniform[1])
+    if kind == "torchrun" and environ.get("LOCAL_WORLD_SIZE"):
+        return _number(environ, "LOCAL_WORLD_SIZE", 1)
+    return None
+
+
+def _in_node(environ: Mapping[str, str]) -> bool:
+    return "HORNBOOK_NODES" in environ and _number(environ, "HORNBOOK_NODES", 1) > 1
+
+
+def nodes_of(environ: Mapping[str, str]) -> int:
+    """Machines on which this command was started once each; 1 where ranks were started one by one, or here alone."""
+    return _number(environ, "HORNBOOK_NODES", 1) if _launcher(environ) is None and _in_node(environ) else 1
+
+
+def launcher_node(environ: Mapping[str, str], size: int) -> Node:
+    """This machine, one of HORNBOOK_NODES, of a run of `size` ranks."""
+    nodes = _number(environ, "HORNBOOK_NODES", 1)
+    name = "HORNBOOK_NODE" if "HORNBOOK_NODE" in environ else "JOB_COMPLETION_INDEX"
+    number = _number(environ, name, 0, nodes - 1)
+    if size % nodes:
         raise UsageError(
-            f"{source} started {ranks} ranks, and parallel.data is {size}: give --parallel.data {ranks}, "
-            f"or start {size} {remedy}"
+            f"{size} ranks do not divide over {nodes} machines (HORNBOOK_NODES): make the product of the axes of "
+            f"[parallel] a multiple of {nodes}, or set one axis to -1"
         )
-    return info
+    port = _number(environ, "MASTER_PORT", 1, 65535)
+    return Node(number, size, size // nodes, _text(environ, "MASTER_ADDR"), port)
 
 
 def _torchrun_address(environ: Mapping[str, str], is_rank0: bool) -> Address:
@@ -65,8 +152,8 @@ def _text(environ: Mapping[str, str], name: str) -> str:
     text = environ.get(name, "")
     if not text:
         raise UsageError(
-            f"{name} is not set, though other variables of its launcher are: start every rank with torchrun or srun, "
-            "or unset RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+            f"{name} is not set, though other variables of its launcher are: start every rank with torchrun, srun or "
+            "`hornbook launch`, or unset RANK, LOCAL_RANK, WORLD_SIZE, HORNBOOK_NODES, MASTER_ADDR and MASTER_PORT"
         )
     return text
 

@@ -18,6 +18,8 @@ program that accepts and stays silent.
 import contextlib
 import datetime
 import json
+import os
+import re
 import socket
 import threading
 import time
@@ -40,6 +42,15 @@ from hornbook.parallel.world import SETUP_SECONDS
 LINGER_SECONDS = 3.0
 """Time for which a failing rank 0, which holds the store, waits until the others have read its error."""
 _PERIOD = 0.05
+_ARRIVAL = "HORNBOOK_ARRIVAL_SECONDS"
+
+
+def arrival_seconds() -> float:
+    """Longest wait for other ranks to arrive: HORNBOOK_ARRIVAL_SECONDS, else SETUP_SECONDS. Raises UsageError."""
+    text = os.environ.get(_ARRIVAL, "")
+    if text and not re.fullmatch(r"[1-9][0-9]{0,4}", text):
+        raise UsageError(f"{_ARRIVAL} is {text!r}: give a number of seconds, such as 600, or leave it out")
+    return float(text or SETUP_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -78,9 +89,10 @@ def _serve(port: int) -> TCPStore:
 
 def _reach(address: Address, who: str) -> TCPStore:
     """A client of the store at the address; waits for it."""
-    if not wait_until(lambda: _is_listening(address.host, address.port), SETUP_SECONDS):
+    seconds = arrival_seconds()
+    if not wait_until(lambda: _is_listening(address.host, address.port), seconds):
         raise UsageError(
-            f"{who} did not arrive in {SETUP_SECONDS:g} s: nothing answers at {address.host}:{address.port} "
+            f"{who} did not arrive in {seconds:g} s: nothing answers at {address.host}:{address.port} "
             "(MASTER_ADDR, MASTER_PORT); see its own output, and whether a firewall is between"
         )
     return _client(address.host, address.port)
@@ -101,6 +113,8 @@ def _is_listening(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=1.0).close()
     except socket.gaierror as error:
+        if _ARRIVAL in os.environ:  # its name may come with it, as that of a pod does
+            return False
         raise UsageError(f"MASTER_ADDR is {host!r}, which no machine is called here: {error.strerror}") from error
     except OSError:
         return False

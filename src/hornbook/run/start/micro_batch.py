@@ -47,13 +47,13 @@ def settle_micro_batch(resolved: Resolved, *, launched: bool = False) -> Resolve
         return resolved
     if launched:
         raise UsageError('train.micro_batch "auto" would differ between machines of a launcher: give a number')
-    rows, free = largest_micro_batch(recipe, _vocab(recipe), free_memory(choose_device(recipe.train.device)))
+    rows, free = largest_micro_batch(recipe, vocabulary_rows(recipe), free_memory(choose_device(recipe.train.device)))
     train = recipe.train.model_copy(update={"micro_batch": rows})
     origins = resolved.origins | {"train.micro_batch": f"auto: the largest that fits {size_text(free)}"}
     return Resolved(recipe.model_copy(update={"train": train}), origins)
 
 
-def _vocab(recipe: Recipe) -> int:
+def vocabulary_rows(recipe: Recipe) -> int:
     """Rows of the embedding."""
     if recipe.model.vocab is not None or recipe.data.path is None:
         return recipe.model.vocab or embedding_rows(recipe.model, 0)

@@ -1,0 +1,131 @@
+"""`hornbook launch`: start a run on several machines, through Slurm, Kubernetes or ssh."""
+
+import os
+import shlex
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, Words, resolve_words, say, split_target
+from hornbook.cli.train.train import default_folder
+from hornbook.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from hornbook.run.launch.cluster import ClusterJob
+    from hornbook.settings.resolve import Resolved
+
+On = Literal["slurm", "k8s", "ssh"]
+_SUBMIT = {"slurm": ("sbatch",), "k8s": ("kubectl", "apply", "-f")}
+_ENDING = {"slurm": "sbatch", "k8s": "yaml", "ssh": "sh"}
+
+
+def launch(
+    words: Words = None,
+    *,
+    on: Annotated[On, typer.Option(help="What starts processes on the machines.")],
+    nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Machines.")],
+    gpus: Annotated[int, typer.Option(metavar="G", min=0, help="GPUs of each machine; 0: CPUs alone.")] = 0,
+    ranks: Annotated[
+        int | None, typer.Option(metavar="R", min=1, help="Ranks of each machine; by default one per GPU.")
+    ] = None,
+    hosts: Annotated[str, typer.Option(metavar="A,B", help="ssh: the machines; the first has rank 0.")] = "",
+    time: Annotated[str, typer.Option(help="Time limit: 90m, 24h, 3d, 24:00:00; the run saves before its end.")] = "",
+    image: Annotated[str, typer.Option(help="k8s: container image.")] = "",
+    volume: Annotated[list[str] | None, typer.Option(metavar="CLAIM:PATH", help="k8s: volumes of the pods.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="k8s, ssh: port where ranks meet.")] = 29400,
+    program: Annotated[str, typer.Option(help="The command `hornbook` on the machines.")] = "hornbook",
+    folder: Annotated[Path | None, typer.Option(help="Working directory there; by default this one.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A folder written by `hornbook tokenize`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME.")] = None,
+    script: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write; by default NAME.ENDING.")] = None,
+    dry_run: DryRun = False,
+) -> Result | Exit:
+    """Start a run on several machines, or with --dry-run print the script that would. All must see --data and --out.
+
+    slurm: writes a batch script and submits it. k8s: writes an indexed Job and applies it. ssh: runs `hornbook train`
+    on every machine, until all have ended; Ctrl-C saves and stops.
+    """
+    from hornbook.run.launch.cluster import ClusterJob, job_name, kubernetes_job, parse_seconds, slurm_script
+
+    resolved, command = _command(words, nodes * (ranks or max(gpus, 1)), program, data, out)
+    name = job_name(resolved.recipe.name)
+    job = ClusterJob(name, command, str(folder or Path.cwd()), nodes, ranks or max(gpus, 1), gpus, port=port)
+    job = replace(job, seconds=parse_seconds(time) if time else None, image=image, volumes=volume or ())
+    _warn(resolved, job)
+    if on == "ssh":
+        if time:
+            raise UsageError("--time is for schedulers: over ssh, `timeout -s USR1 24h hornbook launch ...` does it")
+        return _over_ssh(job, [host for host in hosts.split(",") if host], dry_run=dry_run)
+    text = slurm_script(job) if on == "slurm" else kubernetes_job(job)
+    if dry_run:
+        return Result({"on": on, "script": text}, text.rstrip("\n"))
+    return _submit(on, text, script or Path(f"{name}.{_ENDING[on]}"))
+
+
+def _command(
+    words: list[str] | None, world: int, program: str, data: Path | None, out: Path | None
+) -> "tuple[Resolved, list[str]]":
+    """(the recipe in a world of so many ranks, the command that every machine runs)."""
+    from hornbook.settings.world import check_world, fill_world
+
+    target, overrides = split_target(words)
+    extra = [] if data is None else [f"data.path={data}"]
+    given = resolve_words(words, *extra)
+    resolved = fill_world(given, world, "as --nodes and --gpus ask", data=True)
+    check_world(resolved.recipe.parallel, world, f"--nodes and --gpus ask for {world} ranks")
+    if resolved.recipe.data.path is None:
+        raise UsageError("missing --data DATA: a folder made by `hornbook tokenize`, where all machines see it")
+    run = out or default_folder(resolved.recipe)
+    filled = [f"--{key}={value}" for key, value in _filled(given, resolved)]
+    named = ([] if target is None else [target]) + ([] if data is None else ["--data", str(data)])
+    settings = [*named, "--out", str(run), *(f"--{word}" for word in overrides), *filled]
+    return resolved, [*shlex.split(program), "train", *settings, "--resume", "auto"]
+
+
+def _filled(given: "Resolved", resolved: "Resolved") -> list[tuple[str, int]]:
+    """The axes that were filled, and their ranks."""
+    from hornbook.parallel.config import axis_ranks
+
+    before, after = axis_ranks(given.recipe.parallel), axis_ranks(resolved.recipe.parallel)
+    return [(key, size) for key, size in after.items() if before[key] != size]
+
+
+def _warn(resolved: "Resolved", job: "ClusterJob") -> None:
+    from hornbook.settings.world import warning_about_nodes
+
+    if text := warning_about_nodes(resolved.recipe.parallel, job.ranks):
+        say(f"warning: {text}")
+
+
+def _submit(on: On, text: str, file: Path) -> Result:
+    """Write the script and hand it over. Raises UsageError where there is no scheduler, or another file."""
+    from hornbook.files.durable import write_atomic
+
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise UsageError(f"{file} exists and is another script: remove it, or name another with --script")
+    write_atomic(file, text)
+    submit = _SUBMIT[on]
+    if shutil.which(submit[0]) is None:
+        raise UsageError(f"{file} is written, but there is no {submit[0]} here: run `{' '.join(submit)} {file}` there")
+    done = subprocess.run([*submit, str(file)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        raise UsageError(f"{file} is written, but `{' '.join(submit)}` refused it: {said}")
+    return Result({"on": on, "file": str(file), "answer": done.stdout.strip()}, done.stdout.strip())
+
+
+def _over_ssh(job: "ClusterJob", hosts: list[str], *, dry_run: bool) -> Result | Exit:
+    from hornbook.run.launch.cluster import ssh_commands
+
+    commands = ssh_commands(job, hosts, os.environ.get("HORNBOOK_SSH", "ssh"))
+    if dry_run:
+        lines = [f"{shlex.join(command)} &" for command in commands]
+        return Result({"on": "ssh", "commands": commands}, "\n".join(["#!/bin/bash", *lines, "wait"]))
+    from hornbook.run.launch.remote import run_remote
+
+    return run_remote(hosts, commands)

@@ -1,0 +1,217 @@
+"""What schedulers are given to start a run on several machines: a batch script, a Kubernetes Job, commands over ssh.
+
+All three run the same `hornbook train`. Under Slurm each task is a rank. In a pod of an indexed Job, and over ssh, one
+process per machine starts the ranks of its machine (`node.py`), told by HORNBOOK_NODES, HORNBOOK_NODE (in a pod
+JOB_COMPLETION_INDEX), MASTER_ADDR and MASTER_PORT.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hornbook.errors import Exit, UsageError
+
+STARTED = "hornbook: started"
+"""First line on stderr of a command over ssh: the machine was reached."""
+WARN_SECONDS = 120
+"""Time between the signal to save and the end of a job."""
+ARRIVAL_SECONDS = 600
+"""Longest wait for the pods of a Job, whose machines may have to load an image first."""
+_HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9][\w.:-]*")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """A run on several machines."""
+
+    name: str
+    """Of the job: letters, digits and `-`, as Kubernetes demands."""
+    command: Sequence[str]
+    """`hornbook train ...`, the same on every machine."""
+    folder: str
+    """Working directory of the command."""
+    nodes: int
+    ranks: int
+    """Ranks of each machine."""
+    gpus: int
+    """GPUs of each machine; 0: CPUs alone."""
+    seconds: int | None = None
+    """Time limit; None: that of the cluster."""
+    port: int = 29400
+    """Port of rank 0's machine where ranks meet; Slurm derives one from the number of the job."""
+    image: str = ""
+    """Container image, for Kubernetes."""
+    volumes: Sequence[str] = ()
+    """CLAIM:PATH, persistent volume claims and where pods see them."""
+
+
+def job_name(name: str) -> str:
+    """A name that every scheduler accepts: at most 52 lower-case letters, digits and `-`."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:52].strip("-") or "run"
+
+
+def parse_seconds(text: str) -> int:
+    """Seconds of `90m`, `24h`, `3d` or `HH:MM:SS`. Raises UsageError."""
+    if found := re.fullmatch(r"([0-9]+)([smhd])", text):
+        seconds = int(found[1]) * _SECONDS[found[2]]
+    elif found := re.fullmatch(r"([0-9]+):([0-5][0-9]):([0-5][0-9])", text):
+        seconds = int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3])
+    else:
+        raise UsageError(f"--time {text}: write a time such as 90m, 24h, 3d or 24:00:00")
+    if seconds <= WARN_SECONDS:
+        raise UsageError(f"--time {text}: the run saves {WARN_SECONDS} s before the end: give it more time than that")
+    return seconds
+
+
+# ---- Slurm
+
+
+def slurm_script(job: ClusterJob) -> str:
+    """A batch script: one task per rank, a signal before the time limit, requeued while the run is not finished."""
+    options = [f"--job-name={job.name}", f"--nodes={job.nodes}", f"--ntasks-per-node={job.ranks}"]
+    options += [f"--gpus-per-node={job.gpus}"] if job.gpus else []
+    options += [f"--time={_clock(job.seconds)}"] if job.seconds else []
+    options += [f"--signal=USR1@{WARN_SECONDS}", "--requeue", "--open-mode=append", f"--output={job.name}-%j.log"]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {option}" for option in options),
+        f"cd {shlex.quote(job.folder)} || exit {Exit.USAGE:d}",
+        f"srun {shlex.join(job.command)}",
+        "code=$?",
+        f"# {Exit.RESUMABLE:d}: saved by the signal, or a rank was lost; 137: killed. Any other code is final.",
+        f'case $code in {Exit.RESUMABLE:d}|137) scontrol requeue "$SLURM_JOB_ID" ;; esac',
+        "exit $code",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+# ---- Kubernetes
+
+
+def kubernetes_job(job: ClusterJob) -> str:
+    """YAML of a headless Service and an indexed Job with one pod per machine.
+
+    A pod that ends with code 75 is started again; with codes that a restart would meet again, the Job fails.
+    """
+    if not job.image:
+        raise UsageError("--on k8s needs --image IMAGE: a container image with hornbook and its dependencies")
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": job.name},
+        # Ranks meet before they are ready, so names must be known before that.
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": job.name}},
+    }
+    final = [int(code) for code in Exit if code not in (Exit.DONE, Exit.RESUMABLE, Exit.STORAGE, Exit.HARDWARE)]
+    rules = [
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": sorted(final)}},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [int(Exit.RESUMABLE)]}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+    ]
+    deadline = {"activeDeadlineSeconds": job.seconds} if job.seconds else {}
+    spec = {
+        "completionMode": "Indexed",
+        "completions": job.nodes,
+        "parallelism": job.nodes,
+        "backoffLimit": 10,
+        **deadline,
+        "podFailurePolicy": {"rules": rules},
+        "template": {"spec": _pod(job)},
+    }
+    whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job.name}, "spec": spec}
+    return "\n".join([*_yaml(service), "---", *_yaml(whole)]) + "\n"
+
+
+def _pod(job: ClusterJob) -> dict[str, object]:
+    claims = [_volume(text) for text in job.volumes]
+    names = {claim: f"claim-{number}" for number, claim in enumerate(dict.fromkeys(claim for claim, _ in claims))}
+    environ = {
+        "HORNBOOK_NODES": job.nodes,
+        "HORNBOOK_ARRIVAL_SECONDS": ARRIVAL_SECONDS,
+        "MASTER_ADDR": f"{job.name}-0.{job.name}",
+        "MASTER_PORT": job.port,
+    }
+    container: dict[str, object] = {
+        "name": "train",
+        "image": job.image,
+        "command": list(job.command),
+        "workingDir": job.folder,
+        "env": [{"name": name, "value": str(value)} for name, value in environ.items()],
+        "volumeMounts": [
+            *({"name": names[claim], "mountPath": path} for claim, path in claims),
+            {"name": "shm", "mountPath": "/dev/shm"},
+        ],
+    }
+    if job.gpus:
+        container["resources"] = {"limits": {"nvidia.com/gpu": job.gpus}}
+    volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in names.items()]
+    return {
+        "subdomain": job.name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": WARN_SECONDS,
+        "containers": [container],
+        "volumes": [*volumes, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+
+
+def _volume(text: str) -> tuple[str, str]:
+    claim, colon, path = text.partition(":")
+    if not colon or not claim or not path.startswith("/"):
+        raise UsageError(f"--volume {text}: write CLAIM:PATH, a persistent volume claim and an absolute path")
+    return claim, path
+
+
+def _yaml(value: object, depth: int = 0) -> list[str]:
+    """Lines of block YAML; scalars are written as JSON, which YAML contains."""
+    pad, lines = "  " * depth, list[str]()
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if isinstance(each, dict | list) and each:
+                lines += [f"{pad}{key}:", *_yaml(each, depth + 1)]
+            else:
+                lines.append(f"{pad}{key}: {json.dumps(each)}")
+    elif isinstance(value, list):
+        for each in value:
+            first, *rest = _yaml(each, depth + 1)
+            lines += [f"{pad}- {first.lstrip()}", *rest]
+    else:
+        lines.append(f"{pad}{json.dumps(value)}")
+    return lines
+
+
+# ---- ssh
+
+
+def ssh_commands(job: ClusterJob, hosts: Sequence[str], ssh: str = "ssh") -> list[list[str]]:
+    """The command of each host, the first of which has rank 0. Raises UsageError for hosts that do not fit."""
+    if len(hosts) != job.nodes:
+        raise UsageError(f"--hosts names {len(hosts)} machines, and --nodes is {job.nodes}: name as many")
+    if wrong := [host for host in hosts if not _HOST.fullmatch(host)]:
+        raise UsageError(f"--hosts: {wrong[0]!r} is no name of a machine, such as node1 or me@node1")
+    if repeated := [host for number, host in enumerate(hosts) if host in hosts[:number]]:
+        raise UsageError(f"--hosts names {repeated[0]} twice: one command starts all ranks of a machine")
+    options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"]
+    options += ["-o", "ServerAliveCountMax=4"]
+    remote = (_remote(job, number, hosts[0].rpartition("@")[2]) for number in range(job.nodes))
+    return [[ssh, *options, host, text] for host, text in zip(hosts, remote, strict=True)]
+
+
+def _remote(job: ClusterJob, node: int, first_host: str) -> str:
+    """What a host runs. The run is asked to save and stop when the connection ends: its input ends then."""
+    environ = {"HORNBOOK_NODES": job.nodes, "HORNBOOK_NODE": node, "MASTER_ADDR": first_host, "MASTER_PORT": job.port}
+    variables = " ".join(f"{name}={value}" for name, value in environ.items())
+    script = (
+        f"echo {shlex.quote(STARTED)} >&2; cd {shlex.quote(job.folder)} || exit {Exit.USAGE:d}; exec 3<&0; "
+        f"env {variables} {shlex.join(job.command)} </dev/null 3<&- & run=$!; "
+        '{ cat <&3 >/dev/null 2>&1; kill -HUP "$run"; } >/dev/null 2>&1 & watch=$!; '
+        'wait "$run"; code=$?; '
+        'kill "$watch" 2>/dev/null; exit "$code"'
+    )
+    return f"bash -c {shlex.quote(script)}"

@@ -1,0 +1,95 @@
+"""One rank of a large run on fake tensors: its memory by formula, its collectives, and what cannot be foreseen."""
+
+import pytest
+
+from hornbook.errors import UsageError
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.run.diagnose.simulate import Simulation, simulate
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import resolve
+
+VOCAB = 128
+SMALL = ("model.layers=2", "model.width=64", "model.heads=4", "train.sequence=32", "train.micro_batch=1")
+SMALL += ("train.device=cpu", "train.precision=fp32", "train.batch_tokens=4096")
+
+
+def recipe(*words: str) -> Recipe:
+    return resolve(None, [*SMALL, *words], environ={}).recipe
+
+
+def calls(found: Simulation) -> dict[tuple[str, tuple[str, ...]], int]:
+    """Bytes of each kind of collective over each set of axes."""
+    return {(row.kind, row.axes): row.num_bytes for row in found.collectives}
+
+
+def test_one_process_sends_nothing_and_holds_all():
+    found = simulate(recipe(), VOCAB, 0)
+    size = 4 * count_parameters(recipe().model, VOCAB)
+    assert found.collectives == []
+    assert (found.state["weights"], found.state["gradients"]) == (size, size)
+    assert found.state["moments"] == pytest.approx(2 * size, rel=0.01)
+    assert found.peak > sum(found.state.values())
+
+
+def test_whole_copies_sum_their_gradients_once_a_step():
+    found = simulate(recipe("parallel.data=64"), VOCAB, 63)
+    size = 4 * count_parameters(recipe().model, VOCAB)
+    assert found.axes == {"replica": (63, 64)}
+    assert calls(found)["all_reduce", ("replica",)] == pytest.approx(size, rel=0.01)
+    assert found.memory["weights"] == size
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "gradients", "everything"])
+def test_shares_of_zero_are_those_of_its_formulas(shard: str):
+    found = simulate(recipe("parallel.data=16", f"parallel.shard={shard}"), VOCAB, 5)
+    size = 4 * count_parameters(recipe().model, VOCAB)
+    for name, factor in (("weights", 1), ("gradients", 1), ("moments", 2)):
+        assert found.state[name] == pytest.approx(factor * size / 16, rel=0.05), name
+    assert calls(found)["all_gather", ("shard",)] >= size
+    assert calls(found)["reduce_scatter", ("shard",)] >= size
+
+
+def test_hybrid_sharding_has_two_axes_and_a_large_world():
+    words = ("parallel.data=128", "parallel.shard=everything", "parallel.replicas=4")
+    found = simulate(recipe(*words), VOCAB, 100)
+    assert found.axes == {"replica": (3, 4), "shard": (4, 32)}
+    kinds = {(row.kind, row.axes, row.ranks) for row in found.collectives}
+    assert {("all_gather", ("shard",), 32), ("all_reduce", ("replica",), 4)} <= kinds
+
+
+def test_tensor_ranks_hold_their_part_and_sum_activations():
+    found = simulate(recipe("parallel.data=2", "parallel.tensor=4"), VOCAB, 6)
+    assert found.axes == {"replica": (1, 2), "tensor": (2, 4)}
+    assert ("all_reduce", ("tensor",)) in calls(found)
+    assert found.state["weights"] < 4 * count_parameters(recipe().model, VOCAB) / 3
+
+
+def test_a_step_of_many_microbatches_is_that_of_few_and_what_each_adds():
+    words = ("parallel.data=4", "parallel.shard=everything", "train.sequence=32")
+    three, many = (simulate(recipe(*words, f"train.batch_tokens={128 * count}"), VOCAB, 0) for count in (3, 40))
+    two, four = (simulate(recipe(*words, f"train.batch_tokens={128 * count}"), VOCAB, 0) for count in (2, 4))
+    each = {kind: size - calls(two)[kind] for kind, size in calls(three).items()}
+    assert calls(four) == {kind: size + each[kind] for kind, size in calls(three).items()}
+    assert calls(many) == {kind: size + 37 * each[kind] for kind, size in calls(three).items()}
+    assert many.peak == pytest.approx(three.peak, rel=0.01)
+
+
+def test_recomputation_takes_less_memory():
+    whole, less = (
+        simulate(recipe("train.sequence=256", "train.batch_tokens=1024", *words), VOCAB, 0)
+        for words in ((), ("parallel.recompute=block",))
+    )
+    assert less.peak < whole.peak
+
+
+def test_a_mixture_of_experts_has_equal_loads():
+    words = ("model.mlp.kind=experts", "model.mlp.count=4", "model.mlp.active=2", "model.mlp.hidden=32")
+    assert simulate(recipe(*words, "parallel.data=8"), VOCAB, 0).peak > 0
+    found = simulate(recipe(*words, "parallel.data=2", "parallel.expert=4"), VOCAB, 3)
+    assert found.axes == {"replica": (0, 2), "expert": (3, 4)}
+    assert ("all_to_all", ("expert",)) in calls(found)
+
+
+def test_a_rank_outside_of_the_world_is_refused():
+    with pytest.raises(UsageError, match="--rank 8: the ranks of a world of 8 are 0 to 7"):
+        simulate(recipe("parallel.data=8"), VOCAB, 8)

@@ -1,0 +1,112 @@
+"""Scripts for schedulers, read back by the programs or parsers that will read them."""
+
+import shlex
+import subprocess
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from hornbook.errors import UsageError
+from hornbook.run.launch.cluster import ClusterJob, job_name, kubernetes_job, parse_seconds, slurm_script, ssh_commands
+
+JOB = ClusterJob(
+    "gpt-2",
+    ["hornbook", "train", "my recipe.toml", "--out", "runs/a", "--optim.betas=[0.9, 0.95]", "--resume", "auto"],
+    "/shared/my project",
+    nodes=2,
+    ranks=8,
+    gpus=8,
+    seconds=90 * 3600,
+)
+
+
+def check_bash(text: str) -> None:
+    """Fails unless bash can read it."""
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_a_batch_script_of_slurm():
+    text = slurm_script(JOB)
+    check_bash(text)
+    options = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert set(options) >= {
+        "--nodes=2",
+        "--ntasks-per-node=8",
+        "--gpus-per-node=8",
+        "--time=90:00:00",
+        "--signal=USR1@120",
+        "--requeue",
+    }
+    assert f"srun {shlex.join(JOB.command)}" in text.splitlines()
+    assert "--gpus" not in slurm_script(replace(JOB, gpus=0))
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (75, True), (137, True)])
+def test_a_batch_script_is_queued_again_after_75_alone(code: int, requeued: bool):
+    script = slurm_script(replace(JOB, folder="/"))
+    stand_ins = f'srun() {{ return {code}; }}; scontrol() {{ echo "$@"; }}; SLURM_JOB_ID=7\n'
+    done = subprocess.run(["bash"], input=stand_ins + script, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "requeue 7\n" if requeued else "")
+
+
+def test_an_indexed_job_of_kubernetes():
+    text = kubernetes_job(replace(JOB, image="me/hornbook:1", volumes=["data:/shared", "runs:/runs"]))
+    service, job = yaml.safe_load_all(text)
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert (service["kind"], service["spec"]["clusterIP"]) == ("Service", "None")
+    assert service["spec"]["selector"] == {"job-name": "gpt-2"}
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    assert container["command"] == JOB.command
+    assert container["workingDir"] == "/shared/my project"
+    environ = {each["name"]: each["value"] for each in container["env"]}
+    assert environ["HORNBOOK_NODES"] == "2"
+    assert environ["MASTER_ADDR"] == f"gpt-2-0.{pod['subdomain']}"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    claims = {
+        each["name"]: each["persistentVolumeClaim"]["claimName"]
+        for each in pod["volumes"]
+        if "persistentVolumeClaim" in each
+    }
+    assert {claim: mounts[name] for name, claim in claims.items()} == {"data": "/shared", "runs": "/runs"}
+    actions = {rule["action"]: rule.get("onExitCodes", {}).get("values") for rule in spec["podFailurePolicy"]["rules"]}
+    assert 2 in actions["FailJob"]
+    assert 75 not in actions["FailJob"]
+
+
+def test_a_job_without_an_image_is_refused():
+    with pytest.raises(UsageError, match="--image"):
+        kubernetes_job(JOB)
+    with pytest.raises(UsageError, match="CLAIM:PATH"):
+        kubernetes_job(replace(JOB, image="i", volumes=["data"]))
+
+
+def test_commands_over_ssh():
+    commands = ssh_commands(JOB, ["me@node1", "node2"])
+    assert [command[-2] for command in commands] == ["me@node1", "node2"]
+    for number, command in enumerate(commands):
+        check_bash(command[-1])
+        _, _, script = shlex.split(command[-1])
+        check_bash(script)
+        assert f"HORNBOOK_NODES=2 HORNBOOK_NODE={number} MASTER_ADDR=node1 MASTER_PORT=29400" in script
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [(["a"], "names 1 machines, and --nodes is 2"), (["a", "a"], "names a twice"), (["a", "-oX=y"], "no name")],
+)
+def test_hosts_that_do_not_fit_are_refused(hosts: list[str], text: str):
+    with pytest.raises(UsageError, match=text):
+        ssh_commands(JOB, hosts)
+
+
+def test_times_and_names():
+    assert [parse_seconds(text) for text in ("90m", "24h", "3d", "01:30:05")] == [5400, 86400, 259200, 5405]
+    for text in ("", "1", "1:2", "60s", "tomorrow"):
+        with pytest.raises(UsageError, match="--time"):
+            parse_seconds(text)
+    assert job_name("My run_2!") == "my-run-2"
+    assert job_name("___") == "run"

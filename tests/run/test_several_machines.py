@@ -1,0 +1,150 @@
+"""Runs on several machines, of which all are this one: one `hornbook train` per machine starts the ranks there."""
+
+import os
+import signal
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
+from tests.processes import free_port, wait_until
+from tests.run.launcher import Launcher, Started
+
+FOUR = ("parallel.data=4", "train.micro_batch=1", "checkpoint.background=false")
+Begin = Callable[..., list[Started]]
+
+
+def machine(number: int, port: int, nodes: int = 2) -> dict[str, str]:
+    """The variables of one machine."""
+    numbers = {"HORNBOOK_NODES": nodes, "HORNBOOK_NODE": number, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "localhost", **{name: str(value) for name, value in numbers.items()}}
+
+
+@pytest.fixture
+def begin(launcher: Launcher, tmp_path: Path) -> Begin:
+    """begin(words of each machine) starts all of them."""
+
+    def start(*words: Sequence[str], first: int = 0, patience: int = 30, **how: Any) -> list[Started]:
+        port, patient = free_port(), {"HORNBOOK_ARRIVAL_SECONDS": str(patience)}
+        return [
+            launcher.start(each, tmp_path / f"machine-{number}.txt", environ=machine(number, port) | patient, **how)
+            for number, each in enumerate(words, first)
+        ]
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def whole(train_whole: Callable[..., Path]) -> Path:
+    """The same run on four ranks of one machine."""
+    return train_whole(*FOUR)
+
+
+@pytest.fixture
+def words(tmp_path: Path, tiny_settings: tuple[str, ...]) -> list[str]:
+    """The command line of a run in `tmp_path / "run"`."""
+    return ["train", "--out", str(tmp_path / "run"), *tiny_settings, *FOUR]
+
+
+def test_two_machines_of_two_ranks_train_what_one_of_four_does(
+    tmp_path: Path, words: list[str], begin: Begin, same: Any
+):
+    machines = begin([*words, "--json"], [*words, "--json"])
+    assert [each.wait() for each in machines] == [Exit.DONE] * 2, machines[0].text + machines[1].text
+    same(tmp_path / "run")
+    assert '"status": "finished"' in machines[0].text
+    assert '"status"' not in machines[1].text  # rank 0's machine answers
+
+
+def test_a_signal_to_one_machine_stops_all(tmp_path: Path, words: list[str], begin: Begin):
+    long = [*words, "train.tokens=5M", "checkpoint.every=0"]
+    machines = begin(long, long)
+    wait_until(RunDir(tmp_path / "run").metrics.exists)
+    os.kill(machines[1].pid, signal.SIGTERM)
+    assert [each.wait() for each in machines] == [Exit.RESUMABLE] * 2, machines[0].text + machines[1].text
+
+
+def test_a_machine_with_another_recipe_is_named_on_both(tmp_path: Path, words: list[str], begin: Begin):
+    for each in begin(words, [*words, "optim.lr=0.5"]):
+        assert each.wait() == Exit.USAGE
+        assert "optim.lr: 0.01 on ranks 0-1, 0.5 on ranks 2-3" in each.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_dies_in_training_ends_both_machines_and_no_rank_is_left(words: list[str], begin: Begin):
+    machines = begin(words, words, faults=[{"rank": 3, "phase": "clip", "step": 5, "do": "SIGKILL"}])
+    assert [each.wait() for each in machines] == [Exit.RESUMABLE] * 2, machines[0].text + machines[1].text
+    assert "rank 3 was killed by SIGKILL" in machines[1].text
+    assert not any(each.children() for each in machines)
+
+
+def test_machines_that_do_not_come_are_named_by_those_that_did(tmp_path: Path, words: list[str], begin: Begin):
+    (first,) = begin(words, patience=2)
+    (second,) = begin(words, first=1, patience=2)  # at another port
+    assert (first.wait(), second.wait()) == (Exit.USAGE, Exit.USAGE)
+    assert "ranks 2-3 of 4 did not arrive in 2 s" in first.text
+    assert "rank 0 did not arrive in 2 s: nothing answers at localhost" in second.text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_dies_while_ranks_meet_ends_its_machine_at_once(words: list[str], begin: Begin):
+    (machine,) = begin(words, first=1, patience=60)
+    wait_until(lambda: len(machine.children()) == 2)
+    os.kill(machine.children()[0], signal.SIGKILL)
+    assert machine.wait(30) == Exit.RESUMABLE, machine.text
+    assert "rank 2 was killed by SIGKILL" in machine.text
+
+
+FAKE_SSH = """#!{python}
+import os, sys
+host, command = sys.argv[-2:]
+if host == "gone":
+    print("ssh: connect to host gone port 22: Connection refused", file=sys.stderr)
+    sys.exit(255)
+os.execvp("bash", ["bash", "-c", command.replace("MASTER_ADDR=one", "MASTER_ADDR=localhost")])
+"""
+
+
+@pytest.fixture
+def over_ssh(tmp_path: Path, launcher: Launcher) -> Callable[..., Started]:
+    """Starts `hornbook launch --on ssh`, where ssh runs the command here."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(FAKE_SSH.format(python=sys.executable))
+    ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+
+    def start(hosts: str, words: Sequence[str]) -> Started:
+        program = f"{sys.executable} -m hornbook.cli.main"
+        launch = ["launch", *words[1:], "--on", "ssh", "--nodes", "2", "--hosts", hosts, "--ranks", "2"]
+        launch += ["--program", program, "--port", str(free_port())]
+        environ = {"HORNBOOK_SSH": str(ssh), "PYTHONPATH": os.pathsep.join(sys.path)}
+        return launcher.start(launch, tmp_path / "ssh.txt", environ=environ)
+
+    return start
+
+
+@pytest.mark.slow
+def test_machines_over_ssh(tmp_path: Path, words: list[str], over_ssh: Callable[..., Started], same: Any):
+    started = over_ssh("one,two", words)
+    assert started.wait(240) == Exit.DONE, started.text
+    same(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_end_of_the_connections_stops_machines(tmp_path: Path, words: list[str], over_ssh: Callable[..., Started]):
+    started = over_ssh("one,two", [*words, "train.tokens=5M", "checkpoint.every=0"])
+    wait_until(RunDir(tmp_path / "run").metrics.exists, 120)
+    os.kill(started.pid, signal.SIGTERM)
+    assert started.wait() == Exit.RESUMABLE, started.text
+    assert (RunDir(tmp_path / "run").read_state() or {})["status"] == "stopped"
+
+
+def test_a_machine_that_ssh_does_not_reach_is_named(words: list[str], over_ssh: Callable[..., Started]):
+    started = over_ssh("gone,two", words)
+    assert started.wait() == Exit.USAGE
+    assert "ssh does not reach gone: ssh: connect to host gone port 22: Connection refused" in started.text
