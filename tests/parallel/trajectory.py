@@ -101,6 +101,8 @@ class Run:
     """A model of `tests.parallel.odd` and its batches."""
     sizes: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of that model, or of the decoder of this file, in place of its own."""
+    documents: bool = False
+    """Rows of several documents, of which no two rows have the same."""
     corpus: str = ""
     """The data folder that a family's batches come from."""
     copies: int = 1
@@ -363,7 +365,8 @@ def grid_of(run: Run, step: int) -> list[Batch]:
         return odd.grid(run.odd, step, run.microbatches, run.sequence)
     if run.family:
         return families.grid(run.family, run.corpus, step, run.microbatches, run.sequence)
-    return microbatches(step, run.microbatches, run.sequence)
+    plain = microbatches(step, run.microbatches, run.sequence)
+    return [with_documents(batch) for batch in plain] if run.documents else plain
 
 
 def share(grid: list[Batch], world: World) -> list[Batch]:
@@ -393,6 +396,16 @@ def microbatches(step: int, count: int, sequence: int) -> list[Batch]:
             )
         )
     return batches
+
+
+def with_documents(batch: Batch) -> Batch:
+    """The batch with rows cut into documents, each row elsewhere."""
+    sequence, lengths = batch.tokens.shape[1], []
+    for sample in batch.samples.tolist():
+        first = 1 + sample * 7 % (sequence // 2)
+        lengths.append((first, 2, sequence - first - 2))
+    positions = torch.stack([torch.cat([torch.arange(size) for size in row]) for row in lengths])
+    return replace(batch, document_lengths=lengths, positions=positions)
 
 
 def assemble(folder: Path, shards: Sequence[Mapping[str, Any]], kind: str = "") -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hornbook.model.attention.cache import KVCache
-from hornbook.model.attention.mask import AttentionMask, DocumentLengths
+from hornbook.model.attention.mask import AttentionMask, DocumentLengths, RowPart
 from hornbook.model.attention.position import Rope, Rotation
 from hornbook.settings.moved import refuse_former_attribute
 
@@ -23,6 +23,8 @@ class Memory:
     states: Float[Tensor, "batch time width"]
     lengths: DocumentLengths | None = None
     """Document lengths of each row; the k-th document of the decoder's row attends to the k-th of these."""
+    part: RowPart | None = None
+    """Which positions of each row are here; None: all."""
 
 
 @dataclass(frozen=True)

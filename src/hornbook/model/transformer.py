@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.key_tables import with_tables
-from hornbook.model.attention.mask import AttentionMask, as_tuples
+from hornbook.model.attention.mask import AttentionMask, RowPart, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.heads.head import Head
@@ -34,6 +34,8 @@ class Source(NamedTuple):
     """Document lengths of each row; the k-th document of a row's target attends to the k-th of its source."""
     token_mask: Bool[Tensor, "batch time"] | None = None
     """True for real tokens, of which statistics of experts are made; None: all."""
+    part: RowPart | None = None
+    """Which positions of each row these are; None: all."""
 
 
 class Stack(nn.Module):
@@ -142,6 +144,7 @@ class Transformer(Stack):
         source: Source | None = None,
         memory: Memory | None = None,
         token_mask: Bool[Tensor, "batch time"] | None = None,
+        part: RowPart | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
         """Hidden states (of `compute_dtype`), and auxiliary values of layers by name (losses of each row of experts).
 
@@ -154,6 +157,8 @@ class Transformer(Stack):
         types: token types (BERT's segments); by default all 0.
         source, memory: input of the encoder, as tokens or as the output of `encode`.
         token_mask: True for tokens that are not padding, of which statistics of experts are made; None: all.
+        part: which positions of each row `tokens` are, where the rest is computed elsewhere; lengths and prefixes are
+            of whole rows, and `FullAttention.attend` looks at the rest. None: all.
         """
         assert cache is None or lengths is None, "a cache continues one document per row"
         assert self.encoder is None or source is not None or memory is not None, "an encoder-decoder needs its source"
@@ -161,7 +166,8 @@ class Transformer(Stack):
         auxiliary: Auxiliary = {}
         if source is not None:
             memory, auxiliary = self._encode(source, keys)
-        inputs = Source(tokens, positions, lengths, token_mask)
+        assert part is None or (cache is None and positions is not None), "a part of a row needs its positions"
+        inputs = Source(tokens, positions, lengths, token_mask, part)
         x, context = self._prepare(self, inputs, keys, cache, prefixes, types, memory)
         x, found = self.run_blocks(x, context)
         add_auxiliary(auxiliary, found)
@@ -177,7 +183,7 @@ class Transformer(Stack):
         assert self.encoder is not None
         x, context = self._prepare(self.encoder, source, keys)
         x, auxiliary = self.encoder.run_blocks(x, context)
-        return Memory(x, as_tuples(source.lengths)), auxiliary
+        return Memory(x, as_tuples(source.lengths), source.part), auxiliary
 
     def _prepare(
         self,
@@ -190,23 +196,27 @@ class Transformer(Stack):
         memory: Memory | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Context]:
         """Input of the first block of a stack, and the context that its blocks share."""
-        tokens, positions, lengths, token_mask = inputs
+        tokens, positions, lengths, token_mask, part = inputs
         start = 0 if cache is None else cache.length
         positions = stack.position_ids(tokens, positions, lengths, start)
-        mask = AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes))
-        cross = None if memory is None else AttentionMask("cross", mask.lengths, memory.lengths)
+        mask = AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes), part=part)
+        cross = None
+        if memory is not None:
+            cross = AttentionMask("cross", mask.lengths, memory.lengths, part=part, key_part=memory.part)
+        time = tokens.shape[1] if part is None else part.length
         if cache is None and (stack.compiled or tokens.device.type != "cpu"):
-            batch, time = tokens.shape[:2]
+            batch = len(tokens)
             mask = with_tables(mask, (batch, time, time), tokens.device, stack.windows)
             if cross is not None and memory is not None:
-                cross = with_tables(cross, (batch, time, memory.states.shape[1]), tokens.device)
+                keys_there = memory.states.shape[1] if memory.part is None else memory.part.length
+                cross = with_tables(cross, (batch, time, keys_there), tokens.device)
         context = Context(
             rotations={rope.name: rope.rotation(positions) for rope in stack.ropes},
             mask=mask,
             cross=cross,
             keys=keys,
             cache=cache,
-            bias=None if stack.bias is None else stack.bias(start + tokens.shape[1], tokens.device),
+            bias=None if stack.bias is None else stack.bias(start + time, tokens.device),
             memory=memory,
             token_mask=token_mask,
         )

@@ -42,9 +42,12 @@ class Balance:
         """Drop the loads of the step before."""
         self._loads = {}
 
-    def microbatch(self, auxiliary: Auxiliary, weights: Tensor, *, is_empty: bool) -> dict[str, Tensor]:
-        """The auxiliary losses of a microbatch as summands of the objective; its loads are kept until the step."""
-        rows, losses = weights.sum(1), {}
+    def microbatch(self, auxiliary: Auxiliary, rows: Tensor, *, is_empty: bool) -> dict[str, Tensor]:
+        """The auxiliary losses of a microbatch as summands of the objective; its loads are kept until the step.
+
+        rows: [rows], weight of each row.
+        """
+        losses = {}
         for name, value in auxiliary.items():
             if not name.startswith("load."):
                 losses[name] = (value * rows).sum()

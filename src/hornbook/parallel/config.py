@@ -109,6 +109,9 @@ class ContextConfig(Config):
 
     ranks: Count = Field(default=1, ge=1)
     """Ranks that each sequence is divided over."""
+    kind: Literal["ring", "all-to-all"] = "ring"
+    """How attention sees the whole sequence: keys and values travel around (`ring`, any number of heads), or each rank
+    gets all positions of some heads (`all-to-all`; fewer bytes, heads must divide among the ranks)."""
 
 
 def _count_as(key: str) -> BeforeValidator:

@@ -26,6 +26,7 @@ from hornbook.optim.config.clipping import AnyClip, NormClip
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.balance import Balance, loss_names
 from hornbook.parallel.compiled import CompiledParts
+from hornbook.parallel.context.context import RowParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.clipping import Clipping
@@ -90,6 +91,8 @@ class Engine:
         self._rows = 0
         """Rows of the largest microbatch so far, for which the model is compiled."""
         self._balance = Balance(model)
+        self.parts = RowParts(model, world)
+        """What this rank computes of the rows of a batch."""
         self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []))
         self.loss_names += tuple(loss_names(model) if auxiliary is None else auxiliary)
         """Of the terms of the objective, in the order in which they are added."""
@@ -191,8 +194,10 @@ class Engine:
         `factor` is what their sum is multiplied by. The head makes its gradients in the forward pass, before that: in
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
+        whole, batch = batch, self.parts.batch(batch)
         targets, weights = self._targets(batch), self._to_device(batch.weights)
-        rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
+        rows = self.parts.row_weights(whole, weights)
+        rest = self._balance.microbatch(auxiliary, rows, is_empty=batch.is_empty)
         if hidden is None:
             return rest
         loss, few = self._loss, {}
@@ -205,7 +210,8 @@ class Engine:
         return {**{name: term / early for name, term in found.items()}, **rest}
 
     def _inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
-        return model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present)
+        inputs = model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present)
+        return self.parts.inputs(inputs)
 
     def _targets(self, batch: Batch) -> Tensor:
         """Targets of the head: labels that are numbers, or ids."""
@@ -307,9 +313,9 @@ class Engine:
             return losses, outputs
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
-        return self._head.token_losses(
-            hidden, self._targets(batch), self._to_device(batch.weights), batch.document_lengths
-        )
+        mine = self.parts.batch(batch)
+        weights, lengths = self._to_device(mine.weights), batch.document_lengths
+        return self.parts.whole(self._head.token_losses(hidden, self._targets(mine), weights, lengths), batch)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""

@@ -19,6 +19,7 @@ from hornbook.parallel.config import (
     Recompute,
     SelectiveRecompute,
 )
+from hornbook.parallel.context.context import apply_context
 from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, Summed, shard_model
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.exact import check_shards
@@ -69,6 +70,7 @@ def parallelize(
     partial = apply_tensor(model, world, parallel, divisions)
     if layout is not None:
         record_stages(model, layout, divisions)
+    apply_context(model, world, parallel.context)
     if precision == "float8":
         check_float8(world.device, train.float8.emulate)
         use_float8(list(model.all_blocks()), Float8(train.float8.scales, train.float8.emulate))

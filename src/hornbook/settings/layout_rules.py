@@ -1,6 +1,6 @@
 """Rules of layouts: what the axes of `[parallel]` ask of one another, of the batch, and of the model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 from hornbook.model.config.mlp import ExpertsConfig
@@ -8,11 +8,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import ParallelConfig, PipelineConfig
 from hornbook.run.config import TrainConfig
-
-UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
-    "parallel.context": lambda parallel: parallel.context.ranks,
-}
-"""Axes that `parallelize` does nothing for yet, and their ranks."""
+from hornbook.settings.context_rules import context_problems
 
 
 def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
@@ -22,9 +18,8 @@ def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
     yield from _check_microbatches(parallel, train)
     yield from _check_pipeline(parallel, train, model)
     yield from _check_experts(parallel, train, model)
-    for key, ranks in UNBUILT.items():
-        if ranks(parallel) > 1:
-            yield key, f"is not built yet for models such as this {model.kind}: leave it 1"
+    if parallel.context.ranks > 1:
+        yield from context_problems(parallel, train, model)
 
 
 def _check_sharding(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:

@@ -220,6 +220,8 @@ def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if prompt and (recipe.model.kind, recipe.data.objective.kind) != ("decoder", "causal"):
         found = f"model.kind is {recipe.model.kind}, data.objective.kind is {recipe.data.objective.kind}"
         yield "surgery", f"a prompt stands before the text of a decoder with the causal objective: {found}"
+    if prompt and recipe.parallel.context.ranks > 1:
+        yield "surgery", "a prompt stands before documents, which are divided over ranks: leave parallel.context 1"
     if prompt and recipe.train.sequence + prompt > recipe.model.position.length:
         text = f"a prompt of {prompt} before train.sequence ({recipe.train.sequence}) is longer than the positions of"
         yield "surgery", f"{text} model.position.length ({recipe.model.position.length})"

@@ -2,6 +2,7 @@
 
 import torch
 
+from hornbook.model.attention.mask import AttentionMask, RowPart
 from hornbook.model.context import Context
 from hornbook.model.layers.dropout import Dropout, keep_mask, mix, row_keys, site_keys
 
@@ -63,3 +64,16 @@ def test_float64_takes_the_formula() -> None:
     x, keys = torch.randn(2, 9, 5), row_keys(1, 2, torch.arange(2))
     dropout = Dropout(0.4, 3, 2)
     assert torch.allclose(dropout(x.double(), Context(keys=keys)).float(), dropout(x, Context(keys=keys)))
+
+
+def test_parts_of_rows_are_dropped_as_the_whole() -> None:
+    """A part of several runs, some of it padding, and a slice of that part."""
+    layer, x, keys = Dropout(0.4, 1, 2), torch.randn(3, 13, 5), row_keys(1, 2, torch.arange(3))
+    whole = layer(x, Context(keys=keys))
+    for number, places in enumerate(([0, 1, 2, 3, 12], [4, 5, 6, 7, 8, 9, 10, 11])):
+        part = RowPart((((0, 4), (12, 16)), ((4, 12),)), number, 13)
+        padded = torch.nn.functional.pad(x[:, places], (0, 0, 0, 8 - len(places)))
+        found = layer(padded, Context(mask=AttentionMask(part=part), keys=keys))
+        assert torch.equal(found[:, : len(places)], whole[:, places])
+    assert part.runs(2, 4) == [range(6, 10)]
+    assert RowPart((((0, 4), (12, 16)),), 0, 13).runs(3, 7) == [range(3, 4), range(12, 16), range(16, 18)]

@@ -1,5 +1,6 @@
 """Multi-head attention (Vaswani et al. 2017) with any number of key-value heads (GQA, arXiv 2305.13245)."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -48,6 +49,8 @@ class FullAttention(nn.Module):
         self.out = Linear(cfg.heads * cfg.head_dim, width, part.out_bias)
         self.query_norm, self.key_norm = (_norm(cfg, part, count) for count in (cfg.heads, cfg.kv_heads))
         self.sinks = nn.Parameter(torch.empty(cfg.heads)) if part.sinks else None
+        self.attend: Callable[..., Heads] | None = None
+        """Called in place of `attend`, where the rest of the rows is elsewhere (`AttentionMask.part`)."""
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         query, key, value = self._project(x, context)
@@ -61,7 +64,8 @@ class FullAttention(nn.Module):
         """What the heads find, through the output projection."""
         options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias, "sinks": self.sinks}
         drop = dropped(context, self.number, self.site, self.cfg.dropout, self.first_head)
-        return self.out(attend(query, key, value, mask, **options, dropout=drop).transpose(1, 2).flatten(2))
+        found = (self.attend or attend)(query, key, value, mask, **options, dropout=drop)
+        return self.out(found.transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
         """Queries, keys and values, normalised and rotated."""

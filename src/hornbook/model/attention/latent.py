@@ -6,6 +6,8 @@ k = U c, the product q k is (U^T q) c, so queries go down to the latents instead
 the values' projection comes after the sum over positions (section 2.1.2). The latents then are the one key-value head.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -51,6 +53,8 @@ class LatentAttention(nn.Module):
         self.kv_norm = RMSNorm(part.kv_rank, LATENT_NORM)
         self.kv_up = Linear(part.kv_rank, cfg.heads * (part.nope_dim + part.value_dim), bias=False)
         self.out = Linear(cfg.heads * part.value_dim, width, part.bias)
+        self.attend: Callable[..., Heads] | None = None
+        """Called in place of `attend`, as of `FullAttention`."""
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         rotation = context.rotation(self.rope)
@@ -87,7 +91,8 @@ class LatentAttention(nn.Module):
 
     def _attend(self, query: Heads, key: Heads, value: Heads, context: Context) -> Heads:
         drop = dropped(context, self.number, SITE, self.cfg.dropout, self.first_head)
-        return attend(query, key, value, context.mask, scale=self.scale, bias=context.bias, dropout=drop)
+        options = {"scale": self.scale, "bias": context.bias, "dropout": drop}
+        return (self.attend or attend)(query, key, value, context.mask, **options)
 
     def _attend_to_latents(self, query: Heads, held: Tensor, context: Context) -> Heads:
         """The same result; products with the projections up stand on the side of the few queries."""

@@ -16,8 +16,37 @@ from torch import Tensor
 
 DocumentLengths = tuple[tuple[int, ...], ...]
 """One integer per document of each row of a batch; hashable."""
+Spans = tuple[tuple[int, int], ...]
+"""Runs of positions: the first, and one past the last."""
 Interval = tuple[Int[Tensor, " queries"], Int[Tensor, " queries"]]
 """First key each query sees, and one past the last; equal where it sees none."""
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """Which positions of each row are here, where rows are divided into parts that are computed apart."""
+
+    parts: tuple[Spans, ...]
+    """Positions of each part in the order of its tokens. Parts have equal sizes; positions from `length` on pad."""
+    number: int
+    """Of the part that is here."""
+    length: int
+    """Positions of the whole row."""
+
+    @property
+    def spans(self) -> Spans:
+        """Positions of the tokens that are here."""
+        return self.parts[self.number]
+
+    def runs(self, first: int, count: int) -> list[range]:
+        """Positions of `count` of the tokens that are here, from number `first` on; of those behind the last, any."""
+        found, at, last = [], 0, max(end for spans in self.parts for _, end in spans)
+        for start, end in (*self.spans, (last, last + first + count)):
+            begin, stop = max(first - at, 0), min(first + count - at, end - start)
+            if begin < stop:
+                found.append(range(start + begin, start + stop))
+            at += end - start
+        return found
 
 
 @dataclass(frozen=True)
@@ -35,6 +64,10 @@ class AttentionMask:
     """`causal`: keys seen at most, the query's own included; `bidirectional`: window // 2 on each side and its own."""
     prefixes: DocumentLengths | None = None
     """`causal`: number of positions at the start of each document that see each other in both directions."""
+    part: RowPart | None = None
+    """Which queries are here, and which keys unless `key_part` says it; None: all. Intervals are those of the row."""
+    key_part: RowPart | None = None
+    """`cross`: which keys are here."""
     tables: Mapping[int | None, Any] | None = field(default=None, compare=False, repr=False)
     """The same on a device, by window (`hornbook.model.attention.key_tables.with_tables`); None: not made yet."""
 

@@ -90,11 +90,21 @@ class Dropout(nn.Module):
             return x
         hashes = site_keys(context.keys, self.number, self.site)
         threshold, scale = round((1 - self.rate) * 2**24), 1 / (1 - self.rate)
-        if supports(x):
-            return DropoutFunction.apply(x, hashes, threshold, scale, self.part * x.shape[1])
-        time, width = x.shape[1:]
-        positions = range(self.part * time, (self.part + 1) * time)
-        return x * keep_mask(hashes, threshold, positions, range(width), width) * scale
+        part = context.mask.part
+        first = self.part * x.shape[1]
+        if part is None:
+            return _drop(x, hashes, first, threshold, scale)
+        runs = part.runs(first, x.shape[1])
+        pieces = zip(x.split([len(run) for run in runs], 1), runs, strict=True)
+        return torch.cat([_drop(piece, hashes, run.start, threshold, scale) for piece, run in pieces], 1)
+
+
+def _drop(x: Tensor, hashes: Tensor, first: int, threshold: int, scale: float) -> Tensor:
+    """x [batch, time, width], which begins at position `first` of its rows, dropped."""
+    if supports(x):
+        return DropoutFunction.apply(x, hashes, threshold, scale, first)
+    time, width = x.shape[1:]
+    return x * keep_mask(hashes, threshold, range(first, first + time), range(width), width) * scale
 
 
 class RowDropout(Dropout):
@@ -124,6 +134,10 @@ class AttentionDropout(NamedTuple):
     rate: float
     first_head: int = 0
     """Number of the first of these heads among those of the layer."""
+
+    def from_head(self, first: int) -> "AttentionDropout":
+        """The same of heads that begin with the `first` of these."""
+        return self._replace(first_head=self.first_head + first)
 
     def __call__(
         self, x: Float[Tensor, "rows heads queries keys"], rows: slice, queries: range, keys: range

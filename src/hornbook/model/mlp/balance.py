@@ -13,6 +13,8 @@ expert takes all (k = 1). transformers' load_balancing_loss_func is another numb
 layers and is k times as large. (3) is ST-MoE's (Zoph et al. 2022, arXiv 2202.08906).
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -21,18 +23,23 @@ from hornbook.model.mlp.router import Routing
 
 TokenMask = Bool[Tensor, "batch time"] | None
 """True for tokens that count; None: all."""
+SumParts = Callable[[Tensor], Tensor] | None
+"""From a sum over the tokens of a row that are here to that over the whole row; None: the row is here."""
 
 
-def balance_loss(routing: Routing, token_mask: TokenMask = None) -> Float[Tensor, " batch"]:
+def balance_loss(routing: Routing, token_mask: TokenMask = None, sum_parts: SumParts = None) -> Float[Tensor, " batch"]:
     """Equation (2) of each row; the gradient flows through P alone. 0 for a row in which nothing counts."""
     choices = row_loads(routing, token_mask).to(routing.scores.dtype)
+    choices = choices if sum_parts is None else sum_parts(choices)
     share = choices / choices.sum(-1, keepdim=True).clamp(min=1)
-    return choices.shape[-1] * (share * row_mean(routing.scores, token_mask)).sum(-1)
+    return choices.shape[-1] * (share * row_mean(routing.scores, token_mask, sum_parts)).sum(-1)
 
 
-def router_z_loss(routing: Routing, token_mask: TokenMask = None) -> Float[Tensor, " batch"]:
+def router_z_loss(
+    routing: Routing, token_mask: TokenMask = None, sum_parts: SumParts = None
+) -> Float[Tensor, " batch"]:
     """Equation (3) of each row."""
-    return row_mean(routing.logits.logsumexp(-1).square(), token_mask)
+    return row_mean(routing.logits.logsumexp(-1).square(), token_mask, sum_parts)
 
 
 def row_loads(routing: Routing, token_mask: TokenMask = None) -> Int[Tensor, "batch experts"]:
@@ -43,12 +50,18 @@ def row_loads(routing: Routing, token_mask: TokenMask = None) -> Int[Tensor, "ba
     return loads.scatter_add_(1, experts.flatten(1), ones.flatten(1))
 
 
-def row_mean(values: Float[Tensor, "batch time ..."], token_mask: TokenMask) -> Float[Tensor, "batch ..."]:
+def row_mean(
+    values: Float[Tensor, "batch time ..."], token_mask: TokenMask, sum_parts: SumParts = None
+) -> Float[Tensor, "batch ..."]:
     """Mean of each row over the tokens that count."""
-    if token_mask is None:
+    if token_mask is None and sum_parts is None:
         return values.mean(1)
+    token_mask = values.new_ones(values.shape[:2]) if token_mask is None else token_mask
     weights = token_mask.to(values.dtype).view(*token_mask.shape, *[1] * (values.dim() - 2))
-    return (values * weights).sum(1) / weights.sum(1).clamp(min=1)
+    total, count = (values * weights).sum(1), weights.sum(1)
+    if sum_parts is not None:
+        total, count = sum_parts(total), sum_parts(count)
+    return total / count.clamp(min=1)
 
 
 def over_capacity(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.context import Auxiliary, Context
-from hornbook.model.mlp.balance import balance_loss, over_capacity, router_z_loss, row_loads
+from hornbook.model.mlp.balance import SumParts, balance_loss, over_capacity, router_z_loss, row_loads
 from hornbook.model.mlp.grouped import GroupedProduct, Weights, grouped_glu
 from hornbook.model.mlp.mlp import GLU, Blend
 from hornbook.model.mlp.router import Routing, SigmoidRouter
@@ -44,6 +44,8 @@ class Experts(nn.Module):
         weights = {"balance": self.balance_weight, "router_z": self.z_weight}
         self.loss_names = [name for name, weight in weights.items() if weight]
         """Of the losses among what `forward` returns."""
+        self.sum_parts: SumParts = None
+        """Where the rest of the rows is elsewhere (`AttentionMask.part`): statistics of whole rows."""
         self.router = cfg.router.make(width, cfg, layer)
         self.gate = nn.Parameter(torch.empty(cfg.count, hidden, width))
         self.up = nn.Parameter(torch.empty(cfg.count, hidden, width))
@@ -78,9 +80,9 @@ class Experts(nn.Module):
     def _auxiliary(self, routing: Routing, context: Context) -> Auxiliary:
         found: Auxiliary = {}
         if self.balance_weight:
-            found["balance"] = self.balance_weight * balance_loss(routing, context.token_mask)
+            found["balance"] = self.balance_weight * balance_loss(routing, context.token_mask, self.sum_parts)
         if self.z_weight:
-            found["router_z"] = self.z_weight * router_z_loss(routing, context.token_mask)
+            found["router_z"] = self.z_weight * router_z_loss(routing, context.token_mask, self.sum_parts)
         if self.balance_rate:
             found[self.load_name] = row_loads(routing, context.token_mask).sum(0)
         return found

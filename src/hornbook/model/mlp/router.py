@@ -81,7 +81,9 @@ class Router(nn.Module):
     ) -> Float[Tensor, "batch time experts"]:
         if jitter and context.keys is not None:
             hashes = site_keys(context.keys, self.number, JITTER_SITE)
-            noise = uniform(hashes, range(x.shape[1]), range(x.shape[2]), x.shape[2])
+            part, (time, width) = context.mask.part, x.shape[1:]
+            runs = [range(time)] if part is None else part.runs(0, time)
+            noise = torch.cat([uniform(hashes, run, range(width), width) for run in runs], 1)
             x = widened(x) * (1 - jitter + 2 * jitter * noise)
         return RouterProduct.apply(x, self.weight)
 

@@ -7,11 +7,13 @@ from hornbook.settings.recipe import Recipe
 
 
 def activation_bytes(recipe: Recipe, vocab: int, rows: int) -> SavedBytes:
-    """Bytes kept of `rows` rows; `auto` precision counts as bf16, and a masked model as if it predicted all tokens.
+    """Bytes that a rank keeps of `rows` rows; `auto` precision counts as bf16, and a masked model as if it predicted
+    all tokens.
 
     Raises UsageError where they are not known before the model runs.
     """
     if recipe.surgery:
         raise UsageError("what a model after surgery keeps for backward is not known before it runs")
-    shape = Rows(rows, recipe.train.sequence, itemsize=4 if recipe.train.precision == "fp32" else 2)
+    sequence = -(-recipe.train.sequence // recipe.parallel.context.ranks)
+    shape = Rows(rows, sequence, itemsize=4 if recipe.train.precision == "fp32" else 2)
     return saved_bytes(recipe.model, vocab, shape, recipe.parallel.recompute)
