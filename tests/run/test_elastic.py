@@ -72,6 +72,25 @@ def test_ranks_may_come_and_go(
     assert [(change["key"], change["new"]) for change in changes] == [("parallel.data", ranks) for ranks in (2, 1, 3)]
 
 
+def test_a_run_may_go_on_under_other_axes(tmp_path: Path, go: Callable[..., None], branch: Branch) -> None:
+    """Sharded, then matrices divided, then stages, then sharded on three ranks: the same batches, the same losses."""
+    model = ("model.layers=2",)
+    go(tmp_path / "alone", 1, None, *model)
+    for ranks, shard, tensor, stages, stop in (
+        (2, "everything", 1, 1, 3),
+        (1, "none", 2, 1, 6),
+        (1, "none", 1, 2, 9),
+        (3, "everything", 1, 1, None),
+    ):
+        words = (f"parallel.shard={shard}", f"parallel.tensor={tensor}", f"parallel.pipeline={stages}")
+        go(tmp_path / "run", ranks, stop, *model, *words)
+    alone, run = branch(tmp_path / "alone"), branch(tmp_path / "run")
+    assert [step["token_hash"] for step in run] == [step["token_hash"] for step in alone]
+    assert [step["loss"] for step in run] == pytest.approx([step["loss"] for step in alone], rel=1e-4)
+    mine, theirs = validation(tmp_path / "run"), validation(tmp_path / "alone")
+    assert {name: each["rows"] for name, each in mine.items()} == {name: each["rows"] for name, each in theirs.items()}
+
+
 @pytest.mark.parametrize("shard", ["none", "gradients", "everything"])
 def test_exact_sums_have_the_same_bits_on_one_two_and_four_ranks(
     tmp_path: Path, go: Callable[..., None], branch: Branch, shard: str
