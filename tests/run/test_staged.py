@@ -39,7 +39,7 @@ def test_from_one_process_to_stages_and_back(
     assert started.wait() == Exit.DONE, started.text
     assert "blocks 0" in (run / "log.txt").read_text()
     for found, expected in zip(branch(run), branch(whole), strict=True):
-        for name in ("loss", "grad_norm"):
+        for name in ("loss", "gradient_norm"):
             assert found[name] == pytest.approx(expected[name], rel=1e-4), name
     for file in whole.glob("evals/*.json"):
         found, expected = (json.loads((folder / "evals" / file.name).read_text()) for folder in (run, whole))

@@ -7,7 +7,8 @@ from hornbook.parallel.pipeline.split import gradients_of_inputs
 
 
 def outputs_of(x: Tensor, memory: Tensor, layers: list[nn.Linear], shared: nn.Parameter) -> list[Tensor]:
-    """Two layers whose weights are put together, one that is used twice, a weight in two places, a loss of its own."""
+    """A plain layer, two whose weights are put together, one that is used twice, a shared weight, a loss of its own."""
+    x = layers[4](x)
     both = torch.cat([layers[0].weight, layers[1].weight.to(torch.float64)])
     x = x + torch.tanh(x @ both.T)[:, :4] * shared
     x = x + layers[2](layers[2](x)) + memory
@@ -16,7 +17,7 @@ def outputs_of(x: Tensor, memory: Tensor, layers: list[nn.Linear], shared: nn.Pa
 
 def test_the_parts_of_backward_add_up() -> None:
     torch.manual_seed(1)
-    layers = [nn.Linear(4, 4).double() for _ in range(4)]
+    layers = [nn.Linear(4, 4).double() for _ in range(5)]
     shared = nn.Parameter(torch.randn(4, dtype=torch.float64))
     weights = [*(layer.weight for layer in layers), shared, layers[2].bias]
     x, memory = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
