@@ -17,11 +17,6 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
     ranks, remedy = parallel.context.ranks, "or leave parallel.context 1"
     if train.compile:
         yield "train.compile", f"parts of rows are not compiled yet: set it to false, {remedy}"
-    if getattr(parallel, "sequence", False):
-        yield (
-            "parallel.sequence",
-            f"parts of rows are not divided again over tensor ranks yet: set it to false, {remedy}",
-        )
     if isinstance(model.head, LabelHeadPart):
         yield "parallel.context", f'the head "{model.head.kind}" reads whole rows: leave it 1, and widen parallel.data'
     layers = [stack.layer(number) for stack in stacks_of(model) for number in range(stack.layers)]

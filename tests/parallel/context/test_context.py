@@ -98,7 +98,6 @@ def test_every_kind_of_position_and_attention(done: Performer, kind: str, model:
         pytest.param("ring", {"expert": 2, "experts": True}, marks=pytest.mark.slow),
         pytest.param("ring", {"tensor": 2, "sizes": {"heads": 4}}, marks=pytest.mark.slow),
         pytest.param("all-to-all", {"tensor": 2, "sizes": {"heads": 4}}, marks=pytest.mark.slow),
-        pytest.param("ring", {"tensor": 2, "sequence_parallel": True, "sizes": {"heads": 4}}, marks=pytest.mark.slow),
         pytest.param("ring", {"clip": "adaptive", "penalty": 0.01}, marks=pytest.mark.slow),
     ],
 )
