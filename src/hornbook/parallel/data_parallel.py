@@ -33,7 +33,7 @@ from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.tensor.partial import Partial, add_partial
 from hornbook.parallel.traffic.fsdp import Bf16ReduceScatter, CountedAllGather, CountedReduceScatter, CountedReplicas
-from hornbook.parallel.traffic.traffic import sent_bytes
+from hornbook.parallel.traffic.traffic import Flow, sent_bytes
 from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World, others
 
 BUCKET_MB = 25.0
@@ -329,11 +329,12 @@ def _sum_hook(parallel: DDP, bucket: GradBucket) -> torch.futures.Future[Tensor]
     if parallel.bucket_norms is not None:
         parallel.bucket_norms.append(torch.linalg.vector_norm(buffer, dtype=torch.float32))
     sums = _crossing(buffer, compress=parallel.config.compress == "bf16")
-    ended = world.launch(DATA, "all-reduce", sums.nbytes)
+    flow: Flow = world.axes_name(DATA), "all-reduce"
+    ended = parallel.clock.traffic.launch(*flow, sent_bytes(flow[1], sums.nbytes, world.axis_size(DATA)))
     work = dist.all_reduce(sums, group=world.group(DATA), async_op=True)
     assert work is not None
     if bucket.is_last():  # from here on backward only waits for the sums
-        parallel.clock.switch("communication", (world.axes_name(DATA), "all-reduce"))
+        parallel.clock.switch("communication", flow)
 
     def take(future: torch.futures.Future[Any]) -> Tensor:
         future.value()  # raises the error of a lost rank; the sum is in place

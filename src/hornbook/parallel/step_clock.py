@@ -54,9 +54,9 @@ class StepClock:
         """A context in which computing waits for what crosses ranks."""
         return _Within(self, "communication", flow)
 
-    def collective(self, axis: str, kind: Kind, sent: float) -> "_Collective":
+    def collective(self, axis: str, kind: Kind, sent: float) -> "Collective":
         """A context around a collective that computing waits for, of which this rank sends so many bytes."""
-        return _Collective(self, (axis, kind), sent)
+        return Collective(self, (axis, kind), sent)
 
     def switch(self, name: Phase, flow: Flow | None = None) -> None:
         """Let the rest of the present phase count for `name`, as a wait for `flow`; nothing outside of a phase."""
@@ -121,7 +121,7 @@ class _Within:
         self._clock.leave()
 
 
-class _Collective:
+class Collective:
     """A collective as a context."""
 
     __slots__ = ("_clock", "_end", "_flow", "_sent")

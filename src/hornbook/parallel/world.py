@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from hornbook.errors import UsageError
 from hornbook.kernels.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.step_clock import StepClock
+from hornbook.parallel.step_clock import Collective, StepClock
 from hornbook.parallel.traffic.traffic import Kind, sent_bytes
 from hornbook.run.config import TrainConfig
 
@@ -163,24 +163,13 @@ class World:
                 dist.all_reduce(tensor, group=self.group(each))
         return tensor
 
-    def collective(
-        self, axes: Sequence[Axis], kind: Kind, size: int, sent: float | None = None
-    ) -> contextlib.AbstractContextManager[None]:
-        """Around a collective over the ranks of some axes, for which computing waits: what crosses and the wait count.
+    def collective(self, axes: Sequence[Axis], kind: Kind, size: int, sent: float | None = None) -> Collective:
+        """Around a collective that computing waits for: what crosses and the wait count, in the phase `communication`.
 
-        `size` in bytes is that of the whole tensor (`sent_bytes`); `sent`, where this rank sends other than an even
-        share. The time is of the phase `communication`.
+        `size` in bytes as of `sent_bytes`; `sent`, where this rank sends other than an even share.
         """
         sent = sent_bytes(kind, size, self.axis_size(axes)) if sent is None else sent
         return self.clock.collective(self.axes_name(axes), kind, sent)
-
-    def launch(self, axes: Sequence[Axis], kind: Kind, size: int) -> Callable[[], None]:
-        """Count a transfer that begins now, beside computing; call the result when it has ended, on any thread."""
-        return self.clock.traffic.launch(self.axes_name(axes), kind, sent_bytes(kind, size, self.axis_size(axes)))
-
-    def waiting(self, axes: Sequence[Axis], kind: Kind) -> contextlib.AbstractContextManager[object]:
-        """Around the wait of computing for what was launched."""
-        return self.clock.waiting((self.axes_name(axes), kind))
 
     def axes_name(self, axes: Sequence[Axis]) -> str:
         """Those of `axes` that have several ranks, for people: `shard`, `replica+shard`."""
