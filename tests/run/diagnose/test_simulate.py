@@ -96,5 +96,5 @@ def test_a_rank_outside_of_the_world_is_refused():
 
 
 def test_a_stage_of_a_pipeline_is_refused():
-    with pytest.raises(UsageError, match="parallel.pipeline.stages is 2: a stage of a pipeline is not built alone yet"):
+    with pytest.raises(UsageError, match="stages is 2: a stage of a pipeline is not built alone"):
         simulate(recipe("parallel.pipeline=2"), VOCAB, 0)
