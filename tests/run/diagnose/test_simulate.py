@@ -93,3 +93,8 @@ def test_a_mixture_of_experts_has_equal_loads():
 def test_a_rank_outside_of_the_world_is_refused():
     with pytest.raises(UsageError, match="--rank 8: the ranks of a world of 8 are 0 to 7"):
         simulate(recipe("parallel.data=8"), VOCAB, 8)
+
+
+def test_a_stage_of_a_pipeline_is_refused():
+    with pytest.raises(UsageError, match="stages is 2: a stage of a pipeline is not built alone"):
+        simulate(recipe("parallel.pipeline=2"), VOCAB, 0)

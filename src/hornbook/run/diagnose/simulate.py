@@ -80,6 +80,9 @@ def simulate(recipe: Recipe, vocab: int, rank: int) -> Simulation:
     size = recipe.parallel.world
     if not 0 <= rank < size:
         raise UsageError(f"--rank {rank}: the ranks of a world of {size} are 0 to {size - 1}")
+    if recipe.parallel.pipeline.stages > 1:
+        text = "a stage of a pipeline is not built alone yet: dry-run one stage's blocks as a model"
+        raise UsageError(f"parallel.pipeline.stages is {recipe.parallel.pipeline.stages}: {text} (model.layers)")
     started = time.perf_counter()
     recipe, notes = _foreseeable(recipe)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
