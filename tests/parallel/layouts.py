@@ -86,7 +86,9 @@ def _pairs() -> list[Layout]:
     return [
         Layout(
             f"{a} 2 x {b} 2",
-            axes[a] | axes[b] | ({} if "tensor" in (a, b) and b != "context" else {"sequence_parallel": False}),
+            axes[a]
+            | axes[b]
+            | ({} if b in ("tensor", "expert") and "tensor" in (a, b) else {"sequence_parallel": False}),
             ("experts",) if "expert" in (a, b) else EVERY,
             HEADS[2] if "tensor" in (a, b) else {},
         )
@@ -103,12 +105,13 @@ def _triples() -> list[Layout]:
     axes: dict[str, dict[str, Any]] = {
         "ZeRO-3 2 x tensor 2 x pipeline 2": {**full, **tensor, "stages": 2},
         "ZeRO-3 2 x tensor 2 x context 2": {**full, "tensor": 2, "context": 2},
-        "data 2 x tensor 2 x pipeline 2": {"world": 2, **tensor, "stages": 2},
+        "data 2 x tensor 2 x pipeline 2": {"world": 2, "tensor": 2, "stages": 2},
         "data 2 x tensor 2 x context 2": {"world": 2, "tensor": 2, "context": 2},
         "data 2 x context 2 x pipeline 2": {"world": 2, "context": 2, "stages": 2},
         "tensor 2 x context 2 x pipeline 2": {"tensor": 2, "context": 2, "stages": 2},
         "ZeRO-3 2 x tensor 2 x expert 2": {**full, **tensor, "expert": 2},
-        "tensor 2 x pipeline 2 x expert 2": {**tensor, "stages": 2, "expert": 2},
+        "tensor 2 x pipeline 2 x expert 2": {"tensor": 2, "stages": 2, "expert": 2},
+        "tensor 2 + sequence x pipeline 2": {**tensor, "stages": 2},
     }
     return [
         Layout(name, fields, ("experts",) if "expert" in name else EVERY, HEADS[2]) for name, fields in axes.items()
