@@ -24,12 +24,12 @@ def layouts(found: dict[str, Any]) -> list[str]:
         "process: losses, gradient norms, final weights, and the gradient of every parameter after the first step.",
         "After each step ranks that hold the same part of a parameter hold the same bits, all tell the same loss and",
         "norm, and each microbatch was taken by one data rank. The limit in bf16 is three times what other orders of",
-        f"the same microbatches make in one process. Cells: {told}.",
+        f"the same microbatches make in one process. Cells: {told}; what has no entry was not run.",
         "",
     )
     for precision, title in TITLES.items():
         rows = [[name, *(_cell(found, name, family, precision) for family in EVERY)] for name in LAYOUTS]
-        if any(cell for row in rows for cell in row[1:]):
+        if rows := [row for row in rows if any(row[1:])]:
             lines += [f"### {title}", *rows_of(["", *EVERY], rows)]
     return [*lines, *_refused(found), *_overhead(found["overhead"])]
 

@@ -5,6 +5,7 @@ A layout that a recipe would be refused with before a run begins stays in the ta
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 from pydantic import ValidationError
@@ -68,51 +69,44 @@ def _layouts() -> list[Layout]:
             found.append(Layout(f"pipeline {n}, {schedule}", {"stages": n, "schedule": schedule}, sizes=sizes))
     found += [Layout(f"context 2, {kind}", {"context": 2, "context_kind": kind}) for kind in KINDS]
     found += [Layout(f"expert {n}", {"expert": n}, ("experts",)) for n in (2, 4)]
-    return found + _pairs() + _triples()
+    return [*found, *_pairs(), *map(_together, TRIPLES)]
+
+
+FULL: dict[str, Any] = {"world": 2, "shard": "everything"}
+AXES: dict[str, dict[str, Any]] = {
+    "data 2": {"world": 2},
+    "ZeRO-3, data 2": FULL,
+    "tensor 2": {"tensor": 2},
+    "tensor 2 + sequence": {"tensor": 2, "sequence_parallel": True},
+    "pipeline 2": {"stages": 2},
+    "context 2": {"context": 2},
+    "expert 2": {"expert": 2},
+}
+"""One axis of two ranks."""
+TRIPLES = [
+    ("ZeRO-3, data 2", "tensor 2", "pipeline 2"),
+    ("ZeRO-3, data 2", "tensor 2", "context 2"),
+    ("ZeRO-3, data 2", "tensor 2 + sequence", "expert 2"),
+    ("data 2", "tensor 2", "pipeline 2"),
+    ("data 2", "tensor 2", "context 2"),
+    ("data 2", "pipeline 2", "context 2"),
+    ("tensor 2", "pipeline 2", "context 2"),
+    ("tensor 2", "pipeline 2", "expert 2"),
+]
+
+
+def _together(names: tuple[str, ...]) -> Layout:
+    """Several axes at once."""
+    fields = {key: value for name in names for key, value in AXES[name].items()}
+    has_tensor = any(name.startswith("tensor") for name in names)
+    families = ("experts",) if "expert 2" in names else EVERY
+    return Layout(" x ".join(names), fields, families, HEADS[2] if has_tensor else {})
 
 
 def _pairs() -> list[Layout]:
-    """Two axes of two ranks each."""
-    full: dict[str, Any] = {"world": 2, "shard": "everything"}
-    axes: dict[str, dict[str, Any]] = {
-        "data": {"world": 2},
-        "ZeRO-3": full,
-        "tensor": {"tensor": 2, "sequence_parallel": True},
-        "pipeline": {"stages": 2},
-        "context": {"context": 2},
-        "expert": {"expert": 2},
-    }
-    names = list(axes)
-    return [
-        Layout(
-            f"{a} 2 x {b} 2",
-            axes[a] | axes[b] | ({} if "tensor" in (a, b) and b != "context" else {"sequence_parallel": False}),
-            ("experts",) if "expert" in (a, b) else EVERY,
-            HEADS[2] if "tensor" in (a, b) else {},
-        )
-        for number, a in enumerate(names)
-        for b in names[number + 1 :]
-        if (a, b) != ("data", "ZeRO-3")
-    ]
-
-
-def _triples() -> list[Layout]:
-    """Three axes of two ranks each."""
-    full: dict[str, Any] = {"world": 2, "shard": "everything"}
-    tensor: dict[str, Any] = {"tensor": 2, "sequence_parallel": True}
-    axes: dict[str, dict[str, Any]] = {
-        "ZeRO-3 2 x tensor 2 x pipeline 2": {**full, **tensor, "stages": 2},
-        "ZeRO-3 2 x tensor 2 x context 2": {**full, "tensor": 2, "context": 2},
-        "data 2 x tensor 2 x pipeline 2": {"world": 2, **tensor, "stages": 2},
-        "data 2 x tensor 2 x context 2": {"world": 2, "tensor": 2, "context": 2},
-        "data 2 x context 2 x pipeline 2": {"world": 2, "context": 2, "stages": 2},
-        "tensor 2 x context 2 x pipeline 2": {"tensor": 2, "context": 2, "stages": 2},
-        "ZeRO-3 2 x tensor 2 x expert 2": {**full, **tensor, "expert": 2},
-        "tensor 2 x pipeline 2 x expert 2": {**tensor, "stages": 2, "expert": 2},
-    }
-    return [
-        Layout(name, fields, ("experts",) if "expert" in name else EVERY, HEADS[2]) for name, fields in axes.items()
-    ]
+    """Two axes of two ranks each, but two forms of one axis."""
+    alike = {"data 2": "ZeRO-3, data 2", "tensor 2": "tensor 2 + sequence"}
+    return [_together(pair) for pair in combinations(AXES, 2) if alike.get(pair[0]) != pair[1]]
 
 
 LAYOUTS = {layout.name: layout for layout in _layouts()}

@@ -72,6 +72,7 @@ def test_ranks_may_come_and_go(
     assert [(change["key"], change["new"]) for change in changes] == [("parallel.data", ranks) for ranks in (2, 1, 3)]
 
 
+@pytest.mark.slow
 def test_a_run_may_go_on_under_other_axes(tmp_path: Path, go: Callable[..., None], branch: Branch) -> None:
     """Sharded, then matrices divided, then stages, then sharded on three ranks: the same batches, the same losses."""
     model = ("model.layers=2",)
