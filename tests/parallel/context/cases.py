@@ -158,7 +158,7 @@ def first_step(rank_info: RankInfo, settings: dict[str, Any]) -> dict[str, Any]:
     config = ParallelConfig.model_validate(run.parallel)
     with distributed(config, CPU, rank_info) as world:
         engine = trajectory.make_engine(run, config, CPU, world)
-        grid = trajectory.step_batches(run, 0)
+        grid = trajectory.grid_of(run, 0)
         total = sum(float(batch.weights.sum()) for batch in grid)
         sums = engine.forward_backward(trajectory.share(grid, world), total, (5, 0))
         gradients = _gradients(engine)
@@ -190,7 +190,7 @@ def kept_bytes(rank_info: RankInfo, kind: str, sequence: int) -> int:
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            inputs = engine._inputs(trajectory.step_batches(run, 0)[0])
+            inputs = engine._inputs(trajectory.grid_of(run, 0)[0])
             hidden, _ = engine.model(**inputs)
         assert hidden.shape[1] * rank_info.size == sequence
         return sum(kept.values())
