@@ -65,6 +65,8 @@ class Run:
     stages: int = 1
     schedule: str = ""
     """Of the pipeline; by default the configuration's."""
+    cuts: tuple[int, ...] = ()
+    """First block of each stage but the first; by default they follow from costs."""
     context: int = 1
     context_kind: str = ""
     """How context ranks exchange keys and values; by default the configuration's."""
@@ -89,6 +91,7 @@ class Run:
     """Weight of an L1 and of an L2 penalty."""
     sequence: int = 24
     width: int = 64
+    layers: int = 2
     experts: bool = False
     """Mixtures of experts whose routers' biases follow the loads."""
     recompute: Literal["none", "block"] = "none"
@@ -114,7 +117,7 @@ class Run:
         """The same in one process."""
         one = replace(self, world=1, shard="none", replicas=1, before="")
         return replace(
-            one, tensor=1, sequence_parallel=False, stages=1, schedule="", context=1, context_kind="", expert=1
+            one, tensor=1, sequence_parallel=False, stages=1, schedule="", cuts=(), context=1, context_kind="", expert=1
         )
 
     @property
@@ -133,6 +136,7 @@ class Run:
             found["sequence"] = True
         if self.stages > 1:
             found["pipeline"] = {"stages": self.stages} | ({"schedule": self.schedule} if self.schedule else {})
+            found["pipeline"] |= {"cuts": self.cuts} if self.cuts else {}
         if self.context > 1:
             found["context"] = {"ranks": self.context} | ({"kind": self.context_kind} if self.context_kind else {})
         return found
@@ -282,7 +286,9 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
         sizes, vocab = families.model_config(run.family), families.VOCAB
     else:
         mlp = EXPERTS if run.experts else GLUConfig()
-        sizes = ModelConfig(layers=2, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp)
+        sizes = ModelConfig(
+            layers=run.layers, width=run.width, heads=2, dropout=0.1, head=LMHead(tied=run.tied), mlp=mlp
+        )
         sizes = ModelConfig.model_validate({**sizes.model_dump(), **run.sizes})
         vocab = sizes.vocab or VOCAB
     model = build_model(sizes, vocab)
@@ -301,7 +307,7 @@ def train_steps(engine: Engine, run: Run, world: World, gradients: Path) -> dict
     Gradients of the first step go to a file.
     """
     config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3, **run.settings})
-    shapes = {name: shard.shape for name, shard in engine.shards.items()}
+    shapes = engine.shapes
     roles = parameter_roles(engine.model)
     engine.penalties.names = decaying(roles, config)
     whole = HostUpdate(engine.owners, world.device) if run.host else engine.owners
@@ -310,7 +316,7 @@ def train_steps(engine: Engine, run: Run, world: World, gradients: Path) -> dict
     digests: dict[str, list[str]] = {}
     taken: dict[str, list[list[str]]] = {"tokens": [], "grid": []}
     for step in range(run.steps):
-        grid = _grid(run, step)[:: -1 if run.backwards else 1]
+        grid = grid_of(run, step)[:: -1 if run.backwards else 1]
         grid = grid[run.rotated :] + grid[: run.rotated]
         total = sum(float(batch.weights.sum()) for batch in grid)
         if run.spoil is not None and run.spoil[0] == step:
@@ -351,7 +357,8 @@ def save_gradients(engine: Engine, path: Path) -> None:
     save_file({name: each.detach().contiguous() / scale for name, each in found.items() if each is not None}, path)
 
 
-def _grid(run: Run, step: int) -> list[Batch]:
+def grid_of(run: Run, step: int) -> list[Batch]:
+    """The microbatches of a step, of all ranks."""
     if run.odd:
         return odd.grid(run.odd, step, run.microbatches, run.sequence)
     if run.family:

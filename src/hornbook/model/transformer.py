@@ -156,7 +156,8 @@ class Transformer(Stack):
         token_mask: True for tokens that are not padding, of which statistics of experts are made; None: all.
         """
         assert cache is None or lengths is None, "a cache continues one document per row"
-        assert (source is None and memory is None) == (self.encoder is None), "an encoder-decoder needs its source"
+        assert self.encoder is None or source is not None or memory is not None, "an encoder-decoder needs its source"
+        assert self.encoder is not None or source is None, "only an encoder-decoder has a source"
         auxiliary: Auxiliary = {}
         if source is not None:
             memory, auxiliary = self._encode(source, keys)

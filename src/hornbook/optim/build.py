@@ -5,7 +5,7 @@ biases and positions do not; embeddings (a tied head is one) follow `decay_embed
 for parameters by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -39,7 +39,7 @@ def build_optimizer(
     shards, `shapes` are those of the whole parameters, and `whole` gives whole ones to rules that need them.
     """
     shapes = shapes or {name: tuple(parameter.shape) for name, parameter in named_parameters.items()}
-    rules = assign_rules(roles, config, {name: shapes[name] for name in _once(named_parameters)})
+    rules = assign_rules(roles, config, {name: shapes[name] for name in _once(named_parameters)}, shapes)
     for name, rule in rules.items():
         if named_parameters[name].dtype == torch.bfloat16 and not rule.stochastic:
             raise UsageError(
@@ -56,12 +56,16 @@ def build_optimizer(
 
 
 def assign_rules(
-    roles: Mapping[str, str], config: OptimizerConfig, shapes: Mapping[str, Shape]
+    roles: Mapping[str, str], config: OptimizerConfig, shapes: Mapping[str, Shape], known: Iterable[str] = ()
 ) -> dict[str, UpdateRule]:
-    """The update rule of each parameter. Raises UsageError where it cannot update it, or a group matches none."""
+    """The update rule of each parameter. Raises UsageError where it cannot update it, or a group matches none.
+
+    known: names of the whole model, where `shapes` has those of this rank alone.
+    """
+    known = [*shapes, *known]
     for number, group in enumerate(config.groups):
-        if not any(fnmatchcase(name, group.match) for name in shapes):
-            names = ", ".join(list(shapes)[:5])
+        if not any(fnmatchcase(name, group.match) for name in known):
+            names = ", ".join(known[:5])
             raise UsageError(f"optim.groups.{number}.match: no parameter is called {group.match!r}; names are {names}")
     rules = dict[str, UpdateRule]()
     for name, shape in shapes.items():

@@ -85,6 +85,23 @@ class PipelineConfig(Config):
 
     stages: Count = Field(default=1, ge=1)
     """Ranks that the blocks are divided over."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"] = "1f1b"
+    """Order of forward and backward passes (`hornbook.parallel.pipeline.schedules`); no gradient depends on it."""
+    chunks: Count = Field(default=2, ge=2)
+    """Stages that each rank holds in turns, of the schedule `interleaved`; `zbv` and `dualpipev` have two."""
+    cuts: list[Count] = Field(default_factory=list)
+    """First block of each stage but the first, those of an encoder counted before the others; empty: evenly by
+    operations, the head's included."""
+
+    @property
+    def chunks_per_rank(self) -> int:
+        """Stages that each rank holds."""
+        return self.chunks if self.schedule == "interleaved" else 2 if self.schedule in ("zbv", "dualpipev") else 1
+
+    @property
+    def all_stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self.stages * self.chunks_per_rank
 
 
 class ContextConfig(Config):

@@ -49,12 +49,15 @@ def update_size(optimizer: Optimizer, shards: Mapping[str, ParameterShard], worl
 
     The shards are those that it updates. 0.0 where it is not known for some rule.
     """
-    pairs = list[tuple[ParameterShard, Tensor]]()
+    pairs, unknown = list[tuple[ParameterShard, Tensor]](), False
     for name, (rule, tensors) in _by_parameter(optimizer).items():
         update = direction(rule, _values(tensors))
         if update is None:
-            return 0.0
-        pairs.append((shards[name], update))
+            unknown = True
+        else:
+            pairs.append((shards[name], update))
+    if world.all_reduce_max([unknown])[0]:  # ranks of other stages may have other rules
+        return 0.0
     return float(sum_of_shards(pairs, world, _squares).sqrt())
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch, fill_rows
+from hornbook.errors import UsageError
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
@@ -42,6 +43,10 @@ SUMMED: tuple[Axis, ...] = ("pipeline", *TOKENS)
 """Axes that losses are summed over."""
 
 
+Apply = Callable[[dict[str, Any], Callable[[Tensor], tuple[Tensor, ...]]], tuple[Tensor, ...]]
+"""From arguments of `Transformer.forward`, and what reads its hidden states, to what that gives."""
+
+
 class Engine:
     """A model on all ranks, as one of them sees it. Every rank makes the same calls in the same order."""
 
@@ -57,8 +62,9 @@ class Engine:
         compiled: CompiledParts | None = None,
         hold_weights: bool = False,
         shapes: Mapping[str, Shape] | None = None,
+        auxiliary: Sequence[str] | None = None,
     ) -> None:
-        """shapes: of every parameter of the whole model, where this rank has not all of them."""
+        """Where this rank has not the whole model: shapes of all its parameters, names of its auxiliary losses."""
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
         """This rank's shard of every parameter; a tied one once, under its first name."""
@@ -74,13 +80,18 @@ class Engine:
         """Where the time of a step goes."""
         self.runner: Runner = InOrder(data_parallel.module, self.clock)
         """Calls the model in training."""
+        self.apply: Apply = _apply_to(model)
+        """Calls the model in evaluation."""
+        self.sum_copies: Callable[[], None] = lambda: None
+        """Sums the gradients of parameters that several stages hold, once they are summed over the data axes."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._compiled = compiled or CompiledParts()
         self._hold_weights = hold_weights
         self._rows = 0
         """Rows of the largest microbatch so far, for which the model is compiled."""
         self._balance = Balance(model)
-        self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *loss_names(model))
+        self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []))
+        self.loss_names += tuple(loss_names(model) if auxiliary is None else auxiliary)
         """Of the terms of the objective, in the order in which they are added."""
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
@@ -132,6 +143,7 @@ class Engine:
         with self._held_weights(len(batches)):
             self.runner.run(step)
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
+        self.sum_copies()
         with self.clock.phase("communication" if self.world.size > 1 else "forward"):
             sums = exact_terms(step.terms, self.world) if self._exact else self._sum(step.terms)
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
@@ -171,14 +183,18 @@ class Engine:
             parameter.grad = gradient
 
     def _terms(
-        self, batch: Batch, hidden: Tensor, auxiliary: Auxiliary, keys: Tensor | None, factor: float
+        self, batch: Batch, hidden: Tensor | None, auxiliary: Auxiliary, keys: Tensor | None, factor: float
     ) -> dict[str, Tensor]:
         """The summands of the objective: the weighted loss, then what the model adds by name.
 
+        Stages before the last have no hidden states for the head, and add what their own blocks do.
         `factor` is what their sum is multiplied by. The head makes its gradients in the forward pass, before that: in
         fp16 they carry a power of two of it all the same, so that small ones do not vanish.
         """
         targets, weights = self._targets(batch), self._to_device(batch.weights)
+        rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
+        if hidden is None:
+            return rest
         loss, few = self._loss, {}
         if self._head.takes_rows:
             few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
@@ -186,7 +202,6 @@ class Engine:
         terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
         common = {"lengths": batch.document_lengths, "keys": keys, **few}
         found = self._head.losses(hidden, targets, weights * early, **terms, **common)
-        rest = self._balance.microbatch(auxiliary, weights, is_empty=batch.is_empty)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
     def _inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
@@ -277,15 +292,19 @@ class Engine:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
         rows, batch = len(batch.tokens), self._filled(batch)
         with self._looking():
-            hidden, _ = self.model(**self._inputs(batch))
-            return self._token_losses(hidden, batch)[:rows]
+            (losses,) = self.apply(self._inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))
+            return losses[:rows]
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
         rows, batch = len(batch.tokens), self._filled(batch)
-        with self._looking():
-            hidden, _ = self.model(**self._inputs(batch))
+
+        def read(hidden: Tensor) -> tuple[Tensor, ...]:
             return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
+
+        with self._looking():
+            losses, outputs = self.apply(self._inputs(batch), read)
+            return losses, outputs
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
         return self._head.token_losses(
@@ -294,13 +313,26 @@ class Engine:
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
-        with self.evaluation_mode() as model:
-            hidden, _ = model(self._to_device(tokens))
-            return self._head.logits(hidden)
+        with self.evaluation_mode():
+            inputs = dict.fromkeys(("positions", "lengths", "keys", "source"))
+            (found,) = self.apply(
+                {**inputs, "tokens": self._to_device(tokens)}, lambda hidden: (self._head.logits(hidden),)
+            )
+            return found
 
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
         fill_shards(self.shards, stream, self.shapes)
+
+
+def _apply_to(model: Transformer) -> Apply:
+    """Of a rank that has the whole model."""
+
+    def apply(inputs: dict[str, Any], last: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        hidden, _ = model(**inputs)
+        return last(hidden)
+
+    return apply
 
 
 class _Step:
@@ -327,14 +359,18 @@ class _Step:
     def inputs(self, number: int) -> dict[str, Any]:
         return self._engine._inputs(self._batches[number], self._keys[number])
 
-    def objective(self, hidden: Tensor, auxiliary: Auxiliary, number: int) -> Tensor:
+    def objective(self, hidden: Tensor | None, auxiliary: Auxiliary, number: int) -> Tensor:
         engine, batch = self._engine, self._batches[number]
         found = engine._terms(batch, hidden, auxiliary, self._keys[number], self._factor)
         # A part from outside may give losses that it has not named: they were 0 in the microbatches before.
         if unnamed := tuple(name for name in found if name not in engine.loss_names):
+            if engine.world.axis_size(["pipeline"]) > 1:
+                text = f"a part of the model gives the loss {unnamed[0]!r}, and its attribute `loss_names` does not"
+                raise UsageError(f"parallel.pipeline: {text} name it: stages must know all names before the first step")
             engine.loss_names += unnamed
             self.terms = [nn.functional.pad(each, (0, len(unnamed))) for each in self.terms]
-        none = torch.zeros_like(found["loss"])
+        dtype = torch.promote_types(engine.model.compute_dtype, torch.float32)
+        none = torch.zeros((), dtype=dtype, device=engine.world.device)
         terms = torch.stack([found.get(name, none) for name in engine.loss_names])
         self.terms.append(terms.detach())
         return terms.sum() * self._factor

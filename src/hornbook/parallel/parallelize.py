@@ -10,6 +10,7 @@ from hornbook.model.layers.float8 import Float8, check_float8, use_float8
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
+from hornbook.parallel.balance import loss_names
 from hornbook.parallel.compiled import CompiledParts, compile_model
 from hornbook.parallel.config import (
     BlockRecompute,
@@ -24,6 +25,9 @@ from hornbook.parallel.exact import check_shards
 from hornbook.parallel.expert.divide import apply_experts
 from hornbook.parallel.gradients.norm import Scaler
 from hornbook.parallel.offload.offload import check_offload, map_parameters, offload_activations
+from hornbook.parallel.pipeline.copies import sum_copies
+from hornbook.parallel.pipeline.runner import PipelineRunner
+from hornbook.parallel.pipeline.stages import apply_stages, record_stages
 from hornbook.parallel.shard import Divisions
 from hornbook.parallel.tensor.apply import apply_tensor
 from hornbook.parallel.world import World, choose_device
@@ -59,8 +63,12 @@ def parallelize(
             parameter.data = parameter.data.to(torch.bfloat16)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     divisions: Divisions = {}
+    names = loss_names(model)
+    layout = apply_stages(model, world, parallel)
     apply_experts(model, world, parallel, divisions)
     partial = apply_tensor(model, world, parallel, divisions)
+    if layout is not None:
+        record_stages(model, layout, divisions)
     if precision == "float8":
         check_float8(world.device, train.float8.emulate)
         use_float8(list(model.all_blocks()), Float8(train.float8.scales, train.float8.emulate))
@@ -78,7 +86,12 @@ def parallelize(
     settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
     # Weights that are gathered for each use are not there before it; and who recomputes wants the memory.
     hold = not isinstance(data_parallel, FSDP) and parallel.recompute.kind == "none"
-    return Engine(model, world, data_parallel, **settings, hold_weights=hold, shapes=shapes)
+    engine = Engine(model, world, data_parallel, **settings, hold_weights=hold, shapes=shapes, auxiliary=names)
+    if layout is not None:
+        engine.runner = runner = PipelineRunner(model, world, layout, engine.clock)
+        engine.apply = runner.apply
+        engine.sum_copies = functools.partial(sum_copies, layout, engine.shards, world)
+    return engine
 
 
 def apply_recompute(model: Transformer, config: Recompute) -> None:

@@ -34,10 +34,11 @@ class Step(Protocol):
         """Arguments of `Transformer.forward`, on this rank's device."""
         ...
 
-    def objective(self, hidden: Tensor, auxiliary: Auxiliary, number: int) -> Tensor:
-        """The scalar to call `backward` of, once for each microbatch in turn.
+    def objective(self, hidden: Tensor | None, auxiliary: Auxiliary, number: int) -> Tensor:
+        """The scalar to call `backward` of, once for each stage of a microbatch; without gradient where it adds none.
 
-        hidden: of the last stage. auxiliary: of all stages (`model.transformer.add_auxiliary`).
+        hidden: of the last stage; None for those before. auxiliary: of the stage's own blocks; the last one may be
+        given those of all (`model.transformer.add_auxiliary`).
         """
         ...
 

@@ -122,6 +122,12 @@ def state_shards(optimizer: Optimizer, shards: Mapping[str, ParameterShard]) -> 
     return found
 
 
+def of_all_stages(shards: Mapping[str, Shard], world: World) -> dict[str, tuple[Shape, torch.dtype]]:
+    """Shape of the whole and dtype of each tensor, those of other stages included; every rank calls it."""
+    found = {name: (each.shape, each.tensor.dtype) for name, each in shards.items()}
+    return {name: each for stage in world.all_gather_values(found, ["pipeline"]) for name, each in stage.items()}
+
+
 def _saves(declared: StateTensor, shard: ParameterShard) -> bool:
     """Whether this rank saves the state of its shard: of the shards that hold the same state, the first does."""
     first = all(shard.start[dim] == 0 and shard.tensor.shape[dim] for dim in declared.dropped_dims(len(shard.shape)))

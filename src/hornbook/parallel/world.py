@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from hornbook.kernels.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import TrainConfig
 
+Value = TypeVar("Value")
 Axis = Literal["pipeline", "replica", "shard", "context", "tensor", "expert"]
 AXES: tuple[Axis, ...] = ("pipeline", "replica", "shard", "context", "tensor", "expert")
 """Outermost first: ranks that differ in the last axis alone have neighbouring numbers."""
@@ -83,6 +84,10 @@ class World:
     """Several axes as one, of `JOINED` those of more than one rank; without such as hold all ranks."""
     store: Store | None = None
     """Small values by name, seen by all ranks; None in a world of one."""
+    opened: list[ProcessGroup] = field(default_factory=list)
+    """Groups of `open_group`."""
+    timeout: list[float] = field(default_factory=lambda: [SETUP_SECONDS])
+    """Seconds that `set_timeout` gave last."""
 
     @property
     def size(self) -> int:
@@ -127,6 +132,15 @@ class World:
         assert self.mesh is not None
         return (self.mesh[wide] if len(wide) == 1 else self.joined[wide]).get_group()
 
+    def open_group(self, axes: Sequence[Axis]) -> ProcessGroup:
+        """Another process group of the same ranks as `group`: its messages wait for none of the other's."""
+        ranks = dist.get_process_group_ranks(self.group(axes) or dist.group.WORLD)
+        timeout = datetime.timedelta(seconds=self.timeout[0])
+        group = dist.new_group(ranks, timeout, use_local_synchronization=True)
+        assert isinstance(group, ProcessGroup)
+        self.opened.append(group)
+        return group
+
     def all_reduce_sum(self, tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
         """Sum a tensor over the ranks of some axes, in place; the same bits on each of them."""
         wide = self._wide(axes)
@@ -147,6 +161,14 @@ class World:
         parts = [torch.empty_like(tensor) for _ in range(self.axis_size(axes))]
         dist.all_gather(parts, tensor.contiguous(), group=self.group(axes))
         return parts
+
+    def all_gather_values(self, value: Value, axes: Sequence[Axis]) -> list[Value]:
+        """A small value from every rank of some axes, in the order of ranks."""
+        if self.axis_size(axes) == 1:
+            return [value]
+        found: list[Any] = [None] * self.axis_size(axes)
+        dist.all_gather_object(found, value, group=self.group(axes))
+        return found
 
     def all_reduce_max(self, values: Sequence[int]) -> list[int]:
         """The largest of each value over all ranks: what any rank wants, all do."""
@@ -180,10 +202,11 @@ class World:
 
     def set_timeout(self, seconds: float) -> None:
         """From now on a collective that waits longer fails."""
+        self.timeout[0] = seconds
         if self.size > 1:
             assert self.mesh is not None
             joined = (mesh.get_group() for mesh in self.joined.values())
-            for group in (None, self.group(DATA), *self.mesh.get_all_groups(), *joined):
+            for group in (None, self.group(DATA), *self.mesh.get_all_groups(), *joined, *self.opened):
                 dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
 
 

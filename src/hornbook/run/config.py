@@ -93,6 +93,11 @@ class TrainConfig(Config):
         return 1 if self.micro_batch == "auto" else self.micro_batch
 
     @property
+    def num_microbatches(self) -> int:
+        """Of a step, over all ranks."""
+        return -(-(self.batch_tokens // self.sequence) // self.micro_rows)
+
+    @property
     def item_bytes(self) -> int:
         """Bytes of a weight and of its gradient."""
         return 2 if self.precision == "bf16-pure" else 4

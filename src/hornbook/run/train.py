@@ -20,6 +20,7 @@ from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.offload.offload import hosted, map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.pipeline.cuts import settle_cuts
 from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
@@ -103,10 +104,11 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     recipe = inputs.recipe
     model = build_model(recipe.model, inputs.vocab, device="meta")
     operate(model, recipe.surgery)  # adapters, frozen parts, rounded weights
+    parallel = settle_cuts(parallel, recipe.model, inputs.vocab, recipe.train.sequence)
     engine = parallelize(model, parallel, recipe.train, world, inputs.tokenizer.vocab_size)
     roles = parameter_roles(model)
     factors = learning_factors(roles, recipe.model)
-    shapes = {name: shard.shape for name, shard in engine.shards.items()}
+    shapes = engine.shapes
 
     def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
         whole = hosted(owners, config, parallel.offload, world.device)

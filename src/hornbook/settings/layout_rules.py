@@ -1,14 +1,15 @@
 """Rules of layouts: what the axes of `[parallel]` ask of one another, of the batch, and of the model."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
-from hornbook.parallel.config import ParallelConfig
+from hornbook.model.config.parameter_count import stacks_of
+from hornbook.parallel.config import ParallelConfig, PipelineConfig
 from hornbook.run.config import TrainConfig
 
 UNBUILT: dict[str, Callable[[ParallelConfig], int]] = {
-    "parallel.pipeline": lambda parallel: parallel.pipeline.stages,
     "parallel.context": lambda parallel: parallel.context.ranks,
 }
 """Axes that `parallelize` does nothing for yet, and their ranks."""
@@ -19,6 +20,7 @@ def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
     yield from _check_sharding(parallel)
     yield from _check_memory(parallel, train)
     yield from _check_microbatches(parallel, train)
+    yield from _check_pipeline(parallel, train, model)
     yield from _check_experts(parallel, train, model)
     for key, ranks in UNBUILT.items():
         if ranks(parallel) > 1:
@@ -56,6 +58,45 @@ def _check_microbatches(parallel: ParallelConfig, train: TrainConfig) -> Iterato
         fitting = ", ".join(str(n) for n in range(1, min(microbatches, 64) + 1) if microbatches % n == 0)
         text = f"{ranks} ranks cannot share {microbatches} microbatches of {train.micro_batch} rows evenly"
         yield "parallel.data", f"{text}: take {fitting}, or change train.micro_batch or train.batch_tokens"
+
+
+def _check_pipeline(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    pipeline, blocks = parallel.pipeline, sum(stack.layers for stack in stacks_of(model))
+    if pipeline.stages == 1:
+        return
+    stages, each = pipeline.all_stages, pipeline.chunks_per_rank
+    if stages > blocks:
+        more = f"{pipeline.stages} ranks of {each} stages" if each > 1 else f"{stages} stages"
+        yield "parallel.pipeline.stages", f"{more}, and the model has {blocks} blocks: take at most {blocks // each}"
+    elif pipeline.cuts:
+        bounds = (0, *pipeline.cuts, blocks)
+        rising = all(first < second for first, second in pairwise(bounds))
+        if len(pipeline.cuts) != stages - 1 or not rising:
+            text = f"{list(pipeline.cuts)} is not the first block of each of {stages} stages but the first"
+            yield "parallel.pipeline.cuts", f"{text}: give {stages - 1} rising numbers below {blocks}, or none"
+    if pipeline.schedule != "interleaved" and pipeline.chunks != PipelineConfig().chunks:
+        yield "parallel.pipeline.chunks", f'is for the schedule "interleaved", not "{pipeline.schedule}": leave it out'
+    if parallel.shard != "none":
+        yield "parallel.shard", 'stages of a pipeline are not sharded further: take "none"'
+    yield from _check_passes(parallel, train)
+
+
+def _check_passes(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    """What the passes of a pipeline do not go with."""
+    if train.compile and train.compile_scope == "stack":
+        yield "train.compile_scope", 'a stage has some blocks of a stack: take "block"'
+    schedule = parallel.pipeline.schedule
+    if schedule not in ("zb-h1", "zbv", "dualpipev"):
+        return
+    text, remedy = f'the schedule "{schedule}" runs backward in two parts', 'or the schedule "1f1b" or "interleaved"'
+    if train.compile:
+        yield "train.compile", f"{text}, which compiled blocks cannot: set it to false, {remedy}"
+    if train.precision == "float8":
+        yield "train.precision", f"{text}, and float8 keeps its scales in one: take bf16, {remedy}"
+    if parallel.recompute.kind != "none":
+        yield "parallel.recompute", f'{text}, and each would compute blocks again: take "none", {remedy}'
+    if getattr(parallel.offload, "activations", False):
+        yield "parallel.offload.activations", f"{text}, and each would fetch activations: set it to false, {remedy}"
 
 
 def _recompute_problem(compiled: bool) -> str:

@@ -210,6 +210,8 @@ def _listed(names: list[str]) -> str:
 
 def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from (("surgery", problem) for problem in surgery_problems(recipe.surgery))
+    if recipe.surgery and recipe.parallel.pipeline.stages > 1:
+        yield "surgery", "stages of a pipeline do not know added parts: take parallel.data, or leave surgery out"
     if adapter_of(recipe.surgery) is not None and recipe.model.init.kind == "lsuv":
         text = "lsuv scales the base by what it makes of data, and the base of an adapter is kept before that"
         remedy = "train it without surgery first, then `train --from` that run with another init"

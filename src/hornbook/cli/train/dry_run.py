@@ -1,5 +1,6 @@
 """`-n` of train, resume and fork: describe a run, with its memory and time, without writing anything."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hornbook.files.run_directory import RunDir
@@ -19,6 +20,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.offload.offload import check_offload
+    from hornbook.parallel.pipeline.describe import plan_pipeline
     from hornbook.parallel.world import choose_device
     from hornbook.run.inputs import vocabulary_warning
     from hornbook.run.job import course_of
@@ -38,6 +40,9 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     length = course_of(inputs, past, start).to_end().length
     every, steps = recipe.checkpoint.every, length.steps_from(0)
     unused = vocabulary_warning(inputs)
+    pipeline = plan_pipeline(
+        recipe.parallel, recipe.model, inputs.vocab, recipe.train.sequence, recipe.train.num_microbatches
+    )
     return {
         "run": str(run.path),
         "mode": start.mode,
@@ -60,7 +65,9 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
         "saves": max(steps // every, 1) if every else 1,
         "save_bytes": saved_bytes(inputs),
         "estimate": estimate(inputs, length, *_progress(run, start)).to_json() if measure else None,
+        "pipeline": None if pipeline is None else asdict(pipeline) | {"text": str(pipeline)},
         "warnings": [
+            *([pipeline.warning] if pipeline is not None and pipeline.warning else []),
             *loader.index.notes,
             *repetition_warnings(loader.index.epochs(length.tokens)),
             *([unused] if unused else []),
@@ -102,10 +109,18 @@ def summary_text(summary: dict[str, Any]) -> str:
         f"data         {summary['seen']}",
         f"             {summary['data_tokens']:,} tokens; read {passes}",
         *[f"             {line}" for line in summary["data"].splitlines()],
+        *_pipeline_lines(summary),
         *_estimate_lines(summary),
         *[f"warning      {text}" for text in summary["warnings"]],
     ]
     return "\n".join(lines)
+
+
+def _pipeline_lines(summary: dict[str, Any]) -> list[str]:
+    found = summary["pipeline"]
+    if found is None:
+        return []
+    return [f"pipeline     {found['text']}", *(f"             {line}" for line in found["chart"].splitlines())]
 
 
 def _estimate_lines(summary: dict[str, Any]) -> list[str]:

@@ -101,6 +101,19 @@ def step_operations(
     return StepOperations(total.total, palm, total.matrices, total.total - 6 * ends, total.total + again)
 
 
+def block_costs(model: ModelConfig, vocab: int, sequence: int) -> tuple[list[float], float]:
+    """Operations of a position (of an encoder-decoder, of either side) in each block, the encoder's first; and in the
+    head."""
+    decoder, *encoder = [
+        [_layer(stack.layer(i), sequence).total for i in range(stack.layers)] for stack in stacks_of(model)
+    ]
+    if encoder:
+        crossing = sum((each.total for each in _cross(model, sequence)), 0.0) / model.layers
+        decoder = [each + crossing for each in decoder]
+    head = Operations(model.head.num_matmul_weights(model, vocab), 0, 0)
+    return [*(each for costs in encoder for each in costs), *decoder], float(head.matrices)
+
+
 def _stack(stack: ModelConfig, sequence: int) -> Operations:
     layers = (stack.layer(i) for i in range(stack.layers))
     return sum((_layer(layer, sequence) for layer in layers), Operations(0, 0, 0))

@@ -17,7 +17,7 @@ from hornbook.files.safetensors import read_header
 from hornbook.model.storage.safetensors_folder import CODES
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.folders import AVERAGE, create_operated, fill_operated
-from hornbook.parallel.shard import Shard
+from hornbook.parallel.shard import Shard, of_all_stages
 from hornbook.run.state import MOMENTS, ModelSpec, State
 
 Wait = Callable[[], None]
@@ -112,7 +112,8 @@ def _write(path: Path, tensor_slices: Mapping[str, TensorSlice]) -> None:
 
 def take_snapshot(state: State, buffers: Buffers | None = None) -> Snapshot:
     """The state, copied into `buffers`; without buffers the state itself, which must not change until written."""
-    shards, averages = state.moments(), state.averages()
+    shards, averages, world = state.moments(), state.averages(), state.engine.world
+    whole, averaged = of_all_stages(shards, world), of_all_stages(averages, world)
     moments, average = _saved(shards), _saved(averages)
     weights, wait = state.weights(), Buffers(torch.device("cpu")).queued()
     if buffers is not None:
@@ -125,10 +126,10 @@ def take_snapshot(state: State, buffers: Buffers | None = None) -> Snapshot:
         spec=state.spec,
         weights=weights,
         moments=moments,
-        moment_shapes={name: each.shape for name, each in shards.items()},
-        moment_dtypes={name: CODES[each.tensor.dtype] for name, each in shards.items()},
+        moment_shapes={name: shape for name, (shape, _) in whole.items()},
+        moment_dtypes={name: CODES[dtype] for name, (_, dtype) in whole.items()},
         average=average,
-        average_shapes={name: each.shape for name, each in averages.items()},
+        average_shapes={name: shape for name, (shape, _) in averaged.items()},
         wait=wait,
     )
 

@@ -132,7 +132,8 @@ class Samples:
         self._job, self._engine, self._consoles = job, engine, consoles
         self._every = job.recipe.eval.sample_every or job.recipe.eval.every
         labelled = isinstance(job.recipe.model.head, LabelHeadConfig)  # such a model predicts labels, not text
-        self._prompt = "" if labelled else job.recipe.eval.prompt
+        staged = job.recipe.parallel.pipeline.stages > 1  # no rank has the whole model
+        self._prompt = "" if labelled or staged else job.recipe.eval.prompt
 
     def __call__(self, step: Step) -> None:
         prompt = self._prompt

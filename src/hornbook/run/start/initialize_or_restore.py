@@ -22,6 +22,7 @@ from hornbook.model.config.surgery import adapter_of
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import scale_to_unit_variance, with_new_head
 from hornbook.model.surgery.adapters.files import base_of, check_base, is_adapter, read_meta, tensors_digest
+from hornbook.parallel.pipeline.describe import plan_pipeline
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.checkpoints.path import newest_verified
@@ -127,6 +128,7 @@ def _lines(
     if job.recipe.surgery:
         trained, total = state.engine.num_trained, state.engine.num_parameters
         yield f"{trained:,} of {total:,} parameters are trained ({', '.join(s.kind for s in job.recipe.surgery)})"
+    yield from _pipeline_lines(job)
     loader, tokens = job.inputs.loader, job.length.tokens
     yield f"data: {seen_text(loader, tokens, job.length.steps_from(0))}"
     if len(loader.index.sources) > 1:
@@ -141,6 +143,18 @@ def _lines(
         yield f"warning: {slow}"
     yield from (f"warning: {note}" for note in loader.index.notes)
     yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(tokens)))
+
+
+def _pipeline_lines(job: Job) -> Iterator[str]:
+    recipe, train = job.recipe, job.recipe.train
+    shape = recipe.model, job.inputs.vocab, train.sequence
+    pipeline = plan_pipeline(recipe.parallel, *shape, train.num_microbatches)
+    if pipeline is not None:
+        yield f"pipeline: {pipeline}"
+        if pipeline.warning:
+            yield f"warning: {pipeline.warning}"
+        if recipe.eval.prompt:
+            yield "no samples are made: no rank has the whole model; generate from a checkpoint instead"
 
 
 def _mixture(loader: Loader, tokens: int) -> str:

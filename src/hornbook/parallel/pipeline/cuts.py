@@ -1,0 +1,58 @@
+"""Where the blocks of a model are cut into stages: evenly by cost, or as `parallel.pipeline.cuts` says."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from hornbook.errors import UsageError
+from hornbook.model.config.flops import block_costs
+from hornbook.model.config.model import ModelConfig
+from hornbook.parallel.config import ParallelConfig
+
+Bounds = tuple[int, ...]
+"""First block of each stage, then the number of blocks; those of an encoder come first."""
+
+
+def cut_by_cost(costs: Sequence[float], stages: int, last: float = 0.0) -> Bounds:
+    """The cut whose most expensive stage is cheapest, and of several such the evenest.
+
+    costs: of each block. last: cost of the last stage beside its blocks, which is the head's.
+    """
+    sums = [0.0, *accumulate(costs)]
+    count = len(costs)
+    if count < stages:
+        raise UsageError(f"parallel.pipeline: {count} blocks cannot be cut into {stages} stages")
+    # best[end]: (most expensive stage, sum of squares, bounds) of the stages so far over the first `end` blocks
+    best: list[tuple[float, float, Bounds] | None] = [(0.0, 0.0, (0,)), *[None] * count]
+    for stage in range(stages):
+        beside = last if stage == stages - 1 else 0.0
+        found: list[tuple[float, float, Bounds] | None] = [None] * (count + 1)
+        for end in range(stage + 1, count - (stages - 1 - stage) + 1):
+            options = []
+            for begin in range(stage, end):
+                if (before := best[begin]) is not None:
+                    cost = sums[end] - sums[begin] + beside
+                    options.append((max(before[0], cost), before[1] + cost * cost, (*before[2], end)))
+            found[end] = min(options, default=None)
+        best = found
+    answer = best[count]
+    assert answer is not None
+    return answer[2]
+
+
+def stage_costs(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequence: int) -> tuple[Bounds, list[float]]:
+    """The cut of a configuration, and the cost of each stage as a share of the mean rank's."""
+    pipeline = parallel.pipeline
+    costs, head = block_costs(model, vocab, sequence)
+    bounds = (0, *pipeline.cuts, len(costs)) if pipeline.cuts else cut_by_cost(costs, pipeline.all_stages, head)
+    found = [sum(costs[first:end]) for first, end in pairwise(bounds)]
+    found[-1] += head
+    return bounds, [each * pipeline.stages / sum(found) for each in found]
+
+
+def settle_cuts(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequence: int) -> ParallelConfig:
+    """The configuration with the cuts that follow from costs, where it gives none."""
+    pipeline = parallel.pipeline
+    if pipeline.stages == 1 or pipeline.cuts:
+        return parallel
+    bounds, _ = stage_costs(parallel, model, vocab, sequence)
+    return parallel.model_copy(update={"pipeline": pipeline.model_copy(update={"cuts": list(bounds[1:-1])})})
