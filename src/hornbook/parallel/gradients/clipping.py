@@ -13,7 +13,7 @@ from hornbook.optim.foreach import foreach
 from hornbook.parallel.exact import fold_, row_squares
 from hornbook.parallel.gradients.norm import clip
 from hornbook.parallel.shard import ParameterShard
-from hornbook.parallel.world import Axis, World, others
+from hornbook.parallel.world import Axis, World
 
 NOT_ADAPTIVE = frozenset({"embedding", "position", "head"})
 """Roles of parameters that adaptive clipping leaves (arXiv 2102.06171, section 4)."""
@@ -105,12 +105,12 @@ class Clipping:
             return
         by_axes = dict[tuple[Axis, ...], list[_Units]]()
         for each in units:
-            by_axes.setdefault(each.axes, []).append(each)
+            by_axes.setdefault(tuple(axis for axis in each.shard.axes if axis != "pipeline"), []).append(each)
         for axes in sorted(by_axes):  # in the same order on all ranks of a stage, which have the same parameters
             self._limit_rows(by_axes[axes], axes, how)
 
     def _limit_rows(self, units: Sequence["_Units"], axes: Sequence[Axis], how: AdaptiveClip) -> None:
-        """Of parameters whose rows the ranks of `axes` divide."""
+        """Of parameters that the ranks of `axes` divide."""
         squares = [each.squares(of) for each in units for of in (each.shard.tensor.detach(), each.gradient)]
         sums = self._world.all_reduce_sum(torch.cat(squares), axes).split([len(each) for each in squares])
         for each, weights, gradients in zip(units, sums[::2], sums[1::2], strict=True):
@@ -128,9 +128,6 @@ class _Units:
         numbers = torch.arange(self._count, device=gradient.device).view(shard.shape[:dims])
         self._numbers = numbers[shard.slices[:dims]].flatten()
         """Of the rows of this shard, among those of the whole."""
-        here = self._is_matrix and shard.tensor.shape[-1] == shard.shape[-1]
-        self.axes = () if here else others(shard.axes, ["pipeline"])
-        """Axes whose ranks hold other parts of the same rows."""
 
     def _rows(self, tensor: Tensor) -> Tensor:
         return tensor.reshape(-1, tensor.shape[-1]) if self._is_matrix else tensor.reshape(-1, 1)
@@ -138,7 +135,7 @@ class _Units:
     def squares(self, tensor: Tensor) -> Tensor:
         """float64 [rows of the whole]: sums of squares of this shard's part; of a vector, its squares."""
         found = torch.zeros(self._count, dtype=torch.float64, device=tensor.device)
-        if tensor.numel() and (self.shard.copy == 0 or not self.axes):
+        if tensor.numel() and self.shard.copy == 0:
             rows = self._rows(tensor)
             whole = self._exact or not self._is_matrix
             sums = row_squares(rows) if whole else torch.linalg.vector_norm(rows, dim=1).double().square_()
