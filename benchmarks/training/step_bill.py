@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.report import table, write
 from hornbook.model.config.model import ModelConfig
-from hornbook.parallel.step_clock import PHASES, StepClock
+from hornbook.parallel.traffic.step_clock import PHASES, StepClock
 from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
 from hornbook.run.inputs import Inputs

@@ -9,7 +9,8 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.world import AXES, Axis, World, axis_sizes, choose_device, distributed
+from hornbook.parallel.device import choose_device
+from hornbook.parallel.world import AXES, Axis, World, axis_sizes, distributed
 from hornbook.run.config import TrainConfig
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"

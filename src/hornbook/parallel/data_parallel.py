@@ -27,11 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hornbook.errors import UsageError
 from hornbook.model.transformer import Transformer
+from hornbook.parallel.axes.tensor.partial import Partial, add_partial
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
+from hornbook.parallel.gradients.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
 from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
-from hornbook.parallel.tensor.partial import Partial, add_partial
 from hornbook.parallel.traffic.fsdp import Bf16ReduceScatter, CountedAllGather, CountedReduceScatter, CountedReplicas
 from hornbook.parallel.traffic.traffic import Flow, sent_bytes
 from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World, others

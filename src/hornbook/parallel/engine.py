@@ -23,19 +23,19 @@ from hornbook.model.layers.transfer import fetch, to_device
 from hornbook.model.transformer import Transformer
 from hornbook.optim.config.clipping import AnyClip, NormClip
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel.axes.context.context import RowParts
 from hornbook.parallel.balance import Balance
 from hornbook.parallel.compiled import CompiledParts
-from hornbook.parallel.context.context import RowParts
 from hornbook.parallel.data_parallel import SingleProcess
-from hornbook.parallel.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.clipping import Clipping
+from hornbook.parallel.gradients.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Scaler, found_nonfinite, power_below
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
-from hornbook.parallel.step_clock import StepClock
+from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import TOKENS, Axis, World
 from hornbook.run.config import LossConfig
 

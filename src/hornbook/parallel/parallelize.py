@@ -10,6 +10,12 @@ from hornbook.model.layers.float8 import Float8, check_float8, use_float8
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
+from hornbook.parallel.axes.context.context import apply_context
+from hornbook.parallel.axes.expert.divide import apply_experts
+from hornbook.parallel.axes.pipeline.copies import sum_copies
+from hornbook.parallel.axes.pipeline.runner import PipelineRunner
+from hornbook.parallel.axes.pipeline.stages import apply_stages, record_stages
+from hornbook.parallel.axes.tensor.apply import apply_tensor
 from hornbook.parallel.balance import loss_names
 from hornbook.parallel.compiled import CompiledParts, compile_model
 from hornbook.parallel.config import (
@@ -19,19 +25,14 @@ from hornbook.parallel.config import (
     Recompute,
     SelectiveRecompute,
 )
-from hornbook.parallel.context.context import apply_context
 from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, Summed, shard_model
+from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
-from hornbook.parallel.exact import check_shards
-from hornbook.parallel.expert.divide import apply_experts
+from hornbook.parallel.gradients.exact import check_shards
 from hornbook.parallel.gradients.norm import Scaler
 from hornbook.parallel.offload.offload import check_offload, map_parameters, offload_activations
-from hornbook.parallel.pipeline.copies import sum_copies
-from hornbook.parallel.pipeline.runner import PipelineRunner
-from hornbook.parallel.pipeline.stages import apply_stages, record_stages
 from hornbook.parallel.shard import Divisions
-from hornbook.parallel.tensor.apply import apply_tensor
-from hornbook.parallel.world import World, choose_device
+from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
 
 PRECISIONS = {

@@ -17,7 +17,7 @@ from hornbook.model.context import Auxiliary
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.parallel.balance import token_masks
-from hornbook.parallel.step_clock import StepClock
+from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
 
 

@@ -9,7 +9,6 @@ They travel on the CPU (gloo), tensors of a CUDA model over NCCL.
 import contextlib
 import datetime
 import functools
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,10 +21,10 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from hornbook.errors import UsageError
 from hornbook.kernels.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.step_clock import Collective, StepClock
+from hornbook.parallel.device import choose_device
+from hornbook.parallel.traffic.step_clock import Collective, StepClock
 from hornbook.parallel.traffic.traffic import Kind, sent_bytes
 from hornbook.run.config import TrainConfig
 
@@ -330,34 +329,3 @@ def join(store: Store, rank_info: RankInfo, device: torch.device) -> None:
             f"{who} timed out: it left during set-up, or could not be reached in {SETUP_SECONDS:g} s; see what it "
             "says itself, and whether a firewall is between (GLOO_SOCKET_IFNAME names the network interface to use)"
         ) from error
-
-
-def choose_device(
-    name: str, local_rank: int = 0, same_devices: bool = False, *, option: str = "train.device"
-) -> torch.device:
-    """The device `name`, given by `option`, of a rank; `auto` takes CUDA, else MPS, else the CPU.
-
-    Of several CUDA devices a rank takes the one of its number, unless the name gives one. Where a rank sees one device
-    alone, a launcher may have shown it one of several, unless all ranks see the same (`same_devices`). UsageError
-    where there is no such device, or where two ranks would share one.
-    """
-    # Through NVML: a process that has initialised CUDA cannot fork ranks that use it.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        name = next(kind for kind, there in available.items() if there)
-    kind, _, index = name.partition(":")
-    if kind not in available:
-        raise UsageError(f"{option} is {name!r}: write auto, cpu, cuda, cuda:N or mps")
-    if not available[kind]:
-        raise UsageError(f"{option} is {name!r}, but this torch sees no {kind} device: use --{option} cpu")
-    if kind != "cuda":
-        return torch.device(name)
-    count = torch.cuda.device_count()
-    if local_rank and (index or (local_rank >= count and (count > 1 or same_devices))):
-        there = f"train.device {name}" if index else f"{count} on this machine"
-        raise UsageError(
-            f"rank {local_rank} of this machine would share a GPU with another ({there}): lower --parallel.data to the "
-            "number of GPUs, or use --train.device cpu"
-        )
-    return torch.device(name) if index else torch.device("cuda", local_rank if count > 1 else 0)

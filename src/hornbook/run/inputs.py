@@ -25,8 +25,8 @@ from hornbook.model.init.init import initial_values
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.surgery.operate import build_operated
 from hornbook.optim.low_precision.kernels import kernels_of as optimizer_kernels
+from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import PRECISIONS
-from hornbook.parallel.world import choose_device
 from hornbook.run.config import TrainConfig
 from hornbook.run.ledger import LENGTH_SETTINGS, Monotone
 from hornbook.run.state import ModelSpec

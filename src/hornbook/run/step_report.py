@@ -47,7 +47,7 @@ class Step:
     final: bool
     """The run ends with this step."""
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of this rank by phase (`hornbook.parallel.step_clock`); the rest of `seconds` is the host's."""
+    """Seconds of this rank by phase (`hornbook.parallel.traffic.step_clock`); the rest of `seconds` is the host's."""
     traffic: TrafficReport = field(default_factory=TrafficReport)
     """What this rank sent to others, and how long it took."""
     positions: tuple[int, int] = (0, 0)

@@ -22,9 +22,9 @@ from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
-from hornbook.settings.layout_rules import layout_problems
+from hornbook.settings.layout.rules import layout_problems
+from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.renamed import with_present_names
-from hornbook.settings.tensor_rules import tensor_problems
 from hornbook.text.config.labels import LabelsConfig, NumberLabels
 from hornbook.text.config.text import TextConfig
 

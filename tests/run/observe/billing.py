@@ -11,7 +11,7 @@ from hornbook.model.build import build_model
 from hornbook.model.init.init import initialize
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
-from hornbook.parallel.step_clock import Phase
+from hornbook.parallel.traffic.step_clock import Phase
 from hornbook.parallel.world import RankInfo, distributed
 from hornbook.run.config import TrainConfig
 from hornbook.run.inputs import Inputs

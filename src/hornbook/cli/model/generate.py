@@ -72,7 +72,7 @@ def load_speaker(target: Path, device: str) -> "Loaded":
     """A model with a tokenizer and a head that predicts tokens. Raises UsageError for any other."""
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.storage.load import load_model
-    from hornbook.parallel.world import choose_device
+    from hornbook.parallel.device import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))

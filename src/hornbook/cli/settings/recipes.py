@@ -64,7 +64,7 @@ def show(words: Words = None) -> Result:
     """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
     from hornbook.model.config.parameter_count import count_expert_weights, parameter_counts
-    from hornbook.settings.world import smallest_world
+    from hornbook.settings.layout.world import smallest_world
 
     if split_target(words)[0] is None:
         raise UsageError("name a recipe: `hornbook recipes ls` lists them")

@@ -67,7 +67,7 @@ def bench(
 
 
 def _recipe(words: list[str]) -> "Recipe":
-    from hornbook.settings.world import smallest_world
+    from hornbook.settings.layout.world import smallest_world
 
     return smallest_world(resolve_words(words)).recipe
 

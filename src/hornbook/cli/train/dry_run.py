@@ -20,8 +20,8 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.data.loader.loader import repetition_warnings, seen_text
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.surgery.operate import trained_parameters
+    from hornbook.parallel.device import choose_device
     from hornbook.parallel.offload.offload import check_offload
-    from hornbook.parallel.world import choose_device
     from hornbook.run.inputs import vocabulary_warning
     from hornbook.run.job import course_of
     from hornbook.run.launch.launch import check_start, read_inputs
@@ -75,7 +75,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
 
 
 def _pipeline(recipe: "Recipe", vocab: int) -> dict[str, Any] | None:
-    from hornbook.parallel.pipeline.describe import plan_pipeline
+    from hornbook.parallel.axes.pipeline.describe import plan_pipeline
 
     shape = recipe.model, vocab, recipe.train.sequence
     found = plan_pipeline(recipe.parallel, *shape, recipe.train.num_microbatches)

@@ -71,7 +71,7 @@ def _command(
     words: list[str] | None, world: int, program: str, data: Path | None, out: Path | None
 ) -> "tuple[Resolved, list[str]]":
     """(the recipe in a world of so many ranks, the command that every machine runs)."""
-    from hornbook.settings.world import check_world, fill_world
+    from hornbook.settings.layout.world import check_world, fill_world
 
     target, overrides = split_target(words)
     extra = [] if data is None else [f"data.path={data}"]
@@ -96,7 +96,7 @@ def _filled(given: "Resolved", resolved: "Resolved") -> list[tuple[str, int]]:
 
 
 def _warn(resolved: "Resolved", job: "ClusterJob") -> None:
-    from hornbook.settings.world import warning_about_nodes
+    from hornbook.settings.layout.world import warning_about_nodes
 
     if text := warning_about_nodes(resolved.recipe.parallel, job.ranks):
         say(f"warning: {text}")

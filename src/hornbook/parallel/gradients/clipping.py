@@ -10,7 +10,7 @@ from torch import Tensor
 from hornbook.model.layers.transfer import to_device
 from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
 from hornbook.optim.foreach import foreach
-from hornbook.parallel.exact import fold_, row_squares
+from hornbook.parallel.gradients.exact import fold_, row_squares
 from hornbook.parallel.gradients.norm import clip
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import Axis, World

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hornbook.parallel.exact import exact_sum, row_absolutes, row_squares
+from hornbook.parallel.gradients.exact import exact_sum, row_absolutes, row_squares
 from hornbook.parallel.gradients.norm import sum_of_shards
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import World

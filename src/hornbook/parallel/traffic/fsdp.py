@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup, Work  # pyright: ignore[reportPrivat
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from hornbook.parallel.step_clock import StepClock
+from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.traffic.traffic import Flow, Kind, sent_bytes
 
 

@@ -17,7 +17,8 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from hornbook.errors import UsageError
 from hornbook.files.artifact import digest_file, digest_of
 from hornbook.files.filesystem import walk_files
-from hornbook.parallel.world import RankInfo, choose_device
+from hornbook.parallel.device import choose_device
+from hornbook.parallel.world import RankInfo
 from hornbook.run.launch.rendezvous import LINGER_SECONDS, arrival_seconds, needs_rank0, wait_until
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import leaves

@@ -24,8 +24,9 @@ from hornbook.files.run_lock import RunLock
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
+from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.offload import check_offload
-from hornbook.parallel.world import SETUP_SECONDS, RankInfo, choose_device
+from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.control.control import Control, refuse_if_held
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
@@ -50,12 +51,12 @@ from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import settle_precision
 from hornbook.run.train import train
 from hornbook.run.training_length import check_schedule, sets_schedule
+from hornbook.settings.layout.world import warning_about_nodes
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.settings.schema import leaves
 from hornbook.settings.toml import dotted
-from hornbook.settings.world import warning_about_nodes
 
 _SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints", "data.lock", "events.jsonl"}
 """Entries of a run directory whose start was killed before recipe.toml was written."""

@@ -14,7 +14,7 @@ from hornbook.errors import UsageError
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo
 from hornbook.run.launch.rendezvous import Address, open_store
-from hornbook.settings.world import check_world
+from hornbook.settings.layout.world import check_world
 
 _PORTS = 4096
 """Slurm jobs use one of the last 4096 ports, which systems do not assign by themselves (as JAX does)."""

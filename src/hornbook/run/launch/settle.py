@@ -6,10 +6,10 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.parallel.config import FILL, axis_ranks
-from hornbook.parallel.world import choose_device
+from hornbook.parallel.device import choose_device
 from hornbook.run.launch.launcher_env import nodes_of, world_of
+from hornbook.settings.layout.world import check_world, fill_world
 from hornbook.settings.resolve import Resolved
-from hornbook.settings.world import check_world, fill_world
 
 
 def settle_ranks(resolved: Resolved, environ: Mapping[str, str], world: int | None = None) -> Resolved:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hornbook.model.config.flops import step_operations
-from hornbook.parallel.step_clock import PHASES
+from hornbook.parallel.traffic.step_clock import PHASES
 from hornbook.parallel.traffic.traffic import TrafficReport
 from hornbook.parallel.world import AXES, World
 from hornbook.run.diagnose.bench.peak import Peak, known_peak, num_devices

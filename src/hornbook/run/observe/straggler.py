@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hornbook.parallel.step_clock import PHASES
+from hornbook.parallel.traffic.step_clock import PHASES
 
 NAMES = (*PHASES, "host")
 """What a rank's seconds are given for, in this order."""

@@ -21,8 +21,8 @@ from hornbook.model.layers.precision import choose_precision
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import parallelize
-from hornbook.parallel.world import choose_device
 from hornbook.run.config import TrainConfig
 from hornbook.run.inputs import model_jobs
 

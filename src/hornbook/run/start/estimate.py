@@ -17,8 +17,9 @@ from hornbook.model.layers.transfer import fetch
 from hornbook.model.surgery.operate import trained_parameters
 from hornbook.optim.config.clipping import AnyClip
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import PRECISIONS
-from hornbook.parallel.world import choose_device, distributed
+from hornbook.parallel.world import distributed
 from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed
 from hornbook.run.inputs import Inputs, compile_for

@@ -16,9 +16,9 @@ from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import state_bytes
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
 from hornbook.model.heads.head import device_chunk_bytes
+from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.host import BETWEEN
 from hornbook.parallel.offload.offload import moves_activations
-from hornbook.parallel.world import choose_device
 from hornbook.progress import size_text
 from hornbook.run.job import Job
 from hornbook.run.memory import free_memory

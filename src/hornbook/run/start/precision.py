@@ -12,7 +12,7 @@ from hornbook.errors import UsageError
 from hornbook.model.layers.float8 import check_float8
 from hornbook.model.layers.precision import Choice, Precision, choose_precision, missing_bf16
 from hornbook.model.layers.products import is_widened
-from hornbook.parallel.world import choose_device
+from hornbook.parallel.device import choose_device
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 

@@ -4,7 +4,7 @@ import statistics
 import time
 from typing import Any
 
-from hornbook.parallel.world import choose_device
+from hornbook.parallel.device import choose_device
 from hornbook.run.inputs import Inputs, open_loader
 
 LEAST_BATCHES = 5

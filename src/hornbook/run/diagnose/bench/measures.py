@@ -15,7 +15,7 @@ from hornbook.errors import UsageError
 from hornbook.model.config.flops import StepOperations
 from hornbook.model.layers.products import is_widened
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.world import choose_device
+from hornbook.parallel.device import choose_device
 from hornbook.run.diagnose.bench.accumulation import compare_accumulation
 from hornbook.run.diagnose.bench.loader_rate import measure_loader
 from hornbook.run.diagnose.bench.machine import DTYPES, measure_machine

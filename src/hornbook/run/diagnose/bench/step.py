@@ -17,7 +17,7 @@ from hornbook.errors import DoesNotFitError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.flops import StepOperations, step_operations
 from hornbook.optim.config.batch_schedule import NoRamp
-from hornbook.parallel.step_clock import PHASES
+from hornbook.parallel.traffic.step_clock import PHASES
 from hornbook.parallel.world import AXES, RankInfo, World, distributed
 from hornbook.progress import size_text
 from hornbook.run.control.control import Control

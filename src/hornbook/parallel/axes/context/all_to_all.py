@@ -1,0 +1,79 @@
+"""Attention of rows that are divided over ranks: heads for positions (Ulysses; Jacobs et al. 2023, arXiv 2309.14509).
+
+Before attention each rank gives away its positions of all heads but its own, and gets all positions of its heads.
+Attention then is the ordinary one, of whole rows and fewer heads, by the fastest way there is; afterwards the results
+go back. Four exchanges of a rank's share of the activations per layer, whatever the length of a row.
+
+Key-value heads that do not divide among the ranks are repeated until they do; their gradients add up.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hornbook.model.attention.attend import attend
+from hornbook.model.attention.mask import AttentionMask, RowPart
+from hornbook.model.layers.dropout import AttentionDropout
+from hornbook.parallel.axes.context.exchange import CONTEXT, AllToAll
+from hornbook.parallel.axes.context.layout import order, places
+from hornbook.parallel.world import World
+
+
+@dataclass(frozen=True)
+class AllToAllAttention:
+    """In place of `attend` where `AttentionMask.part` says which part of each row is here; exact for every mask."""
+
+    world: World
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: AttentionMask,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        bias: Tensor | None = None,
+        sinks: Tensor | None = None,
+        dropout: AttentionDropout | None = None,
+    ) -> Tensor:
+        """query [batch, heads, part, dim], key [batch, kv_heads, part, dim], value [batch, kv_heads, part, value_dim]
+        -> [batch, heads, part, value_dim]; the rest as of `attend`."""
+        part = mask.part
+        if part is None:
+            options = {"scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks, "dropout": dropout}
+            return attend(query, key, value, mask, **options)
+        of_keys = mask.key_part or part
+        rank, size = self.world.axis_rank(CONTEXT), self.world.axis_size(CONTEXT)
+        own = query.shape[1] // size
+        heads = slice(rank * own, (rank + 1) * own)
+        repeats = size // math.gcd(size, key.shape[1])
+        key, value = (each if repeats == 1 else each.repeat_interleave(repeats, 1) for each in (key, value))
+        found = attend(
+            self._to_rows(query, part),
+            self._to_rows(key, of_keys),
+            self._to_rows(value, of_keys),
+            replace(mask, part=None, key_part=None),
+            scale=scale,
+            softcap=softcap,
+            bias=None if bias is None else bias[heads],
+            sinks=None if sinks is None else sinks[heads],
+            dropout=None if dropout is None else dropout.from_head(heads.start),
+        )
+        return self._to_parts(found, part)
+
+    def _to_rows(self, x: Tensor, part: RowPart) -> Tensor:
+        """[batch, heads, part, dim] -> [batch, heads / ranks, row, dim]."""
+        given = x.unflatten(1, (len(part.parts), -1)).transpose(0, 1)
+        got = AllToAll.apply(given, self.world)  # [ranks, batch, heads / ranks, part, dim]
+        return got.permute(1, 2, 0, 3, 4).flatten(2, 3).index_select(2, order(part, x.device))
+
+    def _to_parts(self, x: Tensor, part: RowPart) -> Tensor:
+        """The inverse; padding gets zeros."""
+        found = places(part, x.device)
+        padded = torch.nn.functional.pad(x, (0, 0, 0, len(found) - part.length))
+        given = padded.index_select(2, found).unflatten(2, (len(part.parts), -1)).permute(2, 0, 1, 3, 4)
+        return AllToAll.apply(given, self.world).transpose(0, 1).flatten(1, 2)

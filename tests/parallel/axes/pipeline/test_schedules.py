@@ -1,0 +1,128 @@
+"""Orders of passes: complete, without deadlock, with the idle times and memory of the literature."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import product
+
+import pytest
+
+from hornbook.parallel.axes.pipeline.cuts import cut_by_cost
+from hornbook.parallel.axes.pipeline.schedules import (
+    SPLIT,
+    Action,
+    Durations,
+    Order,
+    Schedule,
+    bubble,
+    chart,
+    most_under_way,
+    plan,
+    rank_of,
+    simulate,
+    stages_of,
+)
+
+ALL: list[tuple[Schedule, int]] = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("interleaved", 3),
+    ("zb-h1", 1),
+    ("zbv", 2),
+    ("dualpipev", 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "share", "most"),
+    [
+        ("gpipe", 1, {8: 0.4375, 4: 0.375}, 16),
+        ("1f1b", 1, {8: 0.4375, 4: 0.375}, 8),
+        ("interleaved", 2, {8: 0.21875, 4: 0.1875}, 11.5),
+        ("interleaved", 4, {8: 0.109375, 4: 0.09375}, 9.75),
+        ("zb-h1", 1, {8: 7 / 48, 4: 0.125}, 8),
+        ("zbv", 2, {8: 7 / 96, 4: 0.0625}, 8),
+        ("dualpipev", 2, {8: 7 / 96, 4: 0.0625}, 8.5),
+    ],
+)
+def test_idle_time_and_memory(schedule: Schedule, chunks: int, share: dict[int, float], most: float) -> None:
+    """Of 8 ranks and 16 microbatches, of 4 and 8: measured in torch 2.13's own orders, but for zb-h1 (formula)."""
+    for ranks, expected in share.items():
+        assert bubble(simulate(plan(schedule, ranks, chunks, 2 * ranks))) == pytest.approx(expected)
+    assert max(most_under_way(order, chunks) for order in plan(schedule, 8, chunks, 16)) == most
+
+
+def test_dualpipev_with_crossing_passes() -> None:
+    """(p - 1) / (3 m), where two passes that cross are one piece of work; apart they wait half as long."""
+    for ranks, expected in ((8, 7 / 48), (4, 0.125)):
+        assert bubble(simulate(plan("dualpipev", ranks, 2, 2 * ranks), crossing=True)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), ALL)
+def test_every_pass_is_computed_once_and_none_waits_for_ever(schedule: Schedule, chunks: int) -> None:
+    for ranks, microbatches in product(range(2, 6), range(1, 12)):
+        orders = plan(schedule, ranks, chunks, microbatches)
+        simulate(orders)  # raises ValueError for a deadlock
+        for rank, order in enumerate(orders):
+            own = product(stages_of(schedule, rank, ranks, chunks), range(microbatches))
+            passes = sorted(own)
+            assert sorted(action[1:] for action in order if action.kind == "F") == passes
+            assert sorted(action[1:] for action in order if action.kind in "BI") == passes
+            late = sorted(action[1:] for action in order if action.kind == "W")
+            assert late == sorted(action[1:] for action in order if action.kind == "I")
+            assert bool(late) <= (schedule in SPLIT)
+
+
+def messages(orders: Sequence[Order], schedule: Schedule, chunks: int) -> tuple[dict, dict]:
+    """What is sent and received between two ranks, in order, by (hidden states or gradients, from, to)."""
+    ranks, sent, received = len(orders), defaultdict(list), defaultdict(list)
+    stages = ranks * chunks
+    for rank, order in enumerate(orders):
+        for kind, stage, number in (action for action in order if action.kind != "W"):
+            step = 1 if kind == "F" else -1
+            for target, other, into in ((stage + step, sent, True), (stage - step, received, False)):
+                if 0 <= target < stages and (peer := rank_of(schedule, target, ranks)) != rank:
+                    ends = (rank, peer) if into else (peer, rank)
+                    other[kind == "F", *ends].append((target if into else stage, number))
+    return sent, received
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), ALL)
+def test_ranks_receive_in_the_order_in_which_others_send(schedule: Schedule, chunks: int) -> None:
+    """Back-ends without tags match messages by their order."""
+    for ranks, microbatches in product(range(2, 6), range(1, 12)):
+        sent, received = messages(plan(schedule, ranks, chunks, microbatches), schedule, chunks)
+        assert sent == received
+
+
+def test_orders_that_wait_for_each_other_are_found() -> None:
+    first, second = plan("1f1b", 2, 1, 2)
+    second = [Action("F", 1, 1), *(action for action in second if action != Action("F", 1, 1))]
+    simulate([first, second])
+    with pytest.raises(ValueError, match="ranks wait for each other: B0, F1"):
+        simulate([[first[0], first[2], first[1], *first[3:]], second])
+
+
+def test_the_chart() -> None:
+    assert chart(simulate(plan("1f1b", 2, 1, 3))).splitlines() == [
+        "rank 0  F0 F1 ......B0    F2 B1    ...B2",
+        "rank 1  ...F0 B0    F1 B1    F2 B2",
+    ]
+    assert chart(simulate(plan("zbv", 2, 2, 1))).splitlines() == [
+        "rank 0  F0a ........F0b I0b W0b ........I0a W0a",
+        "rank 1  ....F0a F0b ........I0b W0b I0a W0a",
+    ]
+
+
+def test_messages_and_uneven_stages_take_time() -> None:
+    even = simulate(plan("1f1b", 2, 1, 4))
+    slow = simulate(plan("1f1b", 2, 1, 4), Durations(message=0.5))
+    uneven = simulate(plan("1f1b", 2, 1, 4), shares=[0.8, 1.2])
+    assert bubble(even) < min(bubble(slow), bubble(uneven))
+
+
+def test_blocks_are_cut_by_cost() -> None:
+    assert cut_by_cost([1.0] * 8, 4) == (0, 2, 4, 6, 8)
+    assert cut_by_cost([1.0] * 8, 4, last=2.0) == (0, 2, 4, 7, 8)
+    assert cut_by_cost([4.0, 1.0, 1.0, 1.0, 1.0], 2) == (0, 1, 5)
+    assert cut_by_cost([1.0] * 5, 5) == (0, 1, 2, 3, 4, 5)

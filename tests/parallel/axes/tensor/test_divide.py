@@ -1,0 +1,44 @@
+"""Parts of parameters: their sizes, what is not cut through, globs that match nothing."""
+
+import pytest
+
+from hornbook.errors import UsageError
+from hornbook.model.build import build_model
+from hornbook.model.config.model import ModelConfig
+from hornbook.parallel.axes.tensor.divide import Divider, Portion, portion
+from hornbook.parallel.axes.tensor.tables import TABLES, Table
+from hornbook.parallel.shard import Division
+
+
+def test_portions_differ_by_one_at_most() -> None:
+    assert [portion(97, 4, rank)[:2] for rank in range(4)] == [(0, 25), (25, 49), (49, 73), (73, 97)]
+    assert [portion(3, 2, rank)[:2] for rank in range(2)] == [(0, 2), (2, 3)]
+
+
+def test_a_key_value_head_may_have_several_ranks() -> None:
+    found = [portion(2, 4, rank, copies=True) for rank in range(4)]
+    assert found == [Portion(0, 1, 0), Portion(0, 1, 1), Portion(1, 2, 0), Portion(1, 2, 1)]
+
+
+def divider(rank: int = 1, ranks: int = 2) -> tuple[Divider, dict[str, Division]]:
+    divisions: dict[str, Division] = {"blocks.0.attention.out.weight": Division((8, 8), (0, 0), ("pipeline",))}
+    model = build_model(ModelConfig(layers=1, width=8, heads=4), 97)
+    return Divider(model, ranks, rank, divisions), divisions
+
+
+def test_a_glob_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"gates\.\* of GLU matches no parameter of blocks\.0\.mlp, which has gate"):
+        divider()[0].cut("blocks.0.mlp", Table({"gates.*": (0, "hidden")}), {})
+
+
+def test_heads_are_not_cut_through() -> None:
+    with pytest.raises(UsageError, match=r"parallel\.tensor: 4 heads of blocks.* do not divide among 3 ranks"):
+        divider(ranks=3)[0].cut("blocks.0.attention", TABLES["FullAttention"], {"heads": 4, "kv_heads": 4})
+
+
+def test_divisions_add_up_with_those_before() -> None:
+    cut, divisions = divider()
+    cut.cut("blocks.0.attention", TABLES["FullAttention"], {"heads": 4, "kv_heads": 4})
+    assert divisions["blocks.0.attention.out.weight"] == Division((8, 8), (0, 4), ("pipeline", "tensor"))
+    assert divisions["blocks.0.attention.query.weight"] == Division((8, 8), (4, 0), ("tensor",))
+    assert cut.copies == {}
