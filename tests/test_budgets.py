@@ -15,16 +15,16 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 5_400,
+    "cli": 5_600,
     "data": 4_650,
     "evals": 850,
     "files": 1_400,
     "kernels": 1_050,
-    "model": 13_000,
+    "model": 13_150,
     "optim": 3_800,
-    "parallel": 3_200,
-    "run": 9_400,
-    "settings": 2_300,
+    "parallel": 6_750,
+    "run": 10_700,
+    "settings": 2_600,
     "studio": 800,
     "text": 16_700,
 }

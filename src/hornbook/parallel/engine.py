@@ -36,11 +36,8 @@ from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.traffic.step_clock import StepClock
-from hornbook.parallel.world import TOKENS, Axis, World
+from hornbook.parallel.world import LOSSES, World
 from hornbook.run.config import LossConfig
-
-SUMMED: tuple[Axis, ...] = ("pipeline", *TOKENS)
-"""Axes that losses are summed over."""
 
 
 class Engine:
@@ -114,7 +111,8 @@ class Engine:
     @property
     def num_trained(self) -> int:
         """Number of values that training changes: all but those of frozen parts (`hornbook.model.surgery`)."""
-        return sum(math.prod(self.shards[name].shape) for name in self.named_parameters)
+        frozen = (shard.shape for shard in self.shards.values() if not shard.tensor.requires_grad)
+        return self.num_parameters - sum(map(math.prod, frozen))
 
     def zero_gradients(self) -> None:
         """Drop the gradients and router loads of the step before."""
@@ -160,9 +158,9 @@ class Engine:
     def _sum(self, found: list[Tensor]) -> Tensor:
         """Sums of [loss names] over the microbatches of all ranks; each stage has its own terms."""
         total = functools.reduce(torch.add, found)
-        if self.world.axis_size(SUMMED) == 1:
+        if self.world.axis_size(LOSSES) == 1:
             return total
-        return self.world.all_reduce_sum(total.double(), SUMMED).to(total.dtype)
+        return self.world.all_reduce_sum(total.double(), LOSSES).to(total.dtype)
 
     def _take_gradients(self) -> list[Tensor]:
         """Sum over ranks of the gradients of one microbatch each; the parameters have none afterwards."""
@@ -270,10 +268,7 @@ class Engine:
 
     @contextlib.contextmanager
     def evaluation_mode(self) -> Iterator[Transformer]:
-        """The model without dropout, gradients and compilation; afterwards everything is as before.
-
-        All ranks enter together.
-        """
+        """The model without dropout, gradients and compilation; afterwards all is as before. All ranks enter."""
         with self._compiled.set_aside(), self._looking():
             yield self.model
 
@@ -291,8 +286,7 @@ class Engine:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
         rows, batch = len(batch.tokens), self._filled(batch)
         with self._looking():
-            (losses,) = self.apply(self._inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))
-            return losses[:rows]
+            return self.apply(self._inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""

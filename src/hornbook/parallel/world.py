@@ -36,6 +36,8 @@ DATA: tuple[Axis, ...] = ("replica", "shard", "expert")
 """Axes whose ranks have microbatches of their own."""
 TOKENS: tuple[Axis, ...] = ("replica", "shard", "context", "expert")
 """Axes whose ranks see other tokens: losses, router loads, and gradients of what they all hold are summed over them."""
+LOSSES: tuple[Axis, ...] = ("pipeline", *TOKENS)
+"""Axes that losses are summed over: stages but the last have none of the tokens' own."""
 DIVIDING: tuple[Axis, ...] = ("pipeline", "shard", "tensor", "expert")
 """Axes whose ranks may hold different parts of a parameter."""
 HYBRID: tuple[Axis, ...] = ("replica", "shard")

@@ -22,6 +22,12 @@ EXCHANGE = {"context": {"ranks": 2, "kind": "all-to-all"}}
         (RING, {"model": {"mlp": {"kind": "experts"}}}, []),
         (RING, {"model": {"mlp": {"kind": "experts", "capacity": 1.5}}}, ["model.mlp.capacity"]),
         (RING, {"train": {"compile": True}}, ["train.compile"]),
+        ({**RING, "pipeline": 2, "data": 2}, {}, []),
+        (
+            {**RING, "pipeline": 2},
+            {"model": {"kind": "encoder_decoder"}, "data": {"objective": {"kind": "span"}}},
+            ["parallel.context"],
+        ),
         ({**RING, "exact": True}, {}, ["parallel.exact"]),
         (RING, {"log": {"noise_scale": 10}}, ["log.noise_scale"]),
         (RING, {"surgery": [{"kind": "prompt", "length": 4}]}, ["surgery"]),

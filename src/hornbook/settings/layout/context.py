@@ -19,6 +19,9 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
         yield "train.compile", f"parts of rows are not compiled yet: set it to false, {remedy}"
     if isinstance(model.head, LabelHeadPart):
         yield "parallel.context", f'the head "{model.head.kind}" reads whole rows: leave it 1, and widen parallel.data'
+    if parallel.pipeline.stages > 1 and model.kind == "encoder_decoder":
+        text = "stages send on the whole of what an encoder gives, and its rows are in parts"
+        yield "parallel.context", f"{text}: leave it 1, or parallel.pipeline"
     layers = [stack.layer(number) for stack in stacks_of(model) for number in range(stack.layers)]
     for kind in dict.fromkeys(layer.attention.kind for layer in layers):
         if kind not in KNOWN:

@@ -126,7 +126,7 @@ def _inputs(recipe: Recipe) -> Iterator[tuple[Inputs, str]]:
 
 def _on_all_ranks(inputs: Inputs, function: Any) -> Any:
     size = inputs.recipe.parallel.world
-    if launcher_rank(os.environ, size) is not None:
+    if launcher_rank(os.environ) is not None:
         raise UsageError("hornbook bench starts its ranks itself, on this machine: run it without torchrun or srun")
     return function() if size == 1 else on_ranks(size, function)
 
