@@ -162,8 +162,8 @@ def _engine(kind: str, more: dict[str, Any], precision: str) -> tuple[Engine, Op
 @pytest.mark.parametrize(
     ("world", "layout"),
     [
-        (4, "hybrid"),
-        pytest.param(2, "optimizer", marks=pytest.mark.slow),
+        (2, "optimizer"),
+        pytest.param(4, "hybrid", marks=pytest.mark.slow),
         pytest.param(4, "everything", marks=pytest.mark.slow),
     ],
 )

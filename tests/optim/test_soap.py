@@ -155,7 +155,9 @@ def test_which_parameters_have_which_rule() -> None:
 
 
 @pytest.mark.parametrize("experts", [False, True])
-@pytest.mark.parametrize(("world", "layout"), [(2, "optimizer"), (4, "everything"), (4, "hybrid")])
+@pytest.mark.parametrize(
+    ("world", "layout"), [(2, "optimizer"), pytest.param(4, "everything", marks=pytest.mark.slow), (4, "hybrid")]
+)
 def test_ranks_update_as_one_process_does(
     run_ranks: RankServer, tmp_path: Path, world: int, layout: str, experts: bool
 ) -> None:

@@ -20,7 +20,6 @@ BUILT = [
     if family in layout.families and refusal(layout.run(family, "fp64")) is None
 ]
 """Each layout with the family that has most to sum, and the plain one."""
-SHORT = [("ZeRO-3, data 2", "experts")]
 RECORD, REMOVE = "tests.parallel.mutations:record:", "tests.parallel.mutations:remove:"
 Performer = Callable[[Run], Result]
 
@@ -56,10 +55,8 @@ def worst(difference: Difference) -> float:
     return max(getattr(difference, name) for name in FIGURES)
 
 
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [pytest.param(*case, marks=() if case in SHORT else pytest.mark.slow) for case in BUILT],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "family"), BUILT)
 def test_no_collective_can_be_left_out(do: Performer, tmp_path: Path, name: str, family: str) -> None:
     run = LAYOUTS[name].run(family, "fp64", **EVERYTHING)
     sites, expected = sites_of(do, run, tmp_path / "sites"), do(run.alone)

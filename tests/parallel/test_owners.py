@@ -17,7 +17,10 @@ STEPS = 4
 
 
 @pytest.mark.parametrize("experts", [False, True])
-@pytest.mark.parametrize(("world", "layout"), [(2, "optimizer"), (4, "everything"), (4, "hybrid"), (2, "none")])
+@pytest.mark.parametrize(
+    ("world", "layout"),
+    [(2, "optimizer"), pytest.param(4, "everything", marks=pytest.mark.slow), (4, "hybrid"), (2, "none")],
+)
 def test_ranks_update_as_one_process_does(
     run_ranks: RankServer, tmp_path: Path, world: int, layout: str, experts: bool
 ) -> None:

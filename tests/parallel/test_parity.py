@@ -56,7 +56,7 @@ def test_float32_losses(done: Performer, world: int, layout: str) -> None:
     assert compare(done(run), done(run.alone)).losses < 1e-5
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("world", "layout"), [(2, "none"), (3, "everything")])
 def test_half_precision_differs_as_two_orders_of_the_same_microbatches_do(
     done: Performer, precision: str, world: int, layout: str
@@ -108,7 +108,9 @@ def test_mixtures_of_experts_have_the_same_bits(done: Performer, world: int, lay
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("layout", ["none", "everything", "hybrid"])
+@pytest.mark.parametrize(
+    "layout", ["none", *(pytest.param(each, marks=pytest.mark.slow) for each in ("everything", "hybrid"))]
+)
 def test_an_axis_besides_those_of_data_changes_no_bit(done: Performer, layout: str, exact: bool) -> None:
     """Each reduction is over the axes it names: losses, gradients, norms, router loads of two ranks count once."""
     run = Run(4 if layout == "hybrid" else 2, **LAYOUTS[layout], exact=exact, steps=3, microbatches=5, experts=True)

@@ -16,6 +16,7 @@ from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.folders import AVERAGE, read_merged
 from hornbook.parallel.offload import offload
 from hornbook.parallel.shard import Shard
+from hornbook.parallel.world import World
 from hornbook.run.control.control import Request, write_request
 from hornbook.run.state import _read_shards
 from tests.run.launcher import Launcher
@@ -147,7 +148,11 @@ def test_what_has_no_average_is_refused(tmp_path: Path, launch_run: Launch) -> N
 def test_an_average_of_another_model_is_refused(tmp_path: Path, launch_run: Launch) -> None:
     launch_run(tmp_path / "run", *EMA)
     with pytest.raises(IntegrityError, match="w is missing"):
-        _read_shards(checkpoint(tmp_path / "run", 12) / AVERAGE, {"w": Shard(torch.zeros(2), (2,), (0,))})
+        _read_shards(
+            checkpoint(tmp_path / "run", 12) / AVERAGE,
+            {"w": Shard(torch.zeros(2), (2,), (0,))},
+            World(torch.device("cpu")),
+        )
 
 
 def test_an_adapter_is_averaged_alone(tmp_path: Path, launch_run: Launch) -> None:

@@ -285,7 +285,7 @@ def run_harness(mode: str, folder: Path) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("mode", ["new", "again"])
+@pytest.mark.parametrize("mode", ["new", pytest.param("again", marks=pytest.mark.slow)])
 def test_every_operation_of_a_save_may_fail(tmp_path: Path, mode: str):
     result = run_harness(mode, tmp_path)
     assert result["operations"] >= 43

@@ -92,7 +92,9 @@ def test_a_run_may_go_on_under_other_axes(tmp_path: Path, go: Callable[..., None
     assert {name: each["rows"] for name, each in mine.items()} == {name: each["rows"] for name, each in theirs.items()}
 
 
-@pytest.mark.parametrize("shard", ["none", "gradients", "everything"])
+@pytest.mark.parametrize(
+    "shard", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("none", "gradients")), "everything"]
+)
 def test_exact_sums_have_the_same_bits_on_one_two_and_four_ranks(
     tmp_path: Path, go: Callable[..., None], branch: Branch, shard: str
 ) -> None:

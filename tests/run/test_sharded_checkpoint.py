@@ -106,7 +106,10 @@ def test_what_fails_on_one_rank_fails_the_save_on_all(run_ranks: Ranks, tmp_path
     assert leader[1::2] == [["step-00000001"], ["step-00000001"], ["step-00000001", "step-00000003"]], "and no litter"
 
 
-@pytest.mark.parametrize(("rank", "when"), [(0, 2), (0, 30), (1, 1), (1, 30)])
+@pytest.mark.parametrize(
+    ("rank", "when"),
+    [(0, 2), pytest.param(0, 30, marks=pytest.mark.slow), pytest.param(1, 1, marks=pytest.mark.slow), (1, 30)],
+)
 def test_a_rank_killed_while_writing_leaves_the_older_checkpoint(
     run_ranks: Ranks, tmp_path: Path, rank: int, when: int
 ) -> None:

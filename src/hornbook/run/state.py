@@ -37,6 +37,7 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, of_all_stages, state_shards
+from hornbook.parallel.world import World
 from hornbook.run.control.interventions import Course
 from hornbook.settings.recipe import Recipe
 
@@ -144,7 +145,7 @@ class State:
         self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
         if self.average is not None and (folder / AVERAGE).is_file():
-            self._read_shards(folder / AVERAGE, self.averages())
+            _read_shards(folder / AVERAGE, self.averages(), self.engine.world)
         if self.engine.scaler is not None and "scale" in counters:
             self.engine.scaler.load(counters["scale"])
         if self.noise is not None and "noise" in counters:
@@ -228,17 +229,7 @@ class State:
             self.average.restart()
 
     def _read_moments(self, path: Path) -> None:
-        self._read_shards(path, self.moments())
-
-    def _read_shards(self, path: Path, shards: Mapping[str, Shard]) -> None:
-        """Read a file of `trainer/` into shards. Raises IntegrityError if names, shapes or dtypes are others."""
-        entries, reader = read_header(path), Reader()
-        whole = {name: shape for name, (shape, _) in of_all_stages(shards, self.engine.world).items()}
-        check_cover(whole, {name: each.shape for name, each in entries.items()})
-        for name, shard in shards.items():
-            if (dtype := CODES[shard.tensor.dtype]) != entries[name].dtype:
-                raise IntegrityError(f"{path}: {name} is {entries[name].dtype}, and this run keeps it as {dtype}")
-            shard.tensor.copy_(reader.read(name, entries[name])[shard.slices])
+        _read_shards(path, self.moments(), self.engine.world)
 
     def counters(self) -> dict[str, Any]:
         """The content of `trainer/state.json`: everything that is not a tensor."""
@@ -255,6 +246,17 @@ class State:
         if norms := self.engine.clipping.state():
             counters["norms"] = norms
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
+
+
+def _read_shards(path: Path, shards: Mapping[str, Shard], world: World) -> None:
+    """Read a file of `trainer/` into shards. Raises IntegrityError if names, shapes or dtypes are others."""
+    entries, reader = read_header(path), Reader()
+    whole = {name: shape for name, (shape, _) in of_all_stages(shards, world).items()}
+    check_cover(whole, {name: each.shape for name, each in entries.items()})
+    for name, shard in shards.items():
+        if (dtype := CODES[shard.tensor.dtype]) != entries[name].dtype:
+            raise IntegrityError(f"{path}: {name} is {entries[name].dtype}, and this run keeps it as {dtype}")
+        shard.tensor.copy_(reader.read(name, entries[name])[shard.slices])
 
 
 def read_counters(folder: Path) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def test_kernels_have_the_bits_of_the_reference(rule: dict[str, Any], dtype: tor
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_codes_of_kernels_are_those_of_the_reference_beside_every_limit() -> None:
     """Without memory moments are the gradient and its square: values beside limits, in blocks of every length."""
     limits = torch.cat([2.0 ** torch.arange(-40.0, 0.0), *map(_limits, (True, False)), _limits(signed=False).sqrt()])

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hornbook.parallel.expert import exchange as exchange_module
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hornbook.model.mlp import grouped
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.parallel import world as world_module
+from hornbook.parallel.axes.expert import exchange as exchange_module
 from hornbook.parallel.axes.expert.dispatch import Dispatcher, bounds_of
 from hornbook.parallel.axes.expert.exchange import Exchange
 from hornbook.parallel.config import ParallelConfig

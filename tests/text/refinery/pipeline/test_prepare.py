@@ -139,8 +139,9 @@ def test_any_number_of_workers_writes_the_same_bytes(tmp_path: Path, corpus: Tex
 
 
 @pytest.mark.usefixtures("many_tasks")
+@pytest.mark.parametrize("first", [1, pytest.param(4, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
 def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
-    tmp_path: Path, corpus: TextConfig, read_tree: Tree, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: TextConfig, read_tree: Tree, monkeypatch: pytest.MonkeyPatch, first: int
 ):
     real = os.replace
     calls = 0
@@ -156,7 +157,7 @@ def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
     expected, points = read_tree(tmp_path / "whole"), calls
     assert points > 40
     data = tmp_path / "data"
-    for point in range(1, points, 3):
+    for point in range(first, points, 9):
         with killed_at_rename(point):
             prepare(corpus, data, workers=1)
         (data / f".tmp-litter-{point}").write_text("what a killed writer leaves")
