@@ -71,7 +71,7 @@ def _parts(run: Run, place: RankInfo) -> dict[str, Part]:
                 list(each.tensor.shape),
                 each.is_primary,
                 list(each.axes),
-                each.copy,
+                each.copy + each.stage_copy,
                 ranks,
             )
             for name, each in engine.shards.items()

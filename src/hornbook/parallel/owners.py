@@ -55,14 +55,14 @@ class Owners:
         self.shards, self._owned = dict(self._shards), []
         sizes = {name: prod(self.shards[name].shape) for name in names}
         owners = assign_primaries(sizes, self._world.axis_size(SHARING))
-        sharing = wide_axes(SHARING, self._world.sizes)
         for name in names:
             owned = self._own(self.shards[name], owners[name])
             self._owned.append(owned)
             empty = owned.owner != self._world.axis_rank(SHARING)
             shape, primary = owned.shard.shape, owned.is_primary
             start = (shape[0], *(0 for _ in shape[1:])) if empty else (0,) * len(shape)
-            self.shards[name] = ParameterShard(owned.whole, shape, start, primary, sharing)
+            axes, copy = wide_axes((*SHARING, *owned.shard.axes), self._world.sizes), owned.shard.stage_copy
+            self.shards[name] = ParameterShard(owned.whole, shape, start, primary, axes, stage_copy=copy)
         return {name: shard.tensor for name, shard in self.shards.items() if shard.tensor.requires_grad}
 
     def starts(self) -> dict[str, Shape]:

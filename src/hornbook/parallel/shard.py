@@ -48,8 +48,14 @@ class ParameterShard(Shard):
     axes: tuple[Axis, ...] = ()
     """Axes whose ranks hold other parts of the parameter, or none of it: its squares are summed over them."""
     copy: int = 0
-    """Number of this copy among ranks that differ along `axes` and hold the same part: the squares of the first count.
-    """
+    """Number of this copy among ranks of a stage that differ along `axes` and hold the same part."""
+    stage_copy: int = 0
+    """Number of this copy among stages that hold the parameter."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the copy that counts in sums over `axes`."""
+        return not self.copy and not self.stage_copy
 
 
 def whole_shard(parameter: nn.Parameter) -> ParameterShard:
@@ -68,11 +74,13 @@ class Division:
     axes: tuple[Axis, ...]
     """Axes whose ranks hold other parts of it, or none of it."""
     copy: int = 0
-    """Number of this copy, where ranks that differ along `axes` hold the same part: the first saves it."""
+    """Number of this copy, where ranks of a stage that differ along `axes` hold the same part: the first saves it."""
+    stage_copy: int = 0
+    """Number of this copy among stages that hold the parameter."""
 
-    def of_stage(self) -> "Division":
-        """The same, where the ranks of other stages hold nothing of it."""
-        return replace(self, axes=("pipeline", *self.axes))
+    def of_stage(self, copy: int) -> "Division":
+        """The same, where the ranks of other stages hold nothing of it, or another copy."""
+        return replace(self, axes=("pipeline", *self.axes), stage_copy=copy)
 
 
 Divisions = dict[str, Division]
@@ -101,8 +109,8 @@ def local_shards(
         for name in same:
             at, tensor = known[name], parameters[name]
             start = tuple(map(sum, zip(at.start, parts[name][1], strict=True)))
-            primary = primaries[name] == own and at.copy == 0
-            found[name] = ParameterShard(tensor, at.shape, start, primary, along, at.copy)
+            primary = primaries[name] == own and not at.copy and not at.stage_copy
+            found[name] = ParameterShard(tensor, at.shape, start, primary, along, at.copy, at.stage_copy)
     return {name: found[name] for name in parameters}
 
 

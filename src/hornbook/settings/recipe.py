@@ -19,7 +19,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.mup import unfit_for_mup
 from hornbook.model.config.surgery import PromptConfig, Surgery, adapter_of, surgery_problems
 from hornbook.optim.config.optim import AdamW, AnyOptimizer
-from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
 from hornbook.settings.layout.rules import layout_problems
@@ -81,7 +81,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         *_check_labels(recipe),
         *_check_noise_scale(recipe),
     ]
-    problems += _check_optim(recipe)
+    problems += [*_check_optim(recipe), *_check_rounding(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
         problems.append(("name", f"{recipe.name!r} cannot be the name of a folder"))
     return problems
@@ -126,6 +126,22 @@ def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.optim.averages and recipe.train.average.kind != "none":
         text = f'optim.kind "{getattr(recipe.optim, "kind", "")}" already evaluates and saves an average of the weights'
         yield "train.average.kind", f'{text}: set it to "none", or take another optimizer'
+
+
+def _check_rounding(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Random rounding is drawn by the number of a value in its parameter, and tensor ranks hold columns, too."""
+    if recipe.parallel.tensor in (1, FILL):
+        return
+    text = "with parallel.tensor, moments and weights in fewer bits are not rounded as in one process"
+    if recipe.train.precision == "bf16-pure":
+        yield "train.precision", f'{text}: take "bf16"'
+    rules = [("optim", recipe.optim)]
+    rules += [(f"optim.groups.{i}.rule", group.rule) for i, group in enumerate(recipe.optim.groups) if group.rule]
+    for key, rule in rules:
+        if getattr(rule, "kind", "") == "adamw8bit":
+            yield f"{key}.kind", f'{text}: take "adamw"'
+        elif getattr(rule, "state", "") == "bf16":
+            yield f"{key}.state", f'{text}: take "parameter"'
 
 
 def _check_ramp(train: TrainConfig) -> Iterator[tuple[str, str]]:

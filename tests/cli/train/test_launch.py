@@ -35,6 +35,14 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_settings_of_the_environment_go_along(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HORNBOOK_SET", "optim.lr=0.002")
+    assert main([*words, "--on", "ssh", "--hosts", "a,b", "-n"]) == Exit.DONE
+    assert "--out /shared/run --optim.lr=0.002 --train.batch_tokens" in capsys.readouterr().out
+
+
 def test_without_a_scheduler_the_script_is_written_and_the_remedy_named(
     tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -8,7 +8,15 @@ import pytest
 import yaml
 
 from hornbook.errors import UsageError
-from hornbook.run.launch.cluster import ClusterJob, job_name, kubernetes_job, parse_seconds, slurm_script, ssh_commands
+from hornbook.run.launch.cluster import (
+    ClusterJob,
+    job_name,
+    kubernetes_job,
+    parse_seconds,
+    slurm_script,
+    ssh_commands,
+    ssh_script,
+)
 
 JOB = ClusterJob(
     "gpt-2",
@@ -42,12 +50,32 @@ def test_a_batch_script_of_slurm():
     assert "--gpus" not in slurm_script(replace(JOB, gpus=0))
 
 
-@pytest.mark.parametrize(("code", "requeued"), [(0, False), (2, False), (75, True), (137, True)])
-def test_a_batch_script_is_queued_again_after_75_alone(code: int, requeued: bool):
+@pytest.mark.parametrize(
+    ("code", "before", "requeued"),
+    [(0, 0, False), (2, 0, False), (75, 0, True), (137, 0, True), (8, 49, True), (75, 50, False)],
+)
+def test_a_batch_script_is_queued_again_where_a_start_may_help(code: int, before: int, requeued: bool):
     script = slurm_script(replace(JOB, folder="/"))
     stand_ins = f'srun() {{ return {code}; }}; scontrol() {{ echo "$@"; }}; SLURM_JOB_ID=7\n'
+    stand_ins += f"SLURM_RESTART_COUNT={before}\n"
     done = subprocess.run(["bash"], input=stand_ins + script, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (code, "requeue 7\n" if requeued else "")
+
+
+def test_ranks_have_the_cores_that_are_asked_for():
+    text = slurm_script(replace(JOB, cpus=8))
+    check_bash(text)
+    assert "#SBATCH --cpus-per-task=8" in text
+    assert "--cpus-per-task" not in slurm_script(JOB)
+
+
+def test_a_script_over_ssh_ends_as_its_machines_do():
+    """Their input stays open while they run: waiting for a line of it times out, where the end of it would not."""
+    waits = "read -t 0.2; [ $? -gt 128 ] || exit 9"
+    script = ssh_script([["bash", "-c", f"{waits}; exit 75"], ["bash", "-c", waits]])
+    check_bash(script)
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, timeout=20, check=False)
+    assert done.returncode == 75, done.stderr
 
 
 def test_an_indexed_job_of_kubernetes():

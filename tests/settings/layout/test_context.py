@@ -18,6 +18,14 @@ EXCHANGE = {"context": {"ranks": 2, "kind": "all-to-all"}}
         ({"context": 3}, {}, []),
         ({"context": {"ranks": 7, "kind": "all-to-all"}}, {}, ["parallel.context.kind"]),
         (RING, {"model": {"attention": {"kind": "delta"}}}, ["parallel.context"]),
+        (
+            RING,
+            {
+                "model": {"kind": "encoder", "norm": {"kind": "batch"}},
+                "data": {"objective": {"kind": "masked"}},
+            },
+            ["parallel.context"],
+        ),
         (RING, {"model": {"pattern": [{}, {"attention": {"kind": "delta"}}]}}, ["parallel.context"]),
         (RING, {"model": {"mlp": {"kind": "experts"}}}, []),
         (RING, {"model": {"mlp": {"kind": "experts", "capacity": 1.5}}}, ["model.mlp.capacity"]),

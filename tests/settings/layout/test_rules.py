@@ -24,3 +24,21 @@ def test_weights_of_a_run_in_float32_are_not_gathered_in_bfloat16() -> None:
     words = ("parallel.data=2", "parallel.shard=everything", "parallel.gather=bf16", "train.precision=fp32")
     with pytest.raises(ConfigError, match=r"needs train\.precision bf16"):
         resolve(None, words, environ={})
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("optim.kind", ("parallel.tensor=2", "optim.kind=adamw8bit")),
+        ("optim.state", ("parallel.tensor=2", "optim.state=bf16")),
+        ("train.precision", ("parallel.tensor=2", "train.precision=bf16-pure")),
+        ("train.precision", ("parallel.tensor=2", "train.precision=float8")),
+        ("train.micro_batch", ("parallel.pipeline=2", "train.micro_batch=auto")),
+        ("train.cuda_graphs", ("parallel.pipeline=2", "train.compile=true", "train.cuda_graphs=true")),
+        ("parallel.offload.activations", ("parallel.pipeline=2", "parallel.offload=disk")),
+    ],
+)
+def test_what_does_not_go_with_an_axis_is_refused(key: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(None, words, environ={})
+    assert [problem.key for problem in caught.value.problems] == [key]

@@ -37,6 +37,7 @@ def launch(
     time: Annotated[str, typer.Option(help="Time limit: 90m, 24h, 3d, 24:00:00; the run saves before its end.")] = "",
     image: Annotated[str, typer.Option(help="k8s: container image.")] = "",
     volume: Annotated[list[str] | None, typer.Option(metavar="CLAIM:PATH", help="k8s: volumes of the pods.")] = None,
+    cpus: Annotated[int | None, typer.Option(metavar="C", min=1, help="slurm: CPU cores of each rank.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="k8s, ssh: port where ranks meet.")] = 29400,
     program: Annotated[str, typer.Option(help="The command `hornbook` on the machines.")] = "hornbook",
     folder: Annotated[Path | None, typer.Option(help="Working directory there; by default this one.")] = None,
@@ -45,7 +46,8 @@ def launch(
     script: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write; by default NAME.ENDING.")] = None,
     dry_run: DryRun = False,
 ) -> Result | Exit:
-    """Start a run on several machines, or with --dry-run print the script that would. All must see --data and --out.
+    """Start a run on several machines, or with --dry-run print the script that would. All must see RECIPE, --data and
+    --out.
 
     slurm: writes a batch script and submits it. k8s: writes an indexed Job and applies it. ssh: runs `hornbook train`
     on every machine, until all have ended; Ctrl-C saves and stops.
@@ -55,7 +57,7 @@ def launch(
     resolved, command = _command(words, nodes * (ranks or max(gpus, 1)), program, data, out)
     name = job_name(resolved.recipe.name)
     job = ClusterJob(name, command, str(folder or Path.cwd()), nodes, ranks or max(gpus, 1), gpus, port=port)
-    job = replace(job, seconds=parse_seconds(time) if time else None, image=image, volumes=volume or ())
+    job = replace(job, seconds=parse_seconds(time) if time else None, image=image, volumes=volume or (), cpus=cpus)
     _warn(resolved, job)
     if on == "ssh":
         if time:
@@ -83,8 +85,17 @@ def _command(
     run = out or default_folder(resolved.recipe)
     filled = [f"--{key}={value}" for key, value in _filled(given, resolved)]
     named = ([] if target is None else [target]) + ([] if data is None else ["--data", str(data)])
-    settings = [*named, "--out", str(run), *(f"--{word}" for word in overrides), *filled]
+    settings = [*named, "--out", str(run), *_of_environment(), *(f"--{word}" for word in overrides), *filled]
     return resolved, [*shlex.split(program), "train", *settings, "--resume", "auto"]
+
+
+def _of_environment() -> list[str]:
+    """Settings of `HORNBOOK_SET` and the like as words: other machines do not have the variables of this one."""
+    from hornbook.settings.schema import leaves
+    from hornbook.settings.sources import environment_source
+    from hornbook.settings.toml import dotted
+
+    return [f"--{dotted(path)}={given.value}" for path, given in leaves(environment_source(os.environ).tree)]
 
 
 def _filled(given: "Resolved", resolved: "Resolved") -> list[tuple[str, int]]:
@@ -120,12 +131,11 @@ def _submit(on: On, text: str, file: Path) -> Result:
 
 
 def _over_ssh(job: "ClusterJob", hosts: list[str], *, dry_run: bool) -> Result | Exit:
-    from hornbook.run.launch.cluster import ssh_commands
+    from hornbook.run.launch.cluster import ssh_commands, ssh_script
 
     commands = ssh_commands(job, hosts, os.environ.get("HORNBOOK_SSH", "ssh"))
     if dry_run:
-        lines = [f"{shlex.join(command)} &" for command in commands]
-        return Result({"on": "ssh", "commands": commands}, "\n".join(["#!/bin/bash", *lines, "wait"]))
+        return Result({"on": "ssh", "commands": commands}, ssh_script(commands))
     from hornbook.run.launch.remote import run_remote
 
     return run_remote(hosts, commands)

@@ -17,6 +17,8 @@ STARTED = "hornbook: started"
 """First line on stderr of a command over ssh: the machine was reached."""
 WARN_SECONDS = 120
 """Time between the signal to save and the end of a job."""
+REQUEUES = 50
+"""Times that a job of Slurm is queued again: an error that every start meets must not do so for ever."""
 ARRIVAL_SECONDS = 600
 """Longest wait for the pods of a Job, whose machines may have to load an image first."""
 _HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9][\w.:-]*")
@@ -38,6 +40,8 @@ class ClusterJob:
     """Ranks of each machine."""
     gpus: int
     """GPUs of each machine; 0: CPUs alone."""
+    cpus: int | None = None
+    """CPU cores of each rank, for Slurm; None: the cluster's default, which is often one."""
     seconds: int | None = None
     """Time limit; None: that of the cluster."""
     port: int = 29400
@@ -73,16 +77,22 @@ def slurm_script(job: ClusterJob) -> str:
     """A batch script: one task per rank, a signal before the time limit, requeued while the run is not finished."""
     options = [f"--job-name={job.name}", f"--nodes={job.nodes}", f"--ntasks-per-node={job.ranks}"]
     options += [f"--gpus-per-node={job.gpus}"] if job.gpus else []
+    options += [f"--cpus-per-task={job.cpus}"] if job.cpus else []
     options += [f"--time={_clock(job.seconds)}"] if job.seconds else []
     options += [f"--signal=USR1@{WARN_SECONDS}", "--requeue", "--open-mode=append", f"--output={job.name}-%j.log"]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
         f"cd {shlex.quote(job.folder)} || exit {Exit.USAGE:d}",
+        *(["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"] if job.cpus else []),
         f"srun {shlex.join(job.command)}",
         "code=$?",
-        f"# {Exit.RESUMABLE:d}: saved by the signal, or a rank was lost; 137: killed. Any other code is final.",
-        f'case $code in {Exit.RESUMABLE:d}|137) scontrol requeue "$SLURM_JOB_ID" ;; esac',
+        f"# {Exit.RESUMABLE:d}: saved by the signal, or a rank was lost; {Exit.STORAGE:d}: storage full; "
+        f"{Exit.HARDWARE:d}: hardware suspected; 134 and 137: killed. Any other code is final.",
+        f"case $code in {Exit.RESUMABLE:d}|{Exit.STORAGE:d}|{Exit.HARDWARE:d}|134|137)",
+        f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {REQUEUES} ]; then scontrol requeue "$SLURM_JOB_ID"',
+        f'  else echo "not queued again: started {REQUEUES} times before; see what the ranks said" >&2; fi ;;',
+        "esac",
         "exit $code",
     ]
     return "\n".join(lines) + "\n"
@@ -201,6 +211,18 @@ def ssh_commands(job: ClusterJob, hosts: Sequence[str], ssh: str = "ssh") -> lis
     options += ["-o", "ServerAliveCountMax=4"]
     remote = (_remote(job, number, hosts[0].rpartition("@")[2]) for number in range(job.nodes))
     return [[ssh, *options, host, text] for host, text in zip(hosts, remote, strict=True)]
+
+
+def ssh_script(commands: Sequence[Sequence[str]]) -> str:
+    """A script that runs the commands side by side and ends with the code of one that failed, if any did.
+
+    Each has an input that stays open: a host asks its run to stop when the input ends.
+    """
+    opens = ['pipe=$(mktemp -u); mkfifo -m 600 "$pipe" || exit 2; exec 3<>"$pipe"; rm "$pipe"']
+    lines = [f"{shlex.join(command)} <&3 & runs+=($!)" for command in commands]
+    stops = ["trap 'kill \"${runs[@]}\" 2>/dev/null' EXIT", "code=0"]
+    ends = ['for run in "${runs[@]}"; do wait "$run" || code=$?; done', "exit $code"]
+    return "\n".join(["#!/bin/bash", *opens, *lines, *stops, *ends])
 
 
 def _remote(job: ClusterJob, node: int, first_host: str) -> str:

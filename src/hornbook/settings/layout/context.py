@@ -17,6 +17,10 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
     ranks, remedy = parallel.context.ranks, "or leave parallel.context 1"
     if train.compile:
         yield "train.compile", f"parts of rows are not compiled yet: set it to false, {remedy}"
+    norms = {each.norm.kind for each in stacks_of(model)}
+    norms |= {each.attention_norm(number).kind for each in stacks_of(model) for number in range(each.layers)}
+    if "batch" in norms:
+        yield "parallel.context", 'a norm of kind "batch" needs whole rows: leave it 1, and widen parallel.data'
     if isinstance(model.head, LabelHeadPart):
         yield "parallel.context", f'the head "{model.head.kind}" reads whole rows: leave it 1, and widen parallel.data'
     if parallel.pipeline.stages > 1 and model.kind == "encoder_decoder":

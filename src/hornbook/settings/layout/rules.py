@@ -99,6 +99,12 @@ def _check_passes(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tupl
     """What the passes of a pipeline do not go with."""
     if train.compile and train.compile_scope == "stack":
         yield "train.compile_scope", 'a stage has some blocks of a stack: take "block"'
+    if train.cuda_graphs:
+        yield "train.cuda_graphs", "a graph's memory is used again before its microbatch goes backward: set it to false"
+    if train.micro_batch == "auto":
+        yield "train.micro_batch", "how many microbatches a stage holds is not known before: give a number"
+    if parallel.offload.kind == "disk" and parallel.offload.activations:
+        yield "parallel.offload.activations", "the file would grow with every microbatch of a step: set it to false"
     schedule = parallel.pipeline.schedule
     if schedule not in ("zb-h1", "zbv", "dualpipev"):
         return

@@ -35,6 +35,8 @@ def tensor_problems(
     kinds = [step.kind for step in surgery if step.kind in CHANGING]
     if kinds:
         yield "parallel.tensor", f"layers with {kinds[0]} (surgery) cannot be divided: leave it 1, or take shard"
+    if train.precision == "float8":
+        yield "train.precision", "scales of float8 would be those of a rank's part of a matrix: take bf16"
     if train.cuda_graphs:
         yield "train.cuda_graphs", "a graph cannot wait for other ranks: set it to false, or parallel.tensor to 1"
 

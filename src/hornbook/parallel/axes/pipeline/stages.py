@@ -7,7 +7,7 @@ copies are summed (`copies.py`), so they stay equal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -90,7 +90,7 @@ def record_stages(model: Transformer, layout: Layout, divisions: Divisions) -> N
         shape = tuple(parameter.shape)
         known = divisions.get(name) or Division(shape, (0,) * len(shape), ())
         copy = layout.copies[name].index(layout.rank) if name in layout.copies else 0
-        divisions[name] = replace(known.of_stage(), copy=known.copy + copy)
+        divisions[name] = known.of_stage(copy)
 
 
 def _width(model: Transformer) -> int:
