@@ -66,6 +66,21 @@ def test_a_script_is_handed_to_the_scheduler_and_never_replaces_another(
     assert "tiny.sbatch exists and is another script" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_job_that_is_there_is_not_taken_for_a_new_one(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.parent.mkdir()
+    kubectl.write_text("#!/bin/sh\necho service/tiny unchanged\necho job.batch/tiny $ANSWER\n")
+    kubectl.chmod(kubectl.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{kubectl.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("ANSWER", "created")
+    assert main([*words, "--on", "k8s", "--image", "i"]) == Exit.DONE
+    monkeypatch.setenv("ANSWER", "unchanged")
+    assert main([*words, "--on", "k8s", "--image", "i"]) == Exit.USAGE
+    assert "`kubectl delete -f tiny.yaml` first" in " ".join(capsys.readouterr().err.split())
+
+
 def test_axes_that_do_not_make_the_machines_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert main([*words, "--on", "slurm", "-n", "--parallel.data", "8"]) == Exit.USAGE
     text = " ".join(capsys.readouterr().err.split())

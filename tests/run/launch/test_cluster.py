@@ -138,3 +138,4 @@ def test_times_and_names():
             parse_seconds(text)
     assert job_name("My run_2!") == "my-run-2"
     assert job_name("___") == "run"
+    assert job_name("7b") == "run-7b"

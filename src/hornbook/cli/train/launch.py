@@ -1,6 +1,7 @@
 """`hornbook launch`: start a run on several machines, through Slurm, Kubernetes or ssh."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -127,6 +128,10 @@ def _submit(on: On, text: str, file: Path) -> Result:
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise UsageError(f"{file} is written, but `{' '.join(submit)}` refused it: {said}")
+    if on == "k8s" and re.search(r"^job\S* unchanged", done.stdout, re.MULTILINE):
+        raise UsageError(
+            f"the Job of {file} is there already, and is not started again: `kubectl delete -f {file}` first"
+        )
     return Result({"on": on, "file": str(file), "answer": done.stdout.strip()}, done.stdout.strip())
 
 

@@ -53,8 +53,9 @@ class ClusterJob:
 
 
 def job_name(name: str) -> str:
-    """A name that every scheduler accepts: at most 52 lower-case letters, digits and `-`."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower())[:52].strip("-") or "run"
+    """A name that every scheduler accepts: at most 52 lower-case letters, digits and `-`, a letter first."""
+    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "run"
+    return (found if found[0].isalpha() else f"run-{found}")[:52].strip("-")
 
 
 def parse_seconds(text: str) -> int:

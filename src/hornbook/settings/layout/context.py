@@ -17,9 +17,7 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
     ranks, remedy = parallel.context.ranks, "or leave parallel.context 1"
     if train.compile:
         yield "train.compile", f"parts of rows are not compiled yet: set it to false, {remedy}"
-    norms = {each.norm.kind for each in stacks_of(model)}
-    norms |= {each.attention_norm(number).kind for each in stacks_of(model) for number in range(each.layers)}
-    if "batch" in norms:
+    if "batch" in norm_kinds(model):
         yield "parallel.context", 'a norm of kind "batch" needs whole rows: leave it 1, and widen parallel.data'
     if isinstance(model.head, LabelHeadPart):
         yield "parallel.context", f'the head "{model.head.kind}" reads whole rows: leave it 1, and widen parallel.data'
@@ -39,3 +37,10 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
     if parallel.context.kind == "all-to-all" and uneven:
         text = f"{uneven[0]} heads do not divide among {shares} ranks"
         yield "parallel.context.kind", f'{text}: take "ring", or other ranks'
+
+
+def norm_kinds(model: ModelConfig) -> set[str]:
+    """Kinds of the norms of all stacks and layers."""
+    stacks = stacks_of(model)
+    layers = {stack.attention_norm(number).kind for stack in stacks for number in range(stack.layers)}
+    return layers | {stack.norm.kind for stack in stacks}

@@ -130,8 +130,7 @@ def _check_experts(parallel: ParallelConfig, train: TrainConfig, model: ModelCon
     ranks = parallel.expert
     if ranks == 1:
         return
-    stacks = [model, model.encoder] if model.kind == "encoder_decoder" else [model]
-    parts = [stack.layer(number).mlp for stack in stacks for number in range(stack.layers)]
+    parts = [stack.layer(number).mlp for stack in stacks_of(model) for number in range(stack.layers)]
     counts = [part.count for part in parts if isinstance(part, ExpertsConfig)]
     if not counts:
         yield "parallel.expert", "the model has no experts to divide: leave it 1, and raise parallel.data"

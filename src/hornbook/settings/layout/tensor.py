@@ -5,8 +5,10 @@ from typing import Any
 
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import TrainConfig
+from hornbook.settings.layout.context import norm_kinds
 
 CHANGING = ("lora", "dora", "bottleneck", "prompt", "nf4", "fake_quant")
 """Kinds of surgery that hang parts on layers, or change what their weights are."""
@@ -28,7 +30,7 @@ def tensor_problems(
         yield "parallel.tensor", f"a vocabulary of {model.vocab} is less than {ranks} ranks: take fewer"
     if parallel.sequence and parallel.pipeline.stages > 1:
         yield "parallel.sequence", "stages of a pipeline hand on whole rows: set it to false, or parallel.pipeline to 1"
-    if parallel.sequence and "batch" in {model.norm.kind, *(each.kind for each in _own_norms(model))}:
+    if parallel.sequence and "batch" in norm_kinds(model):
         yield "parallel.sequence", 'a norm of kind "batch" needs whole rows: leave it false'
     if parallel.sequence and parallel.context.ranks > 1:
         yield "parallel.sequence", "rows that parallel.context divides are not divided again: leave it false"
@@ -41,14 +43,10 @@ def tensor_problems(
         yield "train.cuda_graphs", "a graph cannot wait for other ranks: set it to false, or parallel.tensor to 1"
 
 
-def _own_norms(model: ModelConfig) -> list[Any]:
-    return [model.attention_norm(number) for number in range(model.layers)]
-
-
 def _check_heads(model: ModelConfig, ranks: int) -> Iterator[tuple[str, str]]:
     """Heads of each layer that has any, and hidden values of its MLP."""
     seen = set[str]()
-    for stack in [model] if model.kind != "encoder_decoder" else [model, model.encoder]:
+    for stack in stacks_of(model):
         for number in range(stack.layers):
             text = _layer_problem(stack.layer(number), ranks)
             if text and text not in seen:
