@@ -135,27 +135,34 @@ class Cell:
     """What became of a run in a layout."""
 
     state: str
-    """`equal`, `differs`, `refused` or `failed`."""
+    """`equal`, `rounds` (as equal as half precision lets sums be that are rounded in parts), `differs`, `refused` or
+    `failed`."""
     reason: str = ""
     """Why it was refused, or how it failed."""
     difference: Difference | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """By figure: those that it was held against."""
 
     def tree(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
-def limits_of(precision: str, orders: list[Difference]) -> dict[str, float]:
-    """By figure; `orders`: how far orders of the same microbatches are apart in one process, in half precision."""
-    if precision == "fp64":
+HALF = ("losses", "norms", "weights")
+"""Figures with limits in half precision."""
+
+
+def limits_of(do: Callable[[Run], Result], run: Run) -> dict[str, float]:
+    """By figure. In half precision: three times what other orders of the same microbatches make in one process."""
+    if run.precision == "fp64":
         return dict.fromkeys(FIGURES, EXACT)
-    if precision == "fp32":
+    if run.precision == "fp32":
         return {"losses": SINGLE}
-    names = ("losses", "norms", "weights")
-    return {name: 3 * max(getattr(each, name) for each in orders) for name in names}
+    orders = _orders(do, run)
+    return {name: 3 * max(getattr(each, name) for each in orders) for name in HALF}
 
 
-def orders_of(do: Callable[[Run], Result], run: Run) -> list[Difference]:
+def _orders(do: Callable[[Run], Result], run: Run) -> list[Difference]:
     """The microbatches in other orders, in one process, beside the order of the grid."""
     alone = run.alone
     others = [replace(alone, backwards=True), replace(alone, exact=True)]
@@ -163,17 +170,35 @@ def orders_of(do: Callable[[Run], Result], run: Run) -> list[Difference]:
     return [compare(do(other), do(alone)) for other in others]
 
 
-def examine(do: Callable[[Run], Result], run: Run, limits: Mapping[str, float]) -> Cell:
+def _rounding(do: Callable[[Run], Result], run: Run) -> dict[str, float]:
+    """By figure: three times how far half precision is from float32 in one process."""
+    found = compare(do(run.alone), do(replace(run.alone, precision="fp32")))
+    return {name: 3 * getattr(found, name) for name in HALF}
+
+
+def rounds_parts(run: Run) -> bool:
+    """Whether each rank rounds its part of a sum over products, as no order of microbatches does."""
+    return run.precision == "bf16" and run.tensor * run.context > 1
+
+
+def examine(do: Callable[[Run], Result], run: Run) -> Cell:
     """Do a run and compare it with one process."""
     if reason := refusal(run):
         return Cell("refused", reason)
-    expected = do(run.alone)
+    limits = limits_of(do, run)
     try:
-        difference = compare(do(run), expected)
+        difference = compare(do(run), do(run.alone))
     except (RankError, AssertionError) as error:
         return Cell("failed", told(error))
-    kept = all(getattr(difference, name) <= most for name, most in limits.items())
-    return Cell("equal" if kept else "differs", "", difference)
+    if _keeps(difference, limits):
+        return Cell("equal", "", difference, limits)
+    if rounds_parts(run) and _keeps(difference, wider := _rounding(do, run)):
+        return Cell("rounds", "", difference, wider)
+    return Cell("differs", "", difference, limits)
+
+
+def _keeps(difference: Difference, limits: Mapping[str, float]) -> bool:
+    return all(getattr(difference, name) <= most for name, most in limits.items())
 
 
 def told(error: BaseException) -> str:

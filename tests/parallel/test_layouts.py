@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.parallel import tiling
-from tests.parallel.layouts import EVERY, LAYOUTS, Layout, examine, limits_of, orders_of, refusal
+from tests.parallel.layouts import EVERY, LAYOUTS, Layout, examine, refusal, rounds_parts
 from tests.parallel.trajectory import Result, Run, perform
 from tests.ranks import RankServer
 
@@ -54,7 +54,7 @@ def test_what_is_refused_is_refused_for_its_axes() -> None:
 @pytest.mark.parametrize(("name", "family"), [cell for cell in BUILT if cell in SHORT])
 def test_two_ranks_equal_one_process(done: Performer, name: str, family: str) -> None:
     run = LAYOUTS[name].run(family, "fp64", steps=STEPS)
-    cell = examine(done, run, limits_of("fp64", []))
+    cell = examine(done, run)
     assert cell.state == "equal", cell
 
 
@@ -63,8 +63,8 @@ def test_two_ranks_equal_one_process(done: Performer, name: str, family: str) ->
 @pytest.mark.parametrize(("name", "family"), BUILT)
 def test_every_layout_equals_one_process(done: Performer, name: str, family: str, precision: str) -> None:
     run = LAYOUTS[name].run(family, precision, steps=3 * STEPS)
-    cell = examine(done, run, limits_of(precision, orders_of(done, run) if precision == "bf16" else []))
-    assert cell.state == "equal", cell
+    cell = examine(done, run)
+    assert cell.state in (("equal", "rounds") if rounds_parts(run) else ("equal",)), cell
 
 
 def test_the_parts_of_all_ranks_tile_every_parameter(run_ranks: RankServer) -> None:

@@ -32,7 +32,13 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
 from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
-from hornbook.parallel.traffic.fsdp import Bf16ReduceScatter, CountedAllGather, CountedReduceScatter, CountedReplicas
+from hornbook.parallel.traffic.fsdp import (
+    Bf16ReduceScatter,
+    CountedAllGather,
+    CountedReduceScatter,
+    CountedReplicas,
+    PlainReduceScatter,
+)
 from hornbook.parallel.traffic.traffic import Flow, sent_bytes
 from hornbook.parallel.world import DATA, HYBRID, TOKENS, Axis, World, others
 
@@ -221,7 +227,8 @@ class FSDP(SingleProcess):
     def _count_traffic(self) -> None:
         """Let FSDP call collectives that are counted."""
         config = self._config
-        inner = self._reduce_scatter if config.exact else Bf16ReduceScatter() if config.compress == "bf16" else None
+        rounded = Bf16ReduceScatter() if config.compress == "bf16" else PlainReduceScatter()
+        inner = self._reduce_scatter if config.exact else rounded
         scatter = CountedReduceScatter(self.clock, "shard", inner)
         replicas = CountedReplicas(self.clock, "replica", config.replicas)
         for module in self._fsdp_modules:

@@ -18,6 +18,7 @@ from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.traffic.traffic import Kind
 from hornbook.parallel.traffic.written_out import Message, all_reduce_, bytes_sent, double_tree, ring
 from hornbook.parallel.world import RankInfo, World, distributed
@@ -232,4 +233,21 @@ def written_out(place: RankInfo, sizes: list[int]) -> list[dict[str, Any]]:
                     "told": [bytes_sent(messages, each.element_size())[place.rank] for each in ours],
                 }
                 found.append(answer)
+    return found
+
+
+def scattered(place: RankInfo, sizes: list[int]) -> list[float]:
+    """How far this rank's part of a sum is from the library's, relative to its largest value; bfloat16 last."""
+    train = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
+    found = []
+    with distributed(config_of(place, {}), train, place):
+        for size, dtype in [*((size, torch.float32) for size in sizes), (sizes[-1], torch.bfloat16)]:
+            torch.manual_seed(place.rank)
+            parts = torch.randn(place.size, size).to(dtype)
+            whole = parts.float().clone()
+            dist.all_reduce(whole)
+            part = parts.new_empty(size)
+            reduce_scatter_(part, parts, None)
+            expected = whole[place.rank]
+            found.append(float((part.float() - expected).abs().max() / expected.abs().max()))
     return found

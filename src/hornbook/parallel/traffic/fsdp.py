@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup, Work  # pyright: ignore[reportPrivat
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
+from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.traffic.traffic import Flow, Kind, sent_bytes
 
@@ -73,9 +74,8 @@ class CountedAllGather(DefaultAllGather):
 class CountedReduceScatter(ReduceScatter):
     """For `FSDPModule.set_custom_reduce_scatter`: counts what another one does."""
 
-    def __init__(self, clock: StepClock, axis: str, inner: ReduceScatter | None = None) -> None:
-        """`inner` scatters; torch's own by default."""
-        self._counted, self._inner = _Counted(clock, axis, "reduce-scatter"), inner or DefaultReduceScatter()
+    def __init__(self, clock: StepClock, axis: str, inner: ReduceScatter) -> None:
+        self._counted, self._inner = _Counted(clock, axis, "reduce-scatter"), inner
         self.then: Callable[[Tensor], None] = lambda _: None
         """Called behind each, with this rank's part."""
 
@@ -96,18 +96,28 @@ class CountedReduceScatter(ReduceScatter):
         return work
 
 
-class Bf16ReduceScatter(DefaultReduceScatter):
+class PlainReduceScatter(DefaultReduceScatter):
+    """A sum over ranks, by `reduce_scatter_`."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """input [ranks * n] -> output [n], this rank's part of the sum."""
+        assert op == dist.ReduceOp.SUM, "set_force_sum_reduction_for_comms(True) comes first"
+        assert not async_op
+        reduce_scatter_(output_tensor, input_tensor, group)
+
+
+class Bf16ReduceScatter(PlainReduceScatter):
     """Rounds what crosses ranks to bfloat16: half the bytes of float32, errors as of `parallel.compress`."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
-    ) -> dist.Work:
+    ) -> None:
         """input [ranks * n] -> output [n], this rank's part of the sum, in their own dtype."""
-        assert not async_op
         found = output_tensor.new_empty(output_tensor.shape, dtype=torch.bfloat16)
-        work = super().__call__(found, input_tensor.to(torch.bfloat16), group, op)
+        super().__call__(found, input_tensor.to(torch.bfloat16), group, op, async_op)
         output_tensor.copy_(found)
-        return work
 
 
 class CountedReplicas:

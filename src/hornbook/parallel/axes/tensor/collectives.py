@@ -22,10 +22,10 @@ Nothing here can be compiled: a compiled block is cut at each of them.
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
+from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.world import Axis, World
 
 AXIS: tuple[Axis, ...] = ("tensor",)
@@ -155,5 +155,5 @@ def _own(x: Tensor, world: World, *, sums: bool) -> Tensor:
         return parts[rank].contiguous()
     found = torch.empty_like(parts[rank], memory_format=torch.contiguous_format)
     with world.collective(AXIS, "reduce-scatter", x.nbytes):
-        dist.reduce_scatter(found, [part.contiguous() for part in parts], group=world.group(AXIS))
+        reduce_scatter_(found, torch.cat(parts), world.group(AXIS))
     return found
