@@ -98,11 +98,13 @@ Answers = dict[str, list[dict[str, Any]]]
 def interleave(processes: Sequence[Process], rounds: int, steps: int) -> Answers:
     """Answers of each process to a first round that does not count, and so many more, in turn; then all are ended."""
     answers: Answers = {process.name: [] for process in processes}
-    for number in range(rounds + 1):
+    try:
+        for number in range(rounds + 1):
+            for process in processes:
+                answers[process.name].append(process.ask(seed=number, steps=steps))
+    finally:
         for process in processes:
-            answers[process.name].append(process.ask(seed=number, steps=steps))
-    for process in processes:
-        process.close()
+            process.close()
     return answers
 
 

@@ -123,16 +123,20 @@ SHAPE = SHAPES["13M"]
 COMMAND = [sys.executable, "-m", "benchmarks.peers.ranks"]
 ALONE: Figures = {"loop": "ours", "world": 1, "threads": 2, "shard": "none", "exact": False, "micro_batch": 8}
 PAIR: Figures = ALONE | {"world": 2, "threads": 1, "micro_batch": 4}
-ONE, BARE = "one process, two threads", "torch's "
+ONE = "one process, two threads"
 MIXTURE = {"mlp": {"kind": "experts", "count": 8, "active": 2, "hidden": 512}}
 EXPERTS = ", mixture of experts"
-PEERS = {"data 2": f"{BARE}DDP", "ZeRO-3, data 2": f"{BARE}fully_shard"}
+FULLY = "ZeRO-3, data 2"
+PEERS: dict[str, tuple[str, Figures]] = {
+    "data 2": ("torch's DDP", {"loop": "bare"}),
+    FULLY: ("torch's fully_shard", {"loop": "bare", "shard": "everything"}),
+}
 """Layout -> the plain loop that divides the same."""
 
 
 def contenders() -> dict[str, Figures]:
-    """Every layout of two ranks that is not refused, one process, and plain loops; by name."""
-    found: dict[str, Figures] = {ONE: ALONE, ONE + EXPERTS: ALONE | {"model": MIXTURE}}
+    """Every layout of two ranks that is not refused; by name."""
+    found: dict[str, Figures] = {}
     for layout in LAYOUTS.values():
         run = layout.run(layout.families[0], "fp32")
         if layout.ranks != 2 or refusal(run):
@@ -141,34 +145,41 @@ def contenders() -> dict[str, Figures]:
         own = PAIR | {"axes": run.parallel, "micro_batch": rows}
         experts = layout.families == ("experts",)
         found[layout.name + EXPERTS * experts] = own | ({"model": MIXTURE} if experts else {})
-    found |= {
-        f"{BARE}DDP": PAIR | {"loop": "bare"},
-        f"{BARE}fully_shard": PAIR | {"loop": "bare", "shard": "everything"},
-    }
-    return found
+    kept = found[FULLY]["axes"] | {"reshard": False}
+    return found | {f"{FULLY}, reshard = false": found[FULLY] | {"axes": kept}}
+
+
+def beside(name: str) -> dict[str, Figures]:
+    """What a layout is compared with in its rounds: one process, and a plain loop where one divides the same."""
+    found = {ONE: ALONE | ({"model": MIXTURE} if name.endswith(EXPERTS) else {})}
+    return found | ({PEERS[name][0]: PAIR | PEERS[name][1]} if name in PEERS else {})
 
 
 def overhead(precision: str, rounds: int) -> Figures:
-    """Seconds of a step, and the median over rounds of how many times as long as in one process it takes."""
-    named = contenders()
+    """Seconds of a step, and the median over rounds of how many times as long as the others' it is, by layout.
+
+    Few contenders at a time: each holds a model and its state.
+    """
+    found: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         spec = {"shape": SHAPE, "precision": precision, **make_weights(Path(folder), SHAPE)}
-        processes = [Process(Contender(name, COMMAND), spec | own) for name, own in named.items()]
-        answers = interleave(processes, rounds, 1)
-    seconds = {name: [answer["seconds"] for answer in found[1:]] for name, found in answers.items()}
-
-    def over(name: str, other: str) -> float:
-        return statistics.median(a / b for a, b in zip(seconds[name], seconds[other], strict=True))
-
-    return {
-        name: {
-            "seconds": statistics.median(seconds[name]),
-            "over_one_process": over(name, ONE + EXPERTS * name.endswith(EXPERTS)),
-            "over_peer": over(name, PEERS[name]) if name in PEERS else None,
-            "last_loss": found[-1]["losses"][-1],
-        }
-        for name, found in answers.items()
-    }
+        for name, own in contenders().items():
+            named = {name: own, **beside(name)}
+            processes = [Process(Contender(each, COMMAND), spec | settings) for each, settings in named.items()]
+            answers = interleave(processes, rounds, 1)
+            mine, *others = ([answer["seconds"] for answer in answers[each][1:]] for each in named)
+            over = [statistics.median(a / b for a, b in zip(mine, other, strict=True)) for other in others]
+            peaks = [answers[each][-1]["peak_bytes"] for each in named]
+            found[name] = {
+                "seconds": statistics.median(mine),
+                "over_one_process": over[0],
+                "over_peer": over[1] if over[1:] else None,
+                "peak_bytes": peaks[0],
+                "peak_over_one_process": peaks[0] / peaks[1],
+                "losses": [answers[each][-1]["losses"][-1] for each in named],
+            }
+            print(f"{precision}, {name}: {over}", flush=True)
+    return found
 
 
 def summary(figures: Figures) -> list[list[object]]:
@@ -191,10 +202,11 @@ def run(quick: bool = False, seconds: float = float("inf"), timed: bool = True, 
         rounds = 2 if quick else 7
         figures["overhead"] = {precision: overhead(precision, rounds) for precision in ("fp32", "bf16")[: 2 - quick]}
         for precision, found in figures["overhead"].items():
+            columns = ("seconds", "over_one_process", "over_peer", "peak_over_one_process")
             table = [
-                [name, *("" if value is None else value for value in each.values())] for name, each in found.items()
+                [name, *("" if each[key] is None else each[key] for key in columns)] for name, each in found.items()
             ]
-            print(report.table([precision, "s a step", "x one process", "x torch's loop", "last loss"], table))
+            print(report.table([precision, "s a step", "x one process", "x torch's loop", "peak x one's"], table))
     if not quick:
         print(f"written: {report.write('layouts', figures)}")
     if not done:
