@@ -73,8 +73,8 @@ def _overhead(found: dict[str, Any]) -> list[str]:
             "",
             "A step of the 13M LLaMA shape (8 rows of 512 tokens; mixture: 8 experts of 512, 2 active) on two",
             "ranks of one thread, beside one process of two threads; medians of rounds in which each takes one step in",
-            "turn. Torch's: a plain loop around the same model, with DDP or fully_shard. Peak: resident memory of the first",
-            "rank, torch's own share included, over that of the one process.",
+            "turn. Torch's: a plain loop around the same model, with DDP or fully_shard. Peak: resident memory of the",
+            "first rank, torch's own share included, over that of the one process.",
             *rows_of(["", "s a step", "x one process", "x torch's loop", "peak x one process"], rows),
         ]
     return lines
