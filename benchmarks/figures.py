@@ -170,6 +170,8 @@ def checkpoint(found: dict[str, Any]) -> list[str]:
         size = (
             f"{each['bytes'] / 1e9:.2f} GB, memcpy {each['memcpy_seconds']:.3f} s, step {each['step_seconds']:.3f} s."
         )
+        layouts = [f"{name} {seconds:.3f} s" for name, seconds in each["load_in_layouts_seconds"].items()]
+        size += f" hornbook's checkpoint loaded in other layouts of two ranks: {', '.join(layouts)}."
         lines += ["", f"Ranks: {world}. {size}", *rows_of([*header, f"load on {3 - int(world)}, s"], rows)]
     return lines
 

@@ -139,7 +139,8 @@ def _as(parameter: torch.Tensor, moment: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def prepared(place: RankInfo, spec: dict[str, Any]) -> Iterator[tuple[World, State, dict[str, Way]]]:
     """The state of a model on this rank, and the ways to save it."""
-    parallel = ParallelConfig.model_validate({"data": place.size, "shard": "everything" if place.size > 1 else "none"})
+    data = {"data": place.size, "shard": "everything" if place.size > 1 else "none"}
+    parallel = ParallelConfig.model_validate(spec.get("parallel", data))
     train = TrainConfig.model_validate({"device": "cpu", "precision": "fp32", "threads": max(1, 2 // place.size)})
     with distributed(parallel, train, place) as world:
         if world.size == 1:
@@ -147,9 +148,9 @@ def prepared(place: RankInfo, spec: dict[str, Any]) -> Iterator[tuple[World, Sta
         config = ModelConfig.model_validate(spec["model"])
         network = build_model(config, spec["vocab"], "meta")
         engine = parallelize(network, parallel, train, world)
-        engine.load_stream(initial_values(network, config, 1))
+        engine.load_stream(initial_values(build_model(config, spec["vocab"], "meta"), config, 1))
         optimizer = build_optimizer(engine.named_parameters, parameter_roles(network), LEARNING)
-        loader = SimpleNamespace(clock=0, index=SimpleNamespace(sequence=8), seek=lambda _: None)
+        loader = SimpleNamespace(clock=0, micro_batch=1, index=SimpleNamespace(sequence=8), seek=lambda _: None)
         state = State(engine, optimizer, cast(Loader, loader), ModelSpec(config, spec["vocab"], None))
         yield world, state, ways(state, world)
 
@@ -197,6 +198,7 @@ def place_of(spec: dict[str, Any], name: str, world: World) -> Path:
     world.barrier()
     if world.is_rank0:
         shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     world.barrier()
     return folder
 

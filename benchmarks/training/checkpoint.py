@@ -23,6 +23,8 @@ WAYS = ("hornbook", "dcp.async_save", "dcp.save", "torch.save")
 PORTABLE = ("hornbook", "dcp.save")
 """What can be loaded on another number of ranks."""
 WORLDS = (1, 2)
+LAYOUTS = {"tensor 2": {"tensor": 2}, "pipeline 2": {"pipeline": 2}}
+"""Two ranks that divide the model otherwise; torch's own would need its tensors to be DTensors there."""
 FULL = {
     "model": {"layers": 12, "width": 768, "heads": 12},
     "vocab": 50304,
@@ -44,7 +46,14 @@ def measure(server: RankServer, spec: Numbers, folder: Path) -> Numbers:
         saved = server(f"{CASES}:saves", world, place, limit=LIMIT_SECONDS)
         same = server(f"{CASES}:loads", world, place | {"load": WAYS}, limit=LIMIT_SECONDS)
         other = server(f"{CASES}:loads", 3 - world, place | {"load": PORTABLE}, limit=LIMIT_SECONDS)
-        found[str(world)] = summary(saved, same, other)
+        found[str(world)] = {
+            **summary(saved, same, other),
+            "load_in_layouts_seconds": {
+                name: slowest([rank["hornbook"] for rank in ranks])
+                for name, parallel in LAYOUTS.items()
+                for ranks in [server(f"{CASES}:loads", 2, place | {"load": ["hornbook"], "parallel": parallel})]
+            },
+        }
         shutil.rmtree(folder / str(world))
     return found
 
@@ -83,6 +92,7 @@ def table(world: str, found: Numbers) -> str:
     rows = [[name, *("" if value is None else value for value in way.values())] for name, way in found["ways"].items()]
     header = ["", "loop held s", "x memcpy", "durable s", "step x while writing", "load s", "load elsewhere s"]
     facts = f"{found['bytes'] / 1e9:.2f} GB, memcpy {found['memcpy_seconds']:.3f} s, step {found['step_seconds']:.3f} s"
+    facts += f"; load in layouts s: {found['load_in_layouts_seconds']}"
     return f"{world} rank{'s' * (world != '1')}: {facts}\n{report.table(header, rows)}\n"
 
 
