@@ -17,7 +17,6 @@ from benchmarks.training import (
     parallel,
     parity,
     presets,
-    ranks,
     step_bill,
     throughput,
 )
@@ -32,7 +31,6 @@ TRAINING = (
     optimizers,
     optimizers_learn,
     families,
-    ranks,
     parallel,
     layouts,
     checkpoint,

@@ -176,21 +176,6 @@ def checkpoint(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def ranks(found: dict[str, Any]) -> list[str]:
-    """Speed of two ranks beside one process and bare loops."""
-    lines = section(
-        "Two ranks",
-        "`python -m benchmarks.training.ranks`: the 13M LLaMA shape, 8 rows of 512 tokens a step, on two ranks of one",
-        "thread; bare loops wrap the same model in torch's DDP or fully_shard. Rounds in turn, medians of ratios",
-        "within one.",
-    )
-    for precision, speed in found["speed"].items():
-        rates = [(name, rate, speed["last_loss"][name]) for name, rate in speed["tokens_per_second"].items()]
-        lines += rows_of([precision, "tokens/s", "last loss"], rates)[:-1]
-        lines += rows_of([f"{precision}: speed of", "over", "x", ""], speed["ratios"])
-    return lines
-
-
 def kill_ranks(found: dict[str, Any]) -> list[str]:
     """Random kills of ranks, and how soon the run goes on."""
     kills, stops = found["kills"], ", ".join(f"{seconds:.1f}" for seconds in found["sigterm_seconds"])
@@ -394,7 +379,6 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             optimizers_learn,
             memory,
             loader,
-            ranks,
             parallel,
             checkpoint,
             kill,

@@ -126,9 +126,9 @@ PAIR: Figures = ALONE | {"world": 2, "threads": 1, "micro_batch": 4}
 ONE = "one process, two threads"
 MIXTURE = {"mlp": {"kind": "experts", "count": 8, "active": 2, "hidden": 512}}
 EXPERTS = ", mixture of experts"
-FULLY = "ZeRO-3, data 2"
+COPIES, FULLY = "data 2", "ZeRO-3, data 2"
 PEERS: dict[str, tuple[str, Figures]] = {
-    "data 2": ("torch's DDP", {"loop": "bare"}),
+    COPIES: ("torch's DDP", {"loop": "bare"}),
     FULLY: ("torch's fully_shard", {"loop": "bare", "shard": "everything"}),
 }
 """Layout -> the plain loop that divides the same."""
@@ -146,7 +146,9 @@ def contenders() -> dict[str, Figures]:
         experts = layout.families == ("experts",)
         found[layout.name + EXPERTS * experts] = own | ({"model": MIXTURE} if experts else {})
     kept = found[FULLY]["axes"] | {"reshard": False}
-    return found | {f"{FULLY}, reshard = false": found[FULLY] | {"axes": kept}}
+    exact = found[COPIES]["axes"] | {"exact": True}
+    others = {f"{FULLY}, reshard = false": found[FULLY] | {"axes": kept}}
+    return found | others | {f"{COPIES}, exact = true": found[COPIES] | {"axes": exact}}
 
 
 def beside(name: str) -> dict[str, Figures]:
