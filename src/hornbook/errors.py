@@ -72,3 +72,7 @@ class RetriesSpentError(HornbookError, exit_code=Exit.RETRIES_SPENT):
 
 class StorageError(HornbookError, exit_code=Exit.STORAGE):
     """The disk is full, read-only or failing."""
+
+
+class TakenOverError(StorageError, exit_code=Exit.IN_USE):
+    """Another process took the run directory over, and this one must write nothing more there."""

@@ -88,7 +88,7 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     compile_for(inputs)
     if inputs.recipe.parallel.world > 1:
         return _supervise(inputs, run, start)
-    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create()):
+    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), expires=True):
         check_directory(run, start.mode)  # again: another start may have been faster
         with open_job(run, inputs, signals, start) as job:
             return _train(job)
@@ -108,9 +108,9 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         resumed = dataclasses.replace(start, mode="resume", init_from=None)
         return open_job(run, inputs, signals, restarted(inputs.recipe, run, resumed))
 
-    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True):
+    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
-        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet)
+        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew)
         return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
 
 
@@ -148,7 +148,7 @@ def _join(
         if rank_info.is_rank0:
             with rank0_first(store, rank_info.size) as published:
                 refuse_start(resolved.recipe, run, start)
-                stack.enter_context(RunLock(run.create()))
+                stack.enter_context(RunLock(run.create(), expires=True))
                 check_directory(run, start.mode)
                 job = stack.enter_context(open_job(run, inputs, signals, start))
                 published["attempt"] = job.ledger.attempt
