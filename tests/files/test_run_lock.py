@@ -90,7 +90,7 @@ def test_a_silent_lock_of_another_machine_is_taken_over(run: RunDir, capsys: pyt
 
 
 def test_a_lock_that_is_renewed_on_another_machine_is_refused(run: RunDir):
-    with renewed(run), pytest.raises(InUseError, match="process 7 on node1 .* lives on another machine"), RunLock(run):
+    with renewed(run), pytest.raises(InUseError, match=r"process 7 on node1 .* lives on another machine"), RunLock(run):
         pass
 
 
@@ -115,7 +115,7 @@ def test_of_two_that_take_over_at_the_same_time_one_is_refused(run: RunDir, monk
         sleep(seconds)
 
     monkeypatch.setattr(run_lock.time, "sleep", settle)
-    with pytest.raises(InUseError, match="process 7 on node2 .* at the same time"), RunLock(run):
+    with pytest.raises(InUseError, match=r"process 7 on node2 .* at the same time"), RunLock(run):
         pass
     assert run.lock.read_text() == theirs
 

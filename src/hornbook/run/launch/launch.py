@@ -35,7 +35,7 @@ from hornbook.run.job import Job, Start
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.launcher_env import Node, launched, ranks_per_node
-from hornbook.run.launch.links import check_links, use_interface
+from hornbook.run.launch.links import check_links
 from hornbook.run.launch.node import run_node
 from hornbook.run.launch.rank import Report
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
@@ -141,7 +141,6 @@ def _join(
     facts = rank_facts(resolved.recipe, inputs.corpus.lock())
     compare_ranks(store, rank_info, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
     if rank_info.host is not None:
-        use_interface(rank_info.host)
         check_links(store, rank_info)
     announces = rank_info.is_rank0 and not start.quiet
     with StopSignals(announces=announces) as signals, contextlib.ExitStack() as stack:
