@@ -29,7 +29,7 @@ class Exit(IntEnum):
     STORAGE = 7, "storage full or unwritable"
     HARDWARE = 8, "hardware suspected"
     RETRIES_SPENT = 9, "no restarts left (guard.max_restarts)"
-    RESUMABLE = 75, "saved and stopped by a signal or a request, or ranks did not meet: start the command again"
+    RESUMABLE = 75, "saved and stopped, or another rank was lost: start the command again"
     INTERRUPTED = 130, "interrupted"
 
 

@@ -35,7 +35,7 @@ for n in {numbers}; do
     ip link add v$n type veth peer name eth0 netns h$n
     ip link set v$n master br0 up
     ip -n h$n link set lo up
-    ip -n h$n addr add 10.9.0.$n/24 dev eth0
+    ip -n h$n addr add 192.168.9.$n/24 dev eth0
     ip -n h$n link set eth0 up
 done
 set +e
@@ -69,7 +69,7 @@ def hosts(tmp_path: Path) -> Callable[..., tuple[list[int], list[str], float]]:
         numbers = range(1, len(words) + 1)
         lines = [SETUP.format(numbers=" ".join(map(str, numbers))), before]
         for number, each in zip(numbers, words, strict=True):
-            master = "node1" if names else "10.9.0.1"
+            master = "node1" if names else "192.168.9.1"
             node = f"HORNBOOK_NODES={len(words)} HORNBOOK_NODE={number - 1} MASTER_ADDR={master} MASTER_PORT=29400"
             command = shlex.join([sys.executable, *program, *each])
             if names:
@@ -98,7 +98,7 @@ def hosts(tmp_path: Path) -> Callable[..., tuple[list[int], list[str], float]]:
 
 def own_names(number: int, hosts: int) -> str:
     """/etc/hosts as Debian sets it up: a host's own name is a loopback address, and the others know it by another."""
-    others = [f"10.9.0.{other} node{other}" for other in range(1, hosts + 1) if other != number]
+    others = [f"192.168.9.{other} node{other}" for other in range(1, hosts + 1) if other != number]
     return "\n".join(["127.0.0.1 localhost", f"127.0.1.1 node{number}", *others, ""])
 
 
@@ -128,11 +128,11 @@ def test_hosts_whose_own_names_are_loopback_addresses(tmp_path: Path, words: lis
 
 def test_a_missing_link_between_two_of_three_hosts_is_named_on_all(tmp_path: Path, words: list[str], hosts: Any):
     three = [*words, "parallel.data=3", "train.batch_tokens=192"]
-    cut = "ip -n h2 route add blackhole 10.9.0.3; ip -n h3 route add blackhole 10.9.0.2"
+    cut = "ip -n h2 route add blackhole 192.168.9.3; ip -n h3 route add blackhole 192.168.9.2"
     codes, texts, _ = hosts(three, three, three, before=cut)
     assert codes == [Exit.USAGE] * 3, texts
     for text in texts:
-        assert "(10.9.0.2) does not reach rank 2" in text
+        assert "(192.168.9.2) does not reach rank 2" in text
     assert not (tmp_path / "run").exists()
 
 
@@ -140,7 +140,7 @@ def test_a_host_whose_link_is_down_is_named(tmp_path: Path, words: list[str], ho
     codes, texts, seconds = hosts(words, words, before="ip link set v2 down", environ="HORNBOOK_ARRIVAL_SECONDS=15")
     assert codes == [Exit.RESUMABLE] * 2, texts
     assert "rank 1 of 2 did not arrive in 15 s" in texts[0]
-    assert "rank 0 did not arrive in 15 s: nothing answers at 10.9.0.1:29400" in texts[1]
+    assert "rank 0 did not arrive in 15 s: nothing answers at 192.168.9.1:29400" in texts[1]
     assert not (tmp_path / "run").exists()
     assert seconds < 150
 

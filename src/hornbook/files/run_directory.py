@@ -106,7 +106,7 @@ class RunDir:
         self.base = self.path / "base"
         self._identity: tuple[int, int] | None = None
         self.guards: list[Callable[[], None]] = []
-        """Called by `check`: they raise where this process must write nothing more here."""
+        """Called by `check_owner`: they raise where this process must write nothing more here."""
 
     @property
     def name(self) -> str:
@@ -143,6 +143,10 @@ class RunDir:
                 f"{self.path} was renamed or deleted while the run wrote into it; the run ended, and made nothing new "
                 "there. `hornbook resume` goes on from the newest checkpoint, wherever the folder is now"
             )
+        self.check_owner()
+
+    def check_owner(self) -> None:
+        """Raise TakenOverError if another process has taken the directory over."""
         for guard in self.guards:
             guard()
 

@@ -189,8 +189,7 @@ class Ledger:
             return
         record = {"kind": kind, "attempt": self.attempt, "step": at.step, "tokens": at.tokens, "time": time.time()}
         record |= fields
-        for guard in self._run.guards:
-            guard()
+        self._run.check_owner()
         self._appender.check()
         self._appender.append(record)
         self._appender.sync()
