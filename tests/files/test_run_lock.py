@@ -158,6 +158,7 @@ def test_a_container_on_this_machine_is_no_other_machine(run: RunDir):
         assert lock.previous is not None
 
 
+@pytest.mark.slow
 def test_a_process_that_was_frozen_while_another_took_over_ends(tmp_path: Path):
     run = RunDir(tmp_path).create()
 
