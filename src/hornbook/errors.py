@@ -29,7 +29,7 @@ class Exit(IntEnum):
     STORAGE = 7, "storage full or unwritable"
     HARDWARE = 8, "hardware suspected"
     RETRIES_SPENT = 9, "no restarts left (guard.max_restarts)"
-    RESUMABLE = 75, "saved and stopped by a signal or a request: start the command again"
+    RESUMABLE = 75, "saved and stopped, or another rank was lost: start the command again"
     INTERRUPTED = 130, "interrupted"
 
 
@@ -72,3 +72,7 @@ class RetriesSpentError(HornbookError, exit_code=Exit.RETRIES_SPENT):
 
 class StorageError(HornbookError, exit_code=Exit.STORAGE):
     """The disk is full, read-only or failing."""
+
+
+class TakenOverError(StorageError, exit_code=Exit.IN_USE):
+    """Another process took the run directory over, and this one must write nothing more there."""

@@ -39,6 +39,7 @@ CONSTANTS = {
     "exchange": "hornbook.run.checkpoints.exchange",
     "async_checkpointer": "hornbook.run.checkpoints.async_checkpointer",
     "supervisor": "hornbook.run.launch.supervisor",
+    "run_lock": "hornbook.files.run_lock",
 }
 """Modules whose constants a test may set."""
 

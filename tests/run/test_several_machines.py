@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,38 @@ def test_a_rank_that_dies_in_training_ends_both_machines_and_no_rank_is_left(wor
 def test_machines_that_do_not_come_are_named_by_those_that_did(tmp_path: Path, words: list[str], begin: Begin):
     (first,) = begin(words, patience=2)
     (second,) = begin(words, first=1, patience=2)  # at another port
-    assert (first.wait(), second.wait()) == (Exit.USAGE, Exit.USAGE)
+    assert (first.wait(), second.wait()) == (Exit.RESUMABLE, Exit.RESUMABLE)  # late is no wrong usage
     assert "ranks 2-3 of 4 did not arrive in 2 s" in first.text
     assert "rank 0 did not arrive in 2 s: nothing answers at localhost" in second.text
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_machine_that_takes_the_place_of_a_lost_one_joins_when_the_others_have_started_again(
+    tmp_path: Path, words: list[str], launcher: Launcher
+):
+    """As pods do: the successor is there before the others have noticed. The lock is that of a lost rank 0."""
+    port, run = free_port(), RunDir(tmp_path / "run")
+    logs = (tmp_path / f"pod-{number}.txt" for number in range(9))
+
+    def pod(number: int, **how: Any) -> Started:
+        environ = machine(number, port) | {"HORNBOOK_ARRIVAL_SECONDS": "60"}
+        return launcher.start([*words, "--resume", "auto"], next(logs), environ=environ, **how)
+
+    first, lost = pod(0), pod(1, faults=[{"rank": 2, "phase": "clip", "step": 10, "do": "SIGSTOP"}])
+    wait_until((run.checkpoints / "step-00000008").exists)
+    successor = pod(1)
+    wait_until(lambda: len(successor.children()) == 2)
+    time.sleep(1.0)
+    os.kill(lost.pid, signal.SIGKILL)
+    lost.wait()
+    assert first.wait() == Exit.RESUMABLE, first.text
+    run.lock.write_text('{"host": "elsewhere", "pid": 7, "boot": "b", "started": "1", "since": 0.0, "beat": 3}')
+    again = pod(0, run_lock__LEASE_SECONDS=0.5, run_lock__SETTLE_SECONDS=0.1)
+    assert [again.wait(), successor.wait()] == [Exit.DONE] * 2, again.text + successor.text
+    assert f"took over {run.path} from process 7 on elsewhere" in again.text
+    assert "restored from" in run.log.read_text()
+    assert [(run.read_state() or {}).get(key) for key in ("status", "attempt", "step")] == ["finished", 2, 12]
 
 
 def test_a_rank_that_dies_while_ranks_meet_ends_its_machine_at_once(words: list[str], begin: Begin):

@@ -7,6 +7,7 @@ kinds: append-only JSON lines (`hornbook.files.journal`), and small files that a
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Self, TypedDict, cast
 
@@ -104,6 +105,8 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.base = self.path / "base"
         self._identity: tuple[int, int] | None = None
+        self.guards: list[Callable[[], None]] = []
+        """Called by `check_owner`: they raise where this process must write nothing more here."""
 
     @property
     def name(self) -> str:
@@ -128,7 +131,7 @@ class RunDir:
         return self
 
     def check(self) -> None:
-        """Raise StorageError if the folder that this run writes into was renamed or deleted; two system calls at most.
+        """Raise StorageError if the folder that this run writes into was renamed or deleted, or is another's now.
 
         Otherwise open files would grow in the renamed folder, and new files be made in a new folder at the old path.
         """
@@ -140,6 +143,12 @@ class RunDir:
                 f"{self.path} was renamed or deleted while the run wrote into it; the run ended, and made nothing new "
                 "there. `hornbook resume` goes on from the newest checkpoint, wherever the folder is now"
             )
+        self.check_owner()
+
+    def check_owner(self) -> None:
+        """Raise TakenOverError if another process has taken the directory over."""
+        for guard in self.guards:
+            guard()
 
     def read_state(self) -> StateRecord | None:
         """The heartbeat, None if there is none or it cannot be read."""

@@ -151,7 +151,7 @@ class Ledger:
 
     def __init__(self, run: RunDir, *, silent: bool = False) -> None:
         """`silent`: for ranks other than 0; the file is read, never written."""
-        self._appender = None if silent else Appender(run.events, chained=True)
+        self._run, self._appender = run, None if silent else Appender(run.events, chained=True)
         self.torn = 0 if self._appender is None else self._appender.torn
         """Bytes of an unfinished last line that opening cut."""
         check_ledger(run)
@@ -189,6 +189,7 @@ class Ledger:
             return
         record = {"kind": kind, "attempt": self.attempt, "step": at.step, "tokens": at.tokens, "time": time.time()}
         record |= fields
+        self._run.check_owner()
         self._appender.check()
         self._appender.append(record)
         self._appender.sync()

@@ -180,3 +180,27 @@ def test_a_dry_run_measures_nothing(asked: list[tuple[str, Recipe]], capsys: pyt
     assert main(["bench", "tiny", "-n", "--sweep", "parallel.data=1,2"]) == Exit.DONE
     assert capsys.readouterr().out.splitlines() == [f"would measure tiny parallel.data={data}" for data in (1, 2)]
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "why"),
+    [
+        (["--parallel.data=-1"], 1, "parallel.data filled: the devices of this machine"),
+        (["--parallel.data=-1", "--parallel.tensor=2"], 2, "parallel.data filled: the fewest that the other axes"),
+        (["--parallel.data=-1", "--train.micro_batch=2", "--world", "4"], 4, "parallel.data filled: --world"),
+    ],
+)
+def test_an_axis_of_minus_1_is_filled_and_a_line_says_how(
+    words: list[str], ranks: int, why: str, asked: list[tuple[str, Recipe]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "tiny", "--train.device", "cpu", *words]) == Exit.DONE
+    assert {recipe.parallel.world for _, recipe in asked} == {ranks}
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f"world        {ranks} rank")
+    assert why in first
+
+
+def test_a_world_that_the_axes_do_not_make_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "tiny", "--train.device", "cpu", "--parallel.data=-1", "--parallel.tensor=2", "--world", "3"]
+    assert main(words) == Exit.USAGE
+    assert "3 ranks, as --world asks" in capsys.readouterr().err

@@ -99,6 +99,8 @@ def test_a_rank_of_a_large_run_is_built_without_data(tmp_path: Path, capsys: pyt
 def test_bad_ranks_and_worlds_are_refused(capsys: pytest.CaptureFixture[str]):
     for more, text in (
         (["--rank", "3"], "--rank is for --dry-run alone"),
+        (["--rank", "3", "-n", "--from", "a"], "--from a: --rank 3 builds a rank of the recipe alone"),
+        (["--rank", "3", "-n", "--resume", "auto"], "--resume auto: --rank 3 builds a rank of the recipe alone"),
         (["--rank", "8", "--world", "8", "-n", "--model.vocab", "1k"], "the ranks of a world of 8 are 0 to 7"),
         (["--rank", "0", "--world", "8", "-n"], "give --model.vocab"),
         (["--world", "8", "--parallel.data", "4", "-n"], "--world asks for 8 ranks, and parallel.data is 4"),

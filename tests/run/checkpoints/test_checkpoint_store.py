@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save, save_file
 
-from hornbook.errors import IntegrityError, StorageError, UsageError
+from hornbook.errors import IntegrityError, StorageError, TakenOverError, UsageError
 from hornbook.files.filesystem import open_inside
 from hornbook.files.safetensors import read_header as read_tensors
 from hornbook.files.safetensors import read_header_inside
@@ -536,3 +536,23 @@ def test_names_that_are_no_checkpoint(tmp_path: Path):
     (tmp_path / "best").write_text("../../etc\n")
     with pytest.raises(UsageError, match="not a run"):
         checkpoint_path(tmp_path / "best")
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["before it writes", "while it writes"])
+def test_a_run_that_was_taken_over_leaves_checkpoints_as_they_are(tmp_path: Path, calls: int):
+    before = make(tmp_path, keep=2)
+    assert before.digest
+    stage = tmp_path / ".tmp-step-00000004-7"  # of the process that took the run over
+    stage.mkdir()
+    seen: list[int] = []
+
+    def check_owner() -> None:
+        seen.append(1)
+        if len(seen) == calls:
+            raise TakenOverError("was taken over")
+
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep=1), check_owner=check_owner)
+    there = names(tmp_path)
+    with pytest.raises(TakenOverError):
+        checkpoints.save(Weights(4))
+    assert names(tmp_path) == (there if calls == 1 else [name for name in there if name != stage.name])

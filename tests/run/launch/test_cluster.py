@@ -100,9 +100,17 @@ def test_an_indexed_job_of_kubernetes():
         if "persistentVolumeClaim" in each
     }
     assert {claim: mounts[name] for name, claim in claims.items()} == {"data": "/shared", "runs": "/runs"}
-    actions = {rule["action"]: rule.get("onExitCodes", {}).get("values") for rule in spec["podFailurePolicy"]["rules"]}
-    assert 2 in actions["FailJob"]
-    assert 75 not in actions["FailJob"]
+
+
+def test_which_ends_of_a_pod_fail_the_job_and_which_start_it_again():
+    (_, job) = yaml.safe_load_all(kubernetes_job(replace(JOB, image="me/hornbook:1")))
+    fails, ignores = job["spec"]["podFailurePolicy"]["rules"]
+    assert (fails["action"], fails["onExitCodes"]) == ("FailJob", {"operator": "In", "values": [2, 3, 4, 5, 9, 130]})
+    assert ignores == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    # Any other end is counted: of the Job as a whole, each loss of a pod ends all of them.
+    assert job["spec"]["backoffLimit"] == 50 * 2
+    assert "backoffLimitPerIndex" not in job["spec"]
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
 
 
 def test_a_job_without_an_image_is_refused():

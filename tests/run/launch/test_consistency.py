@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
-from hornbook.errors import UsageError
+from hornbook.errors import RankLostError, UsageError
 from hornbook.parallel.world import RankInfo
 from hornbook.run.launch import consistency, rendezvous
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
@@ -31,15 +31,17 @@ def recipe(*words: str) -> Recipe:
     return resolve(None, ["train.device=cpu", *words], environ={}).recipe
 
 
-def compare(facts: list[dict[str, str]], size: int = 0, store: Store | None = None) -> list[str]:
-    """What each rank says; "" where it finds all equal."""
+def compare(
+    facts: list[dict[str, str]], size: int = 0, store: Store | None = None, error: type[Exception] = UsageError
+) -> list[str]:
+    """What each rank says, in an error of this class; "" where it finds all equal."""
     store = store or HashStore()
 
     def one(rank: int) -> str:
         try:
             compare_ranks(store, RankInfo(rank, size or len(facts)), facts[rank])
-        except UsageError as error:
-            return str(error)
+        except error as raised:
+            return str(raised)
         return ""
 
     with ThreadPoolExecutor(len(facts)) as pool:
@@ -107,16 +109,23 @@ def test_the_code_is_compared_by_its_content(tmp_path: Path, monkeypatch: pytest
 def test_ranks_that_do_not_come_are_named_by_all_that_did(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rendezvous, "SETUP_SECONDS", 3.0)
     facts = rank_facts(recipe(), LOCK)
-    said = compare([facts] * 2, size=5)
+    said = compare([facts] * 2, size=5, error=RankLostError)
     assert all(text.startswith("ranks 2-4 of 5 did not arrive in 3 s") for text in said)
 
 
 def test_a_rank_that_is_there_twice_belongs_to_another_job():
     store, facts = HashStore(), rank_facts(recipe(), LOCK)
     assert compare([facts] * 2, store=store) == ["", ""]
-    assert all(
-        "is here already: two jobs use the same MASTER_ADDR" in text for text in compare([facts] * 2, store=store)
-    )
+    assert store.check(["begun"])
+    said = compare([facts] * 2, store=store, error=RankLostError)
+    assert all("two jobs use the same MASTER_ADDR" in text for text in said)
+
+
+def test_a_directory_that_was_begun_between_two_starts_asks_for_another_start():
+    """A rank that looked before, and one that looked after: with `--resume auto` they mean the same."""
+    facts = rank_facts(recipe(), LOCK)
+    said = compare([facts | {"command": "start"}, facts | {"command": "resume"}], error=RankLostError)
+    assert all("command: start on rank 0, resume on rank 1" in text for text in said)
 
 
 def test_rank_0_holds_the_store_until_the_others_have_read():

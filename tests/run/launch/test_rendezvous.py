@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from hornbook.errors import InUseError, UsageError
+from hornbook.errors import InUseError, RankLostError, UsageError
 from hornbook.run.launch import rendezvous
-from hornbook.run.launch.rendezvous import Address, await_rank0, open_store, rank0_first
+from hornbook.run.launch.rendezvous import BEGUN, Address, await_rank0, open_store, rank0_first
 from tests.processes import free_port
 
 
@@ -20,6 +20,7 @@ from tests.processes import free_port
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is waited for."""
     monkeypatch.setattr(rendezvous, "SETUP_SECONDS", 1.0)
+    monkeypatch.setattr(rendezvous, "_lock_seconds", lambda: 1.0)
 
 
 @pytest.fixture
@@ -63,7 +64,33 @@ def test_a_port_in_use_is_named(listener: socket.socket):
 @pytest.mark.usefixtures("short")
 def test_a_rank_0_that_does_not_come_is_named():
     port = free_port()
-    with pytest.raises(UsageError, match=f"rank 0 did not arrive in 1 s: nothing answers at localhost:{port}"):
+    with pytest.raises(RankLostError, match=f"rank 0 did not arrive in 1 s: nothing answers at localhost:{port}"):
+        open_store(Address("localhost", port, is_rank0=False))
+
+
+def test_a_rank_that_comes_while_another_run_is_there_joins_the_next_one():
+    """It takes the place of one that was lost, and the others have yet to notice."""
+    port = free_port()
+    before = [open_store(Address("localhost", port, is_rank0=True))]
+    before[0].set(BEGUN, "")
+
+    def lead() -> Any:
+        time.sleep(0.5)
+        before.clear()  # the old rank 0 ends
+        return open_store(Address("localhost", port, is_rank0=True))
+
+    other, first = together(lambda: open_store(Address("localhost", port, is_rank0=False)), lead)
+    first.set("key", "value")
+    assert other.get("key") == b"value"
+    assert not other.check([BEGUN])
+
+
+@pytest.mark.usefixtures("short")
+def test_a_run_that_began_before_and_does_not_end_is_named():
+    port = free_port()
+    before = open_store(Address("localhost", port, is_rank0=True))
+    before.set(BEGUN, "")
+    with pytest.raises(RankLostError, match="in 1 s: a run that began before is still at localhost"):
         open_store(Address("localhost", port, is_rank0=False))
 
 
@@ -106,7 +133,7 @@ def test_the_agent_of_torchrun_tells_the_port_and_a_store_of_the_dead_is_passed_
 @pytest.mark.usefixtures("short")
 def test_a_rank_0_that_tells_the_agent_nothing_is_named():
     agent = agent_store()
-    with pytest.raises(UsageError, match="rank 0 did not arrive in 1 s on localhost"):
+    with pytest.raises(RankLostError, match="rank 0 did not arrive in 1 s: nothing answers at localhost:0"):
         open_store(Address("localhost", agent.port, is_rank0=False, agent=True))
 
 
@@ -142,5 +169,5 @@ def test_what_keeps_rank_0_from_the_run_directory_is_raised_by_all(monkeypatch: 
 
 @pytest.mark.usefixtures("short")
 def test_a_rank_0_that_never_gets_the_directory_is_named():
-    with pytest.raises(UsageError, match="rank 0 did not open the run directory in 1 s"):
+    with pytest.raises(RankLostError, match="rank 0 did not open the run directory in 1 s"):
         await_rank0(HashStore())

@@ -37,13 +37,17 @@ def bench(
             "--sweep", metavar="KEY=A,B", help="Measure every combination of settings; more words KEY=A,B too."
         ),
     ] = None,
+    world: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Ranks: what the axis of [parallel] that is -1 fills.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the measurements to this file too, as JSON.")] = None,
     dry_run: DryRun = False,
 ) -> Result:
     """Measure this machine, then the step of a recipe: shares of its time, tokens/s, MFU, memory.
 
     Without a recipe only the machine is measured. The results are kept in the user's cache for the planner and for the
-    MFU of runs; each recipe is measured in a fresh process, on its own data or on random tokens.
+    MFU of runs; each recipe is measured in a fresh process, on its own data or on random tokens. An axis of -1 gets
+    the ranks of --world, else of the devices of this machine, and a line says how many were measured.
     """
     if seconds <= 0:
         raise UsageError(f"--seconds {seconds:g}: give a time above 0")
@@ -57,19 +61,35 @@ def bench(
     if not named and (loader or accumulation or swept):
         raise UsageError("name the recipe to measure: hornbook bench RECIPE")
     if swept:
-        return _sweep(free, combinations(swept), seconds, out, dry_run=dry_run)
+        return _sweep(free, combinations(swept), seconds, out, world=world, dry_run=dry_run)
     parts = ["accumulation"] if accumulation else ["loader", "step"] if loader else ["machine", "step"][: 1 + named]
-    recipe = _recipe(free)
+    recipe, filled = _recipe(free, world)
     if dry_run:
-        return Result({"measures": parts, "recipe": recipe.name}, f"would measure {recipe.name}: {', '.join(parts)}")
+        text = "\n".join([f"would measure {recipe.name}: {', '.join(parts)}", *filled])
+        return Result({"measures": parts, "recipe": recipe.name, "ranks": recipe.parallel.world}, text)
     found = _measure_all(parts, recipe, folder.resolve(), seconds)
-    return _result(found, "\n\n".join(_TEXTS[part](found) for part in parts if part in _TEXTS), out)
+    return _result(found, "\n\n".join([*filled, *(_TEXTS[part](found) for part in parts if part in _TEXTS)]), out)
 
 
-def _recipe(words: list[str]) -> "Recipe":
+def _recipe(words: list[str], world: int | None) -> "tuple[Recipe, list[str]]":
+    """(The recipe with a number in place of -1, a line that says which and why if there was one)."""
+    from hornbook.parallel.config import FILL, axis_ranks
     from hornbook.settings.layout.world import smallest_world
 
-    return smallest_world(resolve_words(words)).recipe
+    given = resolve_words(words)
+    key = next((key for key, size in axis_ranks(given.recipe.parallel).items() if size == FILL), None)
+    if key is None and world is None:
+        return given.recipe, []
+    from hornbook.run.launch.settle import settle_ranks
+
+    try:
+        recipe, why = settle_ranks(given, {}, world).recipe, "--world" if world else "the devices of this machine"
+    except UsageError:
+        if world is not None:
+            raise
+        recipe, why = smallest_world(given).recipe, "the fewest that the other axes allow; --world N measures others"
+    ranks = recipe.parallel.world
+    return recipe, [f"world        {ranks} rank{'s' if ranks > 1 else ''}, {key or 'parallel.data'} filled: {why}"]
 
 
 _TEXTS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -89,7 +109,17 @@ def _parted(words: Sequence[str] | None, swept: Sequence[str] | None) -> tuple[l
     return free, found
 
 
-def _sweep(free: list[str], chosen: list[dict[str, str]], seconds: float, out: Path | None, *, dry_run: bool) -> Result:
+def _sweep(
+    free: list[str],
+    chosen: list[dict[str, str]],
+    seconds: float,
+    out: Path | None,
+    *,
+    world: int | None,
+    dry_run: bool,
+) -> Result:
+    filled = dict[str, None]()
+
     def words_of(settings: dict[str, str]) -> list[str]:
         return [*free, *(f"{key}={value}" for key, value in settings.items())]
 
@@ -101,12 +131,14 @@ def _sweep(free: list[str], chosen: list[dict[str, str]], seconds: float, out: P
 
         def measure(settings: dict[str, str]) -> dict[str, Any]:
             progress("combinations", next(counted), len(chosen))
-            return _measure("step", _recipe(words_of(settings)), seconds=seconds)
+            recipe, lines = _recipe(words_of(settings), world)
+            filled.update(dict.fromkeys(lines))
+            return _measure("step", recipe, seconds=seconds)
 
         rows = sweep(chosen, measure)
     if not any(row["step"] for row in rows):
         raise UsageError("every combination was refused:\n" + sweep_text(rows))
-    return _result({"sweep": rows}, sweep_text(rows), out)
+    return _result({"sweep": rows}, "\n".join([*filled, sweep_text(rows)]), out)
 
 
 def _measure_all(parts: Sequence[str], recipe: "Recipe", folder: Path, seconds: float) -> dict[str, Any]:

@@ -47,6 +47,9 @@ def train(
     """
     if rank is not None and not dry_run:
         raise UsageError(f"--rank {rank}: ranks are numbered by their launcher; --rank is for --dry-run alone")
+    for option, given in (("--from", from_), ("--resume", resume)):
+        if rank is not None and given is not None:
+            raise UsageError(f"{option} {given}: --rank {rank} builds a rank of the recipe alone; leave {option} out")
     load_torch()
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.job import Start

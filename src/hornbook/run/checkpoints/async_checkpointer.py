@@ -90,7 +90,9 @@ class AsyncCheckpointer:
         self._ledger, self._control, self._observers = job.ledger, job.control, observers
         self._exchange = Exchange(world.store, world.rank, world.size)
         why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
-        self._store = CheckpointStore(job.run.checkpoints, job.recipe.checkpoint, self._exchange, why_foreign)
+        self._store = CheckpointStore(
+            job.run.checkpoints, job.recipe.checkpoint, self._exchange, why_foreign, job.run.check_owner
+        )
         self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
         self._buffers: Buffers | None = None
         self._in_flight: _SaveInFlight | None = None

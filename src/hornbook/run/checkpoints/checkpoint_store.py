@@ -63,12 +63,16 @@ class CheckpointStore:
         config: CheckpointConfig,
         exchange: Exchange | None = None,
         why_foreign: Callable[[Manifest], str | None] = lambda _: None,
+        check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        """`why_foreign`: why an undamaged checkpoint is not one of this run; None: it is."""
+        """`why_foreign`: why an undamaged checkpoint is not one of this run; None: it is.
+
+        `check_owner` raises where another process has taken the run over, whose checkpoints must stay as they are.
+        """
         self._directory = directory
         self._config = config
         self._exchange = exchange or Exchange()
-        self._why_foreign = why_foreign
+        self._why_foreign, self._check_owner = why_foreign, check_owner
         self.digest = ""
         """Digest of the manifest of the newest save; set on rank 0."""
         self._verified: Path | None = None
@@ -105,11 +109,16 @@ class CheckpointStore:
         return folder
 
     def _commit(self, shared: SharedSave, manifest: Manifest) -> Path:
+        def write(stage: Path) -> None:
+            shared.write(stage)
+            self._check_owner()  # it may have taken long
+
+        self._check_owner()
         with storage_errors(self._directory):
             self._directory.mkdir(exist_ok=True)  # without parents: a run that was moved is not made anew
             self._clean()
             self._make_room()
-        folder, manifest = commit(self._directory, shared.write, manifest)
+        folder, manifest = commit(self._directory, write, manifest)
         self._verified, self.digest = folder, manifest.digest
         try:
             self._tidy(folder, manifest.score)

@@ -18,9 +18,13 @@ STARTED = "hornbook: started"
 WARN_SECONDS = 120
 """Time between the signal to save and the end of a job."""
 REQUEUES = 50
-"""Times that a job of Slurm is queued again: an error that every start meets must not do so for ever."""
+"""Times that a job is started again: an error that every start meets must not do so for ever."""
+SAVE_SECONDS = 600
+"""Longest time of a run over ssh that was asked to stop, to finish a step and save: it is killed then."""
 ARRIVAL_SECONDS = 600
 """Longest wait for the pods of a Job, whose machines may have to load an image first."""
+_FINAL = (Exit.USAGE, Exit.INTEGRITY, Exit.DOES_NOT_FIT, Exit.DIVERGED, Exit.RETRIES_SPENT, Exit.INTERRUPTED)
+"""Exit codes that fail a Job of Kubernetes."""
 _HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9][\w.:-]*")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -109,7 +113,8 @@ def _clock(seconds: int) -> str:
 def kubernetes_job(job: ClusterJob) -> str:
     """YAML of a headless Service and an indexed Job with one pod per machine.
 
-    A pod that ends with code 75 is started again; with codes that a restart would meet again, the Job fails.
+    When a pod is lost, the others end with code 75, and each gets a successor of the same index and name: rank 0 is met
+    at the name of pod 0, which is resolved anew at every try. With codes that a restart would meet again the Job fails.
     """
     if not job.image:
         raise UsageError("--on k8s needs --image IMAGE: a container image with hornbook and its dependencies")
@@ -120,10 +125,8 @@ def kubernetes_job(job: ClusterJob) -> str:
         # Ranks meet before they are ready, so names must be known before that.
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": job.name}},
     }
-    final = [int(code) for code in Exit if code not in (Exit.DONE, Exit.RESUMABLE, Exit.STORAGE, Exit.HARDWARE)]
     rules = [
-        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": sorted(final)}},
-        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [int(Exit.RESUMABLE)]}},
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": sorted(map(int, _FINAL))}},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
     ]
     deadline = {"activeDeadlineSeconds": job.seconds} if job.seconds else {}
@@ -131,7 +134,8 @@ def kubernetes_job(job: ClusterJob) -> str:
         "completionMode": "Indexed",
         "completions": job.nodes,
         "parallelism": job.nodes,
-        "backoffLimit": 10,
+        # Of the whole Job, not of each index: pods that start alone have nobody to meet. One that is lost ends all.
+        "backoffLimit": REQUEUES * job.nodes,
         **deadline,
         "podFailurePolicy": {"rules": rules},
         "template": {"spec": _pod(job)},
@@ -227,13 +231,18 @@ def ssh_script(commands: Sequence[Sequence[str]]) -> str:
 
 
 def _remote(job: ClusterJob, node: int, first_host: str) -> str:
-    """What a host runs. The run is asked to save and stop when the connection ends: its input ends then."""
+    """What a host runs. The run is asked to save and stop when the connection ends: its input ends then.
+
+    It is killed after SAVE_SECONDS, so that no rank outlives a run: one may wait for ranks that are gone.
+    """
     environ = {"HORNBOOK_NODES": job.nodes, "HORNBOOK_NODE": node, "MASTER_ADDR": first_host, "MASTER_PORT": job.port}
     variables = " ".join(f"{name}={value}" for name, value in environ.items())
     script = (
         f"echo {shlex.quote(STARTED)} >&2; cd {shlex.quote(job.folder)} || exit {Exit.USAGE:d}; exec 3<&0; "
         f"env {variables} {shlex.join(job.command)} </dev/null 3<&- & run=$!; "
-        '{ cat <&3 >/dev/null 2>&1; kill -HUP "$run"; } >/dev/null 2>&1 & watch=$!; '
+        '{ while read -r; do :; done <&3; kill -HUP "$run"; '
+        f'for ((left = {SAVE_SECONDS}; left; left--)); do sleep 1; done; kill -KILL "$run"; '
+        "} >/dev/null 2>&1 & watch=$!; "
         'wait "$run"; code=$?; '
         'kill "$watch" 2>/dev/null; exit "$code"'
     )

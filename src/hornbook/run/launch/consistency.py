@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
-from hornbook.errors import UsageError
+from hornbook.errors import RankLostError, UsageError
 from hornbook.files.artifact import digest_file, digest_of
 from hornbook.files.filesystem import walk_files
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.world import RankInfo
-from hornbook.run.launch.rendezvous import LINGER_SECONDS, arrival_seconds, needs_rank0, wait_until
+from hornbook.run.launch.rendezvous import BEGUN, LINGER_SECONDS, arrival_seconds, needs_rank0, wait_until
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value
@@ -74,22 +74,25 @@ def code_digest() -> str:
 def compare_ranks(store: Store, rank_info: RankInfo, facts: Mapping[str, str]) -> None:
     """Return on every rank if all have the same facts, else raise on every rank a UsageError with the differences.
 
-    Raises UsageError too for ranks that do not arrive in time (`arrival_seconds`), and for a rank that arrives twice.
+    Raises RankLostError for ranks that do not arrive in time (`arrival_seconds`), for a rank that arrives twice, and
+    where a run directory was begun between the starts of two ranks: another start of all finds it.
     """
     with needs_rank0():
-        texts = _exchange(PrefixStore("facts", store), rank_info, json.dumps(dict(facts), sort_keys=True))
-    differences = list(_differences([json.loads(text) for text in texts])) if len(set(texts)) > 1 else []
+        texts = _exchange(store, rank_info, json.dumps(dict(facts), sort_keys=True))
+    differences = dict(_differences([json.loads(text) for text in texts])) if len(set(texts)) > 1 else {}
     if differences:
-        raise UsageError("\n".join(["the ranks of this run are not equal", *differences]))
+        error = RankLostError if differences.keys() == {"command"} else UsageError
+        raise error("\n".join(["the ranks of this run are not equal", *differences.values()]))
 
 
-def _exchange(store: Store, rank_info: RankInfo, text: str) -> list[str]:
+def _exchange(root: Store, rank_info: RankInfo, text: str) -> list[str]:
     """The texts of all ranks, in the order of ranks; of equal texts only one is read."""
-    ranks = range(rank_info.size)
+    store, ranks = PrefixStore("facts", root), range(rank_info.size)
     if store.add(f"came/{rank_info.rank}", 1) > 1:
-        raise UsageError(
-            f"rank {rank_info.rank} is here already: two jobs use the same MASTER_ADDR and MASTER_PORT, or two "
-            "processes have the same RANK; give each job a port of its own"
+        raise RankLostError(
+            f"rank {rank_info.rank} is here already: it takes the place of one that left while the others arrived, and "
+            "all have to start again; or two jobs use the same MASTER_ADDR and MASTER_PORT, or two processes have the "
+            "same RANK: give each job a port of its own"
         )
     store.set(f"text/{rank_info.rank}", text)
     store.set(f"digest/{rank_info.rank}", digest_of(text))
@@ -97,10 +100,12 @@ def _exchange(store: Store, rank_info: RankInfo, text: str) -> list[str]:
     seconds = arrival_seconds()
     if not wait_until(lambda: store.add("written", 0) >= rank_info.size, seconds):
         missing = [rank for rank in ranks if not store.check([f"digest/{rank}"])]
-        raise UsageError(
+        raise RankLostError(
             f"{_ranks(missing)} of {rank_info.size} did not arrive in {seconds:g} s: see their own "
             "output, and start all ranks at about the same time"
         )
+    if rank_info.is_rank0:
+        root.set(BEGUN, "")
     digests = [store.get(f"digest/{rank}").decode() for rank in ranks]
     read = {digest: store.get(f"text/{rank}").decode() for rank, digest in reversed(list(enumerate(digests)))}
     store.add("read", 1)
@@ -109,15 +114,15 @@ def _exchange(store: Store, rank_info: RankInfo, text: str) -> list[str]:
     return [read[digest] for digest in digests]
 
 
-def _differences(facts: list[dict[str, str]]) -> Iterator[str]:
-    """One line with a remedy for each fact that differs between ranks."""
+def _differences(facts: list[dict[str, str]]) -> Iterator[tuple[str, str]]:
+    """For each fact that differs between ranks its name, and a line with a remedy."""
     for name in dict.fromkeys(name for every in facts for name in every):
         holders: dict[str, list[int]] = {}
         for rank, every in enumerate(facts):
             holders.setdefault(every.get(name, "nothing"), []).append(rank)
         if len(holders) > 1:
             values = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in holders.items())
-            yield f"  {name}: {values}: {_REMEDIES.get(name, _RECIPE_REMEDY)}"
+            yield name, f"  {name}: {values}: {_REMEDIES.get(name, _RECIPE_REMEDY)}"
 
 
 def _ranks(ranks: list[int]) -> str:

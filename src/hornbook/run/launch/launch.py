@@ -35,7 +35,7 @@ from hornbook.run.job import Job, Start
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.launcher_env import Node, launched, ranks_per_node
-from hornbook.run.launch.links import check_links, use_interface
+from hornbook.run.launch.links import check_links
 from hornbook.run.launch.node import run_node
 from hornbook.run.launch.rank import Report
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
@@ -88,7 +88,7 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     compile_for(inputs)
     if inputs.recipe.parallel.world > 1:
         return _supervise(inputs, run, start)
-    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create()):
+    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), expires=True):
         check_directory(run, start.mode)  # again: another start may have been faster
         with open_job(run, inputs, signals, start) as job:
             return _train(job)
@@ -108,9 +108,9 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         resumed = dataclasses.replace(start, mode="resume", init_from=None)
         return open_job(run, inputs, signals, restarted(inputs.recipe, run, resumed))
 
-    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True):
+    with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
-        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet)
+        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew)
         return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
 
 
@@ -141,14 +141,13 @@ def _join(
     facts = rank_facts(resolved.recipe, inputs.corpus.lock())
     compare_ranks(store, rank_info, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
     if rank_info.host is not None:
-        use_interface(rank_info.host)
         check_links(store, rank_info)
     announces = rank_info.is_rank0 and not start.quiet
     with StopSignals(announces=announces) as signals, contextlib.ExitStack() as stack:
         if rank_info.is_rank0:
             with rank0_first(store, rank_info.size) as published:
                 refuse_start(resolved.recipe, run, start)
-                stack.enter_context(RunLock(run.create()))
+                stack.enter_context(RunLock(run.create(), expires=True))
                 check_directory(run, start.mode)
                 job = stack.enter_context(open_job(run, inputs, signals, start))
                 published["attempt"] = job.ledger.attempt

@@ -1,10 +1,12 @@
 """Runs the commands of a run over ssh, one per machine, until all have ended.
 
 Their output is shown with the name of the machine. The input of each command is a pipe from this process: when it
-closes, also because this process was killed, the run on that machine saves and stops.
+closes, also because this process was killed, the run on that machine saves and stops, and is killed if it does not.
+So when one machine fails, and the others do not end by themselves, their inputs are closed and their ends awaited.
 """
 
 import contextlib
+import math
 import subprocess
 import sys
 import threading
@@ -13,15 +15,15 @@ from collections.abc import Sequence
 from typing import IO, TextIO
 
 from hornbook.errors import Exit, RankLostError, UsageError
-from hornbook.run.launch.cluster import STARTED
+from hornbook.run.launch.cluster import SAVE_SECONDS, STARTED
 from hornbook.run.launch.signals import StopSignals
 
 NO_CONNECTION = 255
 """Exit code of ssh where it is ssh that failed."""
 AGREE_SECONDS = 40.0
-"""After a machine failed, time for the others to come to the same result: longer than ranks wait for each other."""
-SAVE_SECONDS = 600.0
-"""Longest wait for machines that were asked to stop: they finish a step and save."""
+"""After a machine failed, time for the others to come to the same result, before they are asked to stop."""
+END_SECONDS = SAVE_SECONDS + 90.0
+"""Longest wait for machines that were asked to stop: they are killed there, and ssh finds a dead connection in 60 s."""
 _PERIOD = 0.1
 
 
@@ -61,15 +63,16 @@ class Machine:
             reader.join(1.0)
 
     def _copy(self, source: IO[bytes], target: TextIO, mark: str) -> None:
-        for line in source:
-            text = line.decode(errors="replace").rstrip("\r\n")
-            if text == STARTED:
-                self.reached = True
-                continue
-            self.last = text or self.last
-            with contextlib.suppress(OSError, ValueError):
-                target.write(f"{mark}{text}\n")
-                target.flush()
+        with source:
+            for line in source:
+                text = line.decode(errors="replace").rstrip("\r\n")
+                if text == STARTED:
+                    self.reached = True
+                    continue
+                self.last = text or self.last
+                with contextlib.suppress(OSError, ValueError):
+                    target.write(f"{mark}{text}\n")
+                    target.flush()
 
 
 def run_remote(hosts: Sequence[str], commands: Sequence[Sequence[str]]) -> Exit:
@@ -90,24 +93,29 @@ def run_remote(hosts: Sequence[str], commands: Sequence[Sequence[str]]) -> Exit:
 
 
 def _wait(machines: Sequence[Machine], signals: StopSignals) -> None:
-    """Return when all have ended, or the time of those that were left is over."""
-    deadline = None
-    while any(machine.code is None for machine in machines):
+    """Return when all have ended, or those that were asked to stop do not answer."""
+    deadline, asked = math.inf, False
+    while running := [machine for machine in machines if machine.code is None]:
         now, failed = time.monotonic(), [machine for machine in machines if machine.code]
-        if deadline is None and signals.received is not None:
-            deadline = _stop_all(machines, now)
-        elif deadline is None and failed:
-            unreached = any(machine.code == NO_CONNECTION and not machine.reached for machine in failed)
-            deadline = _stop_all(machines, now) if unreached else now + AGREE_SECONDS
-        if deadline is not None and now > deadline:
+        unreached = any(machine.code == NO_CONNECTION and not machine.reached for machine in failed)
+        if asked and now > deadline:
             return
+        if failed and deadline == math.inf:
+            deadline = now + AGREE_SECONDS
+        if not asked and (signals.received is not None or unreached or now > deadline):
+            _stop(running, failed)
+            deadline, asked = now + END_SECONDS, True
         time.sleep(_PERIOD)
 
 
-def _stop_all(machines: Sequence[Machine], now: float) -> float:
-    for machine in machines:
+def _stop(running: Sequence[Machine], failed: Sequence[Machine]) -> None:
+    """Ask machines to stop; a line says so where it is not the person who asked."""
+    if failed:
+        ends = ", ".join(f"{machine.host} ended with exit code {machine.code}" for machine in failed)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{ends}: stopping {', '.join(machine.host for machine in running)}\n")
+    for machine in running:
         machine.stop()
-    return now + SAVE_SECONDS
 
 
 def _result(machines: Sequence[Machine]) -> Exit:

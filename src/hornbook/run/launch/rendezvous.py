@@ -11,6 +11,10 @@ The store is a TCPStore in rank 0's process, new at each start, so it holds no k
 a store of its own at MASTER_PORT that outlives its ranks. Its keys cannot be separated by TORCHELASTIC_RESTART_COUNT,
 which every machine counts for itself, so it only holds the port of the new store.
 
+A rank that takes the place of one that was lost may arrive while the others still have to notice: it finds the store of
+the run that began before, in which `BEGUN` is set, and waits for the next one. Being late, or early, is no error of the
+command: a rank that is not met in time is a RankLostError, whose exit code asks for another start.
+
 A plain socket checks for a listener before torch's client connects: the client prints stacks, and waits forever for a
 program that accepts and stays silent.
 """
@@ -36,9 +40,12 @@ from torch.distributed import (
 )
 
 import hornbook.errors
-from hornbook.errors import HornbookError, UsageError
+from hornbook.errors import HornbookError, RankLostError, UsageError
+from hornbook.files.run_lock import LEASE_SECONDS, SERVER_SECONDS, SETTLE_SECONDS
 from hornbook.parallel.world import SETUP_SECONDS
 
+BEGUN = "begun"
+"""Key in the store of a run whose ranks have all arrived: no other can join it."""
 LINGER_SECONDS = 3.0
 """Time for which a failing rank 0, which holds the store, waits until the others have read its error."""
 _PERIOD = 0.05
@@ -66,7 +73,10 @@ class Address:
 
 
 def open_store(address: Address) -> Store:
-    """The store of all ranks. Raises UsageError: the port is in use, the host unknown, or rank 0 does not come."""
+    """The store of all ranks.
+
+    Raises UsageError (the port is in use, the host unknown), RankLostError (rank 0 does not come).
+    """
     if not address.agent:
         return _serve(address.port) if address.is_rank0 else _reach(address, "rank 0")
     agent = PrefixStore("hornbook", _reach(address, "the agent of torchrun"))
@@ -89,24 +99,38 @@ def _serve(port: int) -> TCPStore:
 
 def _reach(address: Address, who: str) -> TCPStore:
     """A client of the store at the address; waits for it."""
-    seconds = arrival_seconds()
-    if not wait_until(lambda: _is_listening(address.host, address.port), seconds):
-        raise UsageError(
-            f"{who} did not arrive in {seconds:g} s: nothing answers at {address.host}:{address.port} "
-            "(MASTER_ADDR, MASTER_PORT); see its own output, and whether a firewall is between"
-        )
-    return _client(address.host, address.port)
+    return _await_store(lambda: (address.host, address.port), arrival_seconds(), who)
 
 
 def _reach_by_agent(agent: Store, address: Address) -> TCPStore:
     """A client of the store whose port rank 0 set in the agent's; ports of a dead rank 0 do not answer."""
 
-    def port() -> int:
-        return int(agent.get("port")) if agent.check(["port"]) else 0
+    def where() -> tuple[str, int]:
+        return address.host, int(agent.get("port")) if agent.check(["port"]) else 0
 
-    if not wait_until(lambda: _is_listening(address.host, port()), SETUP_SECONDS):
-        raise UsageError(f"rank 0 did not arrive in {SETUP_SECONDS:g} s on {address.host}; see its own output")
-    return _client(address.host, port())
+    return _await_store(where, SETUP_SECONDS, "rank 0")
+
+
+def _await_store(where: Callable[[], tuple[str, int]], seconds: float, who: str) -> TCPStore:
+    """A client of a store whose run has not begun; one that began before is waited out. Raises RankLostError."""
+    deadline, why = time.monotonic() + seconds, "nothing answers"
+    while (left := deadline - time.monotonic()) > 0 and wait_until(lambda: _is_listening(*where()), left):
+        client = _client(*where())
+        with contextlib.suppress(DistError):  # the run that began before has ended, so another may open
+            if client is not None and not client.check([BEGUN]):
+                return client
+            if client is not None and _holds(client, deadline):
+                why = "a run that began before is still"
+    host, port = where()
+    raise RankLostError(
+        f"{who} did not arrive in {seconds:g} s: {why} at {host}:{port} (MASTER_ADDR, MASTER_PORT); see its own "
+        "output, and whether a firewall is between; start all ranks again"
+    )
+
+
+def _holds(client: TCPStore, deadline: float) -> bool:
+    """Wait for the end of a store. Raises DistError when it ends; True if it is there at the deadline."""
+    return not wait_until(lambda: not client.check([BEGUN]), deadline - time.monotonic())
 
 
 def _is_listening(host: str, port: int) -> bool:
@@ -121,8 +145,11 @@ def _is_listening(host: str, port: int) -> bool:
     return True
 
 
-def _client(host: str, port: int) -> TCPStore:
-    """torch's client, connected in a thread that can be abandoned: it waits forever for a program that stays silent."""
+def _client(host: str, port: int) -> TCPStore | None:
+    """torch's client; None if the listener has gone.
+
+    It is connected in a thread that can be abandoned: it waits forever for a program that stays silent.
+    """
     found: list[TCPStore] = []
 
     def connect() -> None:
@@ -132,12 +159,12 @@ def _client(host: str, port: int) -> TCPStore:
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(SETUP_SECONDS)
-    if not found:
+    if not found and _is_listening(host, port):
         raise UsageError(
             f"at {host}:{port} (MASTER_ADDR, MASTER_PORT) is no store of torch: another program uses that port; "
             "set MASTER_PORT to a free one, alike on all ranks"
         )
-    return found[0]
+    return found[0] if found else None
 
 
 def _timeout() -> datetime.timedelta:
@@ -158,10 +185,10 @@ def rank0_first(store: Store, size: int) -> Iterator[dict[str, Any]]:
 
 
 def await_rank0(store: Store) -> dict[str, Any]:
-    """The dictionary of rank 0, once it has the run directory. Raises the error of rank 0, or UsageError."""
+    """The dictionary of rank 0, once it has the run directory. Raises the error of rank 0, or RankLostError."""
     with needs_rank0():
-        if not wait_until(lambda: store.check(["rank 0"]), SETUP_SECONDS):
-            raise UsageError(f"rank 0 did not open the run directory in {SETUP_SECONDS:g} s: see its own output")
+        if not wait_until(lambda: store.check(["rank 0"]), _lock_seconds()):
+            raise RankLostError(f"rank 0 did not open the run directory in {_lock_seconds():g} s: see its own output")
         published = json.loads(store.get("rank 0"))
         store.add("read by", 1)
     if "error" in published:
@@ -169,13 +196,20 @@ def await_rank0(store: Store) -> dict[str, Any]:
     return published
 
 
+def _lock_seconds() -> float:
+    """Longest time for rank 0 to open the run directory: it may watch the lock of a machine that was lost."""
+    return SETUP_SECONDS + LEASE_SECONDS + SERVER_SECONDS + SETTLE_SECONDS
+
+
 @contextlib.contextmanager
 def needs_rank0() -> Iterator[None]:
-    """Turn a lost store into a UsageError: rank 0, which holds it, has gone."""
+    """Turn a lost store into a RankLostError: rank 0, which holds it, has gone."""
     try:
         yield
     except DistError as error:
-        raise UsageError("rank 0 left before the first step: see its own output") from error
+        raise RankLostError(
+            "rank 0 left before the first step: see its own output, and start all ranks again"
+        ) from error
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> bool:

@@ -45,8 +45,11 @@ Loop = Callable[[Job], Exit]
 class Supervisor:
     """Runs generations of ranks until the work is done, a stop is requested, or a restart cannot help."""
 
-    def __init__(self, run: RunDir, guard: GuardConfig, signals: StopSignals, *, quiet: bool) -> None:
-        self._run, self._guard, self._signals, self._quiet = run, guard, signals, quiet
+    def __init__(
+        self, run: RunDir, guard: GuardConfig, signals: StopSignals, *, quiet: bool, renew: Callable[[], None]
+    ) -> None:
+        """`renew`: called several times a second; it keeps the run's lock."""
+        self._run, self._guard, self._signals, self._quiet, self._renew = run, guard, signals, quiet, renew
         self._restarts = 0
         self._newest = newest_step(run)
 
@@ -91,6 +94,7 @@ class Supervisor:
         while running:
             for rank in wait_for_ends(running, PERIOD):
                 running.remove(rank)
+            self._renew()
             failed = [rank for rank in ranks if rank not in running and not rank.ended_cleanly]
             if failed:
                 return diagnose_end(failed, running)
@@ -119,6 +123,7 @@ class Supervisor:
         self._log(f"{failure}: restart {self._restarts} of {self._guard.max_restarts}, in {seconds:g} s")
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._signals.received is None:
+            self._renew()
             time.sleep(0.05)
 
     def _log(self, text: str) -> None:
