@@ -54,10 +54,9 @@ class ShardedStages(FSDP):
             block.set_reshard_after_backward(False)
             block.unshard()
         yield
-        if self._releases:
-            for block in blocks:
-                block.set_reshard_after_backward(True)
-                block.reshard()
+        for block in blocks:
+            block.set_reshard_after_backward(self._releases)
+        self._post_backward()
 
     def end_microbatch(self) -> None:
         """Called between passes when all of a microbatch's gradients are there, and perhaps some of others."""
@@ -96,9 +95,13 @@ class ShardedStages(FSDP):
         for module in self._fsdp_modules:
             module.set_requires_gradient_sync(True, recurse=False)
             module.set_reshard_after_backward(False, recurse=False)
+        self._post_backward()
+        self._defer()
+
+    def _post_backward(self) -> None:
+        """What hooks do behind a backward pass: gradients are added up in the dtype in which they cross ranks."""
         for state in self._root._state_ctx.all_states:
             for group in state._fsdp_param_groups:
                 before = group._training_state
                 group.post_backward()
                 group._training_state = before
-        self._defer()
