@@ -143,7 +143,7 @@ def foresee(_: RankInfo, ranks: int, experts: int, tokens: int) -> list[list[int
     dist.init_process_group("fake", rank=1, world_size=ranks, store=FakeStore())
     sizes: dict[world_module.Axis, int] = {"replica": 1, "expert": ranks}
     world = World(torch.device("cpu"), 1, sizes, *world_module.open_meshes(torch.device("cpu"), sizes))
-    dispatcher, (first, end, _) = Dispatcher(Exchange(world, "expert"), experts, 0), portion(experts, ranks, 1)
+    dispatcher, (first, end) = Dispatcher(Exchange(world, "expert"), experts, 0), portion(experts, ranks, 1)[:2]
     original = grouped.make_plan
 
     def even(numbers: Tensor, count: int) -> grouped.DispatchPlan:

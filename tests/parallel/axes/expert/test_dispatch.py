@@ -1,7 +1,5 @@
 """Tokens to the ranks of their experts and back: what one process computes, whoever holds the experts."""
 
-import pytest
-
 from tests.ranks import RankServer
 
 CASES = "tests/parallel/axes/expert/cases.py:"
