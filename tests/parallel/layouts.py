@@ -83,7 +83,15 @@ AXES: dict[str, dict[str, Any]] = {
     "expert 2": {"expert": 2},
 }
 """One axis of two ranks."""
+STAGED = {
+    "ZeRO-1, data 2": {"world": 2, "shard": "optimizer"},
+    "ZeRO-2, data 2": {"world": 2, "shard": "gradients"},
+}
+"""Shared by data ranks beside a pipeline; ZeRO-3 is in the pairs."""
 TRIPLES = [
+    ("ZeRO-1, data 2", "pipeline 2"),
+    ("ZeRO-2, data 2", "pipeline 2"),
+    ("ZeRO-1, data 2", "tensor 2", "pipeline 2"),
     ("ZeRO-3, data 2", "tensor 2", "pipeline 2"),
     ("ZeRO-3, data 2", "tensor 2", "context 2"),
     ("ZeRO-3, data 2", "tensor 2 + sequence", "expert 2"),
@@ -97,7 +105,7 @@ TRIPLES = [
 
 def _together(names: tuple[str, ...]) -> Layout:
     """Several axes at once."""
-    fields = {key: value for name in names for key, value in AXES[name].items()}
+    fields = {key: value for name in names for key, value in {**AXES, **STAGED}[name].items()}
     has_tensor = any(name.startswith("tensor") for name in names)
     families = ("experts",) if "expert 2" in names else EVERY
     return Layout(" x ".join(names), fields, families, HEADS[2] if has_tensor else {})

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from hornbook.model.config.flops import state_bytes
-from hornbook.model.config.parameter_count import count_expert_weights, count_parameters
 from hornbook.optim.config.optim import AdamW
+from hornbook.parallel.axes.held import held_values
 from hornbook.parallel.config import ParallelConfig
 from tests.parallel.holding import ROWS, SIZES
 from tests.ranks import RankServer
@@ -18,6 +18,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"data": 2, "shard": "everything"},
     {"expert": 2},
     {"expert": 3},
+    {"tensor": 2},
     {"data": 2, "expert": 2, "shard": "everything"},
 ]
 
@@ -25,7 +26,7 @@ LAYOUTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_hold_what_the_formula_says(run_ranks: RankServer, layout: dict[str, Any]) -> None:
     parallel = ParallelConfig.model_validate(layout)
-    experts = count_expert_weights(SIZES)
-    expected = sum(state_bytes(count_parameters(SIZES, ROWS), parallel, AdamW(), experts=experts).values())
+    (held,) = held_values(SIZES, ROWS, parallel, sequence=24)
+    expected = sum(state_bytes(held, parallel, AdamW()).values())
     for found in run_ranks("tests/parallel/holding.py:held", parallel.world, layout):
         assert found == pytest.approx(expected, rel=0.01)

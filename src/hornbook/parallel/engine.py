@@ -195,9 +195,8 @@ class Engine:
         if self._head.takes_rows:
             few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
         early = power_below(factor) if self.scaler else 1.0
-        terms = {"smoothing": loss.smoothing, "z_loss": loss.z_loss}
-        common = {"lengths": batch.document_lengths, "keys": keys, **few}
-        found = self._head.losses(hidden, targets, weights * early, **terms, **common)
+        more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
+        found = self._head.losses(hidden, targets, weights * early, **more, **few)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
     def _inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
@@ -281,6 +280,7 @@ class Engine:
         finally:
             self.model.train()
             self._data_parallel.reshard()
+            self.clock.begin()  # records of what crossed ranks would add up until the next step
 
     def evaluate(self, batch: Batch) -> Tensor:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""

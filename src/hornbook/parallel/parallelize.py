@@ -14,6 +14,7 @@ from hornbook.parallel.axes.context.context import apply_context
 from hornbook.parallel.axes.expert.divide import apply_experts
 from hornbook.parallel.axes.pipeline.copies import sum_copies
 from hornbook.parallel.axes.pipeline.runner import PipelineRunner
+from hornbook.parallel.axes.pipeline.sharded import ShardedStages
 from hornbook.parallel.axes.pipeline.stages import apply_stages, record_stages
 from hornbook.parallel.axes.tensor.apply import apply_tensor
 from hornbook.parallel.balance import loss_names
@@ -91,7 +92,8 @@ def parallelize(
     hold = not isinstance(data_parallel, FSDP) and parallel.recompute.kind == "none"
     engine = Engine(model, world, data_parallel, **settings, hold_weights=hold, shapes=shapes, auxiliary=names)
     if layout is not None:
-        engine.runner = runner = PipelineRunner(model, world, layout, engine.clock)
+        sharded = data_parallel if isinstance(data_parallel, ShardedStages) else None
+        engine.runner = runner = PipelineRunner(model, world, layout, engine.clock, sharded)
         engine.apply = runner.apply
         engine.sum_copies = functools.partial(sum_copies, layout, engine.shards, world)
     return engine
@@ -132,7 +134,8 @@ def apply_data_parallel(
             model.to(world.device)
         map_parameters(model, config.offload)
         if sharded:
-            return FSDP(model, world, config, divisions)
+            form = ShardedStages if config.pipeline.stages > 1 else FSDP
+            return form(model, world, config, divisions)
         if world.size == 1:
             return SingleProcess(model, world, divisions)
         if world.axis_size(["replica"]) == world.size or config.exact:

@@ -4,6 +4,7 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.model.config.parameter_count import count_parameters
+from hornbook.parallel.axes.held import held_values
 from hornbook.run.diagnose.simulate import Simulation, simulate
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
@@ -95,6 +96,15 @@ def test_a_rank_outside_of_the_world_is_refused():
         simulate(recipe("parallel.data=8"), VOCAB, 8)
 
 
-def test_a_stage_of_a_pipeline_is_refused():
-    with pytest.raises(UsageError, match="stages is 2: a stage of a pipeline is not built alone"):
-        simulate(recipe("parallel.pipeline=2"), VOCAB, 0)
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_a_rank_of_a_pipeline_holds_its_stages_and_sends_to_its_neighbour(schedule: str):
+    words = ("model.layers=5", f"parallel.pipeline={{stages=2,schedule='{schedule}'}}", "parallel.data=2")
+    made = recipe(*words, "parallel.shard=everything")
+    held = held_values(made.model, VOCAB, made.parallel, made.train.sequence)
+    states = 2 * made.parallel.pipeline.chunks_per_rank - 1  # messages of hidden states and gradients per microbatch
+    for rank, values in ((0, held[0]), (3, held[1])):
+        found = simulate(made, VOCAB, rank)
+        assert found.axes == {"pipeline": (rank // 2, 2), "shard": (rank % 2, 2)}
+        assert found.state["weights"] == pytest.approx(4 * values / 2, rel=0.01)
+        sent = 4 * 32 * 64 * found.microbatches * states
+        assert calls(found)["send", ("pipeline",)] == pytest.approx(sent, rel=0.5)

@@ -63,7 +63,8 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 def show(words: Words = None) -> Result:
     """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
-    from hornbook.model.config.parameter_count import count_expert_weights, parameter_counts
+    from hornbook.model.config.parameter_count import parameter_counts
+    from hornbook.parallel.axes.held import held_values
     from hornbook.settings.layout.world import smallest_world
 
     if split_target(words)[0] is None:
@@ -72,8 +73,8 @@ def show(words: Words = None) -> Result:
     recipe, rows = smallest_world(resolved).recipe, rows_of(resolved.recipe)
     counts = parameter_counts(recipe.model, rows)
     operations = operations_per_token(recipe.model, rows, recipe.train.sequence)
-    experts = count_expert_weights(recipe.model)
-    state = state_bytes(sum(counts.values()), recipe.parallel, recipe.optim, recipe.train.item_bytes, experts)
+    held = max(held_values(recipe.model, rows, recipe.parallel, recipe.train.sequence))
+    state = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
     kept = _kept(recipe, rows)
     value = {
         "recipe": resolved.recipe.model_dump(mode="json"),

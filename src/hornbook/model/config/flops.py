@@ -134,22 +134,21 @@ def _cross(model: ModelConfig, sequence: int) -> tuple[Operations, Operations]:
 
 
 def state_bytes(
-    parameters: int, parallel: ParallelConfig, optim: OptimizerConfig, item_bytes: int = FLOAT32, experts: int = 0
+    parameters: int, parallel: ParallelConfig, optim: OptimizerConfig, item_bytes: int = FLOAT32
 ) -> dict[str, int]:
     """Bytes each process holds of weights and gradients, each `item_bytes` per value, and of the optimizer's moments,
     with no parameter frozen, between two microbatches of a step.
 
-    experts: those of the parameters that `parallel.expert` divides, which is as even as their number allows. Where
+    parameters: what it would hold if data ranks shared nothing (`hornbook.parallel.axes.held.held_values`). Where
     moments are sharded and weights are not, the rank's share of the weights is held beside the whole ones: it is what
-    the optimizer updates. Of tensor-parallel ranks as if they divided every parameter: norms are few.
+    the optimizer updates.
     """
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas
-    own = parameters - experts + -(-experts // parallel.expert)
-    weights, narrow = item_bytes * own, item_bytes != FLOAT32
-    moments = optim.state_bytes(own, item_bytes) if narrow else optim.model_state_bytes(own)
+    weights, narrow = item_bytes * parameters, item_bytes != FLOAT32
+    moments = optim.state_bytes(parameters, item_bytes) if narrow else optim.model_state_bytes(parameters)
     sizes = {"moments": moments, "gradients": weights, "weights": weights}  # as they are sharded
-    shares = {name: parallel.tensor * (group if number < cut else 1) for number, name in enumerate(sizes)}
+    shares = {name: group if number < cut else 1 for number, name in enumerate(sizes)}
     found = {name: -(-size // shares[name]) for name, size in reversed(sizes.items())}
-    found["weights"] += -(-weights // (group * parallel.tensor)) if cut in (1, 2) else 0
+    found["weights"] += -(-weights // group) if cut in (1, 2) else 0
     return found

@@ -1,6 +1,5 @@
 """Number of parameters of a model, by part: arithmetic on its configuration, without building it."""
 
-from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig, Parallel
 
 
@@ -26,12 +25,6 @@ def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     }
 
 
-def count_expert_weights(config: ModelConfig) -> int:
-    """Number of values of all experts that `parallel.expert` divides: not of routers and shared experts."""
-    layers = [stack.layer(i) for stack in stacks_of(config) for i in range(stack.layers)]
-    return sum(layer.mlp.num_expert_weights(layer) for layer in layers if isinstance(layer.mlp, ExpertsConfig))
-
-
 def stacks_of(config: ModelConfig) -> list[ModelConfig]:
     """The stack that the head reads, then the encoder it attends to, if any."""
     return [config, config.encoder] if config.kind == "encoder_decoder" else [config]
@@ -39,13 +32,17 @@ def stacks_of(config: ModelConfig) -> list[ModelConfig]:
 
 def _norms(stack: ModelConfig, crossed: bool) -> int:
     """Norms of a stack; crossed: its layers attend to an encoder."""
+    ends = (stack.final_norm + stack.embedding.norm) * stack.norm.num_parameters(stack)
+    return ends + sum(block_norms(stack, number, crossed=crossed) for number in range(stack.layers))
+
+
+def block_norms(stack: ModelConfig, number: int, *, crossed: bool) -> int:
+    """Norms of one block of a stack; crossed: it attends to an encoder."""
     each = stack.norm.num_parameters(stack)
-    ends = (stack.final_norm + stack.embedding.norm) * each
     if isinstance(stack.block, Parallel):
-        return ends + stack.layers * (1 if stack.block.shared_norm else 2) * each
-    attention = sum(stack.attention_norm(i).num_parameters(stack) for i in range(stack.layers))
-    others = stack.layers * (2 if crossed else 1) * each
-    return ends + len(stack.block.norms) * (attention + others)
+        return (1 if stack.block.shared_norm else 2) * each
+    attention = stack.attention_norm(number).num_parameters(stack)
+    return len(stack.block.norms) * (attention + (2 if crossed else 1) * each)
 
 
 def embedding_rows(config: ModelConfig, tokenizer_size: int) -> int:

@@ -28,6 +28,7 @@ from hornbook.model.mlp import grouped
 from hornbook.model.surgery.operate import operate
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel.axes.pipeline.cuts import settle_cuts
 from hornbook.parallel.config import NoOffload
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
@@ -81,11 +82,8 @@ def simulate(recipe: Recipe, vocab: int, rank: int) -> Simulation:
     size = recipe.parallel.world
     if not 0 <= rank < size:
         raise UsageError(f"--rank {rank}: the ranks of a world of {size} are 0 to {size - 1}")
-    if recipe.parallel.pipeline.stages > 1:
-        text = "a stage of a pipeline is not built alone yet: dry-run one stage's blocks as a model"
-        raise UsageError(f"parallel.pipeline.stages is {recipe.parallel.pipeline.stages}: {text} (model.layers)")
     started = time.perf_counter()
-    recipe, notes = _foreseeable(recipe)
+    recipe, notes = _foreseeable(recipe, vocab)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_world(recipe, rank) as world:
         tracker = StepTracker(world)
@@ -140,7 +138,7 @@ def _extrapolated(steps: list[_Step], count: int) -> tuple[dict[str, int], dict[
     return more.state, memory, sorted(rows, key=lambda row: -row.num_bytes)
 
 
-def _foreseeable(recipe: Recipe) -> tuple[Recipe, list[str]]:
+def _foreseeable(recipe: Recipe, vocab: int) -> tuple[Recipe, list[str]]:
     """The recipe without what has no meaning on fake tensors, and notes about it."""
     parallel, train, notes = recipe.parallel, recipe.train, list[str]()
     if parallel.offload.kind != "none":
@@ -149,6 +147,7 @@ def _foreseeable(recipe: Recipe) -> tuple[Recipe, list[str]]:
         notes.append("parallel.exact is left out: gradients cross ranks as they do without it")
     if train.compile:
         notes.append("train.compile is left out: what fused kernels save is not counted")
+    parallel = settle_cuts(parallel, recipe.model, vocab, train.sequence)
     parallel = parallel.model_copy(update={"offload": NoOffload(), "exact": False})
     train = train.model_copy(update={"compile": False, "cuda_graphs": False})
     return recipe.model_copy(update={"parallel": parallel, "train": train}), notes

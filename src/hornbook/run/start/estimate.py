@@ -12,10 +12,11 @@ import numpy as np
 
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_token, state_bytes
-from hornbook.model.config.parameter_count import count_expert_weights, count_parameters
+from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.layers.transfer import fetch
 from hornbook.model.surgery.operate import trained_parameters
 from hornbook.optim.config.clipping import AnyClip
+from hornbook.parallel.axes.held import held_values
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import PRECISIONS
@@ -104,8 +105,9 @@ def least_bytes(inputs: Inputs) -> int:
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
-    experts = 0 if recipe.surgery else count_expert_weights(recipe.model)
-    states = sum(state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes, experts).values())
+    held = max(held_values(recipe.model, inputs.vocab, recipe.parallel, recipe.train.sequence))
+    held = trained * held // total if recipe.surgery else held
+    states = sum(state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes).values())
     state = states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
     try:
         kept = activation_bytes(recipe, inputs.vocab, recipe.train.micro_rows)

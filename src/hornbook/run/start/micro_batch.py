@@ -14,8 +14,9 @@ import torch
 from hornbook.data.corpus import Corpus
 from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import state_bytes
-from hornbook.model.config.parameter_count import count_parameters, embedding_rows
+from hornbook.model.config.parameter_count import embedding_rows
 from hornbook.model.heads.head import device_chunk_bytes
+from hornbook.parallel.axes.held import held_values
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.host import BETWEEN
 from hornbook.parallel.offload.offload import moves_activations
@@ -87,8 +88,8 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     what it kept; or, in the head, logits and a product of the matrix's size.
     """
     kept = activation_bytes(recipe, vocab, rows)
-    trained = count_parameters(recipe.model, vocab)
-    state = state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+    held = max(held_values(recipe.model, vocab, recipe.parallel, recipe.train.sequence))
+    state = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
     offload = recipe.parallel.offload
     state["moments"] *= not getattr(offload, "optimizer", False)
     state["weights"] *= not getattr(offload, "parameters", False)

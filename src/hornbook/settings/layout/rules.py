@@ -90,8 +90,6 @@ def _check_pipeline(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
             yield "parallel.pipeline.cuts", f"{text}: give {stages - 1} rising numbers below {blocks}, or none"
     if pipeline.schedule != "interleaved" and pipeline.chunks != PipelineConfig().chunks:
         yield "parallel.pipeline.chunks", f'is for the schedule "interleaved", not "{pipeline.schedule}": leave it out'
-    if parallel.shard != "none":
-        yield "parallel.shard", 'stages of a pipeline are not sharded further: take "none"'
     yield from _check_passes(parallel, train)
 
 

@@ -28,8 +28,6 @@ def tensor_problems(
     yield from _check_heads(model, ranks)
     if model.vocab is not None and model.vocab < ranks:
         yield "parallel.tensor", f"a vocabulary of {model.vocab} is less than {ranks} ranks: take fewer"
-    if parallel.sequence and parallel.pipeline.stages > 1:
-        yield "parallel.sequence", "stages of a pipeline hand on whole rows: set it to false, or parallel.pipeline to 1"
     if parallel.sequence and "batch" in norm_kinds(model):
         yield "parallel.sequence", 'a norm of kind "batch" needs whole rows: leave it false'
     if parallel.sequence and parallel.context.ranks > 1:

@@ -13,8 +13,9 @@ from hornbook.model.mlp import grouped
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.parallel import world as world_module
 from hornbook.parallel.axes.expert import exchange as exchange_module
-from hornbook.parallel.axes.expert.dispatch import Dispatcher, bounds_of
+from hornbook.parallel.axes.expert.dispatch import Dispatcher
 from hornbook.parallel.axes.expert.exchange import Exchange
+from hornbook.parallel.axes.tensor.divide import portion
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
@@ -47,8 +48,8 @@ def _serve(
     expected = _outcome(grouped_glu, x, chosen, weights, matrices, activation)
     exchange = Exchange(world, "expert")
     exchange.gathers |= gathers
-    dispatcher, bounds = Dispatcher(exchange, experts, layer=0), bounds_of(experts, exchange.size)
-    own = slice(*bounds[exchange.rank : exchange.rank + 2])
+    dispatcher = Dispatcher(exchange, experts, layer=0)
+    own = slice(*portion(experts, exchange.size, exchange.rank)[:2])
     mine = Weights(*(each[own] for each in matrices))
     found = _outcome(dispatcher, *values[exchange.rank], mine, activation)
     first = sum(tokens[: exchange.rank])
@@ -142,7 +143,7 @@ def foresee(_: RankInfo, ranks: int, experts: int, tokens: int) -> list[list[int
     dist.init_process_group("fake", rank=1, world_size=ranks, store=FakeStore())
     sizes: dict[world_module.Axis, int] = {"replica": 1, "expert": ranks}
     world = World(torch.device("cpu"), 1, sizes, *world_module.open_meshes(torch.device("cpu"), sizes))
-    dispatcher, (first, end) = Dispatcher(Exchange(world, "expert"), experts, 0), bounds_of(experts, ranks)[1:3]
+    dispatcher, (first, end) = Dispatcher(Exchange(world, "expert"), experts, 0), portion(experts, ranks, 1)[:2]
     original = grouped.make_plan
 
     def even(numbers: Tensor, count: int) -> grouped.DispatchPlan:

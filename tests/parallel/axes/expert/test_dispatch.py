@@ -1,8 +1,5 @@
 """Tokens to the ranks of their experts and back: what one process computes, whoever holds the experts."""
 
-import pytest
-
-from hornbook.parallel.axes.expert.dispatch import bounds_of
 from tests.ranks import RankServer
 
 CASES = "tests/parallel/axes/expert/cases.py:"
@@ -39,11 +36,6 @@ def test_ranks_in_different_layers_are_told_apart(run_ranks: RankServer) -> None
 
 def test_a_back_end_without_all_to_all_gathers(run_ranks: RankServer) -> None:
     assert run_ranks(CASES + "without_all_to_all", 2) == [True, True]
-
-
-@pytest.mark.parametrize(("count", "ranks", "bounds"), [(6, 4, [0, 2, 4, 5, 6]), (16, 4, [0, 4, 8, 12, 16])])
-def test_parts_of_experts(count: int, ranks: int, bounds: list[int]) -> None:
-    assert bounds_of(count, ranks) == bounds
 
 
 def test_a_dry_run_gives_every_rank_as_many_tokens(run_ranks: RankServer) -> None:

@@ -1,5 +1,6 @@
 """One step of a pipeline on a rank: losses, gradients of every parameter, the passes, and an evaluation."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hornbook.parallel.axes.pipeline.messages import Key
 from hornbook.parallel.axes.pipeline.runner import PipelineRunner
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo, distributed
 from hornbook.run.config import TrainConfig
+from tests.parallel.cases import CPU
 from tests.parallel.trajectory import SEED, Run, grid_of, make_engine, share
 from tests.ranks import RankServer
 
@@ -29,6 +32,7 @@ def one_step(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> dict
         grid = grid_of(run, 0)
         mine = share(grid, world)
         before = engine.evaluate(grid[0]).double().sum()
+        assert not engine.clock.traffic.take().flows, "records of an evaluation are kept"
         losses, total = {}, sum(float(batch.weights.sum()) for batch in grid)
         for _ in range(2):  # nothing of a step is left in the next
             engine.zero_gradients()
@@ -41,6 +45,25 @@ def one_step(rank_info: RankInfo, settings: dict[str, Any], folder: str) -> dict
         evaluated.append(float(engine.logits(grid[0].tokens).double().square().sum()) if run.family == "" else 0.0)
         told = {name: float(loss) for name, loss in losses.items()}
         return {"losses": told, "norm": float(engine.clip_gradients(1.0)), "evaluated": evaluated, "passes": executed}
+
+
+def most_held(rank_info: RankInfo, settings: dict[str, Any]) -> int:
+    """Gradients that this rank has sent and holds, at most, within a step."""
+    run, found = Run(**settings), [0]
+    with distributed(ParallelConfig.model_validate(run.parallel), CPU, rank_info) as world:
+        engine = make_engine(run, ParallelConfig.model_validate(run.parallel), CPU, world)
+        assert isinstance(engine.runner, PipelineRunner)
+        messages = engine.runner.messages
+        send = messages.send
+
+        def measured(key: Key, tensors: Sequence[Tensor]) -> None:
+            send(key, tensors)
+            found.append(sum(each.content == "I" for each in messages._leaving))
+
+        messages.send = measured
+        grid = grid_of(run, 0)
+        engine.forward_backward(grid, sum(float(batch.weights.sum()) for batch in grid))
+        return max(found)
 
 
 def step_of(run_ranks: RankServer, run: Run, folder: Path) -> tuple[dict[str, Any], list[list[str]], dict[str, Tensor]]:

@@ -1,7 +1,7 @@
 """Pipelines equal one process: losses, norms, every gradient, final weights; the passes are those of the schedule."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,9 @@ import pytest
 
 from hornbook.parallel.axes.pipeline.schedules import Schedule, plan
 from hornbook.parallel.config import PipelineConfig
+from tests.parallel import odd
 from tests.parallel.axes.pipeline.staged import step_of
+from tests.parallel.layouts import EXACT, FIGURES, HEADS
 from tests.parallel.trajectory import CLIP, Result, Run, compare, perform
 from tests.ranks import RankServer
 
@@ -133,6 +135,26 @@ def test_data_beside_stages(done: Performer, stepped: Stepper) -> None:
     check_run(done, replace(run, steps=3))
 
 
+@pytest.mark.parametrize(
+    ("family", "shard", "schedule", "tensor"),
+    [
+        ("experts", "everything", "zb-h1", 1),
+        pytest.param("decoder", "optimizer", "1f1b", 2, marks=pytest.mark.slow),
+        *(
+            pytest.param(family, shard, schedule, 1, marks=pytest.mark.slow)
+            for family, schedule in zip(odd.MODELS, ("zb-h1", "gpipe", "zbv", "dualpipev", "interleaved"), strict=True)
+            for shard in ("optimizer", "gradients", "everything")
+        ),
+    ],
+)
+def test_stages_shared_by_data_ranks(done: Performer, family: str, shard: Any, schedule: Schedule, tensor: int) -> None:
+    """ZeRO-1, -2 and -3 in a pipeline; gradients of the first step included."""
+    sizes = HEADS[tensor] if tensor > 1 else {}
+    run = Run(2, shard, tensor=tensor, odd=family, sizes=sizes, sequence=25, steps=2, **SMALL, **staged(2, schedule))
+    difference = compare(done(run), done(run.alone))
+    assert max(getattr(difference, name) for name in FIGURES) < EXACT, difference
+
+
 def check_run(done: Performer, run: Run, within: float = 1e-9) -> None:
     expected = done(run.alone)
     difference = compare(done(run), expected)
@@ -154,6 +176,12 @@ def test_runs_in_float64_differ_in_the_last_digits(done: Performer, schedule: Sc
     if not more:
         assert min(done(run.alone).norms) > CLIP
     check_run(done, run)
+
+
+def test_gradients_that_were_sent_are_released_within_the_step(run_ranks: RankServer) -> None:
+    """As many are held as the pipeline has ranks, however many microbatches a step has."""
+    run = Run(layers=2, width=16, microbatches=9, **staged(2))
+    assert run_ranks("tests/parallel/axes/pipeline/staged.py:most_held", 2, asdict(run)) == [0, 2]
 
 
 @pytest.mark.slow

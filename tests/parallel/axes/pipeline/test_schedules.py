@@ -95,6 +95,51 @@ def test_ranks_receive_in_the_order_in_which_others_send(schedule: Schedule, chu
         assert sent == received
 
 
+def passes_until_a_stop(orders: Sequence[Order], schedule: Schedule, most: int) -> int:
+    """How many passes ranks compute where at most `most` gradients that one sent may not be asked for yet."""
+    ranks, stages = len(orders), 1 + max(action.stage for order in orders for action in order)
+    at, leaving = [0] * ranks, [list[Action]() for _ in orders]
+    sent, asked = set[Action](), set[Action]()
+
+    def compute(rank: int, action: Action) -> bool:
+        """Whether the next pass of a rank is computed; messages are named by the passes that they are for."""
+        kind = "F" if action.kind == "F" else "I"
+        behind, before = (action.stage + step for step in ((1, -1) if kind == "F" else (-1, 1)))
+        mine, needed = action._replace(kind=kind), 0 <= before < stages and action.kind != "W"
+        asked.add(mine)
+        if needed and mine not in sent:
+            return False
+        result = Action(kind, behind, action.microbatch)
+        if action.kind == "W" or not 0 <= behind < stages:
+            return True
+        if kind == "I" and rank_of(schedule, behind, ranks) != rank:
+            if len(leaving[rank]) >= most and leaving[rank][0] not in asked:
+                return False
+            leaving[rank] = [*leaving[rank][len(leaving[rank]) >= most :], result]
+        sent.add(result)
+        return True
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            while at[rank] < len(order) and compute(rank, order[at[rank]]):
+                at[rank] += 1
+                moved = True
+    return sum(at)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), ALL)
+def test_waiting_for_gradients_that_were_sent_stops_no_schedule(schedule: Schedule, chunks: int) -> None:
+    """With any bound: `Messages` takes the number of ranks."""
+    for ranks, microbatches, most in product(range(2, 6), (1, 3, 8, 11), (1, 5)):
+        orders = plan(schedule, ranks, chunks, microbatches)
+        assert passes_until_a_stop(orders, schedule, most) == sum(map(len, orders))
+    first, second = plan("1f1b", 2, 1, 4)
+    late = [*(action for action in first if action.kind == "F"), *(action for action in first if action.kind == "B")]
+    assert passes_until_a_stop([late[::-1], second], "1f1b", 1) < len(late) + len(second)
+
+
 def test_orders_that_wait_for_each_other_are_found() -> None:
     first, second = plan("1f1b", 2, 1, 2)
     second = [Action("F", 1, 1), *(action for action in second if action != Action("F", 1, 1))]

@@ -12,6 +12,7 @@ from hornbook.parallel.shard import Division
 
 def test_portions_differ_by_one_at_most() -> None:
     assert [portion(97, 4, rank)[:2] for rank in range(4)] == [(0, 25), (25, 49), (49, 73), (73, 97)]
+    assert [portion(6, 4, rank)[:2] for rank in range(4)] == [(0, 2), (2, 4), (4, 5), (5, 6)]
     assert [portion(3, 2, rank)[:2] for rank in range(2)] == [(0, 2), (2, 3)]
 
 

@@ -25,6 +25,7 @@ from hornbook.model.cpu.experts import sum_rows
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import Blend
 from hornbook.parallel.axes.expert.exchange import Exchange, Table
+from hornbook.parallel.axes.tensor.divide import portion
 
 
 class Route(NamedTuple):
@@ -38,18 +39,13 @@ class Route(NamedTuple):
     """Copies that each rank sends to each."""
 
 
-def bounds_of(count: int, ranks: int) -> list[int]:
-    """First expert of each rank, and the number of experts: parts differ by one expert at most, the larger first."""
-    return [rank * (count // ranks) + min(rank, count % ranks) for rank in range(ranks + 1)]
-
-
 class Dispatcher:
     """What a layer calls in place of `grouped_glu`: the same sums, of experts on several ranks."""
 
     def __init__(self, exchange: Exchange, count: int, layer: int) -> None:
         """count: experts of the whole layer. layer: a number that the layer has on all ranks, and no other layer."""
         self._exchange, self._count, self._layer = exchange, count, layer
-        self._bounds = bounds_of(count, exchange.size)
+        self._bounds = [0, *(portion(count, exchange.size, rank).last for rank in range(exchange.size))]
 
     @torch.compiler.disable()
     def __call__(

@@ -5,8 +5,9 @@ from torch import nn
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import Weights
 from hornbook.model.transformer import Transformer
-from hornbook.parallel.axes.expert.dispatch import Dispatcher, bounds_of
+from hornbook.parallel.axes.expert.dispatch import Dispatcher
 from hornbook.parallel.axes.expert.exchange import Exchange
+from hornbook.parallel.axes.tensor.divide import portion
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.shard import Division, Divisions
 from hornbook.parallel.world import World
@@ -22,7 +23,7 @@ def apply_experts(model: Transformer, world: World, config: ParallelConfig, divi
     exchange = Exchange(world, "expert")
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
     for number, (name, module) in enumerate(layers.items()):
-        first, end = bounds_of(module.count, exchange.size)[exchange.rank : exchange.rank + 2]
+        first, end, _ = portion(module.count, exchange.size, exchange.rank)
         for each in Weights._fields:
             whole = getattr(module, each)
             divisions[f"{name}.{each}"] = Division(tuple(whole.shape), (first, 0, 0), ("expert",))

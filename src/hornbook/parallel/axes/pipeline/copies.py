@@ -24,6 +24,8 @@ def sum_copies(layout: Layout, shards: Mapping[str, ParameterShard], world: Worl
             continue
         gradient = shards[name].tensor.grad
         assert gradient is not None, f"{name} has no gradient"
+        if not gradient.numel():  # of a parameter with fewer rows than data ranks, on all holders
+            continue
         mine = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
         parts[name] = {holder: mine if holder == layout.rank else torch.empty_like(mine) for holder in holders}
         for holder, part in parts[name].items():

@@ -1,9 +1,11 @@
 """What stages send one another: hidden states forward, their gradients backward.
 
-A send waits for nobody, and its tensor is kept until it has arrived. A receive is posted before it is needed. Hidden
-states and gradients, down the ranks and up, have a process group each: so on a back-end without tags (NCCL), where
-messages between two ranks are matched by their order, no message waits behind one of another kind; and within a kind
-ranks receive in the order in which others send (`tests/parallel/axes/pipeline/test_schedules.py`).
+A send waits for nobody, and its tensor is kept until it has arrived: hidden states, which backward keeps in any case,
+until their gradient comes back; gradients until as many later ones are sent as the pipeline has ranks, which waits for
+the oldest of them. No schedule comes to a stop there. A receive is posted before it is needed. Hidden states and
+gradients, down the ranks and up, have a process group each: so on a back-end without tags (NCCL), where messages
+between two ranks are matched by their order, no message waits behind one of another kind; and within a kind ranks
+receive in the order in which others send (`tests/parallel/axes/pipeline/test_schedules.py`).
 """
 
 from collections.abc import Sequence
@@ -41,6 +43,9 @@ class Messages:
         self._here: dict[Key, list[Tensor]] = {}
         self._coming: dict[Key, list[tuple[Any, Tensor]]] = {}
         self._leaving: dict[Key, list[tuple[Any, Tensor]]] = {}
+        """In the order in which they were sent."""
+        self.most_leaving = layout.ranks
+        """Messages of gradients under way at most."""
 
     def _sender(self, key: Key) -> int:
         """The rank of the stage that a message comes from."""
@@ -56,6 +61,8 @@ class Messages:
         if to == mine:
             self._here[key] = sent
             return
+        if key.content == "I":
+            self._limit_gradients()
         group = self._groups[key.content, to > mine]
         for tensor in sent:
             self._clock.traffic.count("pipeline", "send", tensor.nbytes)
@@ -86,6 +93,13 @@ class Messages:
             if key.content == "I":  # whoever sends a gradient back has received what it is of
                 self._let_go(Key("F", key.stage + 1, key.microbatch))
         return [tensor for _, tensor in received]
+
+    def _limit_gradients(self) -> None:
+        """Before one more is sent, wait until the oldest has arrived where too many are under way."""
+        gradients = [each for each in self._leaving if each.content == "I"]
+        if len(gradients) >= self.most_leaving:
+            with self._clock.collective("pipeline", "send", 0):
+                self._let_go(gradients[0])
 
     def _let_go(self, key: Key) -> None:
         for work, _ in self._leaving.pop(key, ()):

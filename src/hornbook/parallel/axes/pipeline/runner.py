@@ -1,5 +1,6 @@
 """The runner of a pipeline: computes this rank's passes in the order of the schedule, and passes their results on."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -7,9 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hornbook.model.context import Auxiliary
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.pipeline.messages import Key, Messages
 from hornbook.parallel.axes.pipeline.schedules import Action, Order, rank_order
+from hornbook.parallel.axes.pipeline.sharded import ShardedStages
 from hornbook.parallel.axes.pipeline.split import WeightGradients, gradients_of_inputs
 from hornbook.parallel.axes.pipeline.stages import Layout, StageModel
 from hornbook.parallel.runner import Step
@@ -20,6 +23,8 @@ AHEAD = 3
 """Passes whose receives are posted: the present one and those behind it."""
 MOST_DIMS = 4
 """Of a result of evaluation."""
+Call = Callable[[Sequence[Tensor], dict[str, Any]], tuple[tuple[Tensor, ...], Auxiliary]]
+"""As of `StageModel`."""
 Last = Callable[[Tensor], tuple[Tensor, ...]]
 """What is made of the hidden states of the last stage."""
 
@@ -27,9 +32,22 @@ Last = Callable[[Tensor], tuple[Tensor, ...]]
 class PipelineRunner:
     """A `hornbook.parallel.runner.Runner` of the stages that a rank holds."""
 
-    def __init__(self, model: Transformer, world: World, layout: Layout, clock: StepClock) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        world: World,
+        layout: Layout,
+        clock: StepClock,
+        sharded: ShardedStages | None = None,
+    ) -> None:
+        """sharded: where the data ranks of a stage share its weights, gradients or moments."""
         self.layout, self.model, self.clock, self.world = layout, model, clock, world
         self.stages = {stage: StageModel(model, layout, stage) for stage in layout.own}
+        self.calls: dict[int, Call] = {**self.stages}
+        """What computes each stage."""
+        self.sharded = sharded
+        if sharded is not None:
+            self.calls = {stage: sharded.call_through_hooks(each, stage) for stage, each in self.stages.items()}
         self.messages = Messages(world, layout, clock)
         self.executed = Order()
         """Passes of the newest step, in the order in which they were computed."""
@@ -60,11 +78,11 @@ class PipelineRunner:
     def apply(self, inputs: dict[str, Any], last: Last) -> tuple[Tensor, ...]:
         """Forward through all stages; what `last` makes of the hidden states, on every rank of the pipeline."""
         found: tuple[Tensor, ...] | None = None
-        for stage, model in self.stages.items():
+        for stage, call in self.calls.items():
             key = Key("F", stage, 0)
             if stage:
                 self.messages.expect(key, self.shapes(stage, inputs), self.model.compute_dtype)
-            sent, _ = model(self.messages.take(key) if stage else (), inputs)
+            sent, _ = call(self.messages.take(key) if stage else (), inputs)
             if stage + 1 < self.layout.stages:
                 self.messages.send(Key("F", stage + 1, 0), sent)
             else:
@@ -138,9 +156,7 @@ class _Passes:
         if kind == "F":
             self._forward(stage, number)
         elif kind == "W":
-            with self._clock.phase("backward"):
-                if (rest := self._weights.pop((stage, number), None)) is not None:
-                    rest.compute()
+            self._backward_of_weights(stage, number)
         else:
             self._backward(kind, stage, number)
         if kind in "BW":
@@ -151,7 +167,7 @@ class _Passes:
         received = self._messages.take(Key("F", stage, number)) if stage else []
         received = [each.requires_grad_() for each in received]
         with self._clock.phase("forward"):
-            sent, auxiliary = self._runner.stages[stage](received, inputs)
+            sent, auxiliary = self._runner.calls[stage](received, inputs)
             last = stage + 1 == self._runner.layout.stages
             objective = self._step.objective(sent[0] if last else None, auxiliary, number)
         sent = () if last else sent
@@ -175,9 +191,19 @@ class _Passes:
         if stage:
             self._messages.send(Key("I", stage - 1, number), found)
 
+    def _backward_of_weights(self, stage: int, number: int) -> None:
+        rest, sharded = self._weights.pop((stage, number), None), self._runner.sharded
+        if rest is None:
+            return
+        gathered = contextlib.nullcontext() if sharded is None else sharded.gathered(self._runner.stages[stage])
+        with self._clock.phase("backward"), gathered:
+            rest.compute()
+
     def _finish(self, number: int) -> None:
         """A microbatch has passed a stage backward, its weights' gradients included."""
         self._left[number] -= 1
         if not self._left[number]:
             del self._inputs[number], self._left[number]
             self._step.end()
+            if self._runner.sharded is not None:
+                self._runner.sharded.end_microbatch()

@@ -160,6 +160,9 @@ class StageModel:
         self._model, self._names = model, layout.received(stage)
         self._encoder = _part(model, model.encoder, before, inside) if before and model.encoder is not None else None
         self._decoder = _part(model, model, blocks, layout.bounds[-1] - inside) if blocks else None
+        parts = (each for each in (self._encoder, self._decoder) if each is not None)
+        self.blocks = [block for part in parts for block in part.all_blocks()]
+        """Of this stage alone."""
 
     def __call__(self, received: Sequence[Tensor], inputs: dict[str, Any]) -> tuple[tuple[Tensor, ...], Auxiliary]:
         """(what the stage after gets, and of the last stage the hidden states; auxiliary values of its own blocks)."""

@@ -1,0 +1,102 @@
+"""Values of the parameters that a rank holds of a model: arithmetic on configurations, without building it.
+
+What lies on which stage is as in `hornbook.parallel.axes.pipeline.stages`, what tensor ranks divide as in
+`hornbook.parallel.axes.tensor.tables`: of what does not divide evenly, the larger part.
+"""
+
+from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import block_norms, count_parameters, stacks_of
+from hornbook.model.config.position import AddedPositionPart
+from hornbook.parallel.axes.pipeline.cuts import stage_costs
+from hornbook.parallel.axes.pipeline.schedules import rank_of
+from hornbook.parallel.config import ParallelConfig
+
+
+def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequence: int) -> list[int]:
+    """Of each rank of a pipeline, before data ranks share them; `sequence` counts where blocks are cut by cost."""
+    pipeline = parallel.pipeline
+    if parallel.tensor == parallel.expert == pipeline.stages == 1:
+        return [count_parameters(model, vocab)]
+    blocks, total = _blocks(model, parallel), 0
+    if pipeline.stages == 1:
+        bounds: tuple[int, ...] = (0, len(blocks))
+    else:
+        bounds, _ = stage_costs(parallel, model, vocab, sequence)
+    found = []
+    for rank in range(pipeline.stages):
+        stages = range(len(bounds) - 1)
+        own = {stage for stage in stages if rank_of(pipeline.schedule, stage, pipeline.stages) == rank}
+        held = [number for stage in own for number in range(bounds[stage], bounds[stage + 1])]
+        total = sum(blocks[number] for number in held)
+        found.append(total + _ends(model, vocab, parallel.tensor, set(held)))
+    return found
+
+
+def _blocks(model: ModelConfig, parallel: ParallelConfig) -> list[int]:
+    """Of each block, an encoder's first."""
+    decoder, *encoder = stacks_of(model)
+    found = []
+    for stack in (*encoder, decoder):
+        crossed = bool(encoder) and stack is decoder
+        for number in range(stack.layers):
+            layer = stack.layer(number)
+            attention = _attention(layer, parallel.tensor) * (2 if crossed else 1)
+            found.append(attention + _mlp(layer, parallel) + block_norms(stack, number, crossed=crossed))
+    return found
+
+
+def _ends(model: ModelConfig, vocab: int, ranks: int, held: set[int]) -> int:
+    """Of everything but blocks, on a rank that holds some of them."""
+    decoder, *encoder = stacks_of(model)
+    begin, total = sum(stack.layers for stack in encoder), 0
+    last = begin + decoder.layers - 1
+    for stack, first in ((decoder, begin), *((stack, 0) for stack in encoder)):
+        norm, own = stack.norm.num_parameters(stack), range(first, first + stack.layers)
+        total += (first in held) * (stack.embedding.num_parameters(stack) + stack.embedding.norm * norm)
+        total += (own[-1] in held) * stack.final_norm * norm
+        positions = stack.position.num_parameters(stack)
+        if isinstance(stack.position, AddedPositionPart):
+            total += (first in held) * positions
+        elif held & set(own):  # scores by distance, of a rank's heads
+            total += _share(positions, ranks)
+    tied, rows = getattr(model.head, "tied", False), _share(vocab, ranks)
+    total += rows * (model.embedding.width or model.width) * bool(held & {0, begin, *([last] if tied else [])})
+    if last in held:  # what a head of tokens has for each of them is divided
+        each = hasattr(model.head, "tied") * (model.head.num_parameters(model, 2) - model.head.num_parameters(model, 1))
+        total += model.head.num_parameters(model, 0) + each * rows
+    return total
+
+
+def _attention(layer: ModelConfig, ranks: int) -> int:
+    part, whole = layer.attention, layer.attention.num_parameters(layer)
+    if isinstance(part, FullAttentionConfig):
+        keys = 2 * layer.kv_heads * layer.head_dim * (layer.width + part.bias)
+        keys += layer.kv_heads * layer.head_dim * (part.qk_norm == "full")
+        alone = part.out_bias * layer.width + 2 * layer.head_dim * (part.qk_norm == "head")
+        return alone + _share(whole - alone - keys, ranks) + _share(keys, min(ranks, layer.kv_heads))
+    if isinstance(part, LatentAttentionConfig):
+        down = layer.width * (part.kv_rank + part.rope_dim) + part.kv_rank
+        down += (part.query_rank or 0) * (layer.width + 1)
+        down += part.bias * ((part.query_rank or 0) + part.kv_rank + part.rope_dim + layer.width)
+        return down + _share(whole - down, ranks)
+    return whole  # a part without a table
+
+
+def _mlp(layer: ModelConfig, parallel: ParallelConfig) -> int:
+    part, whole, ranks = layer.mlp, layer.mlp.num_parameters(layer), parallel.tensor
+    inner = _share(layer.hidden, ranks)
+    if isinstance(part, PlainMLPConfig | GLUConfig):
+        before = part.projections - 1
+        return part.projections * layer.width * inner + part.bias * (before * inner + layer.width)
+    if isinstance(part, ExpertsConfig):
+        shared = part.shared_hidden or 0
+        router = whole - part.num_expert_weights(layer) - 3 * layer.width * shared
+        experts = _share(part.count, parallel.expert)
+        return router + 3 * layer.width * (inner * experts + _share(shared, ranks))
+    return whole
+
+
+def _share(values: int, ranks: int) -> int:
+    return -(-values // ranks)
