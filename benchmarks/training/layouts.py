@@ -5,9 +5,9 @@
 Cells are families x layouts x precisions: 20 steps of tiny models whose sizes divide by nothing
 (`tests/parallel/odd.py`), with dropout, clipping that bites, 7 microbatches of unequal weight and tied embeddings, on
 forked ranks of one thread. A layout that a recipe would be refused with is told with the reason. Results are written
-after each cell; the command goes on where it stopped, unless the code has changed since. `--seconds N` stops it at the
-end of the cell that is under way then. `--quick`: two ranks, three steps, float64; nothing is written. `--overhead`:
-times alone, of a step of the 13M LLaMA shape, all contenders in turn.
+after each cell; the command goes on where it stopped, and measures cells of earlier code last. `--seconds N` stops it
+at the end of the cell that is under way then. `--quick`: two ranks, three steps, float64; nothing is written.
+`--overhead`: times alone, of a step of the 13M LLaMA shape, each layout in turn with what it is compared with.
 """
 
 import argparse
@@ -49,11 +49,10 @@ def source_digest() -> str:
 
 
 def begun() -> Figures:
-    """What an earlier call has measured with this code."""
-    path, digest = report.RESULTS / "layouts.json", source_digest()
+    """What earlier calls have measured."""
+    path = report.RESULTS / "layouts.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    cells = found.get("cells", {}) if found.get("source") == digest else {}
-    return {"source": digest, "steps": STEPS, "cells": cells, "overhead": found.get("overhead", {})}
+    return {"steps": STEPS, "cells": found.get("cells", {}), "overhead": found.get("overhead", {})}
 
 
 class Runs:
@@ -96,20 +95,25 @@ def cells(quick: bool) -> list[tuple[Layout, str, str]]:
 
 
 def matrix(figures: Figures, quick: bool, seconds: float) -> bool:
-    """Fill in the cells that are missing; whether all are there."""
-    server, begin = RankServer(), time.monotonic()
+    """Fill in the cells that are missing, then those of earlier code; whether all are of this code."""
+    server, begin, source = RankServer(), time.monotonic(), source_digest()
+    figures["source"], found = source, figures["cells"]
+    named = {
+        f"{layout.name} | {family} | {precision}": (layout, family, precision)
+        for layout, family, precision in cells(quick)
+    }
+    for key in found.keys() - named.keys():
+        del found[key]
+    old = [key for key in named if key in found and found[key]["source"] != source]
     with tempfile.TemporaryDirectory() as folder:
         do = Runs(server, Path(folder))
         try:
-            for layout, family, precision in cells(quick):
-                key = f"{layout.name} | {family} | {precision}"
-                if figures["cells"].get(key, {"state": "refused"})["state"] != "refused":
-                    continue
+            for key in [*(key for key in named if key not in found), *old]:
                 if time.monotonic() - begin > seconds:
                     return False
-                found = figures["cells"][key] = measure(do, layout, family, precision, 3 if quick else STEPS)
-                told = found["reason"] or {name: f"{found['difference'][name]:.1e}" for name in FIGURES}
-                print(f"{key}: {found['state']} {told}", flush=True)
+                cell = found[key] = {**measure(do, *named[key], 3 if quick else STEPS), "source": source}
+                told = cell["reason"] or {name: f"{cell['difference'][name]:.1e}" for name in FIGURES}
+                print(f"{key}: {cell['state']} {told}", flush=True)
                 if not quick:
                     report.write("layouts", figures)
         finally:

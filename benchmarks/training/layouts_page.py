@@ -26,7 +26,7 @@ def layouts(found: dict[str, Any]) -> list[str]:
         "norm, and each microbatch was taken by one data rank. The limit in bf16 is three times what other orders of",
         "the same microbatches make in one process. `rounds`: tensor and context ranks round their parts of a sum,",
         "which no order of microbatches does; they are held against three times the distance of bf16 from float32 in",
-        f"one process. Cells: {told}; what has no entry was not run.",
+        f"one process. Cells: {told}; what has no entry was not run, and * is of earlier code ({_old(found)} cells).",
         "",
     )
     for precision, title in TITLES.items():
@@ -34,6 +34,11 @@ def layouts(found: dict[str, Any]) -> list[str]:
         if rows := [row for row in rows if any(row[1:])]:
             lines += [f"### {title}", *rows_of(["", *EVERY], rows)]
     return [*lines, *_refused(found), *_overhead(found["overhead"])]
+
+
+def _old(found: dict[str, Any]) -> int:
+    """Cells that were measured before the code of models, optimizers or ranks changed for the last time."""
+    return sum(each["source"] != found["source"] for each in found["cells"].values())
 
 
 def _cell(found: dict[str, Any], name: str, family: str, precision: str) -> str:
@@ -45,6 +50,7 @@ def _cell(found: dict[str, Any], name: str, family: str, precision: str) -> str:
         shown = f"{max(difference[figure] / most for figure, most in limits.items()):.2f}"
     else:
         shown = f"{max(difference[figure] for figure in FIGURES if figure in limits):.0e}"
+    shown += "*" * (cell["source"] != found["source"])
     return {"equal": shown, "rounds": f"rounds: {shown}"}.get(cell["state"], f"DIFFERS: {shown}")
 
 
