@@ -62,7 +62,11 @@ def test_from_one_process_to_stages_and_back(
         (["parallel.pipeline=2", 'surgery=[{kind="lora"}]'], "surgery", "leave surgery out"),
         (["parallel.pipeline={stages=2,schedule='zb-h1'}", "parallel.recompute=block"], "parallel.recompute", "1f1b"),
         (["parallel.pipeline={stages=2,schedule='zb-h1'}", "train.compile=true"], "train.compile", "set it to false"),
-        (["parallel.pipeline=2", "train.compile=true", "train.compile_scope=stack"], "train.compile_scope", "block"),
+        (
+            ["parallel.pipeline=2", "train.compile=true", "train.compile_scope=stack"],
+            "train.compile_scope",
+            'take "blocks"',
+        ),
     ],
 )
 def test_what_cannot_be_staged_is_refused(words: list[str], key: str, remedy: str) -> None:

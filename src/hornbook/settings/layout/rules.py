@@ -96,7 +96,7 @@ def _check_pipeline(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
 def _check_passes(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
     """What the passes of a pipeline do not go with."""
     if train.compile and train.compile_scope == "stack":
-        yield "train.compile_scope", 'a stage has some blocks of a stack: take "block"'
+        yield "train.compile_scope", 'a stage has some blocks of a stack: take "blocks"'
     if train.cuda_graphs:
         yield "train.cuda_graphs", "a graph's memory is used again before its microbatch goes backward: set it to false"
     if train.micro_batch == "auto":
