@@ -15,15 +15,15 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 5_600,
+    "cli": 5_650,
     "data": 4_650,
     "evals": 850,
-    "files": 1_400,
+    "files": 1_550,
     "kernels": 1_050,
     "model": 13_150,
     "optim": 3_800,
-    "parallel": 6_750,
-    "run": 10_700,
+    "parallel": 7_050,
+    "run": 10_850,
     "settings": 2_600,
     "studio": 800,
     "text": 16_700,
