@@ -44,7 +44,9 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize(
-    "program", [[sys.executable, "-c", SHORTER], pytest.param(["hornbook"], marks=pytest.mark.slow)], ids=["short", "xs"]
+    "program",
+    [[sys.executable, "-c", SHORTER], pytest.param(["hornbook"], marks=pytest.mark.slow)],
+    ids=["short", "xs"],
 )
 def test_the_demo_ends_well(tmp_path, program):
     """The quickstart at its smallest size: every promise of the film holds."""

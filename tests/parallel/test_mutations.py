@@ -1,5 +1,7 @@
 """With any one collective taken out, a run differs from one process, or fails: nothing that is summed may go unseen."""
 
+import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,7 @@ import pytest
 
 from tests.parallel.layouts import EXACT, FIGURES, LAYOUTS, refusal, told
 from tests.parallel.trajectory import Difference, Result, Run, compare, perform
-from tests.ranks import RankServer
+from tests.ranks import RankError, RankServer, complaint
 
 STEPS, LIMIT = 2, 30.0
 EVERYTHING = {"clip": "tight", "penalty": 0.01, "steps": STEPS, "microbatches": 5}
@@ -21,6 +23,8 @@ BUILT = [
 ]
 """Each layout with the family that has most to sum, and the plain one."""
 RECORD, REMOVE = "tests.parallel.mutations:record:", "tests.parallel.mutations:remove:"
+DEADLOCKS: tuple[str, ...] = ()
+"""Sites without whose collective ranks must wait for each other for ever: of these alone a time-out is an answer."""
 Performer = Callable[[Run], Result]
 
 
@@ -38,17 +42,24 @@ def sites_of(do: Performer, run: Run, folder: Path) -> list[str]:
 
 
 def noticed(do: Performer, run: Run, expected: Result) -> str:
-    """How the run differs from one process, or how it fails; empty if neither."""
+    """How the run differs from one process, or the error that a rank reports; empty if neither."""
     try:
         difference = compare(do(run), expected)
     except AssertionError as error:
         if "in _keep_" in str(error):  # of `mutations`, which must not fail itself
             raise
-        how = told(error)
+        how = told(error) if is_reported(error) or run.before.removeprefix(REMOVE) in DEADLOCKS else ""
     else:
         how = "" if worst(difference) < EXACT else str(difference)
     print(f"{run.before.removeprefix(REMOVE)}: {how or 'UNSEEN'}")
     return how
+
+
+def is_reported(error: AssertionError) -> bool:
+    """Whether results differ or a rank ended with an error of its own: a run that a signal or the limit of the harness
+    ended says nothing about what it computes.
+    """
+    return not isinstance(error, RankError) or re.search(r"^rank \d+ failed:$", str(error), re.MULTILINE) is not None
 
 
 def worst(difference: Difference) -> float:
@@ -63,3 +74,16 @@ def test_no_collective_can_be_left_out(do: Performer, tmp_path: Path, name: str,
     assert len(sites) >= 2, sites
     unseen = [site for site in sites if not noticed(do, replace(run, before=REMOVE + site), expected)]
     assert not unseen
+
+
+def test_neither_a_crash_nor_a_timeout_counts_as_noticed(tmp_path: Path) -> None:
+    run = LAYOUTS[BUILT[0][0]].run(BUILT[0][1], "fp64")
+    for status, counts in ((1 << 8, True), (None, False), (signal.SIGSEGV, False)):
+        error = RankError("case on 2 ranks\n" + complaint(tmp_path, 1, status))
+        assert is_reported(error) == counts
+
+        def fail(_: Run, error: RankError = error) -> Result:
+            raise error
+
+        assert bool(noticed(fail, run, Result(*[[]] * 5, {}, {}, [], []))) == counts
+    assert is_reported(AssertionError("ranks disagree"))
