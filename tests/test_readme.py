@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = [block.splitlines() for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)]
@@ -30,11 +32,27 @@ def test_the_two_commands_are_targets_of_the_makefile():
     assert "test: $(DEVELOP)\n\t$(BIN)/python -m pytest" in makefile
 
 
-def test_the_demo_ends_well(tmp_path):
+SHORTER = """
+import sys
+from dataclasses import replace
+from hornbook.cli.start import demo
+demo.SIZES[0] = replace(demo.SIZES[0], layers=1, width=64, heads=1, steps=80, corpus_bytes=600_000)
+from hornbook.cli.main import main
+sys.exit(main())
+"""
+"""`hornbook` with a model of a ninth of the parameters of xs, on a fifth of its text, for a quarter of its steps."""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [[sys.executable, "-c", SHORTER], pytest.param(["hornbook"], marks=pytest.mark.slow)],
+    ids=["short", "xs"],
+)
+def test_the_demo_ends_well(tmp_path, program):
     """The quickstart at its smallest size: every promise of the film holds."""
     keep = tmp_path / "demo"
     done = subprocess.run(
-        ["hornbook", "quickstart", "--size", "xs", "--keep", str(keep), "--json"],
+        [*program, "quickstart", "--size", "xs", "--keep", str(keep), "--json"],
         check=False,
         capture_output=True,
         text=True,
@@ -57,7 +75,8 @@ def test_your_own_data_in_four_commands(tmp_path):
     """Exactly the README's lines, on this repository's own pages; the environment only shortens the training."""
     texts = tmp_path / "my-texts"
     shutil.copytree(ROOT / "docs", texts)
-    shutil.copytree(ROOT / "src", texts / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for room in ("data", "evals", "files"):
+        shutil.copytree(ROOT / f"src/hornbook/{room}", texts / room, ignore=shutil.ignore_patterns("__pycache__"))
     env = environment(HORNBOOK_SET="train.tokens=16384 eval.tokens=2048 model.layers=1")
     lines = commands(BLOCKS[1])
     assert len(lines) == 4

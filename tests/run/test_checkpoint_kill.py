@@ -8,14 +8,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_killed_runs_end_equal_to_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_killed_runs_end_equal_to_the_uninterrupted_one(
+    tmp_path: Path, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks.reliability import kill
 
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     monkeypatch.setattr(kill, "STEPS", 24)
     monkeypatch.setitem(kill.SETTINGS, "train.tokens", 24 * kill.BATCH)
-    kill.prepare(tmp_path)
+    (tmp_path / "data").symlink_to(tiny_corpus)
     kill.finish(kill.train_command(tmp_path / "data", tmp_path / "reference", kill.SETTINGS))
     inside, anywhere = (kill.attempt(number, tmp_path, 5.0, kill.SETTINGS) for number in (1, 2))
     assert inside.problems == []

@@ -207,14 +207,16 @@ def judge(folder: Path, again: bool, said: str) -> list[str]:
     return problems + [f"litter: {name}" for name in litter]
 
 
-def exhaust(base: Path, again: bool) -> dict[str, Any]:
-    """Every fault at every operation; gives the numbers and what went wrong."""
+def exhaust(base: Path, again: bool, stride: int) -> dict[str, Any]:
+    """Each fault at every operation, or at one of `stride`; gives the numbers and what went wrong."""
     counter = Fault("none", 0)
     assert inject(base / "count", again, counter) == "saved"
     operations = counter.names
     tried, bad = {}, []
-    for kind in ("kill", "torn", "EIO", "ENOSPC", "full", "gone"):
+    for offset, kind in enumerate(("kill", "torn", "EIO", "ENOSPC", "full", "gone")):
         for when, name in enumerate(operations, 1):
+            if (when + offset) % stride:
+                continue
             if kind in ("torn", "ENOSPC", "full") and not name.endswith("+"):
                 continue  # the same as kill or EIO there, or as the next operation that asks for space
             folder = base / f"{kind}-{when}"
@@ -260,51 +262,58 @@ def trace(folder: Path, call: str, fault: str, when: int) -> tuple[str, bool]:
     return ENDS[os.WEXITSTATUS(status)], struck
 
 
-def exhaust_calls(base: Path) -> dict[str, Any]:
-    """Every fault at every system call that can change a directory."""
+def exhaust_calls(base: Path, stride: int) -> dict[str, Any]:
+    """Each fault at every system call that can change a directory, or at one of `stride` of each kind."""
     calls, tried, bad = {}, {}, []
-    for call in ("openat", "fallocate", "write", "pwrite64", "fsync", "rename", "mkdir", "unlinkat"):
-        for fault in ("signal=SIGKILL", "error=EIO", "error=EACCES"):
-            for when in itertools.count(1):
+    for row, call in enumerate(("openat", "fallocate", "write", "pwrite64", "fsync", "rename", "mkdir", "unlinkat")):
+        for column, fault in enumerate(("signal=SIGKILL", "error=EIO", "error=EACCES")):
+            for when in itertools.count(1 + (row + column) % stride, stride):
                 folder = base / f"{call}-{when}"
                 said, struck = trace(folder, call, fault, when)
                 bad += [f"{call} {when} {fault}: {problem}" for problem in judge(folder, False, said)]
                 shutil.rmtree(folder)
                 if not struck:
-                    calls[call] = when - 1
+                    calls[call] = max(when - stride, calls.get(call, 0))
                     break
                 tried[said] = tried.get(said, 0) + 1
     return {"operations": sum(calls.values()), "calls": calls, "tried": tried, "bad": bad}
 
 
-def run_harness(mode: str, folder: Path) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, __file__, str(folder), mode], capture_output=True, text=True, check=False)
+def run_harness(mode: str, folder: Path, stride: int) -> dict[str, Any]:
+    command = [sys.executable, __file__, str(folder), mode, str(stride)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["bad"] == []
     return result
 
 
-@pytest.mark.parametrize("mode", ["new", pytest.param("again", marks=pytest.mark.slow)])
-def test_every_operation_of_a_save_may_fail(tmp_path: Path, mode: str):
-    result = run_harness(mode, tmp_path)
+@pytest.mark.parametrize(
+    ("mode", "stride"),
+    [("new", 3), *(pytest.param(mode, 1, marks=pytest.mark.slow) for mode in ("new", "again"))],
+)
+def test_every_operation_of_a_save_may_fail(tmp_path: Path, mode: str, stride: int):
+    """With a stride each operation is struck by two of the six faults."""
+    result = run_harness(mode, tmp_path, stride)
     assert result["operations"] >= 43
     assert result["tried"].keys() >= {"killed", "saved", "refused", "retried"}
 
 
-def test_every_system_call_of_a_save_may_fail(tmp_path: Path):
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_system_call_of_a_save_may_fail(tmp_path: Path, stride: int):
+    """With a stride each call is struck by one of the three faults."""
     probe = ["strace", "-qq", "-o", str(tmp_path / "log"), "-e", "inject=rmdir:error=EIO", "true"]
     if shutil.which("strace") is None or subprocess.run(probe, check=False, capture_output=True).returncode != 0:
         pytest.skip("strace is not there, or may not trace")
-    result = run_harness("calls", tmp_path)
+    result = run_harness("calls", tmp_path, stride)
     assert min(result["calls"].values()) >= 1
     assert result["calls"]["fsync"] >= 8, "each file, the manifest, both directories and the parent"
     assert result["tried"].keys() >= {"killed", "refused"}
 
 
 if __name__ == "__main__":
-    place = Path("/dev/shm")
+    place, mode, stride = Path("/dev/shm"), sys.argv[2], int(sys.argv[3])
     with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else sys.argv[1]) as scratch:
         target = Path(scratch)
-        found = exhaust_calls(target) if sys.argv[2] == "calls" else exhaust(target, sys.argv[2] == "again")
+        found = exhaust_calls(target, stride) if mode == "calls" else exhaust(target, mode == "again", stride)
         print(json.dumps(found))

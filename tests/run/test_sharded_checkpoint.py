@@ -21,6 +21,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 WORLDS = [(1, "none"), (2, "none"), (3, "everything"), (4, "hybrid"), (2, "optimizer")]
 STEP = "step-00000002"
+GRID = [
+    pytest.param(model, *world, marks=[] if (number + column) % 2 == 0 else pytest.mark.slow)
+    for number, world in enumerate(WORLDS)
+    for column, model in enumerate(MODELS)
+]
+"""Each world with each model; the quick tests take the models in turn."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -46,8 +52,7 @@ def saved(run_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return make
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("world", "layout"), WORLDS[1:])
+@pytest.mark.parametrize(("model", "world", "layout"), GRID[len(MODELS) :])
 def test_any_world_writes_the_bytes_of_one_process(
     saved: Callable[..., Path], model: str, world: int, layout: str
 ) -> None:
@@ -59,8 +64,7 @@ def test_any_world_writes_the_bytes_of_one_process(
     )
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("world", "layout"), WORLDS)
+@pytest.mark.parametrize(("model", "world", "layout"), GRID)
 def test_any_world_reads_what_any_world_wrote(
     saved: Callable[..., Path], run_ranks: Ranks, model: str, world: int, layout: str
 ) -> None:

@@ -12,7 +12,10 @@ from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.control.control import Request, write_request
+from hornbook.run.job import Start
+from hornbook.run.launch.launch import launch
 from hornbook.run.start.init_from import InitFrom
+from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -35,10 +38,13 @@ def tensors(folder: Path, step: int = 12) -> dict[str, bytes]:
     return {path.relative_to(checkpoint).as_posix(): path.read_bytes() for path in checkpoint.rglob("*.safetensors")}
 
 
-@pytest.fixture
-def base(tmp_path: Path, launch_run: Launch) -> Path:
-    assert launch_run(tmp_path / "base", "model.layers=2") == Exit.DONE
-    return tmp_path / "base"
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...]) -> Path:
+    """A trained run. Read only."""
+    folder = tmp_path_factory.mktemp("base") / "run"
+    resolved = resolve(None, (*tiny_settings, "model.layers=2"), environ={})
+    assert launch(resolved, RunDir(folder), Start()) == Exit.DONE
+    return folder
 
 
 @pytest.mark.parametrize("kind", STEPS)

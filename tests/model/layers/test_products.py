@@ -1,5 +1,6 @@
 """Products of narrow types: widened ones are the narrow ones up to a rounding, forward and backward."""
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,7 +20,7 @@ Product = Callable[..., Tensor]
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     """What this CPU is fast at is remembered by the process."""
-    remembered = choose_precision, precision.bf16_ratio, products._multiplies
+    remembered = choose_precision, precision.bf16_ratio, products._ask_cpu
     for each in remembered:
         each.cache_clear()
     yield
@@ -111,6 +112,13 @@ def test_a_capability_is_settled_by_a_measurement(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(precision, "bf16_ratio", lambda _device: ratio)
     assert choose_precision(CPU).precision == chosen
     assert is_widened(torch.ones(1, dtype=torch.bfloat16)) == (chosen == "fp32")
+
+
+def test_compiled_code_takes_the_answer_and_does_not_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the measurement is traced: a clock would break the graph."""
+    monkeypatch.setattr(products, "choose_precision", lambda _device: Choice("fp32", f"{time.perf_counter()}"))
+    compiled = torch.compile(is_widened, backend="eager", fullgraph=True)
+    assert [compiled(torch.ones(1, dtype=dtype)) for dtype in (torch.bfloat16, torch.float32)] == [True, False]
 
 
 def test_measuring_leaves_the_threads_as_they_were() -> None:

@@ -105,8 +105,9 @@ def test_any_number_of_workers_writes_the_same_bytes(make_data: Callable[[str], 
     assert trees[0] == trees[1]
 
 
+@pytest.mark.parametrize("stride", [11, pytest.param(1, marks=pytest.mark.slow)])
 def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
-    make_data: Callable[[str], Path], read_tree: Tree, monkeypatch: pytest.MonkeyPatch
+    make_data: Callable[[str], Path], read_tree: Tree, monkeypatch: pytest.MonkeyPatch, stride: int
 ):
     real = os.replace
     calls = 0
@@ -122,7 +123,7 @@ def test_stopped_at_every_rename_it_goes_on_to_the_same_bytes(
         tokenize(whole, CONFIG, workers=1)
     expected, points = read_tree(whole), calls
     assert points > 40
-    for point in range(1, points, 5):
+    for point in range(1, points, stride):
         with killed_at_rename(point):
             tokenize(data, CONFIG, workers=1)
         assert not (data / "tokens" / "index.json").exists()

@@ -23,9 +23,14 @@ def is_widened(x: Tensor) -> bool:
     return x.device.type == "cpu" and not _multiplies(x.dtype)
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # else torch.compile traces what is cached, the measurement included
 def _multiplies(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies numbers of a type itself, no slower than float32."""
+    return _ask_cpu(dtype)
+
+
+@functools.cache
+def _ask_cpu(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return choose_precision(torch.device("cpu")).precision == "bf16"
     return dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()
