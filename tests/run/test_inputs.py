@@ -39,17 +39,16 @@ def kernels(folder: Path) -> dict[str, int]:
 
 
 def test_cold_together_then_warm_then_damaged(tmp_path: Path, tiny_settings: tuple[str, ...]):
-    words = (*tiny_settings, "model.mlp=mlp")  # two kernels fewer to compile
-    together = [start(tmp_path, name, words) for name in ("one", "two")]
+    together = [start(tmp_path, name, tiny_settings) for name in ("one", "two")]
     told = [end(each) for each in together]
     assert any("compiling kernels (once)" in each for each in told)  # one that comes late may find all there
     cold = kernels(tmp_path)
     assert any("norm._backward_kernel" in name for name in cold)
-    assert "compiling" not in end(start(tmp_path, "warm", words))
+    assert "compiling" not in end(start(tmp_path, "warm", tiny_settings))
     assert kernels(tmp_path) == cold
     damaged = next(path for path in (tmp_path / "kernels").rglob("*softmax._cross_entropy_kernel*"))
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    end(start(tmp_path, "mended", words))
+    end(start(tmp_path, "mended", tiny_settings))
     mended = kernels(tmp_path)
     assert {name for name in mended if mended[name] != cold.get(name)} == {damaged.name}
     assert (
