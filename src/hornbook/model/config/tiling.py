@@ -8,7 +8,7 @@ WIDE = 512
 """Queries per tile where all see all keys of their row, so that small tiles would save nothing."""
 KEY_STEP = 64
 """A tile's first key is a multiple of this, and one past its last too, unless the keys end before."""
-KEPT = 16
+KEPT = 7
 """Probabilities are kept for backward if they are at most this many times as large as the queries."""
 
 
