@@ -246,7 +246,8 @@ with RunLock(RunDir(sys.argv[1])):
             os.kill(child, signal.SIGKILL)
 
 
-def test_lock_of_another_host_is_refused_without_proof_of_death(tmp_path: Path):
+def test_lock_of_another_host_is_refused_without_proof_of_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hornbook.files.run_lock.LOCAL_DISKS", ())
     run = RunDir(tmp_path).create()
     run.lock.write_text(json.dumps({"host": "elsewhere", "pid": 7, "boot": "b", "started": "1", "since": 0}))
     with pytest.raises(InUseError, match=r"process 7 on elsewhere.*delete"), RunLock(run):

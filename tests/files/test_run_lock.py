@@ -30,6 +30,7 @@ run_lock.RENEW_SECONDS, run_lock.LEASE_SECONDS, run_lock.SETTLE_SECONDS = 0.1, 1
 run_lock._POLL_SECONDS = run_lock._CHECK_SECONDS = 0.05
 run_lock._boot_id = lambda: sys.argv[2]
 run_lock.fcntl.flock = lambda *_: None
+run_lock.LOCAL_DISKS = ()
 run = RunDir(sys.argv[1])
 try:
     with run_lock.RunLock(run, expires=True):
@@ -50,6 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     """A run directory, whose locks expire in a moment."""
     for name, seconds in {"RENEW": 0.05, "LEASE": 0.6, "SETTLE": 0.15, "_POLL": 0.02, "_CHECK": 0.0}.items():
         monkeypatch.setattr(run_lock, f"{name}_SECONDS", seconds)
+    monkeypatch.setattr(run_lock, "LOCAL_DISKS", ())
     return RunDir(tmp_path).create()
 
 
@@ -156,6 +158,18 @@ def test_a_container_on_this_machine_is_no_other_machine(run: RunDir):
     run.lock.write_text(json.dumps(run_lock.process_identity(os.getpid()) | {"host": "3f1c", "since": 0}))
     with RunLock(run) as lock:
         assert lock.previous is not None
+
+
+def test_on_a_disk_of_this_machine_alone_a_lock_without_an_flock_is_of_a_dead_process(tmp_path: Path):
+    """After a power cut the machine has another boot id; a copy of a run names the machine it came from."""
+    run = RunDir(tmp_path).create()
+    foreign(run)
+    if not run_lock._is_local(run.lock):
+        pytest.skip("the folder of the tests is on a file system that other machines may use")
+    begun = time.monotonic()
+    with RunLock(run, expires=True) as lock:
+        assert lock.previous is not None
+    assert time.monotonic() - begun < run_lock.LEASE_SECONDS
 
 
 @pytest.mark.slow

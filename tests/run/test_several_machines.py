@@ -114,7 +114,7 @@ def test_a_machine_that_takes_the_place_of_a_lost_one_joins_when_the_others_have
     lost.wait()
     assert first.wait() == Exit.RESUMABLE, first.text
     run.lock.write_text('{"host": "elsewhere", "pid": 7, "boot": "b", "started": "1", "since": 0.0, "beat": 3}')
-    again = pod(0, run_lock__LEASE_SECONDS=0.5, run_lock__SETTLE_SECONDS=0.1)
+    again = pod(0, run_lock__LEASE_SECONDS=0.5, run_lock__SETTLE_SECONDS=0.1, run_lock__LOCAL_DISKS=[])
     assert [again.wait(), successor.wait()] == [Exit.DONE] * 2, again.text + successor.text
     assert f"took over {run.path} from process 7 on elsewhere" in again.text
     assert "restored from" in run.log.read_text()

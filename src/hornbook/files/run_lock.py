@@ -35,6 +35,8 @@ SETTLE_SECONDS = 2 * RENEW_SECONDS
 """Wait after a lock was taken over: an owner that lives, or another process that took it over too, shows by then."""
 SERVER_SECONDS = 120.0
 """Longest wait for a file server to drop the flock of a machine that is gone: a lease of NFS is 90 s."""
+LOCAL_DISKS = ("apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "overlay", "tmpfs", "xfs", "zfs")
+"""File systems that one machine has to itself: whoever locks a file there is seen."""
 _CHECK_SECONDS = 1.0
 _POLL_SECONDS = 0.5
 
@@ -56,9 +58,10 @@ class _Owner(FileRecord):
 class RunLock:
     """Ownership of a run directory: an flock, and a file that names the owner.
 
-    The system releases the flock of a killed process, and processes of one kernel see the flocks of each other: there
-    a second process gets an InUseError that names the owner, at once. Over a network file system an flock may be
-    invisible. An owner on another machine is refused, unless its lock `expires`: it renews that every RENEW_SECONDS,
+    The system releases the flock of a killed process. Processes of one kernel, and whoever uses a local disk, see the
+    flocks of each other: there a second process gets an InUseError that names the owner, at once. Over a network file
+    system an flock may be invisible.
+    An owner on another machine is refused, unless its lock `expires`: it renews that every RENEW_SECONDS,
     and whoever wants it watches, by its own clock alone. If the lock is renewed, InUseError; if it is not for
     LEASE_SECONDS, it is taken over, and a line on stderr says so. An owner that could not run for so long learns it
     from `RunDir.check`, before it writes more.
@@ -83,7 +86,7 @@ class RunLock:
             self.previous = self._acquire()
             self._owner = process_identity(os.getpid()) | {"since": time.time()}
             self._write()
-            if self.previous and not _seen_here(self.previous):
+            if self.previous and not self._is_seen(self.previous):
                 self._settle()
         except BaseException:
             self._drop()
@@ -143,7 +146,7 @@ class RunLock:
             with storage_errors(self._path):
                 held = self._flock()
             owner, seconds = self._read(), time.monotonic() - started
-            if not owner or _seen_here(owner):
+            if not owner or self._is_seen(owner):
                 if held:
                     return owner
                 if not owner or is_alive(owner) is not False or seconds > ORPHAN_SECONDS:
@@ -158,6 +161,10 @@ class RunLock:
             if seconds > LEASE_SECONDS + SERVER_SECONDS:
                 self._refuse(owner, "which is silent, but the file server still holds its flock; start again later")
             time.sleep(_POLL_SECONDS)
+
+    def _is_seen(self, owner: Mapping[str, Any]) -> bool:
+        """Whether the owner, if it lives, holds an flock that is seen here."""
+        return _seen_here(owner) or _is_local(self._path)
 
     def _watch(self, owner: dict[str, Any]) -> dict[str, Any]:
         if "beat" not in owner:
@@ -252,6 +259,15 @@ def _seen_here(owner: Mapping[str, Any]) -> bool:
     """Whether the owner runs under this kernel, where its flock is seen (in a container too, whatever its name)."""
     boot = _boot_id()
     return owner.get("boot") == boot if boot else owner.get("host") == socket.gethostname()
+
+
+def _is_local(path: Path) -> bool:
+    """Whether a file is on a disk that no other machine uses; False where it cannot be known."""
+    folders = {path.resolve(), *path.resolve().parents}
+    with suppress(OSError, psutil.Error):
+        found = [each for each in psutil.disk_partitions(all=True) if Path(each.mountpoint) in folders]
+        return bool(found) and max(found, key=lambda each: len(each.mountpoint)).fstype in LOCAL_DISKS
+    return False
 
 
 def process_identity(pid: int) -> dict[str, Any]:
