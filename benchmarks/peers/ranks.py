@@ -111,7 +111,7 @@ def begin(spec: dict, world: World) -> Step:
     own = {"ours": ours, "bare": bare}
     if spec["loop"] in own:
         return own[spec["loop"]](spec, world)
-    sys.path.append(spec["home"])  # what both have is taken from this environment
+    sys.path += [spec["home"]] if spec["home"] else []  # last: what both have is taken from this environment
     return importlib.import_module(f"benchmarks.peers.ranks_{spec['loop']}").begin(spec, world)
 
 

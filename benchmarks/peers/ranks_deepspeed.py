@@ -1,4 +1,10 @@
-"""The step of DeepSpeed's engine around the same model: `deepspeed.initialize` with ZeRO stage 0, 1, 2 or 3 on gloo."""
+"""The step of DeepSpeed's engine around the same model: `deepspeed.initialize` with ZeRO stage 0, 1, 2 or 3 on gloo.
+
+    pip install --no-deps --no-build-isolation --target FOLDER deepspeed==0.19.8 einops hjson msgpack ninja py-cpuinfo
+    export BENCH_DEEPSPEED=FOLDER
+
+Stage 0 is data parallelism. It is no part of the environment, and brings no torch of its own.
+"""
 
 import os
 from collections.abc import Callable

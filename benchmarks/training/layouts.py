@@ -7,7 +7,9 @@ Cells are families x layouts x precisions: 20 steps of tiny models whose sizes d
 forked ranks of one thread. A layout that a recipe would be refused with is told with the reason. Results are written
 after each cell; the command goes on where it stopped, unless the code has changed since. `--seconds N` stops it at the
 end of the cell that is under way then. `--quick`: two ranks, three steps, float64; nothing is written. `--overhead`:
-times alone, of a step of the 13M LLaMA shape, all contenders in turn.
+times alone, of a step of the 13M LLaMA shape, all contenders in turn: torch's wrappers, and DeepSpeed and torchtitan
+where `BENCH_DEEPSPEED` and `BENCH_TORCHTITAN` name their folders (`benchmarks/peers/ranks_*.py` say how to make them).
+ColossalAI 0.5.0 is not among them: it does not run without a GPU.
 """
 
 import argparse
@@ -18,14 +20,17 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from benchmarks import report
-from benchmarks.contenders.processes import Contender, Process, interleave
+from benchmarks.contenders import peers_here
+from benchmarks.contenders.processes import Answers, Contender, Process, interleave
 from benchmarks.contenders.shapes import SHAPES, make_weights
+from benchmarks.training.layouts_page import peers_of
 from tests.parallel.layouts import FIGURES, LAYOUTS, Layout, examine, refusal
 from tests.parallel.trajectory import Result, Run, perform
 from tests.ranks import RankServer
@@ -127,11 +132,23 @@ ONE = "one process, two threads"
 MIXTURE = {"mlp": {"kind": "experts", "count": 8, "active": 2, "hidden": 512}}
 EXPERTS = ", mixture of experts"
 FULLY = "ZeRO-3, data 2"
-PEERS: dict[str, tuple[str, Figures]] = {
-    "data 2": ("torch's DDP", {"loop": "bare"}),
-    FULLY: ("torch's fully_shard", {"loop": "bare", "shard": "everything"}),
+DEGREES = {"data_parallel_shard_degree": 1, "tensor_parallel_degree": 2}
+TENSOR: Figures = {"loop": "torchtitan", "micro_batch": 8}
+LOSSES_APART = {"fp32": 1e-4, "bf16": 0.02}
+"""By precision: most that losses of contenders may differ, nats."""
+PEERS: dict[str, list[tuple[str, Figures]]] = {
+    "data 2": [("torch's DDP", {"loop": "bare"}), ("DeepSpeed", {"loop": "deepspeed", "stage": 0})],
+    "ZeRO-1, data 2": [("DeepSpeed", {"loop": "deepspeed", "stage": 1})],
+    "ZeRO-2, data 2": [("DeepSpeed", {"loop": "deepspeed", "stage": 2})],
+    FULLY: [
+        ("torch's fully_shard", {"loop": "bare", "shard": "everything"}),
+        ("DeepSpeed", {"loop": "deepspeed", "stage": 3}),
+        ("torchtitan", {"loop": "torchtitan", "degrees": {"data_parallel_shard_degree": 2}}),
+    ],
+    "tensor 2": [("torchtitan", TENSOR | {"degrees": DEGREES | {"enable_sequence_parallel": False}})],
+    "tensor 2 + sequence": [("torchtitan", TENSOR | {"degrees": DEGREES})],
 }
-"""Layout -> the plain loop that divides the same."""
+"""Layout -> loops that divide the same: plain ones, and those of libraries."""
 
 
 def contenders() -> dict[str, Figures]:
@@ -149,36 +166,60 @@ def contenders() -> dict[str, Figures]:
     return found | {f"{FULLY}, reshard = false": found[FULLY] | {"axes": kept}}
 
 
-def beside(name: str) -> dict[str, Figures]:
-    """What a layout is compared with in its rounds: one process, and a plain loop where one divides the same."""
-    found = {ONE: ALONE | ({"model": MIXTURE} if name.endswith(EXPERTS) else {})}
-    return found | ({PEERS[name][0]: PAIR | PEERS[name][1]} if name in PEERS else {})
+def missing(loop: str) -> str:
+    """Why the library of a loop is not there; "": it is, or the loop needs none."""
+    return peers_here.find(loop).missing if loop in peers_here.PEERS else ""
+
+
+def beside(name: str) -> Iterator[dict[str, Figures]]:
+    """What a layout is compared with: one process and two loops that divide the same, for each two that are here."""
+    alone = {ONE: ALONE | ({"model": MIXTURE} if name.endswith(EXPERTS) else {})}
+    here = [(peer, PAIR | own) for peer, own in PEERS.get(name, []) if not missing(own["loop"])]
+    for begin in range(0, max(len(here), 1), 2):
+        yield alone | dict(here[begin : begin + 2])
+
+
+def answers_of(named: Mapping[str, Figures], spec: Figures, rounds: int) -> Answers:
+    """Of all contenders in turn; RuntimeError where their losses show that they do not train the same."""
+    contenders = {name: Contender(name, COMMAND, home=home_of(own["loop"])) for name, own in named.items()}
+    answers = interleave([Process(each, spec | named[name]) for name, each in contenders.items()], rounds, 1)
+    losses = {name: found[-1]["losses"][-1] for name, found in answers.items()}
+    if max(losses.values()) - min(losses.values()) > LOSSES_APART[spec["precision"]]:
+        raise RuntimeError(f"losses differ: {losses}")
+    return answers
+
+
+def home_of(loop: str) -> str:
+    """The folder of a library that is not installed."""
+    return peers_here.find(loop).home if loop in peers_here.PEERS else ""
+
+
+def measure_layout(name: str, own: Figures, spec: Figures, rounds: int) -> Figures:
+    """Seconds of a step, and the median over rounds of how many times as long as the others' it is."""
+    found: Figures = {"over_peers": {}, "losses": {}}
+    for others in beside(name):
+        answers = answers_of({name: own, **others}, spec, rounds)
+        seconds = {each: [answer["seconds"] for answer in given[1:]] for each, given in answers.items()}
+        over = {
+            each: statistics.median(a / b for a, b in zip(seconds[name], seconds[each], strict=True)) for each in others
+        }
+        found["over_one_process"] = over.pop(ONE)
+        found["over_peers"] |= over
+        found["losses"] |= {each: given[-1]["losses"][-1] for each, given in answers.items()}
+        found["seconds"] = statistics.median(seconds[name])
+        found["peak_bytes"] = answers[name][-1]["peak_bytes"]
+        found["peak_over_one_process"] = found["peak_bytes"] / answers[ONE][-1]["peak_bytes"]
+    return found
 
 
 def overhead(precision: str, rounds: int) -> Figures:
-    """Seconds of a step, and the median over rounds of how many times as long as the others' it is, by layout.
-
-    Few contenders at a time: each holds a model and its state.
-    """
+    """What a step of each layout costs. Few contenders at a time: each holds a model and its state."""
     found: Figures = {}
     with tempfile.TemporaryDirectory() as folder:
         spec = {"shape": SHAPE, "precision": precision, **make_weights(Path(folder), SHAPE)}
         for name, own in contenders().items():
-            named = {name: own, **beside(name)}
-            processes = [Process(Contender(each, COMMAND), spec | settings) for each, settings in named.items()]
-            answers = interleave(processes, rounds, 1)
-            mine, *others = ([answer["seconds"] for answer in answers[each][1:]] for each in named)
-            over = [statistics.median(a / b for a, b in zip(mine, other, strict=True)) for other in others]
-            peaks = [answers[each][-1]["peak_bytes"] for each in named]
-            found[name] = {
-                "seconds": statistics.median(mine),
-                "over_one_process": over[0],
-                "over_peer": over[1] if over[1:] else None,
-                "peak_bytes": peaks[0],
-                "peak_over_one_process": peaks[0] / peaks[1],
-                "losses": [answers[each][-1]["losses"][-1] for each in named],
-            }
-            print(f"{precision}, {name}: {over}", flush=True)
+            each = found[name] = measure_layout(name, own, spec, rounds)
+            print(f"{precision}, {name}: {each['over_one_process']:.3f} {peers_of(each)}", flush=True)
     return found
 
 
@@ -200,13 +241,14 @@ def run(quick: bool = False, seconds: float = float("inf"), timed: bool = True, 
     print(report.table([str(each) for each in header], rows))
     if timed and done:
         rounds = 2 if quick else 7
+        libraries = {own["loop"] for each in PEERS.values() for _, own in each}
+        print(*(f"{loop}: {missing(loop)}" for loop in sorted(libraries) if missing(loop)), sep="\n")
         figures["overhead"] = {precision: overhead(precision, rounds) for precision in ("fp32", "bf16")[: 2 - quick]}
         for precision, found in figures["overhead"].items():
-            columns = ("seconds", "over_one_process", "over_peer", "peak_over_one_process")
-            table = [
-                [name, *("" if each[key] is None else each[key] for key in columns)] for name, each in found.items()
-            ]
-            print(report.table([precision, "s a step", "x one process", "x torch's loop", "peak x one's"], table))
+            columns = ("seconds", "over_one_process", "peak_over_one_process")
+            table = [[name, *(each[key] for key in columns), peers_of(each)] for name, each in found.items()]
+            header = [precision, "s a step", "x one process", "peak x one's", "x other loops'"]
+            print(report.table(header, table))
     if not quick:
         print(f"written: {report.write('layouts', figures)}")
     if not done:

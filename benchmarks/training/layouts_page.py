@@ -65,7 +65,7 @@ def _overhead(found: dict[str, Any]) -> list[str]:
     lines = []
     for precision, times in found.items():
         rows = [
-            (name, *(each[key] or "" for key in ("seconds", "over_one_process", "over_peer", "peak_over_one_process")))
+            (name, *(each[key] for key in ("seconds", "over_one_process", "peak_over_one_process")), peers_of(each))
             for name, each in times.items()
         ]
         lines += [
@@ -73,11 +73,18 @@ def _overhead(found: dict[str, Any]) -> list[str]:
             "",
             "A step of the 13M LLaMA shape (8 rows of 512 tokens; mixture: 8 experts of 512, 2 active) on two",
             "ranks of one thread, beside one process of two threads; medians of rounds in which each takes one step in",
-            "turn. Torch's: a plain loop around the same model, with DDP or fully_shard. Peak: resident memory of the",
-            "first rank, torch's own share included, over that of the one process.",
-            *rows_of(["", "s a step", "x one process", "x torch's loop", "peak x one process"], rows),
+            "turn. Peak: resident memory of the first rank, torch's own share included, over that of the one process.",
+            "Other loops: a plain one around the same model with DDP or fully_shard, DeepSpeed's engine around it with",
+            "the same ZeRO stage, and torchtitan's step of its own Llama with the same weights; each with how many",
+            "times as long as its step ours is. ColossalAI 0.5.0 does not run without a GPU.",
+            *rows_of(["", "s a step", "x one process", "peak x one process", "x other loops"], rows),
         ]
     return lines
+
+
+def peers_of(found: dict[str, Any]) -> str:
+    """The other loops, with how many times as long as theirs a step is."""
+    return ", ".join(f"{peer} {over:.3g}" for peer, over in found["over_peers"].items())
 
 
 SECTIONS = (layouts,)
