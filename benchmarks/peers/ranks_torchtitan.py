@@ -5,7 +5,7 @@ r"""The step of torchtitan's training loop on its own Llama of the shape: FSDP2 
     export BENCH_TORCHTITAN=FOLDER
 
 No compilation and no checkpointing of activations, as everywhere in the table. With weights that are tied it refuses
-pipelines. Its backend "spmd_types" hands plain tensors to torch's fully_shard, which torch 2.13 refuses, so it is set to
+pipelines. Its backend "spmd_types" hands plain tensors to torch's fully_shard, which torch 2.13 refuses: it is set to
 "partial_dtensor".
 """
 
