@@ -4,8 +4,11 @@
     BENCH_NANOGPT=FOLDER              a checkout of nanoGPT
     BENCH_NANOCHAT=FOLDER             a checkout of nanochat
 
-(and likewise TORCHTITAN, MODDED_NANOGPT). `..._PYTHON` names the interpreter of any of them, by default this one. What
-is not there is left out, and the tables say so.
+    BENCH_DEEPSPEED=FOLDER            one that `pip install --no-deps --target FOLDER` made
+    BENCH_TORCHTITAN=FOLDER           the same
+
+(and likewise MODDED_NANOGPT). `..._PYTHON` names the interpreter of any of them, by default this one. What is not there
+is left out, and the tables say so.
 """
 
 import os
@@ -24,7 +27,7 @@ class Peer:
     modules: tuple[str, ...]
     """What its contender imports from the interpreter."""
     file: str = ""
-    """A file of its folder; "": it is installed."""
+    """A file of its folder; "": it is installed, in a folder of its own if the environment names one."""
 
     @property
     def variable(self) -> str:
@@ -39,6 +42,7 @@ PEERS = {
         Peer("nanoGPT", ("torch",), "model.py"),
         Peer("nanochat", ("torch",), "nanochat/gpt.py"),
         Peer("torchtitan", ("torchtitan",)),
+        Peer("deepspeed", ("deepspeed",)),
         Peer("modded-nanogpt", ("torch",), "train_gpt.py"),
         Peer("accelerate", ("accelerate",)),
     )
@@ -63,19 +67,21 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
         return Found(python, missing=f"not here: {peer.variable} names no folder")
     if peer.file and not (Path(home) / peer.file).is_file():
         return Found(python, missing=f"not here: the folder of {peer.variable} has no {peer.file}")
-    version = _version(python, peer.modules)
+    version = _version(python, peer.modules, home)
     if version is None:
         named = f"the interpreter of {peer.variable}_PYTHON" if f"{peer.variable}_PYTHON" in environ else "this one"
+        named = f"the folder of {peer.variable}" if home and not peer.file else named
         return Found(python, missing=f"not here: {named} has no {' or '.join(peer.modules)}")
-    return Found(python, home, _commit(home) if home else version)
+    return Found(python, home, _commit(home) if peer.file else version)
 
 
-def _version(python: str, modules: tuple[str, ...]) -> str | None:
-    """Of the first module's distribution; None where one of them is missing."""
+def _version(python: str, modules: tuple[str, ...], home: str) -> str | None:
+    """Of the first module's distribution; None where one of them is missing there and in the folder."""
     code = "import sys, importlib.util as u, importlib.metadata as m; sys.exit(1) if None in map(u.find_spec, "
     code += "sys.argv[1:]) else print(m.version(sys.argv[1]))"
     try:
-        answer = subprocess.run([python, "-c", code, *modules], capture_output=True, text=True, check=False)
+        words, folders = [python, "-c", code, *modules], {**os.environ, "PYTHONPATH": home}
+        answer = subprocess.run(words, capture_output=True, text=True, check=False, env=folders if home else None)
     except OSError:
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None

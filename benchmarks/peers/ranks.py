@@ -1,10 +1,12 @@
-"""Contender on several ranks: our Engine, or a bare loop over torch's DDP or fully_shard around the same model.
+"""Contender on several ranks: our Engine, a bare loop over torch's DDP or fully_shard, or the loop of a library.
 
-Usage: python -m benchmarks.peers.ranks '{"loop": "ours" or "bare", "world": 2, "shard": "none", ...}'. Rank 0 is this
-process's first child and answers requests; the others learn of them from it.
+Usage: python -m benchmarks.peers.ranks '{"loop": "ours", "world": 2, "shard": "none", ...}'. `loop` is "ours", "bare",
+or the name of a library whose step is in ranks_NAME.py; the library lies in the folder `home`. Rank 0 is this process's
+first child and answers requests; the others learn of them from it.
 """
 
 import functools
+import importlib
 import json
 import os
 import sys
@@ -104,12 +106,21 @@ def bare(spec: dict, world: World) -> Step:
     return step
 
 
+def begin(spec: dict, world: World) -> Step:
+    """The step of the loop that is asked for."""
+    own = {"ours": ours, "bare": bare}
+    if spec["loop"] in own:
+        return own[spec["loop"]](spec, world)
+    sys.path += [spec["home"]] if spec["home"] else []  # last: what both have is taken from this environment
+    return importlib.import_module(f"benchmarks.peers.ranks_{spec['loop']}").begin(spec, world)
+
+
 def rank_main(spec: dict, rank: int, folder: str) -> None:
     """One rank: all make the same steps; rank 0 times them."""
     size = spec["world"]
     place = RankInfo(rank, size, rank, functools.partial(FileStore, f"{folder}/store", size))
     with distributed(parallel_of(spec), TrainConfig(device="cpu", threads=spec["threads"]), place) as world:
-        step = (ours if spec["loop"] == "ours" else bare)(spec, world)
+        step = begin(spec, world)
         request = torch.zeros(1, dtype=torch.int64)
         world.set_timeout(3600.0)  # the others wait here while other contenders have their turn
 

@@ -13,7 +13,6 @@ Memory is the largest resident set of each process, and what of it is above weig
 """
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -132,10 +131,8 @@ def cases(shape: str | None, precision: str | None) -> list[tuple[str, str]]:
 
 def known() -> dict[str, Any]:
     """Cases on file that this machine measured: a run of some cases keeps the others."""
-    path = report.RESULTS / f"throughput{'-avx2' if cpus.kind() == 'avx2' else ''}.json"
-    before = json.loads(path.read_text()) if path.exists() else {"machine": {}}
-    same = {**before["machine"], "date": ""} == {**report.machine(), "date": ""}
-    return before["cases"] if same and "note" not in before else {}
+    found = report.known(f"throughput{'-avx2' if cpus.kind() == 'avx2' else ''}")
+    return {} if "note" in found else found.get("cases", {})
 
 
 def run(quick: bool = False, shape: str | None = None, precision: str | None = None) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from tests.parallel import families, odd
 from tests.ranks import LIMIT_SECONDS
 
 VOCAB, ROWS, SEED = 96, 2, 5
+RATE = 3e-3
 CLIP = 0.5
 """Below every norm of these runs, so that clipping always bites."""
 CLIPS = {
@@ -227,11 +228,12 @@ def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
 def compare(found: Result, expected: Result) -> Difference:
     """How far one run is from another.
 
-    A parameter whose largest weight is below 1e-6 is measured against 1e-6. Some have no gradient but rounding errors:
-    the bias of keys adds the same to all scores of a query, which the softmax takes away. They begin at zero and stay
-    near it, so that relative to their own size two runs differ by 100 % and more.
+    A parameter whose largest weight is below the learning rate, by which a step moves weights, is measured against
+    that. Some have no gradient but rounding errors: the bias of keys adds the same to all scores of a query, which the
+    softmax takes away. They begin at zero and stay near it, so that relative to their own size two runs differ by 100 %
+    and more.
     """
-    weights = _deviations(found.weights, expected.weights, 1e-6)
+    weights = _deviations(found.weights, expected.weights, RATE)
     largest = max((float(each.abs().max()) for each in expected.gradients.values()), default=1.0)
     gradients = _deviations(found.gradients, expected.gradients, 1e-6 * largest)
     worst = max(gradients, key=lambda name: gradients[name], default="")
@@ -308,7 +310,7 @@ def train_steps(engine: Engine, run: Run, world: World, gradients: Path) -> dict
 
     Gradients of the first step go to a file.
     """
-    config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": 3e-3, **run.settings})
+    config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": RATE, **run.settings})
     shapes = engine.shapes
     roles = parameter_roles(engine.model)
     engine.penalties.names = decaying(roles, config)
