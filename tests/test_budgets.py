@@ -18,7 +18,7 @@ ROOM_LINES = {
     "cli": 5_650,
     "data": 4_650,
     "evals": 850,
-    "files": 1_550,
+    "files": 1_580,
     "kernels": 1_050,
     "model": 13_150,
     "optim": 3_800,
