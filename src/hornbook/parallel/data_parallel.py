@@ -115,17 +115,11 @@ class Replicated(SingleProcess):
         return norm_of_shards(self.shards, gradients, self._world)
 
     def measure_local(self) -> bool:
-        self._sums.norms = None if self._exact else []
-        return not self._exact
+        self._sums.measures = not self._exact
+        return self._sums.measures
 
     def local_norm(self) -> Tensor:
-        assert self._sums.norms, "it is not measured"
-        return torch.linalg.vector_norm(torch.stack(self._sums.norms))
-
-    def zero_gradients(self) -> None:
-        super().zero_gradients()
-        if self._sums.norms is not None:
-            self._sums.norms.clear()
+        return self._sums.local_norm()
 
 
 def _exact_sum_(gradients: list[Tensor], world: World, axes: tuple[Axis, ...]) -> None:

@@ -22,7 +22,7 @@ from hornbook.parallel.world import Axis, World, others, wide_axes
 BUCKET_MB = 25.0
 """MiB of gradients of a bucket where `parallel.bucket_mb` says nothing."""
 LATE = {"encoder": 1, "entrance": 2, "bias": 2, "positions": 2, "embedding": 2}
-"""Parts of a model whose gradients are complete behind those of the blocks and the head, the last ones last."""
+"""Parts of a model whose gradients are complete behind those of decoder and head: the encoder's, then what is below."""
 
 
 @dataclass
@@ -30,11 +30,14 @@ class _Bucket:
     """Gradients of one dtype that cross the same axes in one call."""
 
     axes: tuple[Axis, ...]
+    flow: Flow
     parameters: list[nn.Parameter] = field(default_factory=list)
     arrived: int = 0
     """Gradients that are complete."""
-    sums: torch.futures.Future[Any] | None = None
+    sums: torch.futures.Future[Tensor] | None = None
     """Done when the gradients are sums; None before the launch."""
+    norm: Tensor | None = None
+    """Of this rank's gradients, where it is measured."""
 
     @property
     def num_bytes(self) -> int:
@@ -55,13 +58,13 @@ class GradientSums:
         self._launched = 0
         self.is_last = False
         """Whether the backward pass under way completes the gradients; read by `launch_early` alone."""
-        self.norms: list[Tensor] | None = None
-        """Of this rank's gradients in each bucket of the step; None: not measured."""
+        self.measures = False
+        """Whether `local_norm` is measured."""
 
     def launch_early(self) -> None:
         """From now on launch each bucket in the backward pass, as soon as it and those before it are complete.
 
-        For models whose forward and backward passes have no collectives, which ranks might launch in another order.
+        Not where a backward pass has collectives of its own: ranks might launch these and those in another order.
         """
         for bucket in self._buckets:
             for parameter in bucket.parameters:
@@ -86,7 +89,7 @@ class GradientSums:
                 self._launch(bucket)
             for bucket in self._buckets:
                 assert bucket.sums is not None
-                with self._world.clock.waiting(self._flow(bucket)):
+                with self._world.clock.waiting(bucket.flow):
                     bucket.sums.wait()
                 bucket.arrived, bucket.sums = 0, None
         self._launched = 0
@@ -95,24 +98,24 @@ class GradientSums:
         """Begin to sum a bucket; its gradients are views of one tensor from here on."""
         self._launched += 1
         flat = _flatten(bucket.parameters)
-        if self.norms is not None:
-            self.norms.append(torch.linalg.vector_norm(flat, dtype=torch.float32))
-        sums, flow = _crossing(flat, compress=self._compress), self._flow(bucket)
-        sent = sent_bytes(flow[1], sums.nbytes, self._world.axis_size(bucket.axes))
-        ended = self._world.clock.traffic.launch(*flow, sent)
+        if self.measures:
+            bucket.norm = torch.linalg.vector_norm(flat, dtype=torch.float32)
+        sums = _crossing(flat, compress=self._compress)
+        sent = sent_bytes("all-reduce", sums.nbytes, self._world.axis_size(bucket.axes))
+        ended = self._world.clock.traffic.launch(*bucket.flow, sent)
         work = dist.all_reduce(sums, group=self._world.group(bucket.axes), async_op=True)
         assert work is not None
 
-        def take(future: torch.futures.Future[Any]) -> None:
+        def take(future: torch.futures.Future[Any]) -> Tensor:
             future.value()  # raises the error of a lost rank; the sum is in place
             ended()
-            if sums is not flat:
-                flat.copy_(sums)
+            return flat if sums is flat else flat.copy_(sums)  # a GPU's stream waits for what is returned
 
         bucket.sums = work.get_future().then(take)
 
-    def _flow(self, bucket: _Bucket) -> Flow:
-        return self._world.axes_name(bucket.axes), "all-reduce"
+    def local_norm(self) -> Tensor:
+        """L2 norm of this rank's gradients before the sums of the newest step."""
+        return torch.linalg.vector_norm(torch.stack([each.norm for each in self._buckets if each.norm is not None]))
 
 
 def _buckets(shards: Mapping[str, ParameterShard], world: World, axes: tuple[Axis, ...], most: float) -> list[_Bucket]:
@@ -126,7 +129,7 @@ def _buckets(shards: Mapping[str, ParameterShard], world: World, axes: tuple[Axi
             continue
         bucket = newest.get((over, tensor.dtype))
         if bucket is None or bucket.num_bytes + tensor.nbytes > most:
-            bucket = newest[over, tensor.dtype] = _Bucket(over)
+            bucket = newest[over, tensor.dtype] = _Bucket(over, (world.axes_name(over), "all-reduce"))
             found.append(bucket)
         bucket.parameters.append(tensor)
     return found
