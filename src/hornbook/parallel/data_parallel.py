@@ -87,7 +87,7 @@ class SingleProcess:
         """Called after evaluation and samples: free whatever training does not hold."""
 
 
-class Replicated(SingleProcess):
+class Unsharded(SingleProcess):
     """Every rank holds what the axes besides those of data leave to it."""
 
     def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
