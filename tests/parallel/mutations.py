@@ -36,7 +36,7 @@ class Finished(Work):
         return True
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """What a hook of DDP goes on with."""
+        """What goes on behind it."""
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(self._tensors)
         return future

@@ -18,6 +18,7 @@ from hornbook.parallel.world import World
 from hornbook.run.control.control import Request, stop_file, write_request
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.timekeeper import MEASURED_STEPS
+from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -48,6 +49,22 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path, launch_run: Launch, b
     assert launch_run(run.path, mode="resume") == Exit.DONE
     assert branch(run.path) == branch(tmp_path / "whole")
     assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_three_ranks_go_on_bit_for_bit(
+    tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...], branch: Branch
+) -> None:
+    """From three ranks on, bits of sums depend on what crosses ranks together."""
+    words = [*tiny_settings, "train.batch_tokens=192", "parallel.data=3", "parallel.bucket_mb=0.05"]
+    folders = [tmp_path / name for name in ("whole", "parts")]
+    write_request(RunDir(folders[1]).create(), Request(action="stop", at_step=5))
+    calls = [["train", "--out", str(each), *words] for each in folders] + [["resume", str(folders[1])]]
+    for number, call in enumerate(calls):
+        started = launcher.start(call, tmp_path / f"{number}.log")
+        assert started.wait() == (Exit.RESUMABLE if number == 1 else Exit.DONE), started.text
+    assert branch(folders[1]) == branch(folders[0])
+    assert checkpoint_bytes(folders[1], 8) == checkpoint_bytes(folders[0], 8)
 
 
 def test_many_stops_make_no_difference(tmp_path: Path, launch_run: Launch, branch: Branch, events: Events) -> None:

@@ -160,8 +160,8 @@ class ParallelConfig(Config):
     expert: Ranks = 1
     """Ranks that the experts of each layer are divided over; each has microbatches of its own."""
     bucket_mb: Number | None = Field(default=None, gt=0)
-    """MiB of gradients that cross ranks in one call; by default 25, the first call of `shard = "none"` 1. Small ones
-    start earlier, large ones waste less on each call."""
+    """MiB of gradients that cross ranks in one call; by default 25. Small ones start earlier, large ones waste less on
+    each call."""
     compress: Literal["none", "bf16"] = "none"
     """How gradients cross ranks: in their own dtype, or rounded to bfloat16, half the bytes. Of p ranks that sum
     together a gradient is then off by at most p / 256 of the sum of their absolute values, and a little."""

@@ -71,7 +71,7 @@ class Engine:
         """Terms of the objective that are functions of the weights alone."""
         self.clock: StepClock = data_parallel.clock
         """Where the time of a step goes."""
-        self.runner: Runner = InOrder(data_parallel.module, self.clock)
+        self.runner: Runner = InOrder(model, self.clock)
         """Calls the model in training."""
         self.apply: Apply = apply_to(model)
         """Calls the model in evaluation."""
@@ -149,7 +149,7 @@ class Engine:
 
     def measure_part(self) -> None:
         """Measure the gradient over parts of each batch from the next step on; it changes no bit of training."""
-        self._part = BatchPart(self._data_parallel, self.world, exact=self._exact)
+        self._part = BatchPart(self._data_parallel, self.world)
 
     def part_of_batch(self) -> list[Tensor]:
         """What `BatchPart.measured` returns, after `forward_backward`; nothing where it is not measured."""

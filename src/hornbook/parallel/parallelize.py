@@ -26,7 +26,7 @@ from hornbook.parallel.config import (
     Recompute,
     SelectiveRecompute,
 )
-from hornbook.parallel.data_parallel import DDP, FSDP, SingleProcess, Summed, shard_model
+from hornbook.parallel.data_parallel import FSDP, SingleProcess, Unsharded, shard_model
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.exact import check_shards
@@ -138,6 +138,4 @@ def apply_data_parallel(
             return form(model, world, config, divisions)
         if world.size == 1:
             return SingleProcess(model, world, divisions)
-        if world.axis_size(["replica"]) == world.size or config.exact:
-            return DDP(model, world, config)
-        return Summed(model, world, config, divisions)
+        return Unsharded(model, world, config, divisions)

@@ -80,7 +80,7 @@ class InOrder:
     """One microbatch after the other, each forward and then backward: a single one has activations."""
 
     def __init__(self, forward: Callable[..., tuple[Tensor, Auxiliary]], clock: StepClock | None = None) -> None:
-        """`forward` is called as `Transformer.forward`, which DDP wraps; `clock` times the passes."""
+        """`forward` is called as `Transformer.forward`; `clock` times the passes."""
         self._forward, self._clock = forward, clock or StepClock()
 
     def run(self, step: Step) -> None:

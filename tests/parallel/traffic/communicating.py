@@ -90,8 +90,7 @@ def counted(place: RankInfo, settings: dict[str, Any], microbatches: int) -> dic
         engine = make_engine(place, world, settings)
         blocks = sum(each.numel() for block in engine.model.all_blocks() for each in block.parameters())
         rest = engine.num_parameters - blocks
-        for _ in range(2):  # DDP makes its buckets anew behind the first
-            take_step(engine, world, microbatches)
+        take_step(engine, world, microbatches)
         engine.clock.begin()
         with Witness() as witness:
             take_step(engine, world, microbatches)

@@ -22,18 +22,16 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.model.layers.transfer import to_device
-from hornbook.parallel.data_parallel import DDP, SingleProcess
+from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.world import DATA, World
 
 
 class BatchPart:
     """The squared norm of the mean gradient over parts of each batch."""
 
-    def __init__(self, data_parallel: SingleProcess, world: World, *, exact: bool) -> None:
+    def __init__(self, data_parallel: SingleProcess, world: World) -> None:
         self._data_parallel, self._world = data_parallel, world
-        self._by_rank = isinstance(data_parallel, DDP) and not exact
-        if isinstance(data_parallel, DDP) and not exact:
-            data_parallel.measure_local()
+        self._by_rank = data_parallel.measure_local()
         self._norm: Tensor | None = None
         self._weight = self._total = 0.0
         self._scale = 1.0

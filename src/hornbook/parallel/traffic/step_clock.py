@@ -6,10 +6,10 @@ change of phase is a look at the clock (under a microsecond). On a GPU it is an 
 the step's own wait for the device is over: no wait is added. A phase there lasts until its last kernel ends, idle times
 between its kernels included.
 
-Communication is the part that computation waits for: behind the last bucket of DDP, in the waits of FSDP on a CPU, and
-in collectives in the middle of computing. Under FSDP on a GPU transfers overlap with kernels on streams of their own;
-what is not hidden stays with forward and backward. What crosses ranks is counted beside it, by axes and kind
-(`hornbook.parallel.traffic.traffic`).
+Communication is the part that computation waits for: sums of gradients that end behind the last backward pass, the
+waits of FSDP on a CPU, and collectives in the middle of computing. Under FSDP on a GPU transfers overlap with kernels
+on streams of their own; what is not hidden stays with forward and backward. What crosses ranks is counted beside it, by
+axes and kind (`hornbook.parallel.traffic.traffic`).
 """
 
 import time
@@ -57,12 +57,6 @@ class StepClock:
     def collective(self, axis: str, kind: Kind, sent: float) -> "Collective":
         """A context around a collective that computing waits for, of which this rank sends so many bytes."""
         return Collective(self, (axis, kind), sent)
-
-    def switch(self, name: Phase, flow: Flow | None = None) -> None:
-        """Let the rest of the present phase count for `name`, as a wait for `flow`; nothing outside of a phase."""
-        if self._stack:
-            self._mark()
-            self._stack[-1] = name, flow
 
     def enter(self, name: Phase, flow: Flow | None = None) -> None:
         """Begin a phase; of communication, a wait for `flow`."""
