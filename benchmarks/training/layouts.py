@@ -5,7 +5,7 @@
 Cells are families x layouts x precisions: 20 steps of tiny models whose sizes divide by nothing
 (`tests/parallel/odd.py`), with dropout, clipping that bites, 7 microbatches of unequal weight and tied embeddings, on
 forked ranks of one thread. A layout that a recipe would be refused with is told with the reason. Results are written
-after each cell; the command goes on where it stopped, and measures cells of earlier code last. `--seconds N` stops it
+after each cell; the command goes on where it stopped, and measures cells of earlier code again. `--seconds N` stops it
 at the end of the cell that is under way then. `--quick`: two ranks, three steps, float64; nothing is written.
 """
 
@@ -83,7 +83,7 @@ def cells(quick: bool) -> list[tuple[Layout, str, str]]:
 
 
 def matrix(figures: Figures, quick: bool, seconds: float) -> bool:
-    """Fill in the cells that are missing, then those of earlier code; whether all are of this code."""
+    """Measure the cells that are missing or of earlier code; whether all are of this code now."""
     server, begin, source = RankServer(), time.monotonic(), source_digest()
     figures["source"], found = source, figures["cells"]
     named = {
@@ -92,16 +92,17 @@ def matrix(figures: Figures, quick: bool, seconds: float) -> bool:
     }
     for key in found.keys() - named.keys():
         del found[key]
-    old = [key for key in named if key in found and found[key]["source"] != source]
     with tempfile.TemporaryDirectory() as folder:
         do = Runs(server, Path(folder))
         try:
-            for key in [*(key for key in named if key not in found), *old]:
+            for key, cell in named.items():
+                if found.get(key, {}).get("source") == source:
+                    continue
                 if time.monotonic() - begin > seconds:
                     return False
-                cell = found[key] = {**measure(do, *named[key], 3 if quick else STEPS), "source": source}
-                told = cell["reason"] or {name: f"{cell['difference'][name]:.1e}" for name in FIGURES}
-                print(f"{key}: {cell['state']} {told}", flush=True)
+                made = found[key] = {**measure(do, *cell, 3 if quick else STEPS), "source": source}
+                told = made["reason"] or {name: f"{made['difference'][name]:.1e}" for name in FIGURES}
+                print(f"{key}: {made['state']} {told}", flush=True)
                 if not quick:
                     report.write("layouts", figures)
         finally:
