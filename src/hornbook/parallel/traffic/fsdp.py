@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultAllocMixin
 
 from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.traffic.step_clock import StepClock
@@ -96,7 +96,7 @@ class CountedReduceScatter(ReduceScatter):
         return work
 
 
-class PlainReduceScatter(DefaultReduceScatter):
+class PlainReduceScatter(DefaultAllocMixin, ReduceScatter):
     """A sum over ranks, by `reduce_scatter_`."""
 
     def __call__(
