@@ -9,6 +9,7 @@ step. Whatever happens, a run ends with the server, and the server with pytest.
 """
 
 import builtins
+import contextlib
 import importlib
 import itertools
 import json
@@ -17,7 +18,7 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ import hornbook.errors
 import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
+from hornbook.parallel import engine
+from hornbook.run.checkpoints import memory_copies
 from tests.processes import Server, answer, die_with, outlive_parent, wait_until
 
 LIMIT_SECONDS = 120.0
@@ -190,18 +193,11 @@ def act(fault: dict[str, Any], caught: list[int]) -> None:
 
     `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor. `caught` are the stop
     signals that reached this process. `one GPU` is all that the rank sees from now on, `end token` all that it chooses.
+    `flip copies` damages the copies in memory, `tear copy` kills in the next copy, and from `not finite` on no gradient
+    is finite.
     """
-    if fault["do"] == "orphan":
-        outlive_parent()
-        return
-    if fault["do"] == "truncate":
-        os.truncate(fault["path"], 0)
-        return
-    if fault["do"] == "one GPU":
-        torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-        return
-    if fault["do"] == "end token":
-        hornbook.model.generate.generate.choose_token = lambda *_: fault["id"]
+    if fault["do"] in STRANGE:
+        STRANGE[fault["do"]](fault)
         return
     if "after" in fault:
         signal.setitimer(signal.ITIMER_REAL, fault["after"])
@@ -213,6 +209,47 @@ def act(fault: dict[str, Any], caught: list[int]) -> None:
     os.kill(os.getppid() if upwards else os.getpid(), number)
     if upwards:  # the run goes on once the supervisor has passed it on; if it dies of it, this rank does too
         wait_until(lambda: caught)
+
+
+def flip_copies() -> None:
+    """Flip a bit in the middle of every copy of the state in memory, of all ranks."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            file, size = int(entry.name), os.stat(entry).st_size
+            if "memfd:copy-" in os.readlink(entry) and size:
+                os.pwrite(file, bytes([os.pread(file, 1, size // 2)[0] ^ 1]), size // 2)
+
+
+def die_in_next_copy() -> None:
+    """The rank dies in its next copy of the state, once the copy that was there is gone."""
+    memory_copies._digest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def break_gradients() -> None:
+    """From now on no gradient counts as finite."""
+    engine.found_nonfinite = lambda norm, _: torch.ones_like(norm)
+
+
+def show_one_gpu() -> None:
+    """From now on the rank sees one GPU."""
+    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+
+
+def choose_tokens(token: int) -> None:
+    """From now on generation chooses this token."""
+    hornbook.model.generate.generate.choose_token = lambda *_: token
+
+
+STRANGE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "orphan": lambda _: outlive_parent(),
+    "truncate": lambda fault: os.truncate(fault["path"], 0),
+    "flip copies": lambda _: flip_copies(),
+    "tear copy": lambda _: die_in_next_copy(),
+    "not finite": lambda _: break_gradients(),
+    "one GPU": lambda _: show_one_gpu(),
+    "end token": lambda fault: choose_tokens(fault["id"]),
+}
+"""What may happen to a rank besides signals and errors."""
 
 
 if __name__ == "__main__":

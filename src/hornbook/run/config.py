@@ -116,6 +116,9 @@ class CheckpointConfig(Config):
     """Also keep the checkpoint with the lowest validation loss."""
     background: bool = True
     """Copy the state in memory and write it while training goes on; false waits until it is on disk."""
+    memory_every: Count = Field(default=0, ge=0)
+    """Steps between copies of the state in memory, for restarts of ranks that died; 0: none. Two are kept, of all that
+    a rank holds, where hornbook starts the ranks itself on one machine. Runs that train adapters have none."""
 
 
 class GuardConfig(Config):

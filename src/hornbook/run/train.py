@@ -78,6 +78,7 @@ def train(job: Job) -> Exit:
                 state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
                 if step.skipped:
                     job.ledger.note("skip", state, in_a_row=state.skips_in_a_row, **step.evidence())
+                    checkpointer.memory.judge(step)
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
@@ -86,6 +87,7 @@ def train(job: Job) -> Exit:
                 if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
                     control.enter("save", state)
                     checkpointer.try_save(state)
+                checkpointer.memory.copy_if_due(state)
                 if keeper is not None and not step.final:
                     intervener.shorten(_keep_time(job, world, keeper, observers, step, course.length))
                 _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)

@@ -21,12 +21,13 @@ from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from hornbook.errors import StorageError
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
+from hornbook.run.checkpoints.memory_tier import MemoryTier
 from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position
@@ -83,6 +84,15 @@ class _SaveInFlight:
     """Extent of metrics.jsonl when it began (`Appender.extent`)."""
 
 
+class Restored(NamedTuple):
+    """Where the state of an attempt comes from."""
+
+    name: str
+    """For the ledger: the checkpoint's, or `memory`."""
+    source: str
+    """For people."""
+
+
 class AsyncCheckpointer:
     """Begins the saves of this rank, waits for them, and records them in the ledger."""
 
@@ -101,6 +111,8 @@ class AsyncCheckpointer:
         self._slowest = 0.0
         """Seconds of the slowest save so far, or of one on a slow disk."""
         self._failures = 0
+        every = job.recipe.checkpoint.memory_every
+        self.memory = MemoryTier(job.copies, every, world, job.ledger, observers.note)
 
     def __enter__(self) -> Self:
         return self
@@ -111,15 +123,18 @@ class AsyncCheckpointer:
         self._exchange.cancel()  # other ranks may be gone; finish the part of this one
         self._ends_in_time(self._in_flight, self._in_flight.snapshot)
 
-    def restore(self, state: State) -> Path | None:
-        """Read the newest checkpoint that verifies into the state; None if there is none."""
-        folder = self._store.restore(state)
-        if folder is not None:
+    def restore(self, state: State) -> Restored | None:
+        """Read the newest state into `state`: a copy in memory, else the newest checkpoint that verifies, else None."""
+        found = None
+        if self.memory.restore(state, self._store.newest_step):
+            found = Restored("memory", "the copy in memory")
+        elif (folder := self._store.restore(state)) is not None:
             self._saved_step = state.step
+            found = Restored(folder.name, str(folder))
         if self._background:
             self._buffers = Buffers(state.engine.world.device)
             take_snapshot(state, self._buffers)  # allocate the memory here, not in the first save
-        return folder
+        return found
 
     def save(self, state: State, *, final: bool = False) -> None:
         """Return when this step is on disk; StorageError if it cannot be written."""

@@ -133,6 +133,11 @@ class CheckpointStore:
             write_atomic(self._directory / BEST, folder.name + "\n")
         self._remove(self._surplus(self._config.keep))
 
+    @property
+    def newest_step(self) -> int:
+        """Step of the newest checkpoint by its name, whole or not; -1 where there is none."""
+        return next((step_of(folder) or 0 for folder in list_checkpoints(self._directory)), -1)
+
     def restore(self, state: "State") -> Path | None:
         """Read the newest checkpoint that verifies; None where there is none at all.
 

@@ -28,6 +28,7 @@ from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
+from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.control.control import Control, refuse_if_held
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
@@ -110,8 +111,10 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
 
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
-        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew)
-        return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
+        size = inputs.recipe.parallel.world
+        memory = CopyMemory(size) if inputs.recipe.checkpoint.memory_every else None
+        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew, memory=memory)
+        return supervisor.run(next_job, _train, size)
 
 
 def _warn(text: str, start: Start) -> None:

@@ -22,10 +22,11 @@ from hornbook.data.shards.shard import truncated
 from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.world import RankInfo
-from hornbook.run.checkpoints.commit import list_checkpoints
+from hornbook.run.checkpoints.commit import list_checkpoints, step_of
+from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.config import GuardConfig
 from hornbook.run.job import Job
-from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
+from hornbook.run.launch.heartbeat import shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import At, Ledger, Position
@@ -46,12 +47,20 @@ class Supervisor:
     """Runs generations of ranks until the work is done, a stop is requested, or a restart cannot help."""
 
     def __init__(
-        self, run: RunDir, guard: GuardConfig, signals: StopSignals, *, quiet: bool, renew: Callable[[], None]
+        self,
+        run: RunDir,
+        guard: GuardConfig,
+        signals: StopSignals,
+        *,
+        quiet: bool,
+        renew: Callable[[], None],
+        memory: CopyMemory | None = None,
     ) -> None:
-        """`renew`: called several times a second; it keeps the run's lock."""
+        """`renew`: called several times a second; it keeps the run's lock. `memory`: for copies of the state."""
         self._run, self._guard, self._signals, self._quiet, self._renew = run, guard, signals, quiet, renew
+        self._memory = memory
         self._restarts = 0
-        self._newest = newest_step(run)
+        self._newest = self._progress()
 
     def run(self, open_job: OpenJob, loop: Loop, size: int) -> Exit:
         """Run `loop(job)` on `size` ranks; returns their exit code. Raises the lasting error, or RetriesSpentError."""
@@ -80,7 +89,7 @@ class Supervisor:
                 if failure is not None:
                     cause = {"rank": failure.rank, "cause": failure.cause, "phase": failure.status.phase}
                     job.ledger.note("restart", failure.status, restarts=self._restarts, **cause)
-                ranks = stack.enter_context(running_ranks(job, loop, size, self._signals))
+                ranks = stack.enter_context(running_ranks(job, loop, size, self._signals, self._memory))
             outcome = self._watch(ranks)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, job.ledger.attempt, ranks)
@@ -109,7 +118,7 @@ class Supervisor:
         """Count, report and wait; raise an error that a restart cannot mend."""
         if failure.lasting_error is not None:
             raise failure.lasting_error
-        newest = newest_step(self._run)
+        newest = self._progress()
         self._restarts = 1 if newest > self._newest else self._restarts + 1
         self._newest = newest
         if failure.report is not None:
@@ -125,6 +134,10 @@ class Supervisor:
         while time.monotonic() < deadline and self._signals.received is None:
             self._renew()
             time.sleep(0.05)
+
+    def _progress(self) -> int:
+        """Step of the newest state that ranks can go on from."""
+        return max(newest_step(self._run), -1 if self._memory is None else self._memory.newest)
 
     def _log(self, text: str) -> None:
         """Write a line to stderr and log.txt; a failure to write either must not end a run."""
@@ -189,7 +202,9 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def running_ranks(job: Job, loop: Loop, size: int, signals: StopSignals) -> Iterator[list[Rank]]:
+def running_ranks(
+    job: Job, loop: Loop, size: int, signals: StopSignals, memory: CopyMemory | None = None
+) -> Iterator[list[Rank]]:
     """Fork ranks that run `loop`; when the context ends, all are killed and reaped.
 
     They meet in a memory file: no port, no folder, and no other process can join. A stop signal reaches either this
@@ -208,7 +223,8 @@ def running_ranks(job: Job, loop: Loop, size: int, signals: StopSignals) -> Iter
         with stop_signals_blocked():
             for heartbeat in shared_heartbeats(size):
                 info = RankInfo(heartbeat.rank, size, heartbeat.rank, connect, same_devices=True)
-                ranks.append(fork_rank(heartbeat, functools.partial(_run_loop, job, loop, info, heartbeat, signals)))
+                on_rank = functools.partial(job.on_rank, info, heartbeat, memory)
+                ranks.append(fork_rank(heartbeat, functools.partial(_run_loop, on_rank, loop, signals)))
             signals.pass_on = pass_on
             signals.announces = announces and not os.isatty(2)  # on a terminal rank 0 answers, which has the panel
         yield ranks
@@ -221,10 +237,11 @@ def running_ranks(job: Job, loop: Loop, size: int, signals: StopSignals) -> Iter
         os.close(store)
 
 
-def _run_loop(job: Job, loop: Loop, rank_info: RankInfo, heartbeat: Heartbeat, signals: StopSignals) -> Exit:
-    signals.patient, signals.announces = True, signals.announces and rank_info.is_rank0 and os.isatty(2)
-    heartbeat.enter("setup", At())
-    return loop(job.on_rank(rank_info, heartbeat))
+def _run_loop(on_rank: Callable[[], Job], loop: Loop, signals: StopSignals) -> Exit:
+    job = on_rank()
+    signals.patient, signals.announces = True, signals.announces and job.rank_info.is_rank0 and os.isatty(2)
+    job.control.enter("setup", At())
+    return loop(job)
 
 
 @contextlib.contextmanager
@@ -237,6 +254,6 @@ def stop_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def newest_step(run: RunDir) -> str:
-    """Name of the newest checkpoint; "" before the first. Names of later steps compare greater."""
-    return next((folder.name for folder in list_checkpoints(run.checkpoints)), "")
+def newest_step(run: RunDir) -> int:
+    """Step of the newest checkpoint; -1 before the first."""
+    return next((step_of(folder) or 0 for folder in list_checkpoints(run.checkpoints)), -1)
