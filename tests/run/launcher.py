@@ -10,6 +10,7 @@ step. Whatever happens, a run ends with the server, and the server with pytest.
 
 import builtins
 import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -32,6 +33,9 @@ import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
 from hornbook.parallel import engine
 from hornbook.run.checkpoints import memory_copies
+from hornbook.run.diagnose.deep import slots
+from hornbook.run.observe import audit
+from hornbook.run.state import State
 from tests.processes import Server, answer, die_with, outlive_parent, wait_until
 
 LIMIT_SECONDS = 120.0
@@ -165,6 +169,9 @@ def strike(faults: list[dict[str, Any]]) -> None:
     from hornbook.run.launch.heartbeat import Heartbeat
     from hornbook.run.launch.signals import StopSignals
 
+    for fault in faults:
+        if fault["do"] == "bad slots":
+            break_slots(fault["slots"])
     original, catch_really, share = Heartbeat.enter, StopSignals._catch, supervisor.shared_heartbeats
     generations, generation = itertools.count(), 0
     caught: list[int] = []
@@ -193,8 +200,8 @@ def act(fault: dict[str, Any], caught: list[int]) -> None:
 
     `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor. `caught` are the stop
     signals that reached this process. `one GPU` is all that the rank sees from now on, `end token` all that it chooses.
-    `flip copies` damages the copies in memory, `tear copy` kills in the next copy, and from `not finite` on no gradient
-    is finite.
+    `flip copies` damages the copies in memory, `flip weight` a weight, `tear copy` kills in the next copy, and from
+    `not finite` on no gradient is finite.
     """
     if fault["do"] in STRANGE:
         STRANGE[fault["do"]](fault)
@@ -230,6 +237,35 @@ def break_gradients() -> None:
     engine.found_nonfinite = lambda norm, _: torch.ones_like(norm)
 
 
+def break_slots(numbers: list[int]) -> None:
+    """In these slots every product has another result."""
+    multiply, rounds = slots.golden_products, itertools.count()
+
+    def golden_products(device: torch.device, slot: int) -> dict[str, list[str]]:
+        found = multiply(device, slot)
+        return {name: [f"{next(rounds)}" for _ in each] for name, each in found.items()} if slot in numbers else found
+
+    slots.golden_products = golden_products
+
+
+def flip_weight() -> None:
+    """Flip a bit of the last weight of the model that this rank holds."""
+    (state,) = [each for each in gc.get_objects() if type(each) is State]
+    weight = list(state.engine.shards.values())[-1].tensor.detach().view(-1).view(torch.int32)
+    weight[-1] ^= 1 << 12
+
+
+def compute_wrongly(*, always: bool) -> None:
+    """From now on gradients that are computed again have other bits: always the same ones, or others each time."""
+    gradients, calls = audit.microbatch_gradients, itertools.count(2)
+
+    def wrong(*arguments: Any) -> list[torch.Tensor]:
+        factor = 1.5 if always else next(calls)
+        return [each * factor for each in gradients(*arguments)]
+
+    audit.microbatch_gradients = wrong
+
+
 def show_one_gpu() -> None:
     """From now on the rank sees one GPU."""
     torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
@@ -245,7 +281,9 @@ STRANGE: dict[str, Callable[[dict[str, Any]], None]] = {
     "truncate": lambda fault: os.truncate(fault["path"], 0),
     "flip copies": lambda _: flip_copies(),
     "tear copy": lambda _: die_in_next_copy(),
+    "flip weight": lambda _: flip_weight(),
     "not finite": lambda _: break_gradients(),
+    "wrong again": lambda fault: compute_wrongly(always=fault["always"]),
     "one GPU": lambda _: show_one_gpu(),
     "end token": lambda fault: choose_tokens(fault["id"]),
 }

@@ -28,11 +28,12 @@ from hornbook.run.control.interventions import Course
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.run.observe.audit import Audit
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
 from hornbook.run.start.initialize_or_restore import initialize_or_restore
 from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
 from hornbook.run.state import State
-from hornbook.run.step_report import Step, count_skips, diverged, is_due
+from hornbook.run.step_report import Step, count_skips, diverged
 from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.recipe import Recipe
@@ -57,6 +58,7 @@ def train(job: Job) -> Exit:
             initialize_or_restore(job, state, checkpointer, observers)
             observers.start(job.ledger.attempt, state)
             keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
+            audit = Audit(job, state, observers.note)
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
             while state.tokens < intervener.course.length.tokens:
                 job.run.check()  # the run directory still has its name
@@ -70,7 +72,7 @@ def train(job: Job) -> Exit:
                 course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
                 shrunk = len(state.fewer_rows)
-                step = take_step(job, state, course)
+                step = take_step(job, state, course, audit)
                 intervener.blend()
                 if len(state.fewer_rows) > shrunk:
                     observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
@@ -84,10 +86,7 @@ def train(job: Job) -> Exit:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
                 if state.skips_in_a_row > course.recipe.guard.max_skips:
                     raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
-                if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
-                    control.enter("save", state)
-                    checkpointer.try_save(state)
-                checkpointer.memory.copy_if_due(state)
+                checkpointer.keep(state, course.recipe.checkpoint.every, final=step.final)
                 if keeper is not None and not step.final:
                     intervener.shorten(_keep_time(job, world, keeper, observers, step, course.length))
                 _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
@@ -137,7 +136,7 @@ def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> No
         state.noise = NoiseScale(recipe.log.noise_scale)
 
 
-def take_step(job: Job, state: State, course: Course) -> Step:
+def take_step(job: Job, state: State, course: Course, audit: Audit | None = None) -> Step:
     """One optimizer step over the next global batch."""
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
@@ -145,6 +144,8 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     lr = course.learning_rate(state.tokens)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
+    if audit is not None:
+        audit.audit_if_due(batch)
     job.control.enter("clip", state)
     with phase("optimizer"):
         norm = engine.clip_gradients(recipe.optim.clip)

@@ -21,19 +21,22 @@ from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from hornbook.errors import StorageError
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
+from hornbook.run.checkpoints.interval import SaveInterval
 from hornbook.run.checkpoints.memory_tier import MemoryTier
 from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position
 from hornbook.run.observe.observers import Observers
+from hornbook.run.observe.replicas import ReplicaCheck
 from hornbook.run.start import bound
 from hornbook.run.state import State
+from hornbook.run.step_report import is_due
 
 WAIT_SECONDS = 0.05
 MIN_DEADLINE = 300.0
@@ -103,7 +106,7 @@ class AsyncCheckpointer:
         self._store = CheckpointStore(
             job.run.checkpoints, job.recipe.checkpoint, self._exchange, why_foreign, job.run.check_owner
         )
-        self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
+        self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every != 0
         self._buffers: Buffers | None = None
         self._in_flight: _SaveInFlight | None = None
         self._saved_step: int | None = None
@@ -112,6 +115,8 @@ class AsyncCheckpointer:
         """Seconds of the slowest save so far, or of one on a slow disk."""
         self._failures = 0
         every = job.recipe.checkpoint.memory_every
+        self._interval = SaveInterval(job.recipe.guard.mtbf, job.ledger.past.save_intervals, world, job.ledger)
+        self._replicas = ReplicaCheck(job.recipe.guard.hash_every, world, job.ledger, observers.note)
         self.memory = MemoryTier(job.copies, every, world, job.ledger, observers.note)
 
     def __enter__(self) -> Self:
@@ -142,6 +147,21 @@ class AsyncCheckpointer:
         if self._saved_step != state.step:
             self._begin(state, None, final=final)
             self._settle(state, may_fail=False)
+
+    def keep(self, state: State, every: int | Literal["auto"], *, final: bool) -> None:
+        """After a step: compare the replicas, begin a scheduled save, copy the state in memory, each if it is due.
+
+        `every`: steps between saves; `final`: the loop saves the last step itself.
+        """
+        saves = self._interval.is_due(state.step) if every == "auto" else is_due(state.step, every)
+        self._replicas.compare_if_due(state, saves=saves or final or self.memory.is_due(state))
+        if saves and not final:
+            self._control.enter("save", state)
+            begun = time.monotonic()
+            self.try_save(state)
+            if every == "auto":
+                self._interval.measure(state, begun)
+        self.memory.copy_if_due(state)
 
     def try_save(self, state: State) -> None:
         """Begin a scheduled save. The first failure is noted, and the run goes on."""

@@ -43,6 +43,11 @@ class CopyMemory:
         """The copies of one rank."""
         return RankCopies(self._slots[rank], self._trust)
 
+    def forget(self) -> None:
+        """Drop all copies; no rank may be there."""
+        for rank in range(len(self._slots)):
+            self.of_rank(rank).forget()
+
     @property
     def newest(self) -> int:
         """The newest step of which every rank has a copy; -1 where there is none, or none is trusted."""

@@ -65,9 +65,13 @@ class MemoryTier:
         state.set_counters(counters)
         return True
 
+    def is_due(self, state: State) -> bool:
+        """Whether the state of this step is to be copied."""
+        return self._copies is not None and is_due(state.step, self._every) and self._copies.trusted
+
     def copy_if_due(self, state: State) -> None:
         """Copy the state, if this is the step for it."""
-        if self._copies is None or not is_due(state.step, self._every) or not self._copies.trusted:
+        if not self.is_due(state) or self._copies is None:
             return
         if self._copies.is_new and not self._has_room(state):
             return

@@ -28,7 +28,6 @@ from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
-from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.control.control import Control, refuse_if_held
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
@@ -39,6 +38,7 @@ from hornbook.run.launch.launcher_env import Node, launched, ranks_per_node
 from hornbook.run.launch.links import check_links
 from hornbook.run.launch.node import run_node
 from hornbook.run.launch.rank import Report
+from hornbook.run.launch.recovery import with_world
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopSignals
@@ -102,19 +102,20 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         progress("load torch", 0, None)
         preload()
 
-    def next_job(again: bool) -> AbstractContextManager[Job]:
+    def next_job(again: bool, world: int) -> AbstractContextManager[Job]:
+        fewer = inputs
+        if world != inputs.recipe.parallel.world:
+            fewer = dataclasses.replace(inputs, resolved=with_world(inputs.resolved, world))
         if not again:
-            return open_job(run, inputs, signals, start)
+            return open_job(run, fewer, signals, start)
         # The recipe is written; the ledger has the initial checkpoint, and perhaps the changes.
         resumed = dataclasses.replace(start, mode="resume", init_from=None)
-        return open_job(run, inputs, signals, restarted(inputs.recipe, run, resumed))
+        return open_job(run, fewer, signals, restarted(fewer.recipe, run, resumed))
 
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
-        size = inputs.recipe.parallel.world
-        memory = CopyMemory(size) if inputs.recipe.checkpoint.memory_every else None
-        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew, memory=memory)
-        return supervisor.run(next_job, _train, size)
+        supervisor = Supervisor(run, inputs.recipe, signals, quiet=start.quiet, renew=lock.renew)
+        return supervisor.run(next_job, _train)
 
 
 def _warn(text: str, start: Start) -> None:

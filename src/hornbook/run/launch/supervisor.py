@@ -19,17 +19,18 @@ from typing import Any
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.data.shards.shard import truncated
-from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
+from hornbook.errors import Exit, HardwareError, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.memory_copies import CopyMemory
-from hornbook.run.config import GuardConfig
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
+from hornbook.run.launch.recovery import Recovery
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import At, Ledger, Position
+from hornbook.settings.recipe import Recipe
 
 PERIOD = 0.25
 """Seconds between two looks at the heartbeats; the end of a rank is seen at once."""
@@ -38,8 +39,8 @@ MIN_SILENCE, MIN_FIRST_SILENCE = 10.0, 300.0
 BACKOFF = (0.0, 1.0, 5.0, 30.0)
 """Seconds to wait before the first, second, ... restart without a new checkpoint between."""
 
-OpenJob = Callable[[bool], AbstractContextManager[Job]]
-"""Opens the job of the next generation; the argument says whether there was one before."""
+OpenJob = Callable[[bool, int], AbstractContextManager[Job]]
+"""Opens the job of the next generation; the arguments: whether there was one before, and its number of ranks."""
 Loop = Callable[[Job], Exit]
 
 
@@ -49,25 +50,30 @@ class Supervisor:
     def __init__(
         self,
         run: RunDir,
-        guard: GuardConfig,
+        recipe: Recipe,
         signals: StopSignals,
         *,
         quiet: bool,
         renew: Callable[[], None],
-        memory: CopyMemory | None = None,
     ) -> None:
-        """`renew`: called several times a second; it keeps the run's lock. `memory`: for copies of the state."""
-        self._run, self._guard, self._signals, self._quiet, self._renew = run, guard, signals, quiet, renew
-        self._memory = memory
+        """`renew`: called several times a second; it keeps the run's lock."""
+        self._run, self._guard, self._signals, self._quiet, self._renew = run, recipe.guard, signals, quiet, renew
+        self._memory = CopyMemory(recipe.parallel.world) if recipe.checkpoint.memory_every else None
+        self._size: int | None = None
+        """Ranks of the newest generation."""
+        self._recovery = Recovery(run, recipe, renew)
         self._restarts = 0
         self._newest = self._progress()
 
-    def run(self, open_job: OpenJob, loop: Loop, size: int) -> Exit:
-        """Run `loop(job)` on `size` ranks; returns their exit code. Raises the lasting error, or RetriesSpentError."""
+    def run(self, open_job: OpenJob, loop: Loop) -> Exit:
+        """Run `loop(job)` on the ranks of the recipe, or those that sound slots are left for; returns their exit code.
+
+        Raises the lasting error, RetriesSpentError, or HardwareError.
+        """
         failure = None
         try:
             while True:
-                outcome = self._run_generation(open_job, loop, size, failure)
+                outcome = self._run_generation(open_job, loop, failure)
                 if outcome == Exit.INTERRUPTED:
                     raise KeyboardInterrupt
                 if not isinstance(outcome, Failure):
@@ -83,13 +89,18 @@ class Supervisor:
             self._note_failure(error, failure.status if failure else At())
             raise
 
-    def _run_generation(self, open_job: OpenJob, loop: Loop, size: int, failure: Failure | None) -> Exit | Failure:
+    def _run_generation(self, open_job: OpenJob, loop: Loop, failure: Failure | None) -> Exit | Failure:
+        size, before = self._recovery.world(), self._size
+        if self._memory is not None and before not in (None, size):
+            self._memory.forget()  # ranks of another number hold other parts
+        self._size = size
         with contextlib.ExitStack() as stack:
-            with open_job(failure is not None) as job:
+            with open_job(failure is not None, size) as job:
                 if failure is not None:
                     cause = {"rank": failure.rank, "cause": failure.cause, "phase": failure.status.phase}
                     job.ledger.note("restart", failure.status, restarts=self._restarts, **cause)
-                ranks = stack.enter_context(running_ranks(job, loop, size, self._signals, self._memory))
+                devices = self._recovery.devices(size)
+                ranks = stack.enter_context(running_ranks(job, loop, devices, self._signals, self._memory))
             outcome = self._watch(ranks)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, job.ledger.attempt, ranks)
@@ -123,6 +134,9 @@ class Supervisor:
         self._newest = newest
         if failure.report is not None:
             self._log(failure.report.traceback.rstrip())
+        self._recovery.note(failure)
+        if self._recovery.asks_for_check(failure):
+            self._check_machine(failure)
         if self._restarts > self._guard.max_restarts:
             raise RetriesSpentError(
                 f"{failure}; restarts without a new checkpoint: {self._guard.max_restarts}, as guard.max_restarts "
@@ -134,6 +148,23 @@ class Supervisor:
         while time.monotonic() < deadline and self._signals.received is None:
             self._renew()
             time.sleep(0.05)
+
+    def _check_machine(self, failure: Failure) -> None:
+        """Check the machine, and leave out what fails. Raises RetriesSpentError where a third try would fail too."""
+        with Ledger(self._run) as ledger:
+            attempt = max(ledger.past.attempt, 1)
+        verdict = self._recovery.check(attempt)
+        found = [each.model_dump() for each in verdict.cordoned]
+        self._note("machine_check", failure.status, cause=str(failure), cordoned=found, problems=verdict.problems)
+        for each in verdict.cordoned:
+            self._log(f"slot {each.slot} is left out from now on: {each.test}: {each.evidence}")
+        if verdict.problems:
+            raise HardwareError(f"{failure}; a check of the machine failed: {'; '.join(verdict.problems)}")
+        if self._recovery.repeated and not verdict.cordoned:
+            raise RetriesSpentError(
+                f"{failure}, the second time in the same way, and a check found the machine sound: a third try would "
+                f"fail too. {self._run.incidents} holds tracebacks; `hornbook resume {self._run.path}` tries again"
+            )
 
     def _progress(self) -> int:
         """Step of the newest state that ranks can go on from."""
@@ -203,9 +234,9 @@ class Watchdog:
 
 @contextlib.contextmanager
 def running_ranks(
-    job: Job, loop: Loop, size: int, signals: StopSignals, memory: CopyMemory | None = None
+    job: Job, loop: Loop, devices: Sequence[int], signals: StopSignals, memory: CopyMemory | None = None
 ) -> Iterator[list[Rank]]:
-    """Fork ranks that run `loop`; when the context ends, all are killed and reaped.
+    """Fork ranks that run `loop`, one for each device; when the context ends, all are killed and reaped.
 
     They meet in a memory file: no port, no folder, and no other process can join. A stop signal reaches either this
     process before the first fork, and all ranks inherit that it came, or every rank after the last fork.
@@ -215,14 +246,15 @@ def running_ranks(
         for rank in ranks:
             rank.send(number)
 
-    store = os.memfd_create("store")
+    store, size = os.memfd_create("store"), len(devices)
     connect = functools.partial(FileStore, f"/proc/self/fd/{store}", size)
     ranks: list[Rank] = []
     announces = signals.announces
     try:
         with stop_signals_blocked():
             for heartbeat in shared_heartbeats(size):
-                info = RankInfo(heartbeat.rank, size, heartbeat.rank, connect, same_devices=True)
+                device = devices[heartbeat.rank]
+                info = RankInfo(heartbeat.rank, size, device, connect, same_devices=True)
                 on_rank = functools.partial(job.on_rank, info, heartbeat, memory)
                 ranks.append(fork_rank(heartbeat, functools.partial(_run_loop, on_rank, loop, signals)))
             signals.pass_on = pass_on

@@ -56,7 +56,7 @@ def measure_step(inputs: Inputs, seconds: float, rank_info: RankInfo | None = No
         state = build_state(inputs, recipe.parallel, world)
         state.fill(inputs.initial_values())
         collectives = measure_collectives(world)
-        bench = _Bench(_silent_job(inputs, Path(folder)), state, world)
+        bench = _Bench(silent_job(inputs, Path(folder)), state, world)
         for _ in range(WARM_UP):
             bench.step(1)
         count = bench.affordable(bench.step(1).seconds, seconds)
@@ -147,7 +147,7 @@ def whole_step(bill: dict[str, Any], shard: str) -> dict[str, float]:
     return {name: seconds * (1.0 if name in once else times) for name, seconds in bill["phases"].items()}
 
 
-def _silent_job(inputs: Inputs, folder: Path) -> Job:
+def silent_job(inputs: Inputs, folder: Path) -> Job:
     """A job that writes nothing that stays."""
     run = RunDir(folder)
     run.events.touch()
