@@ -19,7 +19,6 @@ from benchmarks import report
 from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.parallel.world import RankInfo, distributed
 from hornbook.run.checkpoints.memory_copies import CopyMemory, copied_bytes
-from hornbook.run.config import GuardConfig
 from hornbook.run.control.interventions import Course
 from hornbook.run.diagnose.bench.step import silent_job
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
@@ -30,10 +29,21 @@ from hornbook.run.observe.replicas import ReplicaCheck
 from hornbook.run.start.precision import settle_precision
 from hornbook.run.train import build_state, take_step
 from hornbook.run.training_length import training_length
-from hornbook.settings.recipe_files import load_recipe
-from hornbook.settings.resolve import Resolved
+from hornbook.settings.resolve import Resolved, resolve
 
-SETTINGS = {"layers": 4, "width": 256, "heads": 4}
+SETTINGS = {
+    "model.layers": 4,
+    "model.width": 256,
+    "model.heads": 4,
+    "train.batch_tokens": 8192,
+    "train.sequence": 256,
+    "train.micro_batch": 4,
+    "train.threads": 1,
+    "train.tokens": 1_000_000,
+    "train.device": "cpu",
+    "parallel.data": 2,
+    "guard.audit_every": 1,
+}
 EVERY = {"copy": 50, "hash": 50, "audit": 1000}
 """Steps between two acts, for the cost of a step."""
 
@@ -81,12 +91,7 @@ def figures(found: dict[str, Any]) -> dict[str, object]:
 
 def run(turns: int = 20) -> bool:
     """Measure, print, write results/heal_cost.json; whether each costs at most 1 % of a step."""
-    recipe = load_recipe("tiny")
-    guard = GuardConfig(audit_every=1)
-    train = recipe.train.model_copy(update={"batch_tokens": 8192, "sequence": 256, "micro_batch": 4, "threads": 1})
-    model = recipe.model.model_copy(update=SETTINGS)
-    parallel = recipe.parallel.model_copy(update={"data": 2})
-    recipe = recipe.model_copy(update={"model": model, "train": train, "parallel": parallel, "guard": guard})
+    recipe = resolve("tiny", [f"{key}={value}" for key, value in SETTINGS.items()], environ={}).recipe
     with tempfile.TemporaryDirectory() as folder:
         recipe = write_synthetic(recipe, Path(folder) / "data")
         inputs = open_inputs(settle_precision(Resolved(recipe, {})))

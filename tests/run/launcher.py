@@ -165,7 +165,7 @@ def wait(pid: int, seconds: float) -> int | None:
 
 def strike(faults: list[dict[str, Any]]) -> None:
     """From now on a rank that enters a phase looks whether a fault waits for it there."""
-    from hornbook.run.launch import supervisor
+    from hornbook.run.launch import standby, supervisor
     from hornbook.run.launch.heartbeat import Heartbeat
     from hornbook.run.launch.signals import StopSignals
 
@@ -192,7 +192,8 @@ def strike(faults: list[dict[str, Any]]) -> None:
         catch_really(self, number, frame)
         caught.append(number)
 
-    Heartbeat.enter, StopSignals._catch, supervisor.shared_heartbeats = enter, catch, shared_heartbeats
+    Heartbeat.enter, StopSignals._catch = enter, catch
+    supervisor.shared_heartbeats = standby.shared_heartbeats = shared_heartbeats
 
 
 def act(fault: dict[str, Any], caught: list[int]) -> None:
@@ -235,6 +236,13 @@ def die_in_next_copy() -> None:
 def break_gradients() -> None:
     """From now on no gradient counts as finite."""
     engine.found_nonfinite = lambda norm, _: torch.ones_like(norm)
+
+
+def kill_youngest() -> None:
+    """Kill the process that this rank's supervisor forked last, once there are more than two."""
+    children = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+    wait_until(lambda: len(children.read_text().split()) == 4)
+    os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
 
 
 def break_slots(numbers: list[int]) -> None:
@@ -284,6 +292,7 @@ STRANGE: dict[str, Callable[[dict[str, Any]], None]] = {
     "flip weight": lambda _: flip_weight(),
     "not finite": lambda _: break_gradients(),
     "wrong again": lambda fault: compute_wrongly(always=fault["always"]),
+    "kill youngest": lambda _: kill_youngest(),
     "one GPU": lambda _: show_one_gpu(),
     "end token": lambda fault: choose_tokens(fault["id"]),
 }

@@ -1,6 +1,10 @@
 """The training loop. Every line that changes training is visible here."""
 
+import contextlib
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -21,7 +25,7 @@ from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.offload.offload import hosted, map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
-from hornbook.parallel.world import World, distributed
+from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course
@@ -44,12 +48,29 @@ MIN_TIMEOUT, MAX_TIMEOUT = 120.0, 600.0
 """Bounds of that time-out in seconds: a first save may be slow, and a lost rank should be noticed within minutes."""
 
 
-def train(job: Job) -> Exit:
+@dataclass(frozen=True)
+class Ready:
+    """A rank that has met the others and built its model before there is work."""
+
+    world: World
+    state: State
+
+
+@contextlib.contextmanager
+def get_ready(inputs: Inputs, rank_info: RankInfo) -> Iterator[Ready]:
+    """Meet the other ranks and build the model, whose parameters have no values yet."""
+    recipe = inputs.recipe
+    with distributed(recipe.parallel, recipe.train, rank_info) as world:
+        yield Ready(world, build_state(inputs, recipe.parallel, world))
+
+
+def train(job: Job, ready: Ready | None = None) -> Exit:
     """Train until the end of the run (DONE) or until a stop is requested (RESUMABLE)."""
     recipe, control = job.recipe, job.control
-    with distributed(recipe.parallel, recipe.train, job.rank_info) as world, open_consoles(job, world) as consoles:
+    met = distributed(recipe.parallel, recipe.train, job.rank_info) if ready is None else nullcontext(ready.world)
+    with met as world, open_consoles(job, world) as consoles:
         world.set_timeout(MAX_TIMEOUT)  # reading a checkpoint and the first steps take some ranks longer than others
-        state = build_state(job.inputs, recipe.parallel, world)
+        state = build_state(job.inputs, recipe.parallel, world) if ready is None else ready.state
         engine, state.fewer_rows = state.engine, list(job.ledger.past.fewer_rows)
         with (
             open_observers(job, state, consoles) as observers,

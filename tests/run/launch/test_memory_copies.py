@@ -55,6 +55,31 @@ def test_killed_ranks_go_on_from_the_step_before(
     assert "step 7 restored from the copy in memory" in RunDir(run).log.read_text()
 
 
+@pytest.mark.parametrize("memory", ["checkpoint.memory_every=1", "checkpoint.memory_every=0"])
+def test_ranks_that_waited_take_over(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, memory: str
+) -> None:
+    run = tmp_path / "run"
+    kills = [kill(3), kill(7, 1, rank=0), kill(11, 2)]
+    started = train(run, "guard.standby=true", memory, "guard.max_restarts=9", faults=kills)
+    assert started.wait() == 0, started.text
+    same(run)
+    assert [each["attempt"] for each in events(run, "restart")] == [2, 3, 4]
+    states = [(3, 7, 11), (0, 4, 8)][memory.endswith("=0")]
+    assert tuple(each["step"] for each in events(run, "resume")) == states
+
+
+def test_ranks_that_were_killed_while_they_waited_are_made_anew(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events
+) -> None:
+    run = tmp_path / "run"
+    idle = {"do": "kill youngest", "generation": 0, "rank": 0, "phase": "data", "step": 8}
+    started = train(run, "guard.standby=true", faults=[idle, kill(9)])
+    assert started.wait() == 0, started.text
+    same(run)
+    assert [each["step"] for each in events(run, "resume")] == [9]
+
+
 def test_a_death_within_a_copy_leaves_the_one_before(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events
 ) -> None:

@@ -2,21 +2,25 @@
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
+from hornbook.parallel.world import RankInfo
 from hornbook.run.diagnose.deep.cordon import SECONDS, CordonList
-from hornbook.run.diagnose.deep.slots import Fault, SlotReport, check_slots, judge
+from hornbook.run.diagnose.deep.slots import Fault, SlotReport, judge
+from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import RankStatus
-from hornbook.run.launch.rank import Failure, Report
+from hornbook.run.launch.rank import Failure, Report, wait_for_ends
 from hornbook.run.launch.recovery import signature
+from hornbook.run.launch.signals import StopSignals
+from hornbook.run.launch.supervisor import running_ranks
 from tests.run.launcher import Launcher, Started
 
 Events = Callable[..., list[dict[str, Any]]]
@@ -108,14 +112,6 @@ def test_the_majority_of_slots_is_right() -> None:
     assert [(each.slot, each.test) for each in judge(broken)[0]] == [(0, "memory"), (4, "answer"), (4, "echo")]
 
 
-def test_slots_are_checked_by_processes_of_their_own() -> None:
-    reports = check_slots([0, 1], "cpu", 1 << 20)
-    assert judge(reports) == ([], [])
-    assert reports[0].golden == reports[1].golden
-    assert [list(each.echo) for each in reports] == [["1"], []]
-    assert reports[0].echo["1"] > 0
-
-
 def test_a_cordon_ends_by_itself_the_first_time(tmp_path: Path) -> None:
     now = [1e9]
     cordon = CordonList(tmp_path / "cordon.json", lambda: now[0])
@@ -145,7 +141,35 @@ def test_what_counts_as_the_same_failure() -> None:
         assert signature(Failure(1, outside, status)) is None
 
 
-def test_a_check_takes_seconds() -> None:
-    begun = time.monotonic()
-    check_slots([0], "cpu", 64 << 20)
-    assert time.monotonic() - begun < 20
+class _Member:
+    """A job as `running_ranks` needs it."""
+
+    def on_rank(self, info: RankInfo, *_: Any) -> SimpleNamespace:
+        return SimpleNamespace(rank_info=info, control=SimpleNamespace(enter=lambda *_: None))
+
+
+def test_a_generation_meets_nobody_of_another() -> None:
+    """Each has a store of its own: nothing that a rank of a former one has set, or could still set, is there."""
+
+    def arrive(job: Any) -> Exit:
+        store = job.rank_info.connect()
+        return Exit.DONE if store.add("arrivals", 1) <= 2 else Exit.DEFECT
+
+    inodes = set[int]()
+    for _ in range(3):
+        with running_ranks(cast("Job", _Member()), arrive, [0, 1], StopSignals()) as ranks:
+            waiting = list(ranks)
+            while waiting:
+                waiting = [rank for rank in waiting if rank not in wait_for_ends(waiting, 5.0)]
+            assert [rank.end.si_status for rank in ranks] == [Exit.DONE, Exit.DONE]
+            stores = [os.stat(path).st_ino for path in Path("/proc/self/fd").iterdir() if is_store(path)]
+            inodes.update(stores)
+            assert len(stores) == 1  # those of former generations are closed
+    assert len(inodes) == 3
+
+
+def is_store(path: Path) -> bool:
+    try:
+        return "memfd:store" in os.readlink(path)
+    except OSError:
+        return False

@@ -33,7 +33,7 @@ def whole(train_whole: Callable[..., Path]) -> Path:
 @pytest.fixture
 def train(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) -> Callable[..., Started]:
     def start(folder: Path, *words: str, **how: Any) -> Started:
-        words = ("train", "--out", str(folder), *tiny_settings, *TWO, "guard.audit_every=1", *words)
+        words = ("train", "--out", str(folder), *tiny_settings, *TWO, "guard.audit_every=5", *words)
         return launcher.start(words, tmp_path / "output.txt", supervisor__BACKOFF=[0.0], **how)
 
     return start
@@ -44,12 +44,12 @@ def test_a_faulty_rank_is_found_and_training_is_the_same(
     tmp_path: Path, train: Callable[..., Started], same: Callable[[Path], None], events: Events, always: bool
 ) -> None:
     run = tmp_path / "run"
-    wrong = {"do": "wrong again", "always": always, "generation": 0, "rank": 1, "phase": "data", "step": 5}
+    wrong = {"do": "wrong again", "always": always, "generation": 0, "rank": 1, "phase": "data", "step": 3}
     started = train(run, faults=[wrong])
     assert started.wait() == 0, started.text
     same(run)
     found = [(each["found"], each["ranks"], each["step"]) for each in events(run, "audit")]
-    assert found[0] == (("persistent", [0, 1], 5) if always else ("transient", [1], 5))
+    assert found[0] == (("persistent", [0, 1], 4) if always else ("transient", [1], 4))
     assert len(events(run, "machine_check")) == len(events(run, "restart")) == int(always)
     assert "a transient fault" in started.text or always
 

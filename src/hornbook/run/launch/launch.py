@@ -13,14 +13,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_lock import RunLock
+from hornbook.files.run_lock import RunLock, process_identity
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
@@ -42,6 +42,7 @@ from hornbook.run.launch.recovery import with_world
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopSignals
+from hornbook.run.launch.standby import Plan
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.observe.event_files import require_tensorboard
@@ -50,7 +51,7 @@ from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
 from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import settle_precision
-from hornbook.run.train import train
+from hornbook.run.train import Ready, train
 from hornbook.run.training_length import check_schedule, sets_schedule
 from hornbook.settings.layout.world import warning_about_nodes
 from hornbook.settings.recipe import Recipe
@@ -112,10 +113,22 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         resumed = dataclasses.replace(start, mode="resume", init_from=None)
         return open_job(run, fewer, signals, restarted(fewer.recipe, run, resumed))
 
+    def follow(rank: int, attempt: int) -> Job:
+        resumed = dataclasses.replace(start, mode="resume", init_from=None)
+        again = restarted(inputs.recipe, run, resumed)
+        return _follow(inputs, run, again, signals, attempt, owner=owner, silent=rank > 0)
+
+    owner = process_identity(os.getpid())
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
         supervisor = Supervisor(run, inputs.recipe, signals, quiet=start.quiet, renew=lock.renew)
-        return supervisor.run(next_job, _train)
+        plan = Plan(inputs, follow, _train, signals, supervisor.memory) if _may_wait(inputs.recipe) else None
+        return supervisor.run(next_job, _train, plan)
+
+
+def _may_wait(recipe: Recipe) -> bool:
+    """Whether ranks may be forked ahead."""
+    return recipe.guard.standby and choose_device(recipe.train.device).type == "cpu"
 
 
 def _warn(text: str, start: Start) -> None:
@@ -160,16 +173,26 @@ def _join(
         return _train(job.on_rank(rank_info, heartbeat or Heartbeat(rank=rank_info.rank)))
 
 
-def _follow(inputs: Inputs, run: RunDir, start: Start, signals: StopSignals, attempt: int) -> Job:
-    """The job of a rank other than 0, over the run directory that rank 0 holds; it writes nothing there.
+def _follow(
+    inputs: Inputs,
+    run: RunDir,
+    start: Start,
+    signals: StopSignals,
+    attempt: int,
+    *,
+    owner: dict[str, Any] | None = None,
+    silent: bool = True,
+) -> Job:
+    """The job of a rank that joins an attempt begun by rank 0, or by the supervisor; rank 0 alone writes (`silent`).
 
-    Rank 0 writes nothing more until all ranks have joined, so both read the same ledger.
+    Rank 0 writes nothing more until all ranks have joined, so all read the same ledger. owner: the process that a
+    person started, where it is not this one.
     """
     if not wait_until(lambda: is_file(run.recipe), SETUP_SECONDS):  # a network file system may be late to show it
         raise UsageError(f"{run.path} of rank 0 is not seen here: --out must be on a file system all machines share")
-    ledger = Ledger(run, silent=True)
+    ledger = Ledger(run, silent=silent)
     ledger.attempt = attempt
-    output = RunWriter(run, ledger)
+    output = RunWriter(run, ledger) if owner is None else RunWriter(run, ledger, owner=owner)
     return Job(inputs, start, output, Control(output, signals))
 
 
@@ -302,10 +325,10 @@ def is_empty(run: RunDir) -> bool:
     return not (is_folder(run.checkpoints) and list_folder(run.checkpoints))
 
 
-def _train(job: Job) -> Exit:
+def _train(job: Job, ready: Ready | None = None) -> Exit:
     """Run the loop; errors that a person can mend get a message with the remedy."""
     try:
-        return train(job)
+        return train(job, ready)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except (torch.OutOfMemoryError, MemoryError) as error:

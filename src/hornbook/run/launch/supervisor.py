@@ -9,7 +9,6 @@ import contextlib
 import functools
 import importlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,8 @@ from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
 from hornbook.run.launch.recovery import Recovery
-from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
+from hornbook.run.launch.signals import StopSignals, stop_signals_blocked
+from hornbook.run.launch.standby import Plan, Standby
 from hornbook.run.ledger import At, Ledger, Position
 from hornbook.settings.recipe import Recipe
 
@@ -58,22 +58,25 @@ class Supervisor:
     ) -> None:
         """`renew`: called several times a second; it keeps the run's lock."""
         self._run, self._guard, self._signals, self._quiet, self._renew = run, recipe.guard, signals, quiet, renew
-        self._memory = CopyMemory(recipe.parallel.world) if recipe.checkpoint.memory_every else None
+        self.memory = CopyMemory(recipe.parallel.world) if recipe.checkpoint.memory_every else None
+        """For copies of the state; None: there are none."""
         self._size: int | None = None
         """Ranks of the newest generation."""
         self._recovery = Recovery(run, recipe, renew)
+        self._standby: Standby | None = None
         self._restarts = 0
         self._newest = self._progress()
 
-    def run(self, open_job: OpenJob, loop: Loop) -> Exit:
+    def run(self, open_job: OpenJob, loop: Loop, plan: Plan | None = None) -> Exit:
         """Run `loop(job)` on the ranks of the recipe, or those that sound slots are left for; returns their exit code.
 
-        Raises the lasting error, RetriesSpentError, or HardwareError.
+        plan: of ranks that wait for a failure; None: none do. Raises the lasting error, RetriesSpentError or
+        HardwareError.
         """
         failure = None
         try:
             while True:
-                outcome = self._run_generation(open_job, loop, failure)
+                outcome = self._run_generation(open_job, loop, plan, failure)
                 if outcome == Exit.INTERRUPTED:
                     raise KeyboardInterrupt
                 if not isinstance(outcome, Failure):
@@ -88,30 +91,55 @@ class Supervisor:
         except BaseException as error:
             self._note_failure(error, failure.status if failure else At())
             raise
+        finally:
+            self._dismiss_standby()
 
-    def _run_generation(self, open_job: OpenJob, loop: Loop, failure: Failure | None) -> Exit | Failure:
+    def _run_generation(
+        self, open_job: OpenJob, loop: Loop, plan: Plan | None, failure: Failure | None
+    ) -> Exit | Failure:
         size, before = self._recovery.world(), self._size
-        if self._memory is not None and before not in (None, size):
-            self._memory.forget()  # ranks of another number hold other parts
-        self._size = size
+        if self.memory is not None and before not in (None, size):
+            self.memory.forget()  # ranks of another number hold other parts
+        self._size, devices = size, self._recovery.devices(size)
         with contextlib.ExitStack() as stack:
+            waiting = self._take_standby(devices)
             with open_job(failure is not None, size) as job:
                 if failure is not None:
                     cause = {"rank": failure.rank, "cause": failure.cause, "phase": failure.status.phase}
                     job.ledger.note("restart", failure.status, restarts=self._restarts, **cause)
-                devices = self._recovery.devices(size)
-                ranks = stack.enter_context(running_ranks(job, loop, devices, self._signals, self._memory))
-            outcome = self._watch(ranks)
+                attempt, shards = job.ledger.attempt, job.inputs.corpus.shards
+                if waiting is None:
+                    started = running_ranks(job, loop, devices, self._signals, self.memory)
+                else:
+                    started = woken_ranks(waiting, attempt, self._signals)
+                ranks = stack.enter_context(started)
+            outcome = self._watch(ranks, functools.partial(Standby, plan, devices) if plan is not None else None)
             if isinstance(outcome, Failure):
-                keep_evidence(self._run, job.ledger.attempt, ranks)
-        if isinstance(outcome, Failure) and outcome.report is None and (damage := truncated(job.inputs.corpus.shards)):
+                keep_evidence(self._run, attempt, ranks)
+        if isinstance(outcome, Failure) and outcome.report is None and (damage := truncated(shards)):
             raise damage  # the rank was killed (SIGBUS) where it read data that is no longer there
         return outcome
 
-    def _watch(self, ranks: Sequence[Rank]) -> Exit | Failure:
-        """Wait until all ranks have ended cleanly, or one has failed or hangs."""
+    def _take_standby(self, devices: Sequence[int]) -> Standby | None:
+        """The waiting ranks, if they are for these devices and all there; else they are dismissed."""
+        found = self._standby
+        if found is not None and found.devices == list(devices) and found.whole:
+            self._standby = None
+            return found
+        self._dismiss_standby()
+        return None
+
+    def _dismiss_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None
+
+    def _watch(self, ranks: Sequence[Rank], prepare: Callable[[], Standby] | None) -> Exit | Failure:
+        """Wait until all ranks have ended cleanly, or one has failed or hangs; `prepare` once they make steps."""
         running, watchdogs = list(ranks), {rank: Watchdog(rank) for rank in ranks}
         while running:
+            if prepare is not None and self._standby is None and all(each.made_step for each in watchdogs.values()):
+                self._standby, prepare = prepare(), None
             for rank in wait_for_ends(running, PERIOD):
                 running.remove(rank)
             self._renew()
@@ -168,7 +196,7 @@ class Supervisor:
 
     def _progress(self) -> int:
         """Step of the newest state that ranks can go on from."""
-        return max(newest_step(self._run), -1 if self._memory is None else self._memory.newest)
+        return max(newest_step(self._run), -1 if self.memory is None else self.memory.newest)
 
     def _log(self, text: str) -> None:
         """Write a line to stderr and log.txt; a failure to write either must not end a run."""
@@ -218,12 +246,18 @@ class Watchdog:
     def __init__(self, rank: Rank) -> None:
         self._heartbeat = rank.heartbeat
         self._sequence = -1
+        self._first: int | None = None
         self._looked = time.monotonic()
         self.seconds = 0.0
+        self.made_step = False
+        """Whether the rank has made a step since it began to train."""
 
     def expired(self, hang_seconds: float) -> bool:
         """Read the heartbeat; whether its silence is a hang (`guard.hang_seconds`; 0: judged by earlier phases)."""
         now, status = time.monotonic(), self._heartbeat.read()
+        if status.phase != "setup":
+            self._first = status.step if self._first is None else self._first
+            self.made_step = status.step > self._first
         # If this process was kept from running too (a busy or frozen machine), that is not the rank's silence.
         self.seconds = self.seconds + min(now - self._looked, 2 * PERIOD) if status.sequence == self._sequence else 0.0
         self._looked, self._sequence = now, status.sequence
@@ -269,21 +303,31 @@ def running_ranks(
         os.close(store)
 
 
+@contextlib.contextmanager
+def woken_ranks(standby: Standby, attempt: int, signals: StopSignals) -> Iterator[list[Rank]]:
+    """Let ranks on standby train; when the context ends, all are killed and reaped."""
+
+    def pass_on(number: int) -> None:
+        for rank in standby.ranks:
+            rank.send(number)
+
+    announces = signals.announces
+    try:
+        with stop_signals_blocked():
+            signals.pass_on = pass_on
+            signals.announces = announces and not os.isatty(2)
+            standby.go(attempt)
+        yield standby.ranks
+    finally:
+        signals.pass_on, signals.announces = None, announces
+        standby.close()
+
+
 def _run_loop(on_rank: Callable[[], Job], loop: Loop, signals: StopSignals) -> Exit:
     job = on_rank()
     signals.patient, signals.announces = True, signals.announces and job.rank_info.is_rank0 and os.isatty(2)
     job.control.enter("setup", At())
     return loop(job)
-
-
-@contextlib.contextmanager
-def stop_signals_blocked() -> Iterator[None]:
-    """Hold stop signals back until the end of the context."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def newest_step(run: RunDir) -> int:
