@@ -17,6 +17,7 @@ from hornbook.data.batch import Batch, fill_rows
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
+from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
@@ -303,6 +304,25 @@ class Engine:
         mine = self.parts.batch(batch)
         weights, lengths = self._to_device(mine.weights), batch.document_lengths
         return self.parts.whole(self._head.token_losses(hidden, self._targets(mine), weights, lengths), batch)
+
+    def log_partition(self, batch: Batch) -> Tensor:
+        """float32 [2]: over targets that count, sum of (log of the sum of exponentials of the logits)^2, and of 1.
+
+        The model is as it was written, without compilation; nothing changes. Zeros for heads that have no vocabulary,
+        whose model is called all the same. A rank that has a part of the rows gives the sums over that part.
+        """
+
+        def read(hidden: Tensor) -> tuple[Tensor, ...]:
+            mine = self.parts.batch(batch)
+            weights = self._to_device(mine.weights)
+            if isinstance(self._head, LabelHead):
+                return (weights.new_zeros(2),)
+            ones = (weights > 0).to(weights.dtype)
+            terms = self._head.losses(hidden, self._targets(mine), ones, z_loss=1.0, lengths=mine.document_lengths)
+            return (torch.stack([terms["z_loss"].float(), ones.sum()]),)
+
+        with self.evaluation_mode():
+            return self.apply(self._inputs(batch), read)[0]
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""

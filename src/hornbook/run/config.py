@@ -153,6 +153,9 @@ class LogConfig(Config):
     memory_snapshot: Count = Field(default=0, ge=0)
     """The step whose tensors kept for backward are listed in RUN/memory-STEP.json, on a GPU with torch's own snapshot
     beside it; 0: none."""
+    statistics_every: Count = Field(default=100, ge=0)
+    """Steps between measurements of every layer (gradient, weight and update norms, activations, dead units, attention
+    logits), lines of RUN/statistics.jsonl that `hornbook doctor RUN` reads; 0: none."""
     noise_scale: Count = Field(default=0, ge=0)
     """Steps over which the gradient noise scale is averaged, such as 100; 0 does not measure it. Needs two ranks, or
     two microbatches of a rank: the norm of a part of the gradient is compared with that of the whole."""

@@ -28,6 +28,7 @@ from hornbook.run.control.interventions import Course
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.run.observe.layers.statistics import LayerStatistics
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
 from hornbook.run.start.initialize_or_restore import initialize_or_restore
 from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
@@ -125,11 +126,13 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
 
 
 def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> None:
-    """Keep what the recipe asks for beside the training itself: an average of the weights, the noise scale."""
+    """Keep what the recipe asks for beside the training itself: averages of the weights, statistics, noise scale."""
     engine = state.engine
     if not isinstance(recipe.train.average, NoAverage):
         axis = Axis(length.planned, length.batches)
         state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    if recipe.log.statistics_every:
+        state.layers = LayerStatistics(engine, recipe.log.statistics_every)
     if recipe.log.noise_scale:
         engine.measure_part()
         state.noise = NoiseScale(recipe.log.noise_scale)
@@ -144,6 +147,8 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
     job.control.enter("clip", state)
+    if state.layers is not None:
+        state.layers.begin(state.step + 1)
     with phase("optimizer"):
         norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)

@@ -17,6 +17,7 @@ from hornbook.run.memory import memory_of
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
 from hornbook.run.observe.event_files import EventFiles
+from hornbook.run.observe.layers.statistics import StatisticsLog
 from hornbook.run.observe.memory_log import MemoryLog
 from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown
@@ -115,10 +116,11 @@ class Observers:
     profile: StepProfile
     event_files: list[EventFiles]
     memory: list[MemoryLog]
+    statistics: StatisticsLog
 
     def __iter__(self) -> Iterator[Observer]:
         yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.event_files)
-        yield from (*self.memory, self.evaluation, self.samples, self.profile)
+        yield from (*self.memory, self.statistics, self.evaluation, self.samples, self.profile)
 
     def start(self, attempt: int, at: Position) -> None:
         """The run is up, before its first step."""
@@ -170,7 +172,8 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
         profile = stack.enter_context(StepProfile(job, consoles))
         metrics = Metrics(lines, bill)
         scoring = evaluation, samples, profile
-        observers = Observers(bill, metrics, state_file, consoles, *scoring, event_files, memory)
+        statistics = stack.enter_context(StatisticsLog(state, job.run.statistics if output.is_rank0 else None))
+        observers = Observers(bill, metrics, state_file, consoles, *scoring, event_files, memory, statistics)
         if output.is_rank0 and job.recipe.log.tensorboard:
             event_files.append(stack.enter_context(EventFiles(job.run, observers.note)))
             job.ledger.listeners.append(event_files[0].listen)
