@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from hornbook.model.attention.attend import Heads, attend, tables_of
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.heads.head import Head
 from hornbook.model.layers.transfer import fetch
 from hornbook.model.mlp.mlp import GLU, MLP
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import AXES
 
 QUERIES = 256
-"""Queries of each row, spread evenly, whose scores are computed: all pairs of a long row would cost too much."""
+"""Queries of each row, and targets in all, spread evenly, whose scores are computed: all would cost too much."""
 _SUMS = 4
 """By block: squares and count of its output, dead and all units of its MLP."""
 
@@ -61,7 +60,7 @@ class ActivationWatch:
         with contextlib.ExitStack() as hooks:
             for number, block in self._own_blocks():
                 self._watch(hooks, number, block)
-            head = self._engine.log_partition(peek(rows))
+            head = self._engine.log_partition(peek(rows), QUERIES)
         sums = torch.cat([self._sums.flatten(), head.double()])
         sums = world.all_reduce_sum(sums, AXES).tolist()
         logits = _max_over_ranks(self._logits, self._engine)
