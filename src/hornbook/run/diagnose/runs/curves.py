@@ -77,7 +77,7 @@ def curves_of(
     steps: Sequence[Mapping[str, Any]],
     statistics: Sequence[Mapping[str, Any]] = (),
     evaluations: Sequence[Mapping[str, Any]] = (),
-    facts: Facts = Facts(),  # noqa: B008 - frozen
+    facts: Facts = Facts(),
 ) -> Curves:
     """From records of metrics.jsonl (those in force), statistics.jsonl and evals/."""
     scored = [each for each in evaluations if "loss" in each.get("all", {})]

@@ -16,7 +16,7 @@ def spread(values: Values) -> float:
 
 
 def slope(values: Values) -> tuple[float, float]:
-    """(rise per value, its standard error) of the straight line through medians of 16 blocks: outliers move it little."""
+    """(rise per value, its standard error) of the line through medians of 16 blocks, which outliers move little."""
     blocks = [float(np.median(each)) for each in np.array_split(values, min(16, len(values)))]
     x = np.arange(len(blocks), dtype=float)
     x -= x.mean()
