@@ -24,6 +24,8 @@ MIN_STEPS = 64
 WINDOW = 32
 MEASUREMENTS = 3
 """Newest measurements of layers that must agree."""
+LEAST_WAIT = 1e-3
+"""Seconds of a wait that count: shorter ones are those of any thread."""
 LOGIT_LIMIT, LOG_Z_LIMIT = 1e4, 1e2
 """Attention logits at which training diverged (arXiv 2309.14322, section 3.1); a log Z whose float32 loss keeps five
 digits and whose bf16 logits none behind the point."""
@@ -325,15 +327,15 @@ def fp16_scale(curves: Curves) -> str | None:
 
 
 def stalled_data(curves: Curves) -> str | None:
-    """Waits for batches over 5 % of the time of the newest 200 steps, in ten of them at least."""
-    seconds, waits = curves.seconds[-200:], curves.data_seconds[-200:]
-    if len(seconds) < MIN_STEPS or not np.nansum(seconds):
+    """Waits for batches over 5 % of the newest 200 steps, and in a tenth of them, the longest aside."""
+    seconds, waits = np.nan_to_num(curves.seconds[-200:]), np.nan_to_num(curves.data_seconds[-200:])
+    if len(seconds) < MIN_STEPS or not seconds.sum():
         return None
-    share = float(np.nansum(waits) / np.nansum(seconds))
-    slow = waits > 0.05 * seconds
-    if share < 0.05 or slow.sum() < 10:
+    usual = waits <= np.quantile(waits, 0.95)
+    share = float(waits[usual].sum() / seconds[usual].sum())
+    if share < 0.05 or (waits > 0.05 * seconds).mean() < 0.1 or waits[usual].mean() < LEAST_WAIT:
         return None
-    worst = int(np.nanargmax(waits))
+    worst = int(waits.argmax())
     at = curves.step[-len(waits) :][worst]
     return f"{100 * share:.0f} % of the last {len(seconds)} steps was waiting; step {at:,} waited {waits[worst]:.3g} s"
 

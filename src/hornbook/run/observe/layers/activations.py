@@ -113,7 +113,7 @@ class ActivationWatch:
             [_ratio(squares, count, 0.5) for squares, count, _, _ in rows],
             [_ratio(dead, units) for _, _, dead, units in rows],
             [None if each == -torch.inf else each for each in logits],
-            _ratio(*sums[-2:], 0.5),
+            _ratio(sums[-2], sums[-1], 0.5),
         )
 
 

@@ -16,6 +16,7 @@ from hornbook.model.layers.transfer import fetch
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.norm import divisions_of, sum_over_axes
 from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.world import Axis
 
 SAMPLED = 2**18
 """About as many values of a parameter are compared before and after an update: a copy of all would need memory."""
@@ -65,7 +66,7 @@ class WeightStatistics:
         self.layers = tuple(dict.fromkeys(map(layer_of, engine.shapes)))
         """Names, the same on every rank."""
         self._before: dict[str, Tensor] = {}
-        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._sums: dict[tuple[Axis, ...], Tensor] = {}
 
     def _counted(self) -> Iterator[tuple[str, int, ParameterShard]]:
         """(name, number of its layer, shard) of the parameters that count on this rank."""
