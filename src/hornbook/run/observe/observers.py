@@ -137,11 +137,11 @@ class Observers:
         self.note(str(found))
         ledger.note(found.event, at, text=str(found), **asdict(found))
 
-    def shorten(self, step: int, length: TrainingLength) -> None:
+    def shorten(self, step: int, length: TrainingLength, why: str) -> None:
         """Set the new length of a run that was shortened after `step`, and show it."""
         self.state_file.shorten(length.tokens)
         for console in self.consoles:
-            console.shorten(step, length.steps_from(0), length.tokens)
+            console.shorten(step, length.steps_from(0), length.tokens, why)
 
     def change(self, course: Course) -> None:
         """Show the settings in force from here on."""

@@ -101,11 +101,12 @@ def convergence(
     if risen := _risen(loss, training):
         return Convergence(risen, f"the validation loss rose from {loss.min():.4f} to {loss[-1]:.4f}", int(tokens[-1]))
     last = constant_part(rate)
-    if last < MIN_POINTS:
-        why = f"{last} evaluations at a constant learning rate, {MIN_POINTS} are needed"
+    warm = int(np.argmax(rate >= CONSTANT * rate.max())) if len(rate) else 0
+    if last - warm < MIN_POINTS:
+        why = f"{last - warm} evaluations at a constant learning rate, {MIN_POINTS} are needed"
         return Convergence("unknown", f"{why}; while the rate is lowered the loss falls for that reason")
     tokens, loss = tokens[:last], loss[:last]
-    first = min(int(np.searchsorted(tokens, tokens[-1] / SPAN)), last - MIN_POINTS)
+    first = max(min(int(np.searchsorted(tokens, tokens[-1] / SPAN)), last - MIN_POINTS), warm)
     law = fit(tokens[first:].astype(float), loss[first:])
     verdict: Verdict = "converged" if law.high < gain else "worth it" if law.low > gain else "undecided"
     where = "" if last == len(rate) else f" at {tokens[-1]:,} tokens, before the rate was lowered"

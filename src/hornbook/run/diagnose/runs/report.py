@@ -77,13 +77,22 @@ def diagnose_run(run: RunDir) -> RunReport:
 
 def verdict_of(curves: Curves, gain: float = 1e-3) -> Convergence:
     """Whether more training is worth it, by the evaluations of a run."""
-    found = curves.evaluated
-    if not len(curves) or not len(found.loss):
+    rows = evaluated_series(curves)
+    if not rows:
         return Convergence("unknown", "there are no evaluations (eval.every)")
-    ends = np.searchsorted(curves.step, found.step, side="right")
-    rate = np.array([curves.lr[max(end - 1, 0)] for end in ends])
-    training = np.array([np.nanmedian(curves.loss[max(end - WINDOW, 0) : max(end, 1)]) for end in ends])
-    return convergence(found.tokens, found.loss, rate, training, gain)
+    _, tokens, loss, rate, training = (np.array(each) for each in zip(*rows, strict=True))
+    return convergence(tokens, loss, rate, training, gain)
+
+
+def evaluated_series(curves: Curves) -> list[tuple[int, int, float, float, float]]:
+    """Of each evaluation: step, tokens, loss, learning rate then, median training loss of the steps before."""
+    found, rows = curves.evaluated, list[tuple[int, int, float, float, float]]()
+    for step, tokens, loss in zip(found.step.tolist(), found.tokens.tolist(), found.loss.tolist(), strict=True):
+        end = int(np.searchsorted(curves.step, step, side="right"))
+        if end:
+            recent = curves.loss[max(end - WINDOW, 0) : end]
+            rows.append((step, tokens, loss, float(curves.lr[end - 1]), float(np.median(recent[np.isfinite(recent)]))))
+    return rows
 
 
 def story(history: RunHistory) -> list[str]:
