@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from hornbook.run.diagnose.runs.rules import WINDOW, Diagnosis, judge
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
 TOLD += ("stop_requested", "stop", "finish", "throughput", "straggler", "rollback", "spike", "pause")
 """Kinds of records that the story of a run consists of."""
+LONGEST = 120
+"""Characters of what a line says of an event."""
 LINES = 12
 """Newest lines of the story that are shown."""
 
@@ -111,7 +114,7 @@ def _line(record: Mapping[str, Any]) -> str:
         text = f"rank {record.get('rank')} {record.get('cause')} ({record.get('phase')})"
     if record["kind"] == "shorten":
         text = f"to {record.get('length'):,} tokens{': ' + str(record['reason']) if record.get('reason') else ''}"
-    first = str(text).splitlines()[0] if text else ""
+    first = shorten(str(text), LONGEST) if text else ""
     return (
         f"{when}  attempt {record['attempt']}  step {record['step']:,}  {record['kind']}{'  ' + first if first else ''}"
     )
