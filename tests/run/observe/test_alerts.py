@@ -33,7 +33,8 @@ def server() -> Iterator[Any]:
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None: ...
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """Print nothing."""
 
     found = HTTPServer(("127.0.0.1", 0), Handler)
     found.posted = posted  # pyright: ignore[reportAttributeAccessIssue]
@@ -67,7 +68,8 @@ def test_each_kind_is_told_of_the_events_it_asks_for(
     alerts({**RECORD, "kind": "save"})
     alerts(RECORD)
     expected = {"event": "finish", "run": tmp_path.name, "step": 12, "tokens": 1450, "text": ""}
-    assert wait_for(lambda: server.posted) and server.posted[0][0] == "/hook"
+    assert wait_for(lambda: server.posted)
+    assert server.posted[0][0] == "/hook"
     command = json.loads(wait_for(lambda: got.exists() and got.read_text()))
     line = json.loads((tmp_path / "alerts.jsonl").read_text())
     for found in (server.posted[0][1], command, line):

@@ -23,7 +23,7 @@ ON = 'log.trackers=[{kind = "wandb"}]'
 class Package(ModuleType):
     """A wandb whose functions do what the test says."""
 
-    def __init__(self, name: str, log: Callable[..., None]) -> None:
+    def __init__(self, name: str, log: Callable[..., object]) -> None:
         super().__init__(name)
         self.__spec__ = SimpleNamespace(name=name)  # pyright: ignore[reportAttributeAccessIssue]
         self.begun: list[dict[str, Any]] = []
@@ -46,7 +46,7 @@ class Package(ModuleType):
 def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Package]]:
     held = threading.Event()
 
-    def make(log: Callable[..., None] = lambda: None, name: str = "wandb") -> Package:
+    def make(log: Callable[..., object] = lambda: None, name: str = "wandb") -> Package:
         found = Package(name, held.wait if log is hang else log)
         monkeypatch.setitem(sys.modules, name, found)
         return found
