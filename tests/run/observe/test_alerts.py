@@ -33,7 +33,7 @@ def server() -> Iterator[Any]:
             self.send_response(204)
             self.end_headers()
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        def log_message(self, format: str, *args: Any) -> None:
             """Print nothing."""
 
     found = HTTPServer(("127.0.0.1", 0), Handler)
