@@ -51,7 +51,7 @@ def fail(run: RunDir, error: str, text: str, status: str = "failed") -> None:
 
 
 def set_status(run: RunDir, status: Any, **fields: Any) -> None:
-    state = run.read_state()
+    state: Any = run.read_state()
     assert state is not None
     run.write_state({**state, "status": status, **fields})
 
@@ -91,7 +91,7 @@ def test_an_error_has_its_name_code_and_remedy(finished: RunDir, error: str, tex
     found = only(report)
     assert (found.name, report.code) == (name, code)
     assert "step 7" in found.evidence
-    assert text.split(";")[0] in found.evidence
+    assert text.partition(";")[0] in found.evidence
     assert found.remedy == texts()[name].remedy
 
 

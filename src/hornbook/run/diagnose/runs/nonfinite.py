@@ -21,12 +21,10 @@ from hornbook.parallel.world import distributed
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import verify_folder
 from hornbook.run.checkpoints.path import step_of
-from hornbook.run.control.control import Control
 from hornbook.run.control.interventions import Course
-from hornbook.run.inputs import Inputs, open_inputs
-from hornbook.run.job import Job, Start
-from hornbook.run.launch.signals import StopSignals
-from hornbook.run.ledger import Ledger, RunWriter, read_past
+from hornbook.run.inputs import open_inputs
+from hornbook.run.job import Job, Start, silent_job
+from hornbook.run.ledger import read_past
 from hornbook.run.start.bound import base_recipe
 from hornbook.run.state import State
 from hornbook.run.train import build_state, compute_gradients, take_step
@@ -72,7 +70,7 @@ def recompute(run: RunDir, step: int) -> Recomputed:
         distributed(ParallelConfig(), base.recipe.train) as world,
         contextlib.closing(inputs.loader),
     ):
-        job = _reader(inputs, run)
+        job = silent_job(inputs, run, Start("resume", quiet=True))
         state = build_state(inputs, ParallelConfig(), world)
         state.layers, state.fewer_rows, state.saved_course = None, list(past.fewer_rows), job.saved_course
         if older:
@@ -83,12 +81,6 @@ def recompute(run: RunDir, step: int) -> Recomputed:
         state.loader.skip(past.skipped_ranges)
         course = _to_step(job, state, step)
         return _watch(job, state, course, older[0].name if older else "")
-
-
-def _reader(inputs: Inputs, run: RunDir) -> Job:
-    """A job that reads the run's ledger, and writes nothing."""
-    output = RunWriter(run, Ledger(run, silent=True), is_rank0=False)
-    return Job(inputs, Start("resume", quiet=True), output, Control(output, StopSignals()))
 
 
 def _to_step(job: Job, state: State, step: int) -> Course:

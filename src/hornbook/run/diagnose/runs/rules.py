@@ -60,6 +60,12 @@ def texts() -> dict[str, Text]:
     return {name: Text(**row) for name, row in table.items()}
 
 
+def table() -> str:
+    """The rules as a table in Markdown, for docs/troubleshooting.md."""
+    rows = [f"| {each.title} | {each.explanation} | {each.remedy} |" for each in texts().values()]
+    return "\n".join(["| issue | what it means | what helps |", "|---|---|---|", *rows])
+
+
 def judge(curves: Curves) -> list[Diagnosis]:
     """What the rules find, in the order of `rules.toml`."""
     return [diagnosis(name, evidence) for name in texts() if (evidence := RULES[name](curves))]
@@ -150,7 +156,7 @@ def _stall(curves: Curves) -> tuple[float, float] | None:
         return None  # the schedule has lowered the rate: that the loss settles is what it is for
     rise, error = slope(loss[-third:])
     fall = -rise * third
-    noise = max(2 * error * third, 0.002 * abs(float(np.median(loss))))
+    noise = max(3 * error * third, 0.003 * abs(float(np.median(loss))))
     if abs(fall) > noise:
         return None
     return float(np.median(norms[-third:]) / max(np.median(norms[: len(norms) // 3]), 1e-30)), fall
@@ -181,7 +187,7 @@ def oscillation(curves: Curves) -> str | None:
         return None
     level = float(np.median(loss))
     differences = np.diff(loss)
-    residual = loss - _running_median(loss, 17)
+    residual = loss[8:-7] - np.convolve(loss, np.full(16, 1 / 16), "valid")
     size = spread(residual)
     turn = float((residual[1:] * residual[:-1]).mean() / max((residual**2).mean(), 1e-30))
     if turn < -0.5 and size > 0.005 * level:
