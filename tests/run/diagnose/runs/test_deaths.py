@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -36,10 +37,15 @@ Thread 0x00007f02 (most recent call first):
 """
 
 
+@pytest.fixture(scope="module")
+def whole(train_whole: Callable[..., Path]) -> Path:
+    return train_whole()
+
+
 @pytest.fixture
-def finished(tmp_path: Path, launch_run: Launch) -> RunDir:
-    assert launch_run(tmp_path / "run") == Exit.DONE
-    return RunDir(tmp_path / "run")
+def finished(tmp_path: Path, whole: Path) -> RunDir:
+    """A copy of a run of 12 steps."""
+    return RunDir(shutil.copytree(whole, tmp_path / "run"))
 
 
 def fail(run: RunDir, error: str, text: str, status: str = "failed") -> None:
@@ -53,7 +59,8 @@ def fail(run: RunDir, error: str, text: str, status: str = "failed") -> None:
 def set_status(run: RunDir, status: Any, **fields: Any) -> None:
     state: Any = run.read_state()
     assert state is not None
-    run.write_state({**state, "status": status, **fields})
+    changed: Any = {**state, "status": status, **fields}
+    run.write_state(changed)
 
 
 def only(report: RunReport) -> Any:

@@ -8,7 +8,6 @@ import math
 import statistics
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch

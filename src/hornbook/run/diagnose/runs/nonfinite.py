@@ -93,10 +93,10 @@ def _to_step(job: Job, state: State, step: int) -> Course:
         if course.blend is not None:
             blend = course.blend
             state.use_activation(blend.before, blend.after, blend.share(state.tokens))
-        if state.step == step - 1:
-            return course
         if state.tokens >= course.length.tokens:
             raise UsageError(f"{job.run.path} ends with step {state.step}, so it has no step {step}")
+        if state.step == step - 1:
+            return course
         take_step(job, state, course)
 
 
