@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -158,6 +159,17 @@ def test_damaged_records_are_named_and_the_rest_is_told(finished: RunDir) -> Non
     assert report.code == Exit.INTEGRITY
     with pytest.raises(UsageError, match="no run there"):
         diagnose_run(RunDir(finished.path / "nowhere"))
+
+
+def test_the_shards_that_were_waited_for_are_named(finished: RunDir) -> None:
+    lines = [json.loads(line) for line in finished.metrics.read_text().splitlines()]
+    slow = {**lines[4], "seconds": 1.0, "data_seconds": 0.9}
+    many = [{**slow, "step": number} for number in range(1, 81)]
+    finished.metrics.write_text("".join(json.dumps(each) + "\n" for each in many))
+    evidence = {each.name: each.evidence for each in diagnose_run(finished).findings}["stalled_data"]
+    assert re.search(
+        r"90 % of the last 80 steps .* the 5 steps that waited longest read \S+/00000 \(\d+ rows\)", evidence
+    )
 
 
 # ---- hangs

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
 from typing import Any
 
@@ -15,6 +15,7 @@ from hornbook.run.diagnose.runs.curves import Curves
 from hornbook.run.diagnose.runs.deaths import examine
 from hornbook.run.diagnose.runs.history import RunHistory, read_history
 from hornbook.run.diagnose.runs.rules import WINDOW, Diagnosis, judge
+from hornbook.run.diagnose.runs.stalled import stalled_shards
 
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
 TOLD += ("stop_requested", "stop", "finish", "throughput", "straggler", "rollback", "spike", "pause")
@@ -73,9 +74,16 @@ def diagnose_run(run: RunDir) -> RunReport:
         int(state.get("step", 0)),
         int(state.get("tokens", 0)),
         story(history),
-        [*examine(history), *judge(curves)],
+        [*examine(history), *(_with_shards(each, history) for each in judge(curves))],
         verdict_of(curves),
     )
+
+
+def _with_shards(found: Diagnosis, history: RunHistory) -> Diagnosis:
+    """Waits for data name the shards that were waited for."""
+    if found.name != "stalled_data":
+        return found
+    return replace(found, evidence=found.evidence + stalled_shards(history))
 
 
 def verdict_of(curves: Curves, gain: float = 1e-3) -> Convergence:
