@@ -17,7 +17,6 @@ from hornbook.data.batch import Batch, fill_rows
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
-from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
@@ -200,7 +199,8 @@ class Engine:
         found = self._head.losses(hidden, targets, weights * early, **more, **few)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
-    def _inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
+    def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
+        """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
         inputs = model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present)
         return self.parts.inputs(inputs)
 
@@ -287,7 +287,7 @@ class Engine:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
         rows, batch = len(batch.tokens), self._filled(batch)
         with self._looking():
-            return self.apply(self._inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
+            return self.apply(self.inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
@@ -297,32 +297,13 @@ class Engine:
             return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
 
         with self._looking():
-            losses, outputs = self.apply(self._inputs(batch), read)
+            losses, outputs = self.apply(self.inputs(batch), read)
         return losses, outputs
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
         mine = self.parts.batch(batch)
         weights, lengths = self._to_device(mine.weights), batch.document_lengths
         return self.parts.whole(self._head.token_losses(hidden, self._targets(mine), weights, lengths), batch)
-
-    def log_partition(self, batch: Batch, most: int) -> Tensor:
-        """float32 [2]: over `most` targets at most, sum of (log of the sum of exponentials of the logits)^2, and of 1.
-
-        The model is as it was written, without compilation; nothing changes. Zeros for heads that have no vocabulary,
-        whose model is called all the same. A rank that has a part of the rows gives the sums over that part.
-        """
-        counted = self.parts.batch(batch).weights.flatten().nonzero().squeeze(1)
-        spread = torch.linspace(0, max(len(counted) - 1, 0), min(most, len(counted))).round().long()
-        chosen = self._to_device(counted[spread])
-
-        def read(hidden: Tensor) -> tuple[Tensor, ...]:
-            if isinstance(self._head, LabelHead):
-                return (torch.zeros(2, device=hidden.device),)
-            squares = self._head.logits(hidden.flatten(0, 1)[chosen][None]).logsumexp(-1).square()
-            return (torch.stack([squares.sum(), squares.new_tensor(squares.numel())]),)
-
-        with self.evaluation_mode():
-            return self.apply(self._inputs(batch), read)[0]
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
@@ -356,7 +337,7 @@ class _Step:
         self._engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
 
     def inputs(self, number: int) -> dict[str, Any]:
-        return self._engine._inputs(self._batches[number], self._keys[number])
+        return self._engine.inputs(self._batches[number], self._keys[number])
 
     def objective(self, hidden: Tensor | None, auxiliary: Auxiliary, number: int) -> Tensor:
         engine, batch = self._engine, self._batches[number]

@@ -17,7 +17,7 @@ from hornbook.run.memory import memory_of
 from hornbook.run.observe.alerts import Alerts, to_stderr
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
-from hornbook.run.observe.layers.statistics import StatisticsLog
+from hornbook.run.observe.layers.statistics_log import StatisticsLog
 from hornbook.run.observe.memory_log import MemoryLog
 from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown

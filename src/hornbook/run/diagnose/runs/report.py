@@ -11,10 +11,10 @@ import numpy as np
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.run.diagnose.runs.convergence import Convergence, convergence
-from hornbook.run.diagnose.runs.curves import Curves
+from hornbook.run.diagnose.runs.curves import WINDOW, Curves
 from hornbook.run.diagnose.runs.deaths import examine
 from hornbook.run.diagnose.runs.history import RunHistory, read_history
-from hornbook.run.diagnose.runs.rules import WINDOW, Diagnosis, judge
+from hornbook.run.diagnose.runs.rules import Diagnosis, judge
 from hornbook.run.diagnose.runs.stalled import stalled_shards
 
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
