@@ -201,8 +201,7 @@ class Engine:
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
-        inputs = model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present)
-        return self.parts.inputs(inputs)
+        return self.parts.inputs(model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present))
 
     def _targets(self, batch: Batch) -> Tensor:
         """Targets of the head: labels that are numbers, or ids."""

@@ -11,7 +11,7 @@ from hornbook.data.loader.loader import Loader
 from hornbook.parallel.engine import Engine
 from hornbook.run.observe.layers.activations import ActivationWatch, BlockOutputs
 from hornbook.run.observe.layers.weights import LayerNorms, WeightStatistics
-from hornbook.run.step_report import Step, is_due
+from hornbook.run.step_report import is_due
 
 TOKENS = 2048
 """Tokens of the forward pass at most, but a row at least."""
