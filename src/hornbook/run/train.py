@@ -97,6 +97,7 @@ def train(job: Job) -> Exit:
             control.enter("save", state)
             checkpointer.save(state, final=True)
             observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
+            observers.conclude(job.run)
             control.enter("end", state)
             control.refuse_rest(state)
             job.ledger.note("finish", state)
