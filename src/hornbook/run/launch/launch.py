@@ -43,7 +43,8 @@ from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
-from hornbook.run.observe.event_files import require_tensorboard
+from hornbook.run.observe.alerts import Alerts
+from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
@@ -111,6 +112,7 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
         supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew)
+        supervisor.listeners += alerts_of(inputs.recipe, run)
         return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
 
 
@@ -181,7 +183,7 @@ def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, R
 def refuse_start(recipe: Recipe, run: RunDir, start: Start) -> None:
     """Raise UsageError if a start must not be made here."""
     check_directory(run, start.mode)
-    require_tensorboard(recipe.log)
+    require_trackers(recipe.log)
     refuse_if_held(run)
 
 
@@ -223,11 +225,17 @@ def read_inputs(resolved: Resolved, start: Start) -> Inputs:
     return inputs
 
 
+def alerts_of(recipe: Recipe, run: RunDir) -> list[Alerts]:
+    """The listener of the ledger that tells of events, where the recipe asks for it."""
+    return [Alerts(recipe.log.alerts, run)] if recipe.log.alerts else []
+
+
 @contextlib.contextmanager
 def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) -> Iterator[Job]:
     """One attempt: its ledger, and the first files of a new run. The caller holds the run's lock."""
     run.clean()
     with Ledger(run) as ledger:
+        ledger.listeners += alerts_of(inputs.recipe, run)
         output, lock = RunWriter(run, ledger), inputs.corpus.lock()
         job = Job(inputs, start, output, Control(output, signals))
         if start.mode == "resume":
