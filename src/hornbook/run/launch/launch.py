@@ -21,6 +21,7 @@ from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
+from hornbook.files.secrets import holds_secret
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
@@ -185,6 +186,18 @@ def refuse_start(recipe: Recipe, run: RunDir, start: Start) -> None:
     check_directory(run, start.mode)
     require_trackers(recipe.log)
     refuse_if_held(run)
+    if start.mode == "start":
+        refuse_secrets(recipe)
+
+
+def refuse_secrets(recipe: Recipe) -> None:
+    """Raise UsageError where a setting holds a password or token: files of the run would keep it."""
+    for path, value in leaves(recipe):
+        if any(holds_secret(str(each), dotted(path)) for each in (value if isinstance(value, list) else [value])):
+            raise UsageError(
+                f"{dotted(path)} holds what looks like a password or token, and every file of the run would keep it: "
+                "leave it out, and give it to the program that needs it by an environment variable"
+            )
 
 
 def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
