@@ -21,6 +21,7 @@ from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
+from hornbook.files.secrets import holds_secret
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
@@ -29,6 +30,7 @@ from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.control.control import Control, refuse_if_held
+from hornbook.run.control.fault_plan import check_plan
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.job import Job, Start
@@ -77,6 +79,8 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     place = launched(os.environ, resolved.recipe.parallel)
     resolved = settle_micro_batch(resolved, launched=place is not None)
     recipe = resolved.recipe
+    if start.faults is not None:
+        check_plan(start.faults.plan, recipe)
     check_offload(recipe.parallel.offload, choose_device(recipe.train.device), recipe.optim)
     if isinstance(place, Node):
         return _join_node(resolved, run, start, place)
@@ -111,7 +115,9 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
 
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
-        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew)
+        supervisor = Supervisor(
+            run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew, faults=start.faults
+        )
         supervisor.listeners += alerts_of(inputs.recipe, run)
         return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
 
@@ -168,7 +174,9 @@ def _follow(inputs: Inputs, run: RunDir, start: Start, signals: StopSignals, att
     ledger = Ledger(run, silent=True)
     ledger.attempt = attempt
     output = RunWriter(run, ledger)
-    return Job(inputs, start, output, Control(output, signals))
+    if start.faults is not None:
+        start.faults.begin(ledger)
+    return Job(inputs, start, output, Control(output, signals, faults=start.faults))
 
 
 def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
@@ -185,6 +193,18 @@ def refuse_start(recipe: Recipe, run: RunDir, start: Start) -> None:
     check_directory(run, start.mode)
     require_trackers(recipe.log)
     refuse_if_held(run)
+    if start.mode == "start":
+        refuse_secrets(recipe)
+
+
+def refuse_secrets(recipe: Recipe) -> None:
+    """Raise UsageError where a setting holds a password or token: files of the run would keep it."""
+    for path, value in leaves(recipe):
+        if any(holds_secret(str(each), dotted(path)) for each in (value if isinstance(value, list) else [value])):
+            raise UsageError(
+                f"{dotted(path)} holds what looks like a password or token, and every file of the run would keep it: "
+                "leave it out, and give it to the program that needs it by an environment variable"
+            )
 
 
 def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
@@ -237,7 +257,9 @@ def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) ->
     with Ledger(run) as ledger:
         ledger.listeners += alerts_of(inputs.recipe, run)
         output, lock = RunWriter(run, ledger), inputs.corpus.lock()
-        job = Job(inputs, start, output, Control(output, signals))
+        if start.faults is not None:
+            start.faults.begin(ledger)
+        job = Job(inputs, start, output, Control(output, signals, faults=start.faults))
         if start.mode == "resume":
             check_data_lock(run.data_lock, lock)
         else:
