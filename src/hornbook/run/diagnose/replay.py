@@ -12,7 +12,7 @@ from typing import Any
 
 from hornbook.errors import DivergedError, Exit, IntegrityError, UsageError
 from hornbook.files.durable import write_atomic
-from hornbook.files.filesystem import is_file, is_folder
+from hornbook.files.filesystem import is_folder
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
@@ -21,7 +21,8 @@ from hornbook.run.control.control import Request, write_request
 from hornbook.run.control.interventions import sorted_by_step
 from hornbook.run.job import Start
 from hornbook.run.launch.launch import launch
-from hornbook.run.ledger import At, Ledger, Monotone, check_ledger, read_past, replay
+from hornbook.run.ledger import At, Ledger, check_ledger, read_past
+from hornbook.run.start.bound import recipe_in_force
 from hornbook.run.start.init_from import InitFrom
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
@@ -140,20 +141,18 @@ def replay_run(plan: Plan, out: RunDir, *, quiet: bool = False) -> Exit:
     for number, segment in enumerate(plan.segments):
         if number == 0:
             _prepare(plan, out)
-        elif (code := _train(out, segment, segment.first, quiet=quiet)) != Exit.DONE:  # the changes of its resume
+        elif (code := _train(out, _changed(out, segment), segment.first, quiet=quiet)) != Exit.DONE:
             return code
         _note(out, [each for each in segment.decisions if each != plan.without])
-        if (code := _train(out, segment, segment.end, quiet=quiet)) != Exit.DONE:
+        resolved = Resolved(recipe_in_force(out), {})
+        write_atomic(out.recipe, resolved.to_toml())
+        if (code := _train(out, resolved, segment.end, quiet=quiet)) != Exit.DONE:
             return code
     return Exit.DONE
 
 
-def _train(out: RunDir, segment: Segment, end: int, *, quiet: bool) -> Exit:
+def _train(out: RunDir, resolved: Resolved, end: int, *, quiet: bool) -> Exit:
     """Go on until `end` steps are done; DONE when they are, or when the run diverged: the comparison says where."""
-    past = replay(read_records(out.events))
-    resolved = _in_force(segment.recipe, Monotone() if segment.ends_interventions and end == segment.first else past)
-    if not is_file(out.recipe):
-        write_atomic(out.recipe, resolved.to_toml())
     write_request(out, Request(action="stop", reason="end of the replay", at_step=end))
     try:
         code = launch(resolved, out, Start("resume", quiet=quiet))
@@ -245,10 +244,10 @@ def _recipe(run: RunDir, record: Mapping[str, Any]) -> Recipe:
     return recipe.model_copy(update={"train": train, "log": recipe.log.model_copy(update={"tensorboard": False})})
 
 
-def _in_force(recipe: Recipe, past: Monotone) -> Resolved:
-    """A recipe with the interventions that a ledger has."""
-    resolved = Resolved(recipe, {})
-    for each in sorted_by_step(past.interventions):
+def _changed(out: RunDir, segment: Segment) -> Resolved:
+    """The recipe with which the resume at the beginning of a segment went on."""
+    resolved = Resolved(segment.recipe, {})
+    for each in () if segment.ends_interventions else sorted_by_step(read_past(out).interventions):
         resolved = each.apply(resolved)
     return resolved
 
