@@ -28,6 +28,7 @@ from benchmarks.reliability import kill
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
+from hornbook.run.diagnose.rehearsal.judge import litter
 from hornbook.run.launch.supervisor import newest_step
 
 SETTINGS = kill.SETTINGS | {
@@ -81,7 +82,7 @@ def wait_until(process: subprocess.Popen[bytes], condition: Callable[[], bool], 
 
 def saving(run: RunDir) -> bool:
     """Whether a save is being written."""
-    return any(name.startswith(f"{kill.TEMPORARY}step-") for name in kill.litter(run))
+    return any(name.startswith(f"{kill.TEMPORARY}step-") for name in litter(run))
 
 
 def strike(trial: Trial, process: subprocess.Popen[bytes], run: RunDir, draw: random.Random, *, whole: bool) -> bool:

@@ -4,13 +4,11 @@
     code = started.wait()
 
 pytest's own process has threads and has computed, so it must not fork ranks; and a fresh Python takes seconds to
-import torch. Faults strike in the ranks themselves, at the moment a phase is entered, so every test is exact to the
-step. Whatever happens, a run ends with the server, and the server with pytest.
+import torch. Faults are a plan (`--faults`), so every test is exact to the step; what no user's plan has strikes
+here. Whatever happens, a run ends with the server, and the server with pytest.
 """
 
-import builtins
 import importlib
-import itertools
 import json
 import os
 import select
@@ -22,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 import hornbook.cli.main
-import hornbook.errors
 import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
-from tests.processes import Server, answer, die_with, outlive_parent, wait_until
+from tests.processes import Server, answer, die_with, outlive_parent
 
 LIMIT_SECONDS = 120.0
 """Of a run of a second or two; machines that tests run on stand still for seconds."""
@@ -42,6 +40,25 @@ CONSTANTS = {
     "run_lock": "hornbook.files.run_lock",
 }
 """Modules whose constants a test may set."""
+
+
+OURS = ("orphan", "truncate", "one GPU", "end token")
+"""Faults that no plan of a user has."""
+SIGNALS = {"SIGKILL": "kill9", "SIGSTOP": "stop", "SIGTERM": "sigterm", "SIGINT": "sigint", "SIGUSR1": "sigusr1"}
+
+
+def planned(fault: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A fault as a plan has it; None for one of ours. `do`: the name of a signal, or of an error to raise."""
+    if fault["do"] in OURS:
+        return None
+    where = {"step": 0, "rank": "every", "generation": "every"} | {key: fault[key] for key in PLACE if key in fault}
+    rest = {key: value for key, value in fault.items() if key not in (*PLACE, "do")}
+    if fault["do"] in SIGNALS:
+        return {"do": SIGNALS[fault["do"]], "at": where, **rest}
+    return {"do": "exc", "error": fault["do"], "at": where, **rest}
+
+
+PLACE = ("step", "phase", "rank", "generation")
 
 
 @dataclass
@@ -84,7 +101,13 @@ class Launcher:
         **constants: Any,
     ) -> Started:
         """Begin `hornbook WORDS`; constants (`module__NAME=value`) take the place of those of `CONSTANTS`."""
-        request = {"words": list(words), "log": str(log), "faults": list(faults), "constants": constants}
+        plan = [fault for fault in map(planned, faults) if fault is not None]
+        if plan:
+            path = log.with_suffix(".plan.toml")
+            path.write_text(tomli_w.dumps({"faults": plan}))
+            words = [*words, "--faults", str(path)]
+        ours = [fault for fault in faults if fault["do"] in OURS]
+        request = {"words": list(words), "log": str(log), "faults": ours, "constants": constants}
         request |= {"do": "start", "environ": dict(environ or {})}
         return Started(self, self._server.ask(request, SLACK_SECONDS), log)
 
@@ -157,62 +180,34 @@ def wait(pid: int, seconds: float) -> int | None:
 
 
 def strike(faults: list[dict[str, Any]]) -> None:
-    """From now on a rank that enters a phase looks whether a fault waits for it there."""
-    from hornbook.run.launch import supervisor
+    """From now on a rank that enters a phase looks whether a fault of ours waits for it there, in any generation."""
     from hornbook.run.launch.heartbeat import Heartbeat
-    from hornbook.run.launch.signals import StopSignals
 
-    original, catch_really, share = Heartbeat.enter, StopSignals._catch, supervisor.shared_heartbeats
-    generations, generation = itertools.count(), 0
-    caught: list[int] = []
-
-    def shared_heartbeats(ranks: int) -> list[Heartbeat]:
-        nonlocal generation
-        generation = next(generations)
-        return share(ranks)
+    original = Heartbeat.enter
 
     def enter(self: Heartbeat, phase: str, at: Any) -> None:
         original(self, phase, at)
         for fault in faults:
-            wanted = {"rank": self.rank, "generation": generation, "phase": phase, "step": at.step}
+            wanted = {"rank": self.rank, "phase": phase, "step": at.step}
             if all(fault.get(key, value) == value for key, value in wanted.items()):
-                act(fault, caught)
+                act(fault)
 
-    def catch(self: StopSignals, number: int, frame: Any) -> None:
-        catch_really(self, number, frame)
-        caught.append(number)
-
-    Heartbeat.enter, StopSignals._catch, supervisor.shared_heartbeats = enter, catch, shared_heartbeats
+    Heartbeat.enter = enter
 
 
-def act(fault: dict[str, Any], caught: list[int]) -> None:
-    """`do`: the name of a signal, sent to the rank itself or to its supervisor, or of an error to raise.
-
-    `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor. `caught` are the stop
-    signals that reached this process. `one GPU` is all that the rank sees from now on, `end token` all that it chooses.
+def act(fault: dict[str, Any]) -> None:
+    """`orphan` has the rank outlive its supervisor. `one GPU` is all that the rank sees from now on, `end token` all
+    that it chooses.
     """
-    if fault["do"] == "orphan":
-        outlive_parent()
-        return
-    if fault["do"] == "truncate":
-        os.truncate(fault["path"], 0)
-        return
-    if fault["do"] == "one GPU":
-        torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-        return
-    if fault["do"] == "end token":
-        hornbook.model.generate.generate.choose_token = lambda *_: fault["id"]
-        return
-    if "after" in fault:
-        signal.setitimer(signal.ITIMER_REAL, fault["after"])
-        return
-    if not fault["do"].startswith("SIG"):
-        kind = getattr(hornbook.errors, fault["do"], None) or getattr(builtins, fault["do"])
-        raise kind(fault.get("text", "as the test wishes"))
-    number, upwards = signal.Signals[fault["do"]], fault.get("to") == "supervisor"
-    os.kill(os.getppid() if upwards else os.getpid(), number)
-    if upwards:  # the run goes on once the supervisor has passed it on; if it dies of it, this rank does too
-        wait_until(lambda: caught)
+    match fault["do"]:
+        case "orphan":
+            outlive_parent()
+        case "truncate":
+            os.truncate(fault["path"], 0)
+        case "one GPU":
+            torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+        case _:
+            hornbook.model.generate.generate.choose_token = lambda *_: fault["id"]
 
 
 if __name__ == "__main__":

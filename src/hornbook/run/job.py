@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
@@ -17,6 +17,9 @@ from hornbook.run.training_length import TrainingLength
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change
+
+if TYPE_CHECKING:
+    from hornbook.run.control.faults import FaultInjector
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Start:
     """Settings that a resume changes; `launch` fills them in."""
     ends_interventions: bool = False
     """Whether these changes take the place of the run's interventions (`interventions.ends_interventions`)."""
+    faults: "FaultInjector | None" = None
+    """What is to go wrong, to try it out; None: nothing is injected."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Job:
     def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat) -> Self:
         """The same job on one rank of several."""
         output = self.output.on_rank(rank_info.rank)
-        control = Control(output, self.control.signals, heartbeat)
+        control = Control(output, self.control.signals, heartbeat, self.control.faults)
         return replace(self, rank_info=rank_info, output=output, control=control)
 
     @property

@@ -140,8 +140,7 @@ def test_both_ranks_killed_at_once(tmp_path: Path, train: Train, same: Callable[
 def test_a_rank_killed_in_setup(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, after: float
 ) -> None:
-    do = {"do": "SIGKILL"} if not after else {"do": "", "after": after}
-    started = train(tmp_path / "run", faults=[fault(rank=1, phase="setup", **do)])
+    started = train(tmp_path / "run", faults=[fault("SIGKILL", rank=1, phase="setup", after=after)])
     assert started.wait() == 0, started.text
     same(tmp_path / "run")
     assert len(events(tmp_path / "run", "restart")) == 1

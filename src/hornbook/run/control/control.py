@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,9 @@ from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import Position, RunWriter
 from hornbook.settings.fields import Config, Duration
+
+if TYPE_CHECKING:
+    from hornbook.run.control.faults import FaultInjector
 
 REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file")
 """Sources of a stop; ranks exchange the index, because a collective reduces numbers."""
@@ -86,8 +89,15 @@ def refuse_if_held(run: RunDir) -> None:
 class Control:
     """All sources of a save or a stop, and the heartbeat. Ranks other than 0 see stop signals only."""
 
-    def __init__(self, output: RunWriter, signals: StopSignals, heartbeat: Heartbeat | None = None) -> None:
-        self._output, self.signals = output, signals
+    def __init__(
+        self,
+        output: RunWriter,
+        signals: StopSignals,
+        heartbeat: Heartbeat | None = None,
+        faults: "FaultInjector | None" = None,
+    ) -> None:
+        """`faults`: injects what the plan of the command asks for; None: nothing."""
+        self._output, self.signals, self.faults = output, signals, faults
         self._changes: list[tuple[Path, Request]] = []
         self._answered = set(output.ledger.past.answered)
         self.heartbeat = heartbeat or Heartbeat()
@@ -95,6 +105,8 @@ class Control:
     def enter(self, phase: str, at: Position) -> None:
         """Report the phase that this rank enters now (`heartbeat.PHASES`) and the position of the run."""
         self.heartbeat.enter(phase, at)
+        if self.faults is not None:
+            self.faults.strike(self.heartbeat.rank, phase, at, self._output, lambda: self.interrupted)
 
     @property
     def interrupted(self) -> bool:

@@ -30,6 +30,7 @@ from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.control.control import Control, refuse_if_held
+from hornbook.run.control.fault_plan import check_plan
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.job import Job, Start
@@ -44,7 +45,8 @@ from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
-from hornbook.run.observe.event_files import require_tensorboard
+from hornbook.run.observe.alerts import Alerts
+from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
@@ -77,6 +79,8 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     place = launched(os.environ, resolved.recipe.parallel)
     resolved = settle_micro_batch(resolved, launched=place is not None)
     recipe = resolved.recipe
+    if start.faults is not None:
+        check_plan(start.faults.plan, recipe)
     check_offload(recipe.parallel.offload, choose_device(recipe.train.device), recipe.optim)
     if isinstance(place, Node):
         return _join_node(resolved, run, start, place)
@@ -111,7 +115,10 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
 
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
-        supervisor = Supervisor(run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew)
+        supervisor = Supervisor(
+            run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew, faults=start.faults
+        )
+        supervisor.listeners += alerts_of(inputs.recipe, run)
         return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
 
 
@@ -167,7 +174,9 @@ def _follow(inputs: Inputs, run: RunDir, start: Start, signals: StopSignals, att
     ledger = Ledger(run, silent=True)
     ledger.attempt = attempt
     output = RunWriter(run, ledger)
-    return Job(inputs, start, output, Control(output, signals))
+    if start.faults is not None:
+        start.faults.begin(ledger)
+    return Job(inputs, start, output, Control(output, signals, faults=start.faults))
 
 
 def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
@@ -182,7 +191,7 @@ def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, R
 def refuse_start(recipe: Recipe, run: RunDir, start: Start) -> None:
     """Raise UsageError if a start must not be made here."""
     check_directory(run, start.mode)
-    require_tensorboard(recipe.log)
+    require_trackers(recipe.log)
     refuse_if_held(run)
     if start.mode == "start":
         refuse_secrets(recipe)
@@ -236,13 +245,21 @@ def read_inputs(resolved: Resolved, start: Start) -> Inputs:
     return inputs
 
 
+def alerts_of(recipe: Recipe, run: RunDir) -> list[Alerts]:
+    """The listener of the ledger that tells of events, where the recipe asks for it."""
+    return [Alerts(recipe.log.alerts, run)] if recipe.log.alerts else []
+
+
 @contextlib.contextmanager
 def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) -> Iterator[Job]:
     """One attempt: its ledger, and the first files of a new run. The caller holds the run's lock."""
     run.clean()
     with Ledger(run) as ledger:
+        ledger.listeners += alerts_of(inputs.recipe, run)
         output, lock = RunWriter(run, ledger), inputs.corpus.lock()
-        job = Job(inputs, start, output, Control(output, signals))
+        if start.faults is not None:
+            start.faults.begin(ledger)
+        job = Job(inputs, start, output, Control(output, signals, faults=start.faults))
         if start.mode == "resume":
             check_data_lock(run.data_lock, lock)
         else:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -29,6 +29,9 @@ from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import At, Ledger, Position
+
+if TYPE_CHECKING:
+    from hornbook.run.control.faults import FaultInjector
 
 PERIOD = 0.25
 """Seconds between two looks at the heartbeats; the end of a rank is seen at once."""
@@ -46,12 +49,22 @@ class Supervisor:
     """Runs generations of ranks until the work is done, a stop is requested, or a restart cannot help."""
 
     def __init__(
-        self, run: RunDir, guard: GuardConfig, signals: StopSignals, *, quiet: bool, renew: Callable[[], None]
+        self,
+        run: RunDir,
+        guard: GuardConfig,
+        signals: StopSignals,
+        *,
+        quiet: bool,
+        renew: Callable[[], None],
+        faults: "FaultInjector | None" = None,
     ) -> None:
         """`renew`: called several times a second; it keeps the run's lock."""
+        self._faults = faults
         self._run, self._guard, self._signals, self._quiet, self._renew = run, guard, signals, quiet, renew
         self._restarts = 0
         self._newest = newest_step(run)
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        """Called with every record that this process writes between and after generations (`Ledger.listeners`)."""
 
     def run(self, open_job: OpenJob, loop: Loop, size: int) -> Exit:
         """Run `loop(job)` on `size` ranks; returns their exit code. Raises the lasting error, or RetriesSpentError."""
@@ -84,6 +97,8 @@ class Supervisor:
             outcome = self._watch(ranks)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, job.ledger.attempt, ranks)
+        if self._faults is not None:
+            self._faults.end_generation(self._run)
         if isinstance(outcome, Failure) and outcome.report is None and (damage := truncated(job.inputs.corpus.shards)):
             raise damage  # the rank was killed (SIGBUS) where it read data that is no longer there
         return outcome
@@ -155,6 +170,7 @@ class Supervisor:
         """Write into the ledger, as part of the attempt that has ended."""
         with Ledger(self._run) as ledger:
             ledger.attempt = max(ledger.past.attempt, 1)
+            ledger.listeners += self.listeners
             ledger.note(kind, at, **fields)
 
     def _set_status(self, status: Status) -> None:
@@ -223,8 +239,9 @@ def running_ranks(job: Job, loop: Loop, size: int, signals: StopSignals) -> Iter
 
 def _run_loop(job: Job, loop: Loop, rank_info: RankInfo, heartbeat: Heartbeat, signals: StopSignals) -> Exit:
     signals.patient, signals.announces = True, signals.announces and rank_info.is_rank0 and os.isatty(2)
-    heartbeat.enter("setup", At())
-    return loop(job.on_rank(rank_info, heartbeat))
+    job = job.on_rank(rank_info, heartbeat)
+    job.control.enter("setup", At())
+    return loop(job)
 
 
 @contextlib.contextmanager
