@@ -48,7 +48,7 @@ def commands(folder: Path) -> list[list[str]]:
         ["tokenize", data, "--vocab", "300"],
         ["train", "tiny", "--data", data, "--out", run, "--train.tokens=640", *recipe],
         ["eval", run, "--json"],
-        ["generate", run, "-p", "the model", "--greedy", "--max-tokens", "4"],
+        ["generate", run, "-p", "the model", "--greedy", "--tokens", "4"],
     ]
     return [*steps, ["export", run, "--out", str(folder / "model")]]
 

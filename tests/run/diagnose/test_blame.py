@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +17,18 @@ from hornbook.run.diagnose.blame import NON_TEXT, Usual, blame_skipped, blame_st
 from hornbook.run.diagnose.piece_text import non_text_share, repeats
 from tests.conftest import TINY_RUN, WORDS, write_shard, write_tokenizer
 
-BAD = {3: "ab " * 60, 11: "\u2603\u2622\u2620\u26a1" * 40, 12: "the model learns to read one page and says " * 4}
-"""Numbers of documents -> what is wrong with them; 12 is text as good as any, stored twice."""
+BAD = {3: "ab " * 60, 11: "\u2603\u2622\u2620\u26a1" * 40, 12: "the model learns to read one"}
+"""Numbers of documents -> what is wrong with them; 12 is text as good as any, stored eight times."""
 
 
 def poisoned(root: Path) -> Path:
-    """One source in which a document repeats itself, one is of symbols, and two are equal."""
+    """One source in which a document repeats itself, one is of symbols, and eight are equal."""
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     write_tokenizer(root / "tokenizer")
     tokenizer, draw = Tokenizer.load(root / "tokenizer"), np.random.default_rng(1)
     texts = [BAD.get(number, " ".join(draw.choice(WORDS, 25))) for number in range(60)]
-    texts[13] = texts[12]
+    texts[12:20] = [texts[12]] * 8
     documents = [ids.tolist() for ids in tokenizer.encode_arrays(texts)]
     entry = write_shard(root, "tokens/train/notes/00000", documents)
     index = {
@@ -62,8 +61,6 @@ def step_of(run: RunDir, number: int) -> int:
 def test_a_bad_document_is_named_first(run: RunDir, number: int, reason: str) -> None:
     blame, _ = blame_step(run, step_of(run, number))
     marked = {each.ref.id: each for each in blame.marked}
-    if number == 12 and step_of(run, 12) != step_of(run, 13):
-        pytest.skip("the copies are in two steps of this order")
     assert any(reason in text for text in marked[f"tokens/train/notes/00000#{number}"].reasons)
     assert blame.documents[: len(marked)] == blame.marked
 
@@ -90,10 +87,11 @@ def test_without_weights_the_text_is_judged(run: RunDir, tmp_path: Path) -> None
     copy = RunDir(shutil.copytree(run.path, tmp_path / "copy"))
     for folder in copy.checkpoints.glob("step-*"):
         (folder / "config.json").write_text("{}")
-    blame, _ = blame_step(copy, step_of(run, 3))
+    blame, _ = blame_step(copy, 5)
     assert "config.json" in blame.problem
     assert (blame.loss, blame.usual) == (None, None)
-    assert blame.documents[0].reasons
+    assert sum(each.share for each in blame.documents) == pytest.approx(1.0)
+    assert {each.loss for each in blame.documents} == {None}
 
 
 def test_attempts_and_skips(run: RunDir, tmp_path: Path) -> None:
@@ -128,7 +126,8 @@ def test_the_list_goes_back_into_prepare(run: RunDir, tmp_path: Path) -> None:
     (tmp_path / "notes.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ["prepare", str(tmp_path / "notes.jsonl"), "--id-field", "id", "--workers", "1", "--exclude", str(path)]
     made = json.loads(call(*words, "--out", str(tmp_path / "data"), "--json"))
-    assert made["sources"]["notes"]["dropped"] == {"excluded": {"rows": len(entries), "bytes": 6 * len(entries)}}
+    excluded = made["sources"]["notes"]["dropped"]["excluded"]["rows"]
+    assert excluded == sum(int(each["id"].partition("#")[2]) < len(rows) for each in entries) > 0
     (tmp_path / "bad.jsonl").write_text('{"name": 1}\n')
     assert main([*words, "--out", str(tmp_path / "other")]) == 2
 
