@@ -197,29 +197,27 @@ def failure_matrix(found: dict[str, Any]) -> list[str]:
     """How many rows of the failure matrix have tests that pass."""
     told = ", ".join(f"{count} {name}" for name, count in sorted(found["outcomes"].items()))
     rows = [(each["number"], each["words"], each["why"]) for each in found["rows"] if each["outcome"] != "passed"]
-    return [
-        *section(
-            "The failure matrix", "`python -m benchmarks.reliability.matrix`: tests that prove what a run makes of 80"
-        ),
-        f"things that go wrong ([all rows](failure-matrix.md)): {told}.",
-        *report.rows_of(["", "not passed", "why"], rows),
-    ]
+    return section(
+        "The failure matrix",
+        "`python -m benchmarks.reliability.matrix`: tests that prove what a run makes of 80 things that go wrong",
+        f"([all rows](failure-matrix.md)): {told}.",
+        *rows_of(["", "not passed", "why"], rows),
+    )
 
 
 def soak(found: dict[str, Any]) -> list[str]:
     """Goodput of a run with a fault about every minute."""
     equal = "equal to the run without faults, bit for bit" if not found["problems"] else "; ".join(found["problems"])
-    return [
-        *section(
-            "A soak", "`python -m benchmarks.reliability.soak`: one run on two ranks, a fault about every minute."
-        ),
+    return section(
+        "A soak",
+        "`python -m benchmarks.reliability.soak`: one run on two ranks, a fault about every minute.",
         f"{found['minutes']:g} minutes, seed {found['seed']}: {found['faults_struck']} faults, {found['restarts']} "
         f"restarts of ranks, {len(found['codes'])} starts, {found['steps_again']} steps made again; {equal}.",
         f"Time of steps that count over all time: {found['goodput']:.1%}, without faults "
         f"{found['goodput_undisturbed']:.1%}; the run without faults took {found['goodput_beside_undisturbed']:.1%} of "
         "the time.",
         "",
-    ]
+    )
 
 
 def large(found: dict[str, Any]) -> list[str]:
