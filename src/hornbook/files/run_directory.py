@@ -92,6 +92,7 @@ class RunDir:
         self.data_lock = self.path / "data.lock"
         self.metrics = self.path / "metrics.jsonl"
         self.memory = self.path / "memory.jsonl"
+        self.statistics = self.path / "statistics.jsonl"
         self.events = self.path / "events.jsonl"
         self.log = self.path / "log.txt"
         self.state = self.path / "state.json"

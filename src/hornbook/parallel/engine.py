@@ -17,6 +17,7 @@ from hornbook.data.batch import Batch, fill_rows
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
+from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
@@ -303,6 +304,25 @@ class Engine:
         mine = self.parts.batch(batch)
         weights, lengths = self._to_device(mine.weights), batch.document_lengths
         return self.parts.whole(self._head.token_losses(hidden, self._targets(mine), weights, lengths), batch)
+
+    def log_partition(self, batch: Batch, most: int) -> Tensor:
+        """float32 [2]: over `most` targets at most, sum of (log of the sum of exponentials of the logits)^2, and of 1.
+
+        The model is as it was written, without compilation; nothing changes. Zeros for heads that have no vocabulary,
+        whose model is called all the same. A rank that has a part of the rows gives the sums over that part.
+        """
+        counted = self.parts.batch(batch).weights.flatten().nonzero().squeeze(1)
+        spread = torch.linspace(0, max(len(counted) - 1, 0), min(most, len(counted))).round().long()
+        chosen = self._to_device(counted[spread])
+
+        def read(hidden: Tensor) -> tuple[Tensor, ...]:
+            if isinstance(self._head, LabelHead):
+                return (torch.zeros(2, device=hidden.device),)
+            squares = self._head.logits(hidden.flatten(0, 1)[chosen][None]).logsumexp(-1).square()
+            return (torch.stack([squares.sum(), squares.new_tensor(squares.numel())]),)
+
+        with self.evaluation_mode():
+            return self.apply(self._inputs(batch), read)[0]
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""

@@ -134,6 +134,83 @@ MOST_PROFILED = 200
 _PROFILE = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)( steps?)?")
 
 
+class WandbConfig(Config):
+    """Weights & Biases, through its package."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = Field(default="hornbook", min_length=1)
+    """The project that the run is shown in."""
+    mode: Literal["offline", "online"] = "offline"
+    """`offline` writes into RUN/wandb, for `wandb sync`; `online` sends what it gets."""
+
+
+class TrackioConfig(Config):
+    """Trackio, through its package, into its own folder of this machine."""
+
+    kind: Literal["trackio"] = "trackio"
+    project: str = Field(default="hornbook", min_length=1)
+    """The project that the run is shown in."""
+
+
+TrackerConfig = Annotated[WandbConfig | TrackioConfig, Field(discriminator="kind")]
+
+Event = Literal[
+    "fail",
+    "rollback",
+    "spike",
+    "pause",
+    "straggler",
+    "throughput",
+    "disk",
+    "finish",
+    "stop",
+    "restart",
+    "skip",
+    "shorten",
+    "checkpoint_damaged",
+]
+"""What alerts can be of: kinds of records of the ledger, and `disk`, a save that failed."""
+ALERTS: tuple[Event, ...] = ("fail", "rollback", "spike", "pause", "straggler", "disk", "finish")
+
+
+class _Alert(Config):
+    events: list[Event] = Field(default=[*ALERTS])
+    """Which events alert."""
+
+
+class TerminalAlert(_Alert):
+    """The terminal's bell, and a line."""
+
+    kind: Literal["terminal"] = "terminal"
+
+
+class FileAlert(_Alert):
+    """A line of JSON at the end of a file."""
+
+    kind: Literal["file"] = "file"
+    path: str = Field(default="alerts.jsonl", min_length=1)
+    """Below the run's folder, unless it is absolute."""
+
+
+class CommandAlert(_Alert):
+    """A command that gets the event as JSON on its standard input, such as one that sends mail."""
+
+    kind: Literal["command"] = "command"
+    argv: list[str] = Field(min_length=1)
+    """Program and arguments; no shell reads them."""
+
+
+class WebhookAlert(_Alert):
+    """A POST of the event as JSON."""
+
+    kind: Literal["webhook"] = "webhook"
+    url: str = Field(pattern=r"^(https?://|env:[A-Za-z_]\w*$)")
+    """Address, or `env:NAME` for one that is a secret: the run records the name alone."""
+
+
+AlertConfig = Annotated[TerminalAlert | FileAlert | CommandAlert | WebhookAlert, Field(discriminator="kind")]
+
+
 class LogConfig(Config):
     """Logging."""
 
@@ -153,11 +230,20 @@ class LogConfig(Config):
     memory_snapshot: Count = Field(default=0, ge=0)
     """The step whose tensors kept for backward are listed in RUN/memory-STEP.json, on a GPU with torch's own snapshot
     beside it; 0: none."""
+    statistics_every: Count = Field(default=100, ge=0)
+    """Steps between measurements of every layer (gradient, weight and update norms, activations, dead units, attention
+    logits), lines of RUN/statistics.jsonl that `hornbook doctor RUN` reads; 0: none."""
     noise_scale: Count = Field(default=0, ge=0)
     """Steps over which the gradient noise scale is averaged, such as 100; 0 does not measure it. Needs two ranks, or
     two microbatches of a rank: the norm of a part of the gradient is compared with that of the whole."""
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""
+    trackers: list[TrackerConfig] = Field(default_factory=list)
+    """Other trackers that get metrics, such as `{kind = "wandb"}` or `{kind = "trackio"}`, which need their packages;
+    they can neither stop nor slow the run."""
+    alerts: list[AlertConfig] = Field(default_factory=list)
+    """Who is told of events, such as `{kind = "command", argv = ["notify-send", "run"]}`: kinds `terminal`, `file`,
+    `command`, `webhook`. An alert that fails is told once, and never stops the run."""
 
     @field_validator("profile")
     @classmethod

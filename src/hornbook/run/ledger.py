@@ -19,6 +19,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
+from hornbook.files.secrets import hide_secrets
 from hornbook.run.control.interventions import Intervention
 from hornbook.run.training_length import Cut
 
@@ -184,11 +185,14 @@ class Ledger:
         return (self.past.first or self._first or head, head) if head else None
 
     def note(self, kind: str, at: Position, **fields: Any) -> None:
-        """Append one record and return when it is on disk; on ranks other than 0 do nothing."""
+        """Append one record and return when it is on disk; on ranks other than 0 do nothing.
+
+        What looks like a secret in texts (reasons that people give, errors, the command) is hidden.
+        """
         if self._appender is None:
             return
         record = {"kind": kind, "attempt": self.attempt, "step": at.step, "tokens": at.tokens, "time": time.time()}
-        record |= fields
+        record |= {key: _hidden(value) for key, value in fields.items()}
         self._run.check_owner()
         self._appender.check()
         self._appender.append(record)
@@ -197,6 +201,13 @@ class Ledger:
         self._last = At(at.step, at.tokens)
         for listen in self.listeners:
             listen(record)
+
+
+def _hidden(value: Any) -> Any:
+    """A text, or the texts of a list, without secrets; anything else as it is."""
+    if isinstance(value, list):
+        return [hide_secrets(each) if isinstance(each, str) else each for each in value]
+    return hide_secrets(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, of_all_stages, state_shards
 from hornbook.parallel.world import World
 from hornbook.run.control.interventions import Course
+from hornbook.run.observe.layers.statistics import LayerStatistics
 from hornbook.settings.recipe import Recipe
 
 FORMAT = 1
@@ -83,6 +84,7 @@ class State:
         self.saved_course: Course | None = None
         """Of a run that goes on: the settings in force when a checkpoint was saved; None: those of now."""
         self.noise: NoiseScale | None = None
+        self.layers: LayerStatistics | None = None
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
@@ -177,9 +179,7 @@ class State:
 
     def probe(self, rows: int) -> float:
         """Mean loss of the next rows of training data, equal on every rank; changes nothing."""
-        clock = self.loader.clock
-        batch = self.loader.take(rows).batches[0]
-        self.loader.seek(clock)
+        batch = self.loader.peek(rows)
         counted = int((batch.weights > 0).sum())
         return float(self.engine.evaluate(batch).sum()) / max(counted, 1)
 

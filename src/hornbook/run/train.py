@@ -1,11 +1,13 @@
 """The training loop. Every line that changes training is visible here."""
 
 import time
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.errors import Exit
+from hornbook.evals.config import NoStop
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
@@ -28,6 +30,8 @@ from hornbook.run.control.interventions import Course
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.run.observe.early_stop import EarlyStop
+from hornbook.run.observe.layers.statistics import LayerStatistics
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
 from hornbook.run.start.initialize_or_restore import initialize_or_restore
 from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
@@ -56,7 +60,7 @@ def train(job: Job) -> Exit:
         ):
             initialize_or_restore(job, state, checkpointer, observers)
             observers.start(job.ledger.attempt, state)
-            keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
+            keepers = _length_keepers(job, state)
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
             while state.tokens < intervener.course.length.tokens:
                 job.run.check()  # the run directory still has its name
@@ -86,8 +90,9 @@ def train(job: Job) -> Exit:
                 if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
                     control.enter("save", state)
                     checkpointer.try_save(state)
-                if keeper is not None and not step.final:
-                    intervener.shorten(_keep_time(job, world, keeper, observers, step, course.length))
+                for keeper in () if step.final else keepers:
+                    length = intervener.course.length
+                    intervener.shorten(_keep_length(job, world, keeper, observers, step, length))
                 _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
             control.enter("save", state)
             checkpointer.save(state, final=True)
@@ -125,11 +130,13 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
 
 
 def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> None:
-    """Keep what the recipe asks for beside the training itself: an average of the weights, the noise scale."""
+    """Keep what the recipe asks for beside the training itself: averages of the weights, statistics, noise scale."""
     engine = state.engine
     if not isinstance(recipe.train.average, NoAverage):
         axis = Axis(length.planned, length.batches)
         state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    if recipe.log.statistics_every:
+        state.layers = LayerStatistics(engine, recipe.log.statistics_every)
     if recipe.log.noise_scale:
         engine.measure_part()
         state.noise = NoiseScale(recipe.log.noise_scale)
@@ -144,6 +151,8 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
     job.control.enter("clip", state)
+    if state.layers is not None:
+        state.layers.begin(state.step + 1)
     with phase("optimizer"):
         norm = engine.clip_gradients(recipe.optim.clip)
     job.control.enter("optimizer", state)
@@ -207,20 +216,42 @@ def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[G
         loader.seek(clock)
 
 
-def _keep_time(
-    job: Job, world: World, keeper: Timekeeper, observers: Observers, step: Step, length: TrainingLength
+class LengthKeeper(Protocol):
+    """What may shorten a run."""
+
+    def tokens_in_time(self, step: Step, length: TrainingLength) -> int:
+        """Length in tokens, called once a step; that of `length` where nothing changes."""
+        ...
+
+    def evidence(self, step: Step, length: TrainingLength) -> dict[str, Any]:
+        """Why, for the ledger."""
+        ...
+
+
+def _length_keepers(job: Job, state: State) -> list[LengthKeeper]:
+    """By the clock (`train.seconds`), and by validation losses (`eval.stop`)."""
+    recipe, keepers = job.recipe, list[LengthKeeper]()
+    if recipe.train.seconds:
+        keepers.append(Timekeeper(recipe.train.seconds, seconds_spent(job.run)))
+    if not isinstance(recipe.eval.stop, NoStop):
+        keepers.append(EarlyStop(recipe.eval.stop, recipe.optim.schedule, job, state.step))
+    return keepers
+
+
+def _keep_length(
+    job: Job, world: World, keeper: LengthKeeper, observers: Observers, step: Step, length: TrainingLength
 ) -> TrainingLength:
-    """The length of the run from here on: shorter where its steps are too slow for `train.seconds`, by rank 0's clock.
+    """The length of the run from here on, by rank 0's keeper.
 
     The ledger has it before the next step, so that every later attempt shortens at the same step.
     """
     tokens = world.broadcast(keeper.tokens_in_time(step, length))
     if tokens >= length.tokens:
         return length
-    seconds = {"elapsed": keeper.elapsed, "expected": keeper.expected(step.tokens, length)}
-    job.ledger.note("shorten", step, length=tokens, before=length.tokens, **seconds)
+    evidence = keeper.evidence(step, length)
+    job.ledger.note("shorten", step, length=tokens, before=length.tokens, **evidence)
     shorter = length.cut([Cut(step.tokens, tokens)])
-    observers.shorten(step.step, shorter)
+    observers.shorten(step.step, shorter, str(evidence["reason"]))
     return shorter
 
 

@@ -1,22 +1,72 @@
-"""`hornbook doctor`: what this machine can do, and what to repair."""
+"""`hornbook doctor`: what this machine can do, or what is wrong with a run, and what to repair."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hornbook.cli.result import Result
-from hornbook.errors import Exit
+from hornbook.errors import Exit, UsageError
+from hornbook.files.run_directory import RunDir
+
+if TYPE_CHECKING:
+    from hornbook.run.diagnose.runs.report import RunReport
+
+WIDTH = 110
+"""Columns of what is wrapped."""
 
 
 def doctor(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="A run directory; without it, this machine is checked.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Compute this step of the run again; name the first module that is not finite.")
+    ] = None,
     folder: Annotated[Path, typer.Option(help="A folder on the disk to measure.")] = Path(),
 ) -> Result:
-    """Check this machine: versions, devices, speed of arithmetic and of the disk.
+    """Check this machine: versions, devices, speed of arithmetic and of the disk. With RUN, say what happened to a run
+    and what is wrong with it: the cause of its end, damage, common training issues, whether more training is worth it.
 
-    Exit code 0 unless a check fails: 7 if it is only the disk, otherwise 2.
+    Exit code 0 unless a check fails. Machine: 7 if it is only the disk, otherwise 2. Run, by the first finding that
+    fails: 3 damage, 4 memory, 5 diverged or nothing learned, 7 disk, 8 hang, 2 settings, 1 anything else.
     """
+    if run is None:
+        if step is not None:
+            raise UsageError("--step belongs to a run: hornbook doctor RUN --step N")
+        return _machine(folder)
+    if step is not None:
+        from hornbook.run.diagnose.runs.nonfinite import recompute
+
+        found = recompute(RunDir(run), step)
+        return Result(asdict(found), str(found), Exit.DONE if found.finite else Exit.DIVERGED)
+    from hornbook.run.diagnose.runs.report import diagnose_run
+
+    report = diagnose_run(RunDir(run))
+    return Result(report.to_json(), describe(report), report.code)
+
+
+def describe(report: "RunReport") -> str:
+    """The story, the findings with their remedies, the verdict."""
+    lines = [f"{report.run}: {report.status}, attempt {report.attempt}, step {report.step:,}, {report.tokens:,} tokens"]
+    lines += [f"  {line}" for line in report.story]
+    for finding in report.findings:
+        lines += ["", f"{finding.severity:<4}  {finding.title}"]
+        lines += _wrapped(finding.evidence, "      ") + _wrapped(finding.explanation, "      ")
+        lines += _wrapped(f"-> {finding.remedy}", "      ")
+    if not report.findings:
+        lines += ["", "ok    nothing is wrong"]
+    lines += ["", *_wrapped(f"convergence: {report.convergence.verdict}: {report.convergence.text}", "")]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False) or [indent]
+
+
+def _machine(folder: Path) -> Result:
     from hornbook.run.diagnose.doctor import diagnose, worst
 
     checks = diagnose(folder)

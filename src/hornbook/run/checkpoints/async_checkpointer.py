@@ -184,7 +184,7 @@ class AsyncCheckpointer:
         self._saved_step, self._failures = save.snapshot.step, 0
         seconds = {"seconds": durable - save.started, "held_seconds": save.held_seconds}
         self._slowest = max(self._slowest, seconds["seconds"])
-        fields = {"manifest": self._store.digest, "metrics": save.metrics}
+        fields = {**self._store.digests, "metrics": save.metrics}
         self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **fields, **seconds)
         self.pass_on_notes(state)
         self._observers.note(f"saved {folder.name}")

@@ -73,8 +73,8 @@ class CheckpointStore:
         self._config = config
         self._exchange = exchange or Exchange()
         self._why_foreign, self._check_owner = why_foreign, check_owner
-        self.digest = ""
-        """Digest of the manifest of the newest save; set on rank 0."""
+        self.digests: dict[str, str] = {}
+        """Of the newest save, for the ledger: of its `manifest`, and of its `tensors`; set on rank 0."""
         self._verified: Path | None = None
         self._notes: list[Note] = []
 
@@ -119,7 +119,7 @@ class CheckpointStore:
             self._clean()
             self._make_room()
         folder, manifest = commit(self._directory, write, manifest)
-        self._verified, self.digest = folder, manifest.digest
+        self._verified, self.digests = folder, {"manifest": manifest.digest, "tensors": manifest.tensors}
         try:
             self._tidy(folder, manifest.score)
         except (OSError, StorageError) as error:

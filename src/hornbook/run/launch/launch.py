@@ -21,6 +21,7 @@ from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
+from hornbook.files.secrets import holds_secret
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
@@ -44,7 +45,8 @@ from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopNow, StopSignals
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
-from hornbook.run.observe.event_files import require_tensorboard
+from hornbook.run.observe.alerts import Alerts
+from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
@@ -116,6 +118,7 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         supervisor = Supervisor(
             run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew, faults=start.faults
         )
+        supervisor.listeners += alerts_of(inputs.recipe, run)
         return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
 
 
@@ -188,8 +191,20 @@ def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, R
 def refuse_start(recipe: Recipe, run: RunDir, start: Start) -> None:
     """Raise UsageError if a start must not be made here."""
     check_directory(run, start.mode)
-    require_tensorboard(recipe.log)
+    require_trackers(recipe.log)
     refuse_if_held(run)
+    if start.mode == "start":
+        refuse_secrets(recipe)
+
+
+def refuse_secrets(recipe: Recipe) -> None:
+    """Raise UsageError where a setting holds a password or token: files of the run would keep it."""
+    for path, value in leaves(recipe):
+        if any(holds_secret(str(each), dotted(path)) for each in (value if isinstance(value, list) else [value])):
+            raise UsageError(
+                f"{dotted(path)} holds what looks like a password or token, and every file of the run would keep it: "
+                "leave it out, and give it to the program that needs it by an environment variable"
+            )
 
 
 def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
@@ -230,11 +245,17 @@ def read_inputs(resolved: Resolved, start: Start) -> Inputs:
     return inputs
 
 
+def alerts_of(recipe: Recipe, run: RunDir) -> list[Alerts]:
+    """The listener of the ledger that tells of events, where the recipe asks for it."""
+    return [Alerts(recipe.log.alerts, run)] if recipe.log.alerts else []
+
+
 @contextlib.contextmanager
 def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) -> Iterator[Job]:
     """One attempt: its ledger, and the first files of a new run. The caller holds the run's lock."""
     run.clean()
     with Ledger(run) as ledger:
+        ledger.listeners += alerts_of(inputs.recipe, run)
         output, lock = RunWriter(run, ledger), inputs.corpus.lock()
         if start.faults is not None:
             start.faults.begin(ledger)

@@ -63,6 +63,8 @@ class Supervisor:
         self._run, self._guard, self._signals, self._quiet, self._renew = run, guard, signals, quiet, renew
         self._restarts = 0
         self._newest = newest_step(run)
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        """Called with every record that this process writes between and after generations (`Ledger.listeners`)."""
 
     def run(self, open_job: OpenJob, loop: Loop, size: int) -> Exit:
         """Run `loop(job)` on `size` ranks; returns their exit code. Raises the lasting error, or RetriesSpentError."""
@@ -171,6 +173,7 @@ class Supervisor:
         """Write into the ledger, as part of the attempt that has ended."""
         with Ledger(self._run) as ledger:
             ledger.attempt = max(ledger.past.attempt, 1)
+            ledger.listeners += self.listeners
             ledger.note(kind, at, **fields)
 
     def _set_status(self, status: Status) -> None:

@@ -216,11 +216,11 @@ class Console:
         """Set the newest MFU, by the causal convention; without one no line has it."""
         self._mfu = mfu
 
-    def shorten(self, step: int, total_steps: int, total_tokens: int) -> None:
+    def shorten(self, step: int, total_steps: int, total_tokens: int, why: str) -> None:
         """Set the new length of a run that was shortened after step `step`."""
         before = self._header.total_steps
         self.update(total_steps=total_steps, total_tokens=total_tokens)
-        self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps, to end in train.seconds")
+        self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps ({why})")
 
     def update(self, **fields: Any) -> None:
         """Set fields of the header."""
