@@ -55,6 +55,8 @@ def planned(fault: Mapping[str, Any]) -> dict[str, Any] | None:
     rest = {key: value for key, value in fault.items() if key not in (*PLACE, "do")}
     if fault["do"] in SIGNALS:
         return {"do": SIGNALS[fault["do"]], "at": where, **rest}
+    if fault["do"] == "slow":
+        return {"do": "slow", "at": where, **rest}
     return {"do": "exc", "error": fault["do"], "at": where, **rest}
 
 

@@ -106,7 +106,7 @@ class AsyncCheckpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._in_flight is None or kind is KeyboardInterrupt:
+        if self._in_flight is None or (kind is not None and issubclass(kind, KeyboardInterrupt)):
             return
         self._exchange.cancel()  # other ranks may be gone; finish the part of this one
         self._ends_in_time(self._in_flight, self._in_flight.snapshot)
