@@ -25,6 +25,7 @@ from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course
+from hornbook.run.control.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
@@ -33,7 +34,6 @@ from hornbook.run.start.initialize_or_restore import initialize_or_restore
 from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
 from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
-from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.recipe import Recipe
 
