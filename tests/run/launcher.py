@@ -12,6 +12,7 @@ import builtins
 import importlib
 import itertools
 import json
+import math
 import os
 import select
 import signal
@@ -29,7 +30,9 @@ import hornbook.errors
 import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
+import hornbook.run.train
 from tests.processes import Server, answer, die_with, outlive_parent, wait_until
+from tests.run.guard.poison import poison
 
 LIMIT_SECONDS = 120.0
 """Of a run of a second or two; machines that tests run on stand still for seconds."""
@@ -189,13 +192,18 @@ def act(fault: dict[str, Any], caught: list[int]) -> None:
     """`do`: the name of a signal, sent to the rank itself or to its supervisor, or of an error to raise.
 
     `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor. `caught` are the stop
-    signals that reached this process. `one GPU` is all that the rank sees from now on, `end token` all that it chooses.
+    signals that reached this process. `poison` spoils samples, `one GPU` is all that the rank sees from now on, `end
+    token` all that it chooses.
     """
     if fault["do"] == "orphan":
         outlive_parent()
         return
     if fault["do"] == "truncate":
         os.truncate(fault["path"], 0)
+        return
+    if fault["do"] == "poison":
+        if hornbook.run.train.compute_gradients.__module__ == hornbook.run.train.__name__:
+            poison((range(fault["first"], fault["end"]), math.nan))
         return
     if fault["do"] == "one GPU":
         torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
