@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.parallel.world import RankInfo, distributed
 from hornbook.run.checkpoints.memory_copies import CopyMemory, copied_bytes
 from hornbook.run.control.interventions import Course
-from hornbook.run.diagnose.bench.step import silent_job
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.run.diagnose.bench.worker import on_ranks
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
+from hornbook.run.job import Start, silent_job
 from hornbook.run.observe.audit import Audit
 from hornbook.run.observe.replicas import ReplicaCheck
 from hornbook.run.start.precision import settle_precision
@@ -54,7 +55,7 @@ def measure(inputs: Inputs, memory: CopyMemory, turns: int, rank_info: RankInfo)
     with distributed(recipe.parallel, recipe.train, rank_info) as world, tempfile.TemporaryDirectory() as folder:
         state = build_state(inputs, recipe.parallel, world)
         state.fill(inputs.initial_values())
-        job = silent_job(inputs, Path(folder))
+        job = silent_job(inputs, RunDir(folder), Start(quiet=True))
         endless = recipe.train.model_copy(update={"tokens": 1 << 50, "epochs": None, "ramp": NoRamp()})
         course = Course(inputs.resolved, training_length(endless, lambda _: 0))
         check, audit = ReplicaCheck(1, world, job.ledger, print), Audit(job, state, print)

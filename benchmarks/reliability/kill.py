@@ -27,8 +27,8 @@ from benchmarks import report
 from hornbook.files.durable import TEMPORARY
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.diagnose.compare import compare_runs
-from hornbook.run.diagnose.verify import check_run
+from hornbook.run.diagnose.rehearsal import judge
+from hornbook.run.diagnose.rehearsal.judge import litter
 
 KINDS = ("time", "save", "step")
 STEPS, EVERY, BATCH = 60, 6, 512
@@ -97,12 +97,6 @@ def last_step(run: RunDir) -> int:
     return max((record["step"] for record in read_records(run.metrics)), default=0)
 
 
-def litter(run: RunDir) -> list[str]:
-    """What is unfinished in a run."""
-    places = [place for place in (run.path, run.checkpoints) if place.is_dir()]
-    return [path.name for place in places for path in place.iterdir() if path.name.startswith(TEMPORARY)]
-
-
 def moment(kind: str, run: RunDir, draw: random.Random, seconds: float) -> Callable[[float], bool]:
     """A test, given the seconds since the start: is it time to kill?"""
     if kind == "time":
@@ -160,16 +154,7 @@ def attempt(number: int, folder: Path, seconds: float, settings: dict[str, float
 
 def differences(reference: RunDir, run: RunDir) -> list[str]:
     """How a finished run is not the uninterrupted one."""
-    comparison = compare_runs(reference, run)
-    problems = [f"{part.name}: step {part.first}: {part.detail}" for part in comparison.parts if part.different]
-    compared = {part.name: part.compared for part in comparison.parts}
-    if comparison.steps != (STEPS, STEPS) or compared["tokens"] != STEPS or compared["losses"] != STEPS:
-        problems.append(f"steps {comparison.steps}, compared {compared}")
-    if min(compared["weights"], compared["optimizer"], compared["clock"]) < 1:
-        problems.append("no final state to compare")
-    problems += [f"left behind: {name}" for name in litter(run)]
-    problems += [f"{finding.what}: {finding.text}" for finding in check_run(run).findings if not finding.ok]
-    return problems
+    return judge.differences(reference, run, STEPS)
 
 
 def prepare(folder: Path) -> None:

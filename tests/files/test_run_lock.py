@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,6 +137,26 @@ def test_an_owner_whose_lock_was_taken_over_writes_nothing_more(run: RunDir):
     run.check()
     assert TakenOverError.exit_code == Exit.IN_USE
     assert issubclass(TakenOverError, StorageError)  # the errors after which nothing more is written
+
+
+def test_an_owner_learns_of_a_process_that_took_over_and_has_ended(run: RunDir):
+    with RunLock(run, expires=True):
+        run.lock.write_text("")
+        with pytest.raises(TakenOverError, match="was taken over by a process that has ended since"):
+            run.check()
+    with RunLock(run, expires=True):
+        run.lock.unlink()  # by a person: nobody took anything over
+        run.check()
+
+
+def test_a_network_mount_over_a_local_folder_is_not_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def mounts(*kinds: str) -> list[SimpleNamespace]:
+        root = SimpleNamespace(mountpoint="/", fstype="ext4")
+        return [root, *(SimpleNamespace(mountpoint=str(tmp_path.resolve()), fstype=kind) for kind in kinds)]
+
+    for kinds, local in {("tmpfs",): True, ("tmpfs", "nfs4"): False, ("nfs4", "xfs"): True, ("9p",): False}.items():
+        monkeypatch.setattr(run_lock.psutil, "disk_partitions", lambda kinds=kinds, **_: mounts(*kinds))
+        assert run_lock._is_local(tmp_path / "run.lock") is local, kinds
 
 
 def test_a_thread_renews_a_lock_and_a_shared_one_is_renewed_by_its_owner(run: RunDir):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from hornbook.settings.recipe import Recipe, cross_check
 from tests.parallel import odd
-from tests.parallel.trajectory import Difference, Result, Run, compare
+from tests.parallel.trajectory import Difference, Result, Run, compare, largest_of
 from tests.ranks import RankError
 
 EVERY = tuple(odd.MODELS)
@@ -167,7 +167,7 @@ def limits_of(do: Callable[[Run], Result], run: Run) -> dict[str, float]:
     if run.precision == "fp32":
         return {"losses": SINGLE}
     orders = _orders(do, run)
-    return {name: 3 * max(getattr(each, name) for each in orders) for name in HALF}
+    return {name: 3 * largest_of(getattr(each, name) for each in orders) for name in HALF}
 
 
 def _orders(do: Callable[[Run], Result], run: Run) -> list[Difference]:

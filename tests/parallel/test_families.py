@@ -19,7 +19,7 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.run.config import TrainConfig
 from tests.parallel.families import MODELS, VOCAB, grid, model_config, rows
-from tests.parallel.trajectory import LAYOUTS, Result, Run, compare, perform, same_bits
+from tests.parallel.trajectory import LAYOUTS, Result, Run, compare, largest_of, perform, same_bits
 from tests.ranks import RankServer
 
 SEQUENCE, STEPS = 32, 2
@@ -54,7 +54,7 @@ def done(run_ranks: RankServer, tmp_path_factory: pytest.TempPathFactory, marked
 def test_two_ranks_differ_from_one_process_in_the_last_digits(done: Performer, family: str, layout: str) -> None:
     run = Run(2, **LAYOUTS[layout], family=family, precision="fp64", microbatches=3)
     difference = compare(done(run), done(run.alone))
-    assert max(difference.losses, difference.norms, difference.weights) < 1e-9, difference
+    assert largest_of([difference.losses, difference.norms, difference.weights]) < 1e-9, difference
 
 
 @pytest.mark.parametrize("family", EACH)

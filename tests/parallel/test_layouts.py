@@ -3,6 +3,7 @@
 20 steps of each, as a table: `python -m benchmarks.training.layouts`.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from tests.parallel import tiling
 from tests.parallel.layouts import EVERY, LAYOUTS, Layout, examine, refusal, rounds_parts
-from tests.parallel.trajectory import Result, Run, perform
+from tests.parallel.trajectory import Result, Run, largest_of, perform
 from tests.ranks import RankServer
 
 STEPS = 2
@@ -42,6 +43,12 @@ def test_the_table_has_every_axis_and_the_models_alone_are_not_refused() -> None
     for axis in ("world", "replicas", "tensor", "stages", "context", "expert"):
         assert any(getattr(run, axis) > 1 for run in runs), axis
     assert {refusal(run.alone) for run in runs} == {None}
+
+
+def test_a_nan_is_never_lost_in_a_comparison() -> None:
+    for values in ([math.nan, 1e-15], [1e-15, math.nan], [math.inf, math.nan]):
+        assert math.isnan(largest_of(values))
+    assert largest_of([1e-15, 2.0, math.inf]) == math.inf
 
 
 def test_what_is_refused_is_refused_for_its_axes() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.parallel.layouts import EXACT, FIGURES, LAYOUTS, refusal, told
-from tests.parallel.trajectory import Difference, Result, Run, compare, perform
+from tests.parallel.trajectory import Difference, Result, Run, compare, largest_of, perform
 from tests.ranks import LOST_PEER, RankError, RankServer, complaint
 
 STEPS, LIMIT = 2, 30.0
@@ -76,7 +76,7 @@ def is_needless(run: Run, site: str) -> bool:
 
 
 def worst(difference: Difference) -> float:
-    return max(getattr(difference, name) for name in FIGURES)
+    return largest_of(getattr(difference, name) for name in FIGURES)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.parallel.trajectory import CLIP, LAYOUTS, Result, Run, compare, perform, same_bits
+from tests.parallel.trajectory import CLIP, LAYOUTS, Result, Run, compare, largest_of, perform, same_bits
 from tests.ranks import RankServer
 
 STEPS = 6
@@ -47,7 +47,7 @@ def test_in_float64_only_the_last_digits_differ(done: Performer, world: int, lay
     assert min(expected.norms) > CLIP
     assert expected.losses[-1] < expected.losses[0] - 0.5
     difference = compare(done(run), expected)
-    assert max(difference.losses, difference.norms, difference.weights) < 1e-9, difference
+    assert largest_of([difference.losses, difference.norms, difference.weights]) < 1e-9, difference
 
 
 @pytest.mark.parametrize(("world", "layout"), [(3, "none"), (2, "optimizer"), (2, "gradients"), (4, "hybrid")])
@@ -67,9 +67,9 @@ def test_half_precision_differs_as_two_orders_of_the_same_microbatches_do(
     others += [replace(run.alone, rotated=first) for first in (3, 6, 9)]
     orders = [compare(done(other), expected) for other in others]
     difference = compare(done(run), expected)
-    assert difference.losses < 3 * max(order.losses for order in orders)
-    assert difference.norms < 3 * max(order.norms for order in orders)
-    assert difference.weights < 3 * max(order.weights for order in orders)
+    assert difference.losses < 3 * largest_of(order.losses for order in orders)
+    assert difference.norms < 3 * largest_of(order.norms for order in orders)
+    assert difference.weights < 3 * largest_of(order.weights for order in orders)
 
 
 def test_float32_sums_in_another_order_have_other_bits(done: Performer) -> None:
@@ -121,7 +121,7 @@ def test_an_axis_besides_those_of_data_changes_no_bit(done: Performer, layout: s
 def test_mixtures_of_experts_in_float64(done: Performer) -> None:
     run = Run(3, **LAYOUTS["gradients"], precision="fp64", steps=4, experts=True)
     difference = compare(done(run), done(run.alone))
-    assert max(difference.losses, difference.norms, difference.weights) < 1e-9, difference
+    assert largest_of([difference.losses, difference.norms, difference.weights]) < 1e-9, difference
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

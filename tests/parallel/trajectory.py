@@ -6,8 +6,9 @@ last microbatch with fewer rows, tied weights.
 """
 
 import importlib
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -236,10 +237,19 @@ def compare(found: Result, expected: Result) -> Difference:
     weights = _deviations(found.weights, expected.weights, RATE)
     largest = max((float(each.abs().max()) for each in expected.gradients.values()), default=1.0)
     gradients = _deviations(found.gradients, expected.gradients, 1e-6 * largest)
-    worst = max(gradients, key=lambda name: gradients[name], default="")
-    losses = max(_relative(found.losses, expected.losses), _relative(found.objectives, expected.objectives))
+    worst = max(gradients, key=lambda name: _nan_above_all(gradients[name]), default="")
+    losses = largest_of([_relative(found.losses, expected.losses), _relative(found.objectives, expected.objectives)])
     norms = _relative(found.norms, expected.norms)
-    return Difference(losses, norms, max(weights.values()), gradients.get(worst, 0.0), worst)
+    return Difference(losses, norms, largest_of(weights.values()), gradients.get(worst, 0.0), worst)
+
+
+def largest_of(values: Iterable[float]) -> float:
+    """The largest value, 0 of none; NaN where one is NaN, which `max` drops behind another value."""
+    return max(values, key=_nan_above_all, default=0.0)
+
+
+def _nan_above_all(value: float) -> tuple[bool, float]:
+    return math.isnan(value), value
 
 
 def _deviations(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], least: float) -> dict[str, float]:
@@ -438,4 +448,4 @@ def assemble(folder: Path, shards: Sequence[Mapping[str, Any]], kind: str = "") 
 
 def _relative(found: list[float], expected: list[float]) -> float:
     assert len(found) == len(expected)
-    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+    return largest_of(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))

@@ -4,16 +4,17 @@
     code = started.wait()
 
 pytest's own process has threads and has computed, so it must not fork ranks; and a fresh Python takes seconds to
-import torch. Faults strike in the ranks themselves, at the moment a phase is entered, so every test is exact to the
-step. Whatever happens, a run ends with the server, and the server with pytest.
+import torch. Faults are a plan (`--faults`), so every test is exact to the step; what no user's plan has strikes
+here. Whatever happens, a run ends with the server, and the server with pytest.
 """
 
-import builtins
 import contextlib
 import gc
 import importlib
 import itertools
 import json
+import math
+import mmap
 import os
 import select
 import signal
@@ -24,19 +25,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 
 import hornbook.cli.main
-import hornbook.errors
 import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
-from hornbook.parallel import engine
+import hornbook.run.train
+from hornbook.parallel.engine import Engine
 from hornbook.run.checkpoints import memory_copies
 from hornbook.run.diagnose.deep import slots
 from hornbook.run.observe import audit
 from hornbook.run.state import State
 from tests.processes import Server, answer, die_with, outlive_parent, wait_until
+from tests.run.guard.poison import poison
 
 LIMIT_SECONDS = 120.0
 """Of a run of a second or two; machines that tests run on stand still for seconds."""
@@ -49,6 +52,28 @@ CONSTANTS = {
     "run_lock": "hornbook.files.run_lock",
 }
 """Modules whose constants a test may set."""
+
+
+OURS = ("orphan", "truncate", "one GPU", "end token", "SIGSEGV", "bad slots")
+OURS += ("flip copies", "tear copy", "flip weight", "not finite", "wrong again", "kill youngest")
+"""Faults that no plan of a user has."""
+SIGNALS = {"SIGKILL": "kill9", "SIGSTOP": "stop", "SIGTERM": "sigterm", "SIGINT": "sigint", "SIGUSR1": "sigusr1"}
+
+
+def planned(fault: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A fault as a plan has it; None for one of ours. `do`: the name of a signal, or of an error to raise."""
+    if fault["do"] in OURS:
+        return None
+    where = {"step": 0, "rank": "every", "generation": "every"} | {key: fault[key] for key in PLACE if key in fault}
+    rest = {key: value for key, value in fault.items() if key not in (*PLACE, "do")}
+    if fault["do"] in SIGNALS:
+        return {"do": SIGNALS[fault["do"]], "at": where, **rest}
+    if fault["do"] in ("slow", "inf_grad", "bitflip_grad"):
+        return {"do": fault["do"], "at": where, **rest}
+    return {"do": "exc", "error": fault["do"], "at": where, **rest}
+
+
+PLACE = ("step", "phase", "rank", "generation")
 
 
 @dataclass
@@ -91,7 +116,13 @@ class Launcher:
         **constants: Any,
     ) -> Started:
         """Begin `hornbook WORDS`; constants (`module__NAME=value`) take the place of those of `CONSTANTS`."""
-        request = {"words": list(words), "log": str(log), "faults": list(faults), "constants": constants}
+        plan = [fault for fault in map(planned, faults) if fault is not None]
+        if plan:
+            path = log.with_suffix(".plan.toml")
+            path.write_text(tomli_w.dumps({"faults": plan}))
+            words = [*words, "--faults", str(path)]
+        ours = [fault for fault in faults if fault["do"] in OURS]
+        request = {"words": list(words), "log": str(log), "faults": ours, "constants": constants}
         request |= {"do": "start", "environ": dict(environ or {})}
         return Started(self, self._server.ask(request, SLACK_SECONDS), log)
 
@@ -164,59 +195,45 @@ def wait(pid: int, seconds: float) -> int | None:
 
 
 def strike(faults: list[dict[str, Any]]) -> None:
-    """From now on a rank that enters a phase looks whether a fault waits for it there."""
-    from hornbook.run.launch import standby, supervisor
+    """From now on a rank that enters a phase looks whether a fault of ours waits for it there, in any generation."""
     from hornbook.run.launch.heartbeat import Heartbeat
-    from hornbook.run.launch.signals import StopSignals
 
     for fault in faults:
         if fault["do"] == "bad slots":
             break_slots(fault["slots"])
-    original, catch_really, share = Heartbeat.enter, StopSignals._catch, supervisor.shared_heartbeats
-    generations, generation = itertools.count(), 0
-    caught: list[int] = []
-
-    def shared_heartbeats(ranks: int) -> list[Heartbeat]:
-        nonlocal generation
-        generation = next(generations)
-        return share(ranks)
+    original, struck = Heartbeat.enter, mmap.mmap(-1, mmap.PAGESIZE)  # shared with all ranks
 
     def enter(self: Heartbeat, phase: str, at: Any) -> None:
         original(self, phase, at)
-        for fault in faults:
-            wanted = {"rank": self.rank, "generation": generation, "phase": phase, "step": at.step}
-            if all(fault.get(key, value) == value for key, value in wanted.items()):
-                act(fault, caught)
+        for number, fault in enumerate(faults):
+            wanted, place = {"rank": self.rank, "phase": phase, "step": at.step}, 8 * number + self.rank
+            if all(fault.get(key, value) == value for key, value in wanted.items()) and not struck[place]:
+                struck[place] = fault["do"] in ONCE
+                act(fault)
 
-    def catch(self: StopSignals, number: int, frame: Any) -> None:
-        catch_really(self, number, frame)
-        caught.append(number)
-
-    Heartbeat.enter, StopSignals._catch = enter, catch
-    supervisor.shared_heartbeats = standby.shared_heartbeats = shared_heartbeats
+    Heartbeat.enter = enter
 
 
-def act(fault: dict[str, Any], caught: list[int]) -> None:
-    """`do`: the name of a signal, sent to the rank itself or to its supervisor, or of an error to raise.
-
-    `after` seconds it is SIGALRM instead, and `orphan` has the rank outlive its supervisor. `caught` are the stop
-    signals that reached this process. `one GPU` is all that the rank sees from now on, `end token` all that it chooses.
-    `flip copies` damages the copies in memory, `flip weight` a weight, `tear copy` kills in the next copy, and from
-    `not finite` on no gradient is finite.
+def act(fault: dict[str, Any]) -> None:
+    """`orphan` has the rank outlive its supervisor. `poison` spoils samples, `one GPU` is all that the rank sees from
+    now on, `end token` all that it chooses. `flip copies` damages the copies in memory, `flip weight` a weight, `tear
+    copy` kills in the next copy, and from `not finite` on no gradient is finite.
     """
-    if fault["do"] in STRANGE:
-        STRANGE[fault["do"]](fault)
+    if fault["do"] in ONCE:
+        ONCE[fault["do"]](fault)
         return
-    if "after" in fault:
-        signal.setitimer(signal.ITIMER_REAL, fault["after"])
-        return
-    if not fault["do"].startswith("SIG"):
-        kind = getattr(hornbook.errors, fault["do"], None) or getattr(builtins, fault["do"])
-        raise kind(fault.get("text", "as the test wishes"))
-    number, upwards = signal.Signals[fault["do"]], fault.get("to") == "supervisor"
-    os.kill(os.getppid() if upwards else os.getpid(), number)
-    if upwards:  # the run goes on once the supervisor has passed it on; if it dies of it, this rank does too
-        wait_until(lambda: caught)
+    match fault["do"]:
+        case "orphan":
+            outlive_parent()
+        case "truncate":
+            os.truncate(fault["path"], 0)
+        case "poison":
+            if hornbook.run.train.compute_gradients.__module__ == hornbook.run.train.__name__:
+                poison((range(fault["first"], fault["end"]), math.nan))
+        case "one GPU":
+            torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
+        case _:
+            hornbook.model.generate.generate.choose_token = lambda *_: fault["id"]
 
 
 def flip_copies() -> None:
@@ -228,14 +245,22 @@ def flip_copies() -> None:
                 os.pwrite(file, bytes([os.pread(file, 1, size // 2)[0] ^ 1]), size // 2)
 
 
+def break_gradients() -> None:
+    """From now on no gradient is finite."""
+    clip = Engine.clip_gradients
+
+    def clip_gradients(self: Engine, how: Any, limits: Any = None) -> torch.Tensor:
+        for parameter in self.named_parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(math.nan)
+        return clip(self, how, limits)
+
+    Engine.clip_gradients = clip_gradients
+
+
 def die_in_next_copy() -> None:
     """The rank dies in its next copy of the state, once the copy that was there is gone."""
     memory_copies._digest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-
-
-def break_gradients() -> None:
-    """From now on no gradient counts as finite."""
-    engine.found_nonfinite = lambda norm, _: torch.ones_like(norm)
 
 
 def kill_youngest() -> None:
@@ -274,29 +299,17 @@ def compute_wrongly(*, always: bool) -> None:
     audit.microbatch_gradients = wrong
 
 
-def show_one_gpu() -> None:
-    """From now on the rank sees one GPU."""
-    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
-
-
-def choose_tokens(token: int) -> None:
-    """From now on generation chooses this token."""
-    hornbook.model.generate.generate.choose_token = lambda *_: token
-
-
-STRANGE: dict[str, Callable[[dict[str, Any]], None]] = {
-    "orphan": lambda _: outlive_parent(),
-    "truncate": lambda fault: os.truncate(fault["path"], 0),
+ONCE: dict[str, Callable[[dict[str, Any]], None]] = {
     "flip copies": lambda _: flip_copies(),
     "tear copy": lambda _: die_in_next_copy(),
     "flip weight": lambda _: flip_weight(),
     "not finite": lambda _: break_gradients(),
     "wrong again": lambda fault: compute_wrongly(always=fault["always"]),
     "kill youngest": lambda _: kill_youngest(),
-    "one GPU": lambda _: show_one_gpu(),
-    "end token": lambda fault: choose_tokens(fault["id"]),
+    "SIGSEGV": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
+    "bad slots": lambda _: None,
 }
-"""What may happen to a rank besides signals and errors."""
+"""Of ours, those that strike each rank once, in whatever generation comes there first."""
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.run.control.control import Request, write_request
+from hornbook.run.control.timekeeper import Timekeeper
 from hornbook.run.job import Start
 from hornbook.run.step_report import Step
-from hornbook.run.timekeeper import Timekeeper
-from hornbook.run.train import _keep_time
+from hornbook.run.train import _keep_length
 from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
@@ -71,7 +71,7 @@ def test_a_shortened_run_ends_with_its_schedule(
     assert state is not None
     assert (state["status"], state["tokens"], state.get("total_tokens")) == ("finished", LENGTH, LENGTH)
     log = RunDir(tmp_path / "run").log.read_text(encoding="utf-8")
-    assert "shortened after step 5 from 12 to 9 steps, to end in train.seconds" in log
+    assert "shortened after step 5 from 12 to 9 steps (train.seconds)" in log
 
 
 def test_a_time_that_suffices_changes_no_bit(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
@@ -162,14 +162,15 @@ def test_what_rank_0_decides_goes_for_all(leader: int) -> None:
     ledger = SimpleNamespace(note=lambda kind, _, **fields: noted.append((kind, fields)))
     job: Any = SimpleNamespace(ledger=ledger)
     world: Any = SimpleNamespace(broadcast=lambda _: leader)
-    keeper: Any = SimpleNamespace(tokens_in_time=lambda *_: 7 * 128, elapsed=1.0, expected=lambda *_: 2.0)
+    evidence = {"elapsed": 1.0, "expected": 2.0, "reason": "train.seconds"}
+    keeper: Any = SimpleNamespace(tokens_in_time=lambda *_: 7 * 128, evidence=lambda *_: evidence)
     observers: Any = SimpleNamespace(shorten=lambda *words: shown.append(words))
     step: Any = SimpleNamespace(step=5, tokens=5 * 128)
-    shorter = _keep_time(job, world, keeper, observers, step, length)
+    shorter = _keep_length(job, world, keeper, observers, step, length)
     if leader == LENGTH:
         assert shorter == length.cut([Cut(5 * 128, LENGTH)])
-        assert noted == [("shorten", {"length": LENGTH, "before": 12 * 128, "elapsed": 1.0, "expected": 2.0})]
-        assert shown == [(5, shorter)]
+        assert noted == [("shorten", {"length": LENGTH, "before": 12 * 128, **evidence})]
+        assert shown == [(5, shorter, "train.seconds")]
     else:
         assert (shorter, noted, shown) == (length, [], [])
 

@@ -47,6 +47,8 @@ class StepRecord(Record):
     first_sample: NotRequired[int]
     num_samples: NotRequired[int]
     skipped: NotRequired[bool]
+    clipped: NotRequired[float]
+    """Norm to which the guard clipped the gradient."""
     noise_scale: NotRequired[float | None]
     """Gradient noise scale in targets (`log.noise_scale`), from running averages; None while they allow none."""
     noise_trace: NotRequired[float | None]
@@ -92,6 +94,7 @@ class RunDir:
         self.data_lock = self.path / "data.lock"
         self.metrics = self.path / "metrics.jsonl"
         self.memory = self.path / "memory.jsonl"
+        self.statistics = self.path / "statistics.jsonl"
         self.events = self.path / "events.jsonl"
         self.log = self.path / "log.txt"
         self.state = self.path / "state.json"

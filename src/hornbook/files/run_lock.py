@@ -131,13 +131,21 @@ class RunLock:
         if self._file < 0 or time.monotonic() - self._checked < _CHECK_SECONDS:
             return
         with storage_errors(self._path):
-            found = self._peek()
-        if found and not self._is_mine(found):
+            found, released = self._peek(), self._is_released()
+        if released or (found and not self._is_mine(found)):
+            taker = f"by {_describe(found)}" if found else "by a process that has ended since"
             raise TakenOverError(
-                f"{self._path.parent} was taken over by {_describe(found)}, while this process did not run or did not "
-                f"reach the file system for {LEASE_SECONDS:g} s; it ended, and the run goes on there"
+                f"{self._path.parent} was taken over {taker}, while this process did not run or did not reach the file "
+                f"system for {LEASE_SECONDS:g} s; it ended, and the run goes on there"
             )
         self._checked = time.monotonic()
+
+    def _is_released(self) -> bool:
+        """Whether an owner emptied the file at its end: while this process holds the lock, another one did."""
+        try:
+            return self._path.stat().st_size == 0
+        except FileNotFoundError:
+            return False  # a person deleted it
 
     def _acquire(self) -> dict[str, Any] | None:
         """Lock the file, and wait until its owner is gone or known to live; returns the owner that was found."""
@@ -266,7 +274,8 @@ def _is_local(path: Path) -> bool:
     folders = {path.resolve(), *path.resolve().parents}
     with suppress(OSError, psutil.Error):
         found = [each for each in psutil.disk_partitions(all=True) if Path(each.mountpoint) in folders]
-        return bool(found) and max(found, key=lambda each: len(each.mountpoint)).fstype in LOCAL_DISKS
+        newest_first = reversed(found)  # of several mounts at one place the newest hides the others
+        return bool(found) and max(newest_first, key=lambda each: len(each.mountpoint)).fstype in LOCAL_DISKS
     return False
 
 

@@ -127,10 +127,29 @@ class CheckpointConfig(Config):
 
 
 class GuardConfig(Config):
-    """The reaction to failing steps and ranks."""
+    """The reaction to spikes and divergence, and to failing steps and ranks. z: distance of the loss, or of the
+    logarithm of the gradient norm, from its median over recent steps, in robust standard deviations."""
 
+    mode: Literal["off", "observe", "safe", "auto"] = "safe"
+    """`safe` clips and skips steps that stand far out, goes back to a checkpoint from before a divergence and leaves
+    out its data, and pauses the run (exit code 5) where that does not help; `auto` may lower the learning rate and
+    change settings (`guard.swaps`) before it pauses; `observe` writes to the ledger what `safe` would do; `off`."""
+    window: Count = Field(default=256, ge=32)
+    """Steps over which median and deviation are taken."""
+    clip_z: Number = Field(default=6.0, gt=0)
+    """Gradients whose norm is beyond are clipped to three deviations over the median."""
+    skip_norm_z: Number = Field(default=12.0, gt=0)
+    """Updates whose gradient norm is beyond are refused."""
+    skip_loss_z: Number = Field(default=8.0, gt=0)
+    """Updates whose loss is beyond are refused."""
+    probe_every: Count = Field(default=250, ge=0)
+    """Steps between losses of a fixed held-out batch, which confirm a slow divergence; 0: none. In runs of fewer than
+    10,000 steps it is fewer, in proportion, and 50 at least."""
+    swaps: list[str] = Field(default=["optim.clip=0.3", "optim.beta2=0.95"])
+    """Settings that `auto` may change, as `hornbook tell` takes them: the next one each time that a lower learning
+    rate has not helped. One that the run does not have, or that changes nothing, is passed over."""
     max_skips: Count = Field(default=8, ge=0)
-    """Non-finite steps in a row that are skipped before the run stops with exit code 5."""
+    """Updates in a row that are refused before the run goes back to a checkpoint, or stops with exit code 5."""
     max_restarts: Count = Field(default=3, ge=0)
     """Restarts of dead ranks without a new checkpoint between, before the run stops with exit code 9."""
     hang_seconds: Number = Field(default=0.0, ge=0)
@@ -149,6 +168,83 @@ class GuardConfig(Config):
 MOST_PROFILED = 200
 """Steps of one trace: it is held in memory until its end."""
 _PROFILE = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)( steps?)?")
+
+
+class WandbConfig(Config):
+    """Weights & Biases, through its package."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = Field(default="hornbook", min_length=1)
+    """The project that the run is shown in."""
+    mode: Literal["offline", "online"] = "offline"
+    """`offline` writes into RUN/wandb, for `wandb sync`; `online` sends what it gets."""
+
+
+class TrackioConfig(Config):
+    """Trackio, through its package, into its own folder of this machine."""
+
+    kind: Literal["trackio"] = "trackio"
+    project: str = Field(default="hornbook", min_length=1)
+    """The project that the run is shown in."""
+
+
+TrackerConfig = Annotated[WandbConfig | TrackioConfig, Field(discriminator="kind")]
+
+Event = Literal[
+    "fail",
+    "rollback",
+    "spike",
+    "pause",
+    "straggler",
+    "throughput",
+    "disk",
+    "finish",
+    "stop",
+    "restart",
+    "skip",
+    "shorten",
+    "checkpoint_damaged",
+]
+"""What alerts can be of: kinds of records of the ledger, and `disk`, a save that failed."""
+ALERTS: tuple[Event, ...] = ("fail", "rollback", "spike", "pause", "straggler", "disk", "finish")
+
+
+class _Alert(Config):
+    events: list[Event] = Field(default=[*ALERTS])
+    """Which events alert."""
+
+
+class TerminalAlert(_Alert):
+    """The terminal's bell, and a line."""
+
+    kind: Literal["terminal"] = "terminal"
+
+
+class FileAlert(_Alert):
+    """A line of JSON at the end of a file."""
+
+    kind: Literal["file"] = "file"
+    path: str = Field(default="alerts.jsonl", min_length=1)
+    """Below the run's folder, unless it is absolute."""
+
+
+class CommandAlert(_Alert):
+    """A command that gets the event as JSON on its standard input, such as one that sends mail."""
+
+    kind: Literal["command"] = "command"
+    argv: list[str] = Field(min_length=1)
+    """Program and arguments; no shell reads them."""
+
+
+class WebhookAlert(_Alert):
+    """A POST of the event as JSON."""
+
+    kind: Literal["webhook"] = "webhook"
+    url: str = Field(pattern=r"^(https?://|env:[A-Za-z_]\w*$)")
+    """Address, or `env:NAME` for one that is a secret: the run records the name alone."""
+
+
+AlertConfig = Annotated[TerminalAlert | FileAlert | CommandAlert | WebhookAlert, Field(discriminator="kind")]
 
 
 class LogConfig(Config):
@@ -170,11 +266,20 @@ class LogConfig(Config):
     memory_snapshot: Count = Field(default=0, ge=0)
     """The step whose tensors kept for backward are listed in RUN/memory-STEP.json, on a GPU with torch's own snapshot
     beside it; 0: none."""
+    statistics_every: Count = Field(default=100, ge=0)
+    """Steps between measurements of every layer (gradient, weight and update norms, activations, dead units, attention
+    logits), lines of RUN/statistics.jsonl that `hornbook doctor RUN` reads; 0: none."""
     noise_scale: Count = Field(default=0, ge=0)
     """Steps over which the gradient noise scale is averaged, such as 100; 0 does not measure it. Needs two ranks, or
     two microbatches of a rank: the norm of a part of the gradient is compared with that of the whole."""
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""
+    trackers: list[TrackerConfig] = Field(default_factory=list)
+    """Other trackers that get metrics, such as `{kind = "wandb"}` or `{kind = "trackio"}`, which need their packages;
+    they can neither stop nor slow the run."""
+    alerts: list[AlertConfig] = Field(default_factory=list)
+    """Who is told of events, such as `{kind = "command", argv = ["notify-send", "run"]}`: kinds `terminal`, `file`,
+    `command`, `webhook`. An alert that fails is told once, and never stops the run."""
 
     @field_validator("profile")
     @classmethod

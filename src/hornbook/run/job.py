@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
@@ -11,6 +11,7 @@ from hornbook.run.control.control import Control
 from hornbook.run.control.interventions import Course, sorted_by_step
 from hornbook.run.inputs import Inputs, resumed_length
 from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import Ledger, Monotone, RunWriter
 from hornbook.run.start.bound import base_recipe
 from hornbook.run.start.init_from import InitFrom
@@ -18,6 +19,9 @@ from hornbook.run.training_length import TrainingLength
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change
+
+if TYPE_CHECKING:
+    from hornbook.run.control.faults import FaultInjector
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Start:
     """Settings that a resume changes; `launch` fills them in."""
     ends_interventions: bool = False
     """Whether these changes take the place of the run's interventions (`interventions.ends_interventions`)."""
+    faults: "FaultInjector | None" = None
+    """What is to go wrong, to try it out; None: nothing is injected."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,13 @@ class Job:
     rank_info: RankInfo = field(default_factory=RankInfo)
     copies: RankCopies | None = None
     """Where this rank keeps copies of the state that outlive it; None: nowhere."""
+    suppressed: frozenset[tuple[str, int]] = frozenset()
+    """Decisions of the guard that are not taken, as (kind, step): what would have been without them."""
 
     def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat, memory: CopyMemory | None = None) -> Self:
         """The same job on one rank of several, with its part of the memory for copies."""
         output = self.output.on_rank(rank_info.rank)
-        control = Control(output, self.control.signals, heartbeat)
+        control = Control(output, self.control.signals, heartbeat, self.control.faults)
         copies = memory.of_rank(rank_info.rank) if memory is not None else None
         return replace(self, rank_info=rank_info, output=output, control=control, copies=copies)
 
@@ -95,6 +103,12 @@ class Job:
     def write_recipe(self) -> None:
         """Replace recipe.toml: every value in force, with its origin."""
         self.output.write(self.run.recipe, self.course.to_end().resolved.to_toml())
+
+
+def silent_job(inputs: Inputs, run: RunDir, start: Start) -> Job:
+    """A job that reads the ledger of a run, if it has one, and writes nothing."""
+    output = RunWriter(run, Ledger(run, silent=True), is_rank0=False)
+    return Job(inputs, start, output, Control(output, StopSignals()))
 
 
 def course_of(inputs: Inputs, past: Monotone, start: Start) -> Course:

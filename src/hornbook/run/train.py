@@ -5,11 +5,13 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.errors import Exit
+from hornbook.evals.config import NoStop
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
@@ -29,16 +31,19 @@ from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course
+from hornbook.run.control.timekeeper import Timekeeper, seconds_spent
+from hornbook.run.guard.recovery import Recovery, open_guard
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.observe.audit import Audit
+from hornbook.run.observe.early_stop import EarlyStop
+from hornbook.run.observe.layers.statistics import LayerStatistics
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
 from hornbook.run.start.initialize_or_restore import initialize_or_restore
 from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
 from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged
-from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.recipe import Recipe
 
@@ -76,15 +81,18 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
             open_observers(job, state, consoles) as observers,
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
+            state.guard = open_guard(job)
             initialize_or_restore(job, state, checkpointer, observers)
             observers.start(job.ledger.attempt, state)
-            keeper = Timekeeper(recipe.train.seconds, seconds_spent(job.run)) if recipe.train.seconds else None
-            audit = Audit(job, state, observers.note)
+            keepers, audit = _length_keepers(job, state), Audit(job, state, observers.note)
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
+            recovery = Recovery(job, state, checkpointer, observers)
             while state.tokens < intervener.course.length.tokens:
                 job.run.check()  # the run directory still has its name
-                requests = control.poll(state, world.all_reduce_max)
+                requests = control.poll(state, world.all_reduce_max, recovery.verdict)
                 checkpointer.poll(state)
+                if requests.verdict:
+                    intervener = recovery.act(intervener)  # the state may be another now
                 if requests.save or requests.stop:
                     control.enter("save", state)
                     checkpointer.save(state)
@@ -99,21 +107,21 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
                     observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
                 job.run.check()
                 state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
-                if step.skipped:
-                    job.ledger.note("skip", state, in_a_row=state.skips_in_a_row, **step.evidence())
-                    checkpointer.memory.judge(step)
+                recovery.after(step, course)
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > course.recipe.guard.max_skips:
+                if state.skips_in_a_row > course.recipe.guard.max_skips and not recovery.verdict:
                     raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
-                checkpointer.keep(state, course.recipe.checkpoint.every, final=step.final)
-                if keeper is not None and not step.final:
-                    intervener.shorten(_keep_time(job, world, keeper, observers, step, course.length))
+                checkpointer.keep(state, course.recipe.checkpoint.every, step)
+                for keeper in () if step.final else keepers:
+                    length = intervener.course.length
+                    intervener.shorten(_keep_length(job, world, keeper, observers, step, length))
                 _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
             control.enter("save", state)
             checkpointer.save(state, final=True)
             observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
+            observers.conclude(job.run)
             control.enter("end", state)
             control.refuse_rest(state)
             job.ledger.note("finish", state)
@@ -147,11 +155,13 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
 
 
 def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> None:
-    """Keep what the recipe asks for beside the training itself: an average of the weights, the noise scale."""
+    """Keep what the recipe asks for beside the training itself: averages of the weights, statistics, noise scale."""
     engine = state.engine
     if not isinstance(recipe.train.average, NoAverage):
         axis = Axis(length.planned, length.batches)
         state.keep_average(WeightAverage(recipe.train.average, engine.named_parameters, axis))
+    if recipe.log.statistics_every:
+        state.layers = LayerStatistics(engine, recipe.log.statistics_every)
     if recipe.log.noise_scale:
         engine.measure_part()
         state.noise = NoiseScale(recipe.log.noise_scale)
@@ -162,18 +172,24 @@ def take_step(job: Job, state: State, course: Course, audit: Audit | None = None
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
     engine.clock.begin()
-    lr = course.learning_rate(state.tokens)
+    lr, limits = course.learning_rate(state.tokens), None if state.guard is None else state.guard.limits(state.step + 1)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
     if audit is not None:
         audit.audit_if_due(batch)
     job.control.enter("clip", state)
+    if state.layers is not None:
+        state.layers.begin(state.step + 1)
     with phase("optimizer"):
-        norm = engine.clip_gradients(recipe.optim.clip)
+        norms = engine.clipping.state() if audit is not None and audit.retries else []
+        norm = engine.clip_gradients(recipe.optim.clip, limits)
     job.control.enter("optimizer", state)
     part = engine.part_of_batch()
     with phase("optimizer"):  # a non-finite step changes no bit of weights and moments
-        applied, (norm, *values) = engine.step_and_fetch(state.optimizer, norm, *part, *losses.values())
+        applied, found = engine.step_and_fetch(state.optimizer, norm, *part, *losses.values())
+    if not applied and audit is not None and audit.retries:
+        applied, found = audit.retry(batch, recipe.optim.clip, limits, norms, found)
+    norm, *values = found
     before = state.tokens
     state.advance(batch)
     sums = zip(losses, values[len(part) :], strict=True)
@@ -201,6 +217,7 @@ def take_step(job: Job, state: State, course: Course, audit: Audit | None = None
         traffic=engine.clock.traffic.take(),
         positions=batch.positions_computed,
         noise=None if state.noise is None else state.noise.record(),
+        clipped=limits.norm_to if limits is not None and applied and norm > limits.norm_over else None,
         terms=terms,
     )
 
@@ -231,20 +248,42 @@ def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[G
         loader.seek(clock)
 
 
-def _keep_time(
-    job: Job, world: World, keeper: Timekeeper, observers: Observers, step: Step, length: TrainingLength
+class LengthKeeper(Protocol):
+    """What may shorten a run."""
+
+    def tokens_in_time(self, step: Step, length: TrainingLength) -> int:
+        """Length in tokens, called once a step; that of `length` where nothing changes."""
+        ...
+
+    def evidence(self, step: Step, length: TrainingLength) -> dict[str, Any]:
+        """Why, for the ledger."""
+        ...
+
+
+def _length_keepers(job: Job, state: State) -> list[LengthKeeper]:
+    """By the clock (`train.seconds`), and by validation losses (`eval.stop`)."""
+    recipe, keepers = job.recipe, list[LengthKeeper]()
+    if recipe.train.seconds:
+        keepers.append(Timekeeper(recipe.train.seconds, seconds_spent(job.run)))
+    if not isinstance(recipe.eval.stop, NoStop):
+        keepers.append(EarlyStop(recipe.eval.stop, recipe.optim.schedule, job, state.step))
+    return keepers
+
+
+def _keep_length(
+    job: Job, world: World, keeper: LengthKeeper, observers: Observers, step: Step, length: TrainingLength
 ) -> TrainingLength:
-    """The length of the run from here on: shorter where its steps are too slow for `train.seconds`, by rank 0's clock.
+    """The length of the run from here on, by rank 0's keeper.
 
     The ledger has it before the next step, so that every later attempt shortens at the same step.
     """
     tokens = world.broadcast(keeper.tokens_in_time(step, length))
     if tokens >= length.tokens:
         return length
-    seconds = {"elapsed": keeper.elapsed, "expected": keeper.expected(step.tokens, length)}
-    job.ledger.note("shorten", step, length=tokens, before=length.tokens, **seconds)
+    evidence = keeper.evidence(step, length)
+    job.ledger.note("shorten", step, length=tokens, before=length.tokens, **evidence)
     shorter = length.cut([Cut(step.tokens, tokens)])
-    observers.shorten(step.step, shorter)
+    observers.shorten(step.step, shorter, str(evidence["reason"]))
     return shorter
 
 

@@ -177,8 +177,14 @@ def test_wrong_words(words: list[str], text: str, capsys: pytest.CaptureFixture[
 def test_a_dry_run_measures_nothing(asked: list[tuple[str, Recipe]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "tiny", "-n"]) == Exit.DONE
     assert capsys.readouterr().out == "would measure tiny: machine, step\n"
-    assert main(["bench", "tiny", "-n", "--sweep", "parallel.data=1,2"]) == Exit.DONE
-    assert capsys.readouterr().out.splitlines() == [f"would measure tiny parallel.data={data}" for data in (1, 2)]
+    assert main(["bench", "tiny", "-n", "--sweep", "train.micro_batch=1,2"]) == Exit.DONE
+    assert capsys.readouterr().out.splitlines() == [f"would measure tiny train.micro_batch={rows}" for rows in (1, 2)]
+    words = ["parallel.data=-1", "train.micro_batch=2", "--world", "2", "--sweep", "parallel.tensor=1,3"]
+    assert main(["bench", "tiny", "-n", *words]) == Exit.DONE
+    first, filled, refused = capsys.readouterr().out.splitlines()
+    assert first == "would measure tiny parallel.data=-1 train.micro_batch=2 parallel.tensor=1"
+    assert "2 ranks, parallel.data filled: --world" in filled
+    assert refused.startswith("refused  parallel.tensor=3: ")
     assert asked == []
 
 

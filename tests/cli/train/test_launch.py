@@ -76,9 +76,10 @@ def test_a_job_that_is_there_is_not_taken_for_a_new_one(
     monkeypatch.setenv("PATH", f"{kubectl.parent}:/usr/bin:/bin")
     monkeypatch.setenv("ANSWER", "created")
     assert main([*words, "--on", "k8s", "--image", "i"]) == Exit.DONE
-    monkeypatch.setenv("ANSWER", "unchanged")
-    assert main([*words, "--on", "k8s", "--image", "i"]) == Exit.USAGE
-    assert "`kubectl delete -f tiny.yaml` first" in " ".join(capsys.readouterr().err.split())
+    for answer in ("unchanged", "configured"):  # the second where its deadline or parallelism is another now
+        monkeypatch.setenv("ANSWER", answer)
+        assert main([*words, "--on", "k8s", "--image", "i"]) == Exit.USAGE
+        assert "`kubectl delete -f tiny.yaml` first" in " ".join(capsys.readouterr().err.split())
 
 
 def test_axes_that_do_not_make_the_machines_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]):

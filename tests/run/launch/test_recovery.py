@@ -82,7 +82,7 @@ def test_a_slot_that_fails_is_left_out(
     (resume,) = events(run, "resume")
     assert [(each["key"], each["old"], each["new"]) for each in resume["changes"]] == [("parallel.data", 2, 1)]
     assert CordonList(RunDir(run).cordon).slots() == {1}
-    assert main(["doctor", "--uncordon", str(run)]) == Exit.DONE
+    assert main(["doctor", str(run), "--uncordon"]) == Exit.DONE
     assert "slot 1 may be used again" in capsys.readouterr().out
     assert CordonList(RunDir(run).cordon).slots() == set()
 

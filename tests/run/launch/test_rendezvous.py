@@ -107,7 +107,7 @@ def test_a_host_that_does_not_exist_is_named_at_once(monkeypatch: pytest.MonkeyP
 def test_a_stranger_at_the_port_who_says_nothing_is_told(listener: socket.socket):
     """torch's client would wait for ever. Its thread ends when the stranger hangs up."""
     port = listener.getsockname()[1]
-    with pytest.raises(UsageError, match=f"at localhost:{port} .* is no store of torch"):
+    with pytest.raises(UsageError, match=f"at localhost:{port} .* is a listener that does not answer"):
         open_store(Address("localhost", port, is_rank0=False))
 
 

@@ -54,6 +54,19 @@ def test_a_faulty_rank_is_found_and_training_is_the_same(
     assert "a transient fault" in started.text or always
 
 
+@pytest.mark.parametrize("kind", ["inf_grad"])
+def test_a_step_that_was_refused_for_a_passing_fault_is_made(
+    tmp_path: Path, train: Callable[..., Started], same: Callable[[Path], None], events: Events, kind: str
+) -> None:
+    """The gradient of one rank was infinite, and is not when it is computed again: nothing is lost."""
+    run = tmp_path / "run"
+    started = train(run, faults=[{"do": kind, "generation": 0, "rank": 1, "step": 6}])
+    assert started.wait() == 0, started.text
+    same(run)
+    assert [(each["found"], each["step"]) for each in events(run, "audit")] == [("transient", 6)]
+    assert not events(run, "skip")
+
+
 def test_ranks_that_hold_a_part_are_not_audited(tmp_path: Path, train: Callable[..., Started], events: Events) -> None:
     started = train(tmp_path / "run", "parallel.shard=everything", "train.tokens=300")
     assert started.wait() == 0, started.text

@@ -12,7 +12,7 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.extras import install_command
 from hornbook.files.run_directory import RunDir
-from hornbook.run.observe.event_files import EventFiles
+from hornbook.run.observe.trackers.event_files import EventFiles
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -91,7 +91,7 @@ def test_a_writer_that_fails_is_closed_and_told_once_and_ends_no_run(
     assert launch_run(tmp_path / "run", ON, "eval.every=6") == Exit.DONE
     assert len(closed) == 1
     text = RunDir(tmp_path / "run").log.read_text()
-    assert text.count("TensorBoard files are not written any more: [Errno 28] No space left on device") == 1
+    assert text.count("TensorBoard gets nothing any more: [Errno 28] No space left on device") == 1
 
 
 def test_without_the_package_the_remedy_is_named_before_anything_is_written(

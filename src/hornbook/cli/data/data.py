@@ -5,7 +5,6 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,12 +13,11 @@ from typer.core import TyperGroup
 
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import say
-from hornbook.cli.train.runs import existing_run
-from hornbook.errors import Exit, HornbookError, IntegrityError, UsageError
+from hornbook.cli.train.runs import step_place
+from hornbook.errors import Exit, HornbookError, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_status import find_runs, steps_that_count
+from hornbook.files.run_status import find_runs
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
-from hornbook.run.ledger import read_past
 
 if TYPE_CHECKING:
     from hornbook.run.observe.exposure import Exposure
@@ -59,28 +57,15 @@ def documents(
     place: Annotated[str, typer.Argument(metavar="RUN@STEP", help="A run and one of its steps.")],
 ) -> Result:
     """List the documents that a step was trained on."""
-    import numpy as np
+    from hornbook.run.observe.exposure import loader_of, samples_of_step
 
-    from hornbook.run.observe.exposure import loader_of
-
-    path, _, step = place.rpartition("@")
-    if not path or not step.isdecimal():
-        raise UsageError(f"{place!r}: write RUN@STEP, such as runs/mine@100")
-    run = existing_run(Path(path))
-    record = next((record for record in steps_that_count(run) if record["step"] == int(step)), None)
-    if record is None:
-        raise UsageError(f"{path} has not done step {step}: its metrics do not have it")
+    run, step = step_place(place)
     loader = loader_of(run)
-    samples = _samples(read_past(run).skipped_ranges, record)
-    found = [(sample, reference) for sample in samples for reference in loader.index.documents(sample)]
-    again = loader.index.batch(np.array(samples, np.int64), loader.micro_batch).token_hash
-    if again != record["token_hash"]:
-        raise IntegrityError(
-            f"step {step} read tokens {record['token_hash']}, the data has {again} now: it was changed"
-        )
+    read = samples_of_step(run, loader, step)
+    found = [(sample, each) for sample in read.positions.tolist() for each in loader.index.documents(sample)]
     value = {
-        "step": record["step"],
-        "token_hash": record["token_hash"],
+        "step": step,
+        "token_hash": read.record["token_hash"],
         "documents": [{"sample": sample, **asdict(reference)} for sample, reference in found],
     }
     rows = [(str(s), r.source, r.id, r.origin, f"{r.start:,}", f"{r.length:,}") for s, r in found]
@@ -206,9 +191,3 @@ def _ranges(steps: Sequence[int]) -> str:
     starts = [step for number, step in enumerate(steps) if not number or steps[number - 1] != step - 1]
     ends = [step for number, step in enumerate(steps) if number + 1 == len(steps) or steps[number + 1] != step + 1]
     return ", ".join(f"{a:,}" if a == b else f"{a:,}-{b:,}" for a, b in zip(starts, ends, strict=True))
-
-
-def _samples(windows: Sequence[tuple[int, int]], record: dict[str, Any]) -> list[int]:
-    """Sample positions of a step: from its first one on, without those in skipped ranges."""
-    free = (i for i in count(record["first_sample"]) if not any(first <= i < end for first, end in windows))
-    return list(islice(free, record["num_samples"]))

@@ -16,6 +16,7 @@ from hornbook.settings.resolve import resolve
 from hornbook.settings.show import toml_value
 from hornbook.settings.toml import dotted
 from hornbook.text.config.text import TextConfig
+from hornbook.text.refinery.exclusions import read_exclusions
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel
 
 _ENDING = re.compile(
@@ -48,6 +49,10 @@ def prepare(
     shard: Annotated[
         str, typer.Option(metavar="I/N", help="With --phase: run tasks I, I+N, I+2N ..., counted from 1.")
     ] = "1/1",
+    exclude: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Leave out the documents of a list that `hornbook why` wrote."),
+    ] = None,
     on: Annotated[Literal["here", "ray"], typer.Option(help="Run tasks on this machine or on a Ray cluster.")] = "here",
     dry_run: DryRun = False,
 ) -> Result:
@@ -60,6 +65,9 @@ def prepare(
     from hornbook.text.refinery.pipeline.prepare import prepare_share
 
     config = text_config(words or [], strict, {"text_field": text_field, "id_field": id_field})
+    if exclude:
+        names = [name for path in exclude for name in read_exclusions(path)]
+        config = config.model_copy(update={"exclude": list(dict.fromkeys([*config.exclude, *names]))})
     if phase is not None:
         if dry_run or overwrite:
             raise UsageError("--phase cannot be combined with --dry-run or --overwrite: choose another --out instead")

@@ -8,7 +8,7 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Words, resolve_words, split_targets
-from hornbook.cli.train.bench_sweep import combinations, is_swept, sweep, sweep_text
+from hornbook.cli.train.bench_sweep import combinations, is_swept, refusal_text, sweep, sweep_text
 from hornbook.cli.train.bench_text import accumulation_text, loader_text, machine_text, step_text
 from hornbook.errors import UsageError
 from hornbook.progress import progress_bar
@@ -109,6 +109,21 @@ def _parted(words: Sequence[str] | None, swept: Sequence[str] | None) -> tuple[l
     return free, found
 
 
+def _plan(words: list[str], world: int | None) -> dict[str, Any]:
+    recipe, filled = _recipe(words, world)
+    return {"words": " ".join(words), "ranks": recipe.parallel.world, "filled": filled}
+
+
+def _sweep_plan(rows: list[dict[str, Any]]) -> Result:
+    """What a sweep would measure; `rows` hold plans instead of bills."""
+    lines, found = [], []
+    for row in rows:
+        plan, settings = row["step"], row["settings"]
+        found.append(settings | ({"refused": row["refused"]} if plan is None else {"ranks": plan["ranks"]}))
+        lines += [refusal_text(row)] if plan is None else [f"would measure {plan['words']}", *plan["filled"]]
+    return Result({"combinations": found}, "\n".join(lines))
+
+
 def _sweep(
     free: list[str],
     chosen: list[dict[str, str]],
@@ -124,8 +139,7 @@ def _sweep(
         return [*free, *(f"{key}={value}" for key, value in settings.items())]
 
     if dry_run:
-        lines = [f"would measure {' '.join(words_of(settings))}" for settings in chosen]
-        return Result({"combinations": chosen}, "\n".join(lines))
+        return _sweep_plan(sweep(chosen, lambda settings: _plan(words_of(settings), world)))
     with progress_bar() as progress:
         counted = iter(range(len(chosen)))
 

@@ -58,7 +58,7 @@ def sweep_text(rows: Sequence[dict[str, Any]]) -> str:
         values, step = list(row["settings"].values()), row["step"]
         if step is None:
             shown.append([*values, "refused", "", "", "", "", ""])
-            reasons.append(f"refused  {_name(row['settings'])}: {' '.join(row['refused'].split())}")
+            reasons.append(refusal_text(row))
             continue
         mfu = "-" if step["mfu"] is None else percent(step["mfu"]["causal"])
         phases = step["whole_step"]
@@ -70,5 +70,7 @@ def sweep_text(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join([columns(shown), *reasons])
 
 
-def _name(settings: dict[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items())
+def refusal_text(row: dict[str, Any]) -> str:
+    """Why a combination was refused, on one line."""
+    name = " ".join(f"{key}={value}" for key, value in row["settings"].items())
+    return f"refused  {name}: {' '.join(row['refused'].split())}"

@@ -128,7 +128,7 @@ def _submit(on: On, text: str, file: Path) -> Result:
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise UsageError(f"{file} is written, but `{' '.join(submit)}` refused it: {said}")
-    if on == "k8s" and re.search(r"^job\S* unchanged", done.stdout, re.MULTILINE):
+    if on == "k8s" and re.search(r"^job\S* (unchanged|configured)", done.stdout, re.MULTILINE):
         raise UsageError(
             f"the Job of {file} is there already, and is not started again: `kubectl delete -f {file}` first"
         )

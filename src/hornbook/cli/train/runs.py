@@ -122,6 +122,14 @@ def existing_run(path: Path) -> RunDir:
     return run
 
 
+def step_place(place: str) -> tuple[RunDir, int]:
+    """The run and the step that `RUN@STEP` names. Raises UsageError."""
+    path, _, step = place.rpartition("@")
+    if not path or not (step.isascii() and step.isdecimal()):
+        raise UsageError(f"{place!r}: write RUN@STEP, such as runs/mine@100")
+    return existing_run(Path(path)), int(step)
+
+
 def _row(row: Summary) -> tuple[str, ...]:
     done = f"{row.tokens / row.total_tokens:.0%}" if row.total_tokens else "-"
     age = "-" if row.heartbeat_seconds is None else f"{row.heartbeat_seconds:,.0f} s ago"

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,13 @@ from hornbook.files.run_directory import RunDir
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved, resolve
 from hornbook.settings.sources import COMMAND_LINE
+
+if TYPE_CHECKING:
+    from hornbook.run.control.faults import FaultInjector
+
+Faults = Annotated[
+    Path | None, typer.Option(metavar="PLAN", help="Inject the faults of this TOML file, to see what a run survives.")
+]
 
 
 def train(
@@ -38,6 +45,7 @@ def train(
     rank: Annotated[
         int | None, typer.Option(metavar="R", min=0, help="With --dry-run: memory and collectives of this rank.")
     ] = None,
+    faults: Faults = None,
     dry_run: DryRun = False,
 ) -> Result | Exit:
     """Train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save and stop (exit code 75); `hornbook resume` continues.
@@ -63,12 +71,21 @@ def train(
         return simulate_rank(resolved, world, rank)
     run = RunDir(out or default_folder(resolved.recipe))
     if resume == "auto" and run.recipe.is_file():
-        return run_job(resolved, run, Start("resume"), dry_run=dry_run, world=world)
+        return run_job(resolved, run, Start("resume", faults=injector(faults)), dry_run=dry_run, world=world)
     if from_ is None:
-        return run_job(resolved, run, Start(), dry_run=dry_run, world=world)
+        return run_job(resolved, run, Start(faults=injector(faults)), dry_run=dry_run, world=world)
     resolved, init_from = init_from_import(resolved, checkpoint_path(from_))
     say(rate_text(resolved))
-    return run_job(resolved, run, Start(init_from=init_from), dry_run=dry_run, world=world)
+    start = Start(init_from=init_from, faults=injector(faults))
+    return run_job(resolved, run, start, dry_run=dry_run, world=world)
+
+
+def injector(plan: Path | None) -> "FaultInjector | None":
+    """What injects the faults of a plan; None where none is given."""
+    from hornbook.run.control.fault_plan import read_plan
+    from hornbook.run.control.faults import FaultInjector
+
+    return None if plan is None else FaultInjector(read_plan(plan))
 
 
 def rate_text(resolved: Resolved) -> str:
@@ -84,15 +101,16 @@ def default_folder(recipe: Recipe) -> Path:
     return Path(os.environ.get("HORNBOOK_RUNS", "runs")) / recipe.name
 
 
-def resume(words: RunWords = None, dry_run: DryRun = False) -> Result | Exit:
+def resume(words: RunWords = None, faults: Faults = None, dry_run: DryRun = False) -> Result | Exit:
     """Continue a run exactly from its newest checkpoint, with changes to settings that may change."""
     load_torch()
     from hornbook.run.job import Start
-    from hornbook.run.launch.launch import check_directory
+    from hornbook.run.start.directory import check_directory
 
     run, overrides = _named_run(words, "hornbook resume RUN")
     check_directory(run, "resume")
-    return run_job(resolve(str(run.recipe), overrides), run, Start("resume"), dry_run=dry_run)
+    start = Start("resume", faults=injector(faults))
+    return run_job(resolve(str(run.recipe), overrides), run, start, dry_run=dry_run)
 
 
 def fork(

@@ -50,7 +50,7 @@ def describe_comparison(comparison: "Comparison") -> str:
     """One line per part, and the first step at which the runs differ."""
     lines = []
     for part in comparison.parts:
-        unit = "steps" if part.name in ("tokens", "losses") else "checkpoints"
+        unit = "steps" if part.name in ("tokens", "losses", "norms") else "checkpoints"
         if not part.compared:
             text = f"no {unit} in common"
         elif part.different:

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import xxhash
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 
 from hornbook.data.batch import DocumentRef, GlobalBatch, empty_microbatch, rank_share
 from hornbook.data.batch_builder import BuildContext, SampleRefs
@@ -83,6 +83,12 @@ class GlobalIndex:
                 row = shard.document(document)
                 found.append(DocumentRef(name, shard.name, document, str(row["id"]), str(row["origin"]), start, length))
         return found
+
+    def row_tokens(self, sample: int) -> Int32[np.ndarray, " tokens"]:
+        """Token ids of the text in the row of global position `sample`: those of `documents`, one after the other."""
+        refs = self.refs(np.array([sample], np.int64))
+        bounds, begins, sizes = self._builder.segments(refs)
+        return self._shards.gather(np.repeat(refs.sources, np.diff(bounds)), begins, sizes)
 
     def epochs(self, tokens: int) -> dict[str, float]:
         """How often each source is read in the first `tokens` tokens of training, skipped ranges left aside."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from hornbook.data.batch import GlobalBatch, pinned
+from hornbook.data.batch import Batch, GlobalBatch, pinned
 from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
@@ -85,6 +85,11 @@ class Loader:
             batch = self._prefetcher.get(request, ahead)
         self.clock += num_samples
         return batch
+
+    def peek(self, num_samples: int) -> Batch:
+        """The next samples as one microbatch, the same on every rank. The clock and what is made ahead stay."""
+        request = _Request(self.clock, num_samples, num_samples, self.skipped, 0, 1, self.pinned)
+        return self._make(request).batches[0]
 
     def close(self) -> None:
         """End the prefetching thread; `take` starts it again."""

@@ -62,7 +62,7 @@ def attend(
         rest = scoring._replace(bias=None, sinks=None)
         keep = torch.is_grad_enabled() and not is_rebuilding()
         return TiledAttention.apply(query, key, value, bias, sinks, mask, rest, keep)
-    tables = _tables(mask, query, key)
+    tables = tables_of(mask, query, key)
     way = choose_way(query, key, value, tables, scoring)
     if way == "documents":
         assert tables.documents is not None
@@ -102,7 +102,7 @@ def reference_attention(query: Heads, key: Heads, value: Heads, mask: AttentionM
 
     Each group of heads / kv_heads queries shares a key-value head. A query that sees nothing gets zeros.
     """
-    return _formula(query, key, value, _tables(mask, query, key), scoring, 0)
+    return _formula(query, key, value, tables_of(mask, query, key), scoring, 0)
 
 
 def attend_by_formula(query: Heads, key: Heads, value: Heads, tables: KeyTables, scoring: Scoring) -> Heads:
@@ -154,7 +154,7 @@ def dense(tables: KeyTables, queries: slice, keys: int) -> Tensor:
     return (starts <= key) & (key < ends)
 
 
-def _tables(mask: AttentionMask, query: Heads, key: Heads) -> KeyTables:
+def tables_of(mask: AttentionMask, query: Heads, key: Heads) -> KeyTables:
     """Those that come with the mask, made once for all layers; or, of a mask alone, those of these shapes."""
     if mask.tables is not None:
         return mask.tables[mask.window]

@@ -67,7 +67,11 @@ class MLP(nn.Module):
         self.down = Linear(hidden, width, cfg.bias)
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        return self.down(activate(self.up(x), self.activation))
+        return self.down(self.units(x))
+
+    def units(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch hidden"]:
+        """The activation of each hidden unit."""
+        return activate(self.up(x), self.activation)
 
 
 class GLU(nn.Module):
@@ -89,3 +93,7 @@ class GLU(nn.Module):
             y = SwiGLUDown.apply(gate_up, self.down.matrix(gate_up.dtype))
             return y if self.down.leave is None else self.down.leave(y)
         return self.down(gated(gate_up, self.activation))
+
+    def units(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch hidden"]:
+        """The activation of each hidden unit, before `up` multiplies it."""
+        return activate(torch.chunk(fused_linear(x, [self.gate, self.up]), 2, dim=-1)[0], self.activation)

@@ -11,7 +11,6 @@ since its thread may write for ever: with exit code 75 if another rank did not d
 """
 
 import contextlib
-import functools
 import math
 import os
 import sys
@@ -36,7 +35,7 @@ from hornbook.run.observe.observers import Observers
 from hornbook.run.observe.replicas import ReplicaCheck
 from hornbook.run.start import bound
 from hornbook.run.state import State
-from hornbook.run.step_report import is_due
+from hornbook.run.step_report import Step, is_due
 
 WAIT_SECONDS = 0.05
 MIN_DEADLINE = 300.0
@@ -102,9 +101,12 @@ class AsyncCheckpointer:
     def __init__(self, job: Job, world: World, observers: Observers) -> None:
         self._ledger, self._control, self._observers = job.ledger, job.control, observers
         self._exchange = Exchange(world.store, world.rank, world.size)
-        why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
         self._store = CheckpointStore(
-            job.run.checkpoints, job.recipe.checkpoint, self._exchange, why_foreign, job.run.check_owner
+            job.run.checkpoints,
+            job.recipe.checkpoint,
+            self._exchange,
+            lambda manifest: bound.why_foreign(job.run, job.ledger.now, manifest),
+            job.run.check_owner,
         )
         self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every != 0
         self._buffers: Buffers | None = None
@@ -123,7 +125,7 @@ class AsyncCheckpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._in_flight is None or kind is KeyboardInterrupt:
+        if self._in_flight is None or (kind is not None and issubclass(kind, KeyboardInterrupt)):
             return
         self._exchange.cancel()  # other ranks may be gone; finish the part of this one
         self._ends_in_time(self._in_flight, self._in_flight.snapshot)
@@ -141,6 +143,10 @@ class AsyncCheckpointer:
             take_snapshot(state, self._buffers)  # allocate the memory here, not in the first save
         return found
 
+    def newest_up_to(self, step: int) -> str:
+        """Name of the newest checkpoint of at most `step` steps that verifies; "" where there is none."""
+        return self._store.newest_up_to(step)
+
     def save(self, state: State, *, final: bool = False) -> None:
         """Return when this step is on disk; StorageError if it cannot be written."""
         self._settle(state)
@@ -148,14 +154,16 @@ class AsyncCheckpointer:
             self._begin(state, None, final=final)
             self._settle(state, may_fail=False)
 
-    def keep(self, state: State, every: int | Literal["auto"], *, final: bool) -> None:
+    def keep(self, state: State, every: int | Literal["auto"], step: Step) -> None:
         """After a step: compare the replicas, begin a scheduled save, copy the state in memory, each if it is due.
 
-        `every`: steps between saves; `final`: the loop saves the last step itself.
+        `every`: steps between saves; the loop saves the last step itself. Raises UntrustedCopyError and
+        ReplicasDifferError.
         """
+        self.memory.judge(step)
         saves = self._interval.is_due(state.step) if every == "auto" else is_due(state.step, every)
-        self._replicas.compare_if_due(state, saves=saves or final or self.memory.is_due(state))
-        if saves and not final:
+        self._replicas.compare_if_due(state, saves=saves or step.final or self.memory.is_due(state))
+        if saves and not step.final:
             self._control.enter("save", state)
             begun = time.monotonic()
             self.try_save(state)
@@ -179,8 +187,12 @@ class AsyncCheckpointer:
             self._settle(state)
 
     def forget(self, state: State) -> None:
-        """Free the memory of background saves: the state is about to have other tensors. Waits for a save in flight."""
+        """Free the memory of background saves, and drop copies: the state is about to be another.
+
+        Waits for a save in flight.
+        """
         self._settle(state)
+        self.memory.forget()
         if self._buffers is not None:
             self._buffers = Buffers(state.engine.world.device)
 
@@ -219,7 +231,7 @@ class AsyncCheckpointer:
         self._saved_step, self._failures = save.snapshot.step, 0
         seconds = {"seconds": durable - save.started, "held_seconds": save.held_seconds}
         self._slowest = max(self._slowest, seconds["seconds"])
-        fields = {"manifest": self._store.digest, "metrics": save.metrics}
+        fields = {**self._store.digests, "metrics": save.metrics}
         self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **fields, **seconds)
         self.pass_on_notes(state)
         self._observers.note(f"saved {folder.name}")

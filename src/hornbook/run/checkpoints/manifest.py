@@ -59,6 +59,11 @@ class Manifest:
         return sum(size for size, _ in self.files.values())
 
     @property
+    def tensors(self) -> str:
+        """Digest of the files of tensors, weights and moments: equal where they have the same bits."""
+        return digest_of({name: digest for name, (_, digest) in self.files.items() if name.endswith(".safetensors")})
+
+    @property
     def digest(self) -> str:
         """Its hash of itself, in hex."""
         return digest_of(_body(self))

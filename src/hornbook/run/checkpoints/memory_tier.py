@@ -1,5 +1,6 @@
 """When ranks copy their state into memory, when they go on from a copy, and when they stop to trust copies."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -33,12 +34,15 @@ class MemoryTier:
         self._ledger, self._say = ledger, say
         self._start: int | None = None
         """Step of the copy that this attempt went on from."""
+        self._scaled = False
+        """Whether steps that are not finite are normal: the fp16 scale grows until one is not."""
 
     def restore(self, state: State, on_disk: int) -> bool:
         """Read the newest copy that every rank has, unless it is older than step `on_disk`; whether it was read.
 
         Copies that are not used are dropped: from an older state on, their steps may go another way.
         """
+        self._start, self._scaled = None, state.engine.scaler is not None
         if self._copies is None:
             return False
         offers = self._world.all_gather_values((self._copies.steps, on_disk), AXES)
@@ -100,12 +104,10 @@ class MemoryTier:
 
         The step may well be at fault itself: then it is not finite again from the checkpoint, and is skipped there.
         """
-        if (
-            self._copies is not None
-            and self._start is not None
-            and step.skipped
-            and step.step <= self._start + ON_TRIAL
-        ):
+        finite = math.isfinite(step.loss) and math.isfinite(step.grad_norm)
+        if finite or self._scaled or self._start is None:
+            return
+        if step.step <= self._start + ON_TRIAL:
             why = f"step {step.step} is not finite, {step.step - self._start} after a start from the copy in memory"
             self._end_trust(step, why)
             raise UntrustedCopyError(f"{why}: the run goes on from the newest checkpoint")

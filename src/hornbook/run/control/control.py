@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,6 +27,9 @@ from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import Position, RunWriter
 from hornbook.settings.fields import Config, Duration
+
+if TYPE_CHECKING:
+    from hornbook.run.control.faults import FaultInjector
 
 REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file")
 """Sources of a stop; ranks exchange the index, because a collective reduces numbers."""
@@ -70,6 +73,8 @@ class ControlRequests:
     """Source of the stop, one of REASONS; None: no stop."""
     changes: int = 0
     """Number of requests to change settings; of what they say only rank 0 knows (`Control.take_change`)."""
+    verdict: int = 0
+    """The largest of what the ranks' guards say."""
 
 
 def stop_file(run: RunDir) -> Path:
@@ -86,8 +91,15 @@ def refuse_if_held(run: RunDir) -> None:
 class Control:
     """All sources of a save or a stop, and the heartbeat. Ranks other than 0 see stop signals only."""
 
-    def __init__(self, output: RunWriter, signals: StopSignals, heartbeat: Heartbeat | None = None) -> None:
-        self._output, self.signals = output, signals
+    def __init__(
+        self,
+        output: RunWriter,
+        signals: StopSignals,
+        heartbeat: Heartbeat | None = None,
+        faults: "FaultInjector | None" = None,
+    ) -> None:
+        """`faults`: injects what the plan of the command asks for; None: nothing."""
+        self._output, self.signals, self.faults = output, signals, faults
         self._changes: list[tuple[Path, Request]] = []
         self._answered = set(output.ledger.past.answered)
         self.heartbeat = heartbeat or Heartbeat()
@@ -95,25 +107,30 @@ class Control:
     def enter(self, phase: str, at: Position) -> None:
         """Report the phase that this rank enters now (`heartbeat.PHASES`) and the position of the run."""
         self.heartbeat.enter(phase, at)
+        if self.faults is not None:
+            self.faults.strike(self.heartbeat.rank, phase, at, self._output, lambda: self.interrupted)
 
     @property
     def interrupted(self) -> bool:
         """Whether a signal asked to stop: long tasks such as an evaluation should end early."""
         return self.signals.received is not None
 
-    def poll(self, at: Position, all_reduce_max: Callable[[Sequence[int]], list[int]] = list) -> ControlRequests:
+    def poll(
+        self, at: Position, all_reduce_max: Callable[[Sequence[int]], list[int]] = list, verdict: int = 0
+    ) -> ControlRequests:
         """Take the requests that are due, acknowledge them in the ledger, and return the actions.
 
         `all_reduce_max` gives the maximum of each number over all ranks: a request seen by one rank goes for all.
+        `verdict`: what the guard of this rank says.
         """
         self._changes.clear()
         taken = [request for path in self._files() if (request := self._take(path, at))]
         save = any(request.action == "save" for request in taken)
         stop = REASONS.index(self._stop_reason(taken))
-        save, stop, changes = all_reduce_max([save, stop, len(self._changes)])
+        save, stop, changes, verdict = all_reduce_max([save, stop, len(self._changes), verdict])
         if stop:
             self._output.ledger.note("stop_requested", at, reason=REASONS[stop])
-        return ControlRequests(bool(save), REASONS[stop] or None, changes)
+        return ControlRequests(bool(save), REASONS[stop] or None, changes, verdict)
 
     def take_change(self) -> tuple[str, Request] | None:
         """The next due request to change settings, with the name of its file; None on ranks other than 0.

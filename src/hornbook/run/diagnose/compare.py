@@ -1,12 +1,13 @@
 """Compares two runs bit for bit: where they differ first, and by how much.
 
-Compared are the token ids of every step's batch (by hash), the losses, and of each checkpoint that both runs have the
-clock, the weights and the moments. Equal means equal bits, not close numbers.
+Compared are the token ids of every step's batch (by hash), the losses and gradient norms, the tensors of every save (by
+their digest in the ledger), and of each checkpoint that both runs still have the clock, the weights and the moments.
+Equal means equal bits, not close numbers.
 """
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from hornbook.errors import UsageError
 from hornbook.files.filesystem import is_folder, list_folder
+from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
 from hornbook.files.safetensors import Entry, read_header_inside
@@ -29,7 +31,7 @@ class Part:
     """The comparison of one part of two runs."""
 
     name: str
-    """`tokens`, `losses`, `clock`, `weights` or `optimizer`."""
+    """`tokens`, `losses`, `norms`, `saves`, `clock`, `weights` or `optimizer`."""
     compared: int
     different: int
     """Of the compared steps, the number of those at which they differ."""
@@ -74,13 +76,15 @@ def compare_runs(a: RunDir, b: RunDir) -> Comparison:
         if not run.exists():
             raise UsageError(f"{run.path}: no run there")
     left, right = ({record["step"]: record for record in steps_that_count(run)} for run in (a, b))
-    saved = _common_checkpoints(a, b)
+    saved, mine, theirs = _common_checkpoints(a, b), _saved_tensors(a, left), _saved_tensors(b, right)
     common = sorted(left.keys() & right.keys())
     if not common and not saved:
         raise UsageError(f"{a.path} and {b.path} have no step and no checkpoint in common")
     parts = [
         _compare("tokens", common, lambda step: _differ(left[step], right[step], "token_hash")),
         _compare("losses", common, lambda step: _differ(left[step], right[step], "loss")),
+        _compare("norms", common, lambda step: _differ(left[step], right[step], "gradient_norm")),
+        _compare("saves", mine.keys() & theirs.keys(), lambda step: _differ(mine, theirs, step)),
         _compare("clock", saved, lambda step: _clocks(*saved[step])),
         _compare("weights", saved, lambda step: differing_tensors(*saved[step])),
         _compare("optimizer", saved, lambda step: differing_tensors(*saved[step], prefix="trainer")),
@@ -106,7 +110,7 @@ def _compare(name: str, steps: Collection[int], differ: Callable[[int], str]) ->
     return Part(name, len(steps), len(found), first, detail)
 
 
-def _differ(a: dict[str, Any], b: dict[str, Any], key: str) -> str:
+def _differ(a: Mapping[Any, Any], b: Mapping[Any, Any], key: str | int) -> str:
     return "" if a.get(key) == b.get(key) else f"{a.get(key)} and {b.get(key)}"
 
 
@@ -118,6 +122,13 @@ def _common_checkpoints(a: RunDir, b: RunDir) -> dict[int, tuple[Path, Path]]:
         for folder in pair:
             verify_folder(folder)
     return common
+
+
+def _saved_tensors(run: RunDir, steps: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """Step -> digest of the tensors that were saved at it, for saves of the attempts that count."""
+    saves = (each for each in read_records(run.events) if each.get("kind") == "save" and "tensors" in each)
+    counts = (each for each in saves if steps.get(each["step"], each)["attempt"] <= each["attempt"])
+    return {each["step"]: each["tensors"] for each in counts}
 
 
 def _clocks(a: Path, b: Path) -> str:

@@ -55,10 +55,11 @@ class Checkup:
             self.findings.append(Finding(what, False, str(error)))
 
 
-def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
+def check_run(run: RunDir, *, read_data: bool = False, with_data: bool = True) -> Checkup:
     """Verify the chain of the ledger, and recipe, metrics, checkpoints and data against it.
 
-    `read_data` reads every byte of the token shards; otherwise their digests and sizes are compared.
+    `read_data` reads every byte of the token shards; otherwise their digests and sizes are compared. Without
+    `with_data` the data may be elsewhere.
     """
     if not run.exists():
         raise UsageError(f"{run.path}: no run there")
@@ -75,7 +76,7 @@ def check_run(run: RunDir, *, read_data: bool = False) -> Checkup:
     with suppress(HornbookError):  # a damaged ledger was reported above
         if text := lineage_of(run, find_runs(run.path.parent)).describe():
             checkup.findings.append(Finding("origin", True, text))
-    if exists(run.data_lock):
+    if with_data and exists(run.data_lock):
         checkup.try_check("data", lambda: _check_data(run, read_data))
     return checkup
 

@@ -13,14 +13,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
-from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
+from hornbook.files.filesystem import is_file
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock, process_identity
+from hornbook.files.secrets import holds_secret
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
@@ -29,6 +30,7 @@ from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.control.control import Control, refuse_if_held
+from hornbook.run.control.fault_plan import check_plan
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.job import Job, Start
@@ -41,12 +43,14 @@ from hornbook.run.launch.rank import Report
 from hornbook.run.launch.recovery import with_world
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.settle import settle_ranks
-from hornbook.run.launch.signals import StopSignals
+from hornbook.run.launch.signals import StopNow, StopSignals
 from hornbook.run.launch.standby import Plan
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
-from hornbook.run.observe.event_files import require_tensorboard
+from hornbook.run.observe.alerts import Alerts
+from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
+from hornbook.run.start.directory import check_directory
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
 from hornbook.run.start.micro_batch import settle_micro_batch
@@ -59,9 +63,6 @@ from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.settings.schema import leaves
 from hornbook.settings.toml import dotted
-
-_SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints", "data.lock", "events.jsonl"}
-"""Entries of a run directory whose start was killed before recipe.toml was written."""
 
 
 def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
@@ -78,6 +79,8 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     place = launched(os.environ, resolved.recipe.parallel)
     resolved = settle_micro_batch(resolved, launched=place is not None)
     recipe = resolved.recipe
+    if start.faults is not None:
+        check_plan(start.faults.plan, recipe)
     check_offload(recipe.parallel.offload, choose_device(recipe.train.device), recipe.optim)
     if isinstance(place, Node):
         return _join_node(resolved, run, start, place)
@@ -121,7 +124,8 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
     owner = process_identity(os.getpid())
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
-        supervisor = Supervisor(run, inputs.recipe, signals, quiet=start.quiet, renew=lock.renew)
+        supervisor = Supervisor(run, inputs.recipe, signals, quiet=start.quiet, renew=lock.renew, faults=start.faults)
+        supervisor.listeners += alerts_of(inputs.recipe, run)
         plan = Plan(inputs, follow, _train, signals, supervisor.memory) if _may_wait(inputs.recipe) else None
         return supervisor.run(next_job, _train, plan)
 
@@ -193,7 +197,9 @@ def _follow(
     ledger = Ledger(run, silent=silent)
     ledger.attempt = attempt
     output = RunWriter(run, ledger) if owner is None else RunWriter(run, ledger, owner=owner)
-    return Job(inputs, start, output, Control(output, signals))
+    if start.faults is not None:
+        start.faults.begin(ledger)
+    return Job(inputs, start, output, Control(output, signals, faults=start.faults))
 
 
 def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
@@ -208,8 +214,21 @@ def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, R
 def refuse_start(recipe: Recipe, run: RunDir, start: Start) -> None:
     """Raise UsageError if a start must not be made here."""
     check_directory(run, start.mode)
-    require_tensorboard(recipe.log)
+    require_trackers(recipe.log)
     refuse_if_held(run)
+    if start.mode == "start":
+        refuse_secrets(recipe)
+
+
+def refuse_secrets(recipe: Recipe) -> None:
+    """Raise UsageError where a setting holds a password or token: files of the run would keep it."""
+    for path, value in leaves(recipe):
+        if any(holds_secret(str(each), dotted(path)) for each in (value if isinstance(value, list) else [value])):
+            raise UsageError(
+                f"{dotted(path)} holds what looks like a password or token, and every file of the run would keep it: "
+                "leave it out, and give it to the program that needs it by an environment variable (an alert"
+                " takes env:NAME as its url)"
+            )
 
 
 def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
@@ -250,13 +269,21 @@ def read_inputs(resolved: Resolved, start: Start) -> Inputs:
     return inputs
 
 
+def alerts_of(recipe: Recipe, run: RunDir) -> list[Alerts]:
+    """The listener of the ledger that tells of events, where the recipe asks for it."""
+    return [Alerts(recipe.log.alerts, run)] if recipe.log.alerts else []
+
+
 @contextlib.contextmanager
 def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) -> Iterator[Job]:
     """One attempt: its ledger, and the first files of a new run. The caller holds the run's lock."""
     run.clean()
     with Ledger(run) as ledger:
+        ledger.listeners += alerts_of(inputs.recipe, run)
         output, lock = RunWriter(run, ledger), inputs.corpus.lock()
-        job = Job(inputs, start, output, Control(output, signals))
+        if start.faults is not None:
+            start.faults.begin(ledger)
+        job = Job(inputs, start, output, Control(output, signals, faults=start.faults))
         if start.mode == "resume":
             check_data_lock(run.data_lock, lock)
         else:
@@ -301,36 +328,12 @@ def _settled_head(recipe: Recipe, old: Recipe) -> HeadConfig:
     return head
 
 
-def check_directory(run: RunDir, mode: Literal["start", "resume"]) -> None:
-    """Raise UsageError unless the directory is free for a new run, or holds one to resume."""
-    begun = is_file(run.recipe)
-    if mode == "resume":
-        if not begun:
-            raise UsageError(f"{run.path} holds no run: start one with `hornbook train RECIPE --out {run.path}`")
-        return
-    if begun:
-        raise UsageError(
-            f"{run.path} already holds a run: `hornbook resume {run.path}` goes on with it, another --out starts anew"
-        )
-    if not is_empty(run):
-        raise UsageError(f"{run.path} is not empty and holds no run: give --out a new folder")
-
-
-def is_empty(run: RunDir) -> bool:
-    """Whether the directory is missing, empty, or only prepared by a start that was killed before its first file."""
-    if not exists(run.path):
-        return True
-    if not is_folder(run.path) or any(entry.name not in _SKELETON for entry in run.path.iterdir()):
-        return False
-    return not (is_folder(run.checkpoints) and list_folder(run.checkpoints))
-
-
 def _train(job: Job, ready: Ready | None = None) -> Exit:
     """Run the loop; errors that a person can mend get a message with the remedy."""
     try:
         return train(job, ready)
-    except KeyboardInterrupt:
-        return Exit.INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return StopNow.code_of(interrupt)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(error) from error
     except RuntimeError as error:

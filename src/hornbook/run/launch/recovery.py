@@ -45,7 +45,7 @@ class Verdict:
     """Faults that no slot can be blamed for."""
 
 
-class Recovery:
+class SlotKeeper:
     """The slots of a run, and what is known of failures so far. Its process has no threads and no CUDA context."""
 
     def __init__(self, run: RunDir, recipe: Recipe, renew: Callable[[], None]) -> None:
@@ -78,7 +78,7 @@ class Recovery:
             why = f"{' and '.join(others) or 'replicas'} need them all" if slots else "no slot is left"
             raise HardwareError(
                 f"slots that failed a check are left out ({self._run.cordon}), and {why}: replace the hardware, or "
-                f"`hornbook doctor --uncordon {self._run.path}`"
+                f"`hornbook doctor {self._run.path} --uncordon`"
             )
         return len(slots)
 

@@ -161,8 +161,8 @@ def _client(host: str, port: int) -> TCPStore | None:
     thread.join(SETUP_SECONDS)
     if not found and _is_listening(host, port):
         raise UsageError(
-            f"at {host}:{port} (MASTER_ADDR, MASTER_PORT) is no store of torch: another program uses that port; "
-            "set MASTER_PORT to a free one, alike on all ranks"
+            f"at {host}:{port} (MASTER_ADDR, MASTER_PORT) is a listener that does not answer: another program uses "
+            "that port, so set MASTER_PORT to a free one, alike on all ranks; or rank 0 hangs, so start all ranks again"
         )
     return found[0] if found else None
 

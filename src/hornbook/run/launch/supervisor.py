@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -26,11 +26,14 @@ from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
-from hornbook.run.launch.recovery import Recovery
-from hornbook.run.launch.signals import StopSignals, stop_signals_blocked
+from hornbook.run.launch.recovery import SlotKeeper
+from hornbook.run.launch.signals import StopNow, StopSignals, stop_signals_blocked
 from hornbook.run.launch.standby import Plan, Standby
 from hornbook.run.ledger import At, Ledger, Position
 from hornbook.settings.recipe import Recipe
+
+if TYPE_CHECKING:
+    from hornbook.run.control.faults import FaultInjector
 
 PERIOD = 0.25
 """Seconds between two looks at the heartbeats; the end of a rank is seen at once."""
@@ -55,6 +58,7 @@ class Supervisor:
         *,
         quiet: bool,
         renew: Callable[[], None],
+        faults: "FaultInjector | None" = None,
     ) -> None:
         """`renew`: called several times a second; it keeps the run's lock."""
         self._run, self._guard, self._signals, self._quiet, self._renew = run, recipe.guard, signals, quiet, renew
@@ -62,10 +66,13 @@ class Supervisor:
         """For copies of the state; None: there are none."""
         self._size: int | None = None
         """Ranks of the newest generation."""
-        self._recovery = Recovery(run, recipe, renew)
+        self._recovery = SlotKeeper(run, recipe, renew)
         self._standby: Standby | None = None
+        self._faults = faults
         self._restarts = 0
         self._newest = self._progress()
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        """Called with every record that this process writes between and after generations (`Ledger.listeners`)."""
 
     def run(self, open_job: OpenJob, loop: Loop, plan: Plan | None = None) -> Exit:
         """Run `loop(job)` on the ranks of the recipe, or those that sound slots are left for; returns their exit code.
@@ -85,6 +92,9 @@ class Supervisor:
                 self._prepare_restart(failure)
                 if self._signals.received is not None:  # another generation could only stop where this one started
                     return self._stop(failure.status)
+        except StopNow:
+            newest = next(iter(list_checkpoints(self._run.checkpoints)), None)
+            return self._stop(At(step_of(newest) or 0 if newest is not None else 0))
         except KeyboardInterrupt:
             self._set_status("stopped")
             return Exit.INTERRUPTED
@@ -116,6 +126,8 @@ class Supervisor:
             outcome = self._watch(ranks, functools.partial(Standby, plan, devices) if plan is not None else None)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, attempt, ranks)
+        if self._faults is not None:
+            self._faults.end_generation(self._run)
         if isinstance(outcome, Failure) and outcome.report is None and (damage := truncated(shards)):
             raise damage  # the rank was killed (SIGBUS) where it read data that is no longer there
         return outcome
@@ -210,7 +222,7 @@ class Supervisor:
                 sys.stderr.flush()
 
     def _stop(self, at: Position) -> Exit:
-        """Stop between two generations: no rank is there to save, the newest checkpoint is the state."""
+        """Stop where no rank is there to save: the newest checkpoint is the state."""
         self._note("stop", at, reason=self._signals.received)
         self._set_status("stopped")
         self._log(f"stopped; `hornbook resume {self._run.path}` goes on from the newest checkpoint")
@@ -227,6 +239,7 @@ class Supervisor:
         """Write into the ledger, as part of the attempt that has ended."""
         with Ledger(self._run) as ledger:
             ledger.attempt = max(ledger.past.attempt, 1)
+            ledger.listeners += self.listeners
             ledger.note(kind, at, **fields)
 
     def _set_status(self, status: Status) -> None:

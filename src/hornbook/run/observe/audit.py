@@ -19,6 +19,7 @@ from hornbook.model.layers.transfer import to_device
 from hornbook.model.mlp.experts import Experts
 from hornbook.optim.config.clipping import AnyClip
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.gradients.norm import StepLimits
 from hornbook.parallel.runner import model_inputs
 from hornbook.parallel.world import DATA
 from hornbook.run.config import LossConfig
@@ -99,14 +100,7 @@ class Audit:
         """Before the update of a step that is due: compute its first microbatch again. Raises FaultyRankError."""
         if not is_due(self._state.step + 1, self._every):
             return
-        found = self.replay(batch.batches[0])
-        if found.kind == "real":
-            return
-        self._ledger.note("audit", self._state, found=found.kind, ranks=found.ranks)
-        text = f"step {self._state.step + 1} computed again has other bits on rank {', '.join(map(str, found.ranks))}"
-        self._say(f"warning: {text}: a {found.kind} fault")
-        if found.kind == "persistent":
-            raise FaultyRankError(f"{text}, every time")
+        self._tell(self.replay(batch.batches[0]))
 
     def replay(self, batch: Batch) -> Replay:
         """Compute a microbatch of this rank twice, and that of the rank before it once; every rank calls it."""
@@ -119,22 +113,38 @@ class Audit:
         key = self._seed, self._state.step
         return combined(digests(microbatch_gradients(self._state, self._loss, batch, key)))
 
-    def replay_step(
-        self, batch: GlobalBatch, how: AnyClip, norms: list[float], seen: tuple[Tensor, dict[str, Tensor]]
-    ) -> tuple[Replay, Tensor, dict[str, Tensor]]:
-        """Compute a suspicious step again, before its update: the verdict, and the gradient's norm and losses now.
+    @property
+    def retries(self) -> bool:
+        """Whether refused steps are computed again; where the fp16 scale is searched for, refusals are normal."""
+        return self._every > 0 and self._state.engine.scaler is None
 
-        Every rank calls it after `Engine.clip_gradients`. norms: `Engine.clipping.state()` before that call; seen: what
-        it and `forward_backward` gave. The gradients are then the new ones: of a transient fault, use them.
+    def retry(
+        self, batch: GlobalBatch, how: AnyClip, limits: StepLimits | None, norms: list[float], seen: list[float]
+    ) -> tuple[bool, list[float]]:
+        """Compute a refused step again and update with what comes out now: a fault that has passed costs no step.
+
+        Every rank calls it, with weights and moments as before the step. norms: `Engine.clipping.state()` before it;
+        seen: what `Engine.step_and_fetch` gave. Returns what that gives now. Raises FaultyRankError.
         """
-        engine, world = self._state.engine, self._world
+        engine, state = self._state.engine, self._state
         engine.zero_gradients()
         engine.clipping.load(norms)
-        losses = engine.forward_backward(batch.batches, batch.total_weight, key=(self._seed, self._state.step))
-        norm = engine.clip_gradients(how)
-        same = torch.equal(norm, seen[0]) and all(torch.equal(losses[name], seen[1][name]) for name in losses)
-        if world.all_reduce_max([not same])[0]:
-            return Replay("transient", list(range(world.size))), norm, losses
-        found = [self.replay(each) for each in batch.batches] if self.possible else []
-        faulty = [each for each in found if each.kind != "real"]
-        return (faulty[0] if faulty else Replay("real", [])), norm, losses
+        losses = engine.forward_backward(batch.batches, batch.total_weight, key=(self._seed, state.step))
+        norm = engine.clip_gradients(how, limits)
+        found = engine.step_and_fetch(state.optimizer, norm, *engine.part_of_batch(), *losses.values())
+        if self._world.all_reduce_max([repr(found[1]) != repr(seen)])[0]:  # as text: nan is equal to nan
+            self._tell(Replay("transient", list(range(self._world.size))))
+            return found
+        for each in batch.batches:
+            self._tell(self.replay(each))
+        return found
+
+    def _tell(self, found: Replay) -> None:
+        """Record what computing again has shown, unless all is well. Raises FaultyRankError."""
+        if found.kind == "real":
+            return
+        self._ledger.note("audit", self._state, found=found.kind, ranks=found.ranks)
+        text = f"step {self._state.step + 1} computed again has other bits on rank {', '.join(map(str, found.ranks))}"
+        self._say(f"warning: {text}: a {found.kind} fault")
+        if found.kind == "persistent":
+            raise FaultyRankError(f"{text}, every time")

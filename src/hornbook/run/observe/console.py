@@ -198,7 +198,10 @@ class Console:
         self._losses.append(step.loss)
         self._recent.append((step.seconds, step.step_tokens))
         if step.skipped:
-            self.note(f"step {step.step:,}: a non-finite gradient, update skipped")
+            what = (
+                "a loss or gradient far out" if math.isfinite(step.grad_norm + step.loss) else "a non-finite gradient"
+            )
+            self.note(f"step {step.step:,}: {what}, update skipped")
         if self._live is not None:
             with self._terminal.surviving():
                 self._live.update(self._panel())
@@ -216,11 +219,11 @@ class Console:
         """Set the newest MFU, by the causal convention; without one no line has it."""
         self._mfu = mfu
 
-    def shorten(self, step: int, total_steps: int, total_tokens: int) -> None:
+    def shorten(self, step: int, total_steps: int, total_tokens: int, why: str) -> None:
         """Set the new length of a run that was shortened after step `step`."""
         before = self._header.total_steps
         self.update(total_steps=total_steps, total_tokens=total_tokens)
-        self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps, to end in train.seconds")
+        self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps ({why})")
 
     def update(self, **fields: Any) -> None:
         """Set fields of the header."""

@@ -1,13 +1,14 @@
-"""Finds the steps that learned from a document or a source, in a run and in its origins."""
+"""Finds the samples of a step, and the steps that learned from a document or a source, in a run and in its origins."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 
-from hornbook.data.loader.loader import Loader
+from hornbook.data.loader.loader import Loader, merge_ranges, positions_of
 from hornbook.data.loader.provenance import (
     FoundDocument,
     Learned,
@@ -17,11 +18,11 @@ from hornbook.data.loader.provenance import (
     first_step,
     positions_of_documents,
 )
-from hornbook.errors import UsageError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.inputs import open_loader
-from hornbook.run.ledger import read_past
+from hornbook.run.ledger import read_past, replay
 from hornbook.run.start.bound import recipe_in_force
 from hornbook.run.start.lineage import lineage_of
 
@@ -121,3 +122,45 @@ def learned(run: RunDir) -> Learned:
     rows = [(step, first, end_of(skipped_ranges, first, count)) for step, first, count in spans if count]
     steps, firsts, ends = np.array(rows, np.int64).reshape(-1, 3).T
     return Learned(steps, firsts, ends, skipped_ranges)
+
+
+@dataclass(frozen=True)
+class StepSamples:
+    """The samples that a step read."""
+
+    record: dict[str, Any]
+    """The step's line of metrics.jsonl."""
+    positions: Int64[np.ndarray, " n"]
+    other_attempts: tuple[int, ...] = ()
+    """Attempts that did a step of this number on other tokens."""
+
+
+def samples_of_step(run: RunDir, loader: Loader, step: int, attempt: int | None = None) -> StepSamples:
+    """The samples of a step: as it counts, or as an attempt did it before the run went back.
+
+    UsageError where the run, or the attempt, has no such step; IntegrityError where the data is not what it was.
+    """
+    done = [record for record in read_records(run.metrics) if record.get("step") == step]
+    counts = next((each for each in current_branch(read_records(run.metrics)) if each["step"] == step), None)
+    record = next((each for each in reversed(done) if each["attempt"] == attempt), None) if attempt else counts
+    if record is None:
+        of = f"attempt {attempt} of {run.path}" if attempt else str(run.path)
+        raise UsageError(f"{of} has not done step {step}: its metrics do not have it")
+    for skipped in _skipped_until(run, record["attempt"]):
+        free = positions_of(0, record["num_samples"], merge_ranges([*skipped, (0, record["first_sample"])]))
+        if loader.index.batch(free, loader.micro_batch).token_hash == record["token_hash"]:
+            others = {each["attempt"] for each in done if each["token_hash"] != record["token_hash"]}
+            return StepSamples(record, free, tuple(sorted(others)))
+    raise IntegrityError(
+        f"step {step} read tokens {record['token_hash']}, the data has others now: it was changed. "
+        f"`hornbook verify {run.path} --data` names the shard"
+    )
+
+
+def _skipped_until(run: RunDir, attempt: int) -> list[list[tuple[int, int]]]:
+    """Skipped ranges that an attempt may have known: all up to its end, and those of before it."""
+    records = list(read_records(run.events))
+    known = [
+        replay(each for each in records if each["attempt"] <= last).skipped_ranges for last in (attempt, attempt - 1)
+    ]
+    return known[:1] if known[0] == known[1] else known

@@ -8,20 +8,24 @@ from typing import Any, Self
 
 from hornbook.errors import StorageError
 from hornbook.files.journal import Appender
-from hornbook.files.run_directory import StateRecord, Status
+from hornbook.files.run_directory import RunDir, StateRecord, Status
 from hornbook.parallel.world import World
 from hornbook.run.control.interventions import Course
+from hornbook.run.diagnose.runs.report import conclusion
 from hornbook.run.job import Job
 from hornbook.run.ledger import Ledger, Position, RunWriter
 from hornbook.run.memory import memory_of
+from hornbook.run.observe.alerts import Alerts, to_stderr
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
-from hornbook.run.observe.event_files import EventFiles
+from hornbook.run.observe.layers.statistics_log import StatisticsLog
 from hornbook.run.observe.memory_log import MemoryLog
 from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown
 from hornbook.run.observe.step_bill import StepBill
 from hornbook.run.observe.straggler import Straggler
+from hornbook.run.observe.trackers.packages import make_trackers
+from hornbook.run.observe.trackers.tracker import TrackerThread
 from hornbook.run.start.precision import describe_precision
 from hornbook.run.state import State
 from hornbook.run.step_report import Step
@@ -113,12 +117,13 @@ class Observers:
     evaluation: Evaluation
     samples: Samples
     profile: StepProfile
-    event_files: list[EventFiles]
+    trackers: list[TrackerThread]
     memory: list[MemoryLog]
+    statistics: StatisticsLog
 
     def __iter__(self) -> Iterator[Observer]:
-        yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.event_files)
-        yield from (*self.memory, self.evaluation, self.samples, self.profile)
+        yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.trackers)
+        yield from (*self.memory, self.statistics, self.evaluation, self.samples, self.profile)
 
     def start(self, attempt: int, at: Position) -> None:
         """The run is up, before its first step."""
@@ -130,16 +135,21 @@ class Observers:
         for console in self.consoles:
             console.note(text)
 
+    def conclude(self, run: RunDir) -> None:
+        """Show at the end of a run whether more tokens are worth it."""
+        if self.consoles and (text := conclusion(run)):
+            self.note(text)
+
     def slowed(self, found: Slowdown | Straggler, at: Position, ledger: Ledger) -> None:
         """Show a lasting change of the throughput, or of one rank's, and write it to the ledger."""
         self.note(str(found))
         ledger.note(found.event, at, text=str(found), **asdict(found))
 
-    def shorten(self, step: int, length: TrainingLength) -> None:
+    def shorten(self, step: int, length: TrainingLength, why: str) -> None:
         """Set the new length of a run that was shortened after `step`, and show it."""
         self.state_file.shorten(length.tokens)
         for console in self.consoles:
-            console.shorten(step, length.steps_from(0), length.tokens)
+            console.shorten(step, length.steps_from(0), length.tokens, why)
 
     def change(self, course: Course) -> None:
         """Show the settings in force from here on."""
@@ -156,7 +166,7 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
             lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
         state_file = stack.enter_context(StateFile(output, job.length.tokens))
         evaluation, samples = Evaluation(job, state.engine, consoles), Samples(job, state.engine, consoles)
-        event_files: list[EventFiles] = []
+        trackers: list[TrackerThread] = []
         memory: list[MemoryLog] = []
         log = job.recipe.log
         if output.is_rank0 and (log.memory_every or log.memory_snapshot):
@@ -170,10 +180,15 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
         profile = stack.enter_context(StepProfile(job, consoles))
         metrics = Metrics(lines, bill)
         scoring = evaluation, samples, profile
-        observers = Observers(bill, metrics, state_file, consoles, *scoring, event_files, memory)
-        if output.is_rank0 and job.recipe.log.tensorboard:
-            event_files.append(stack.enter_context(EventFiles(job.run, observers.note)))
-            job.ledger.listeners.append(event_files[0].listen)
+        statistics = stack.enter_context(StatisticsLog(state, job.run.statistics if output.is_rank0 else None))
+        observers = Observers(bill, metrics, state_file, consoles, *scoring, trackers, memory, statistics)
+        for listener in job.ledger.listeners:
+            if isinstance(listener, Alerts):
+                listener.show = observers.note
+                stack.callback(setattr, listener, "show", to_stderr)  # the consoles end before the ledger
+        for tracker in make_trackers(job.recipe, job.run) if output.is_rank0 else ():
+            trackers.append(stack.enter_context(TrackerThread(tracker, observers.note)))
+            job.ledger.listeners.append(trackers[-1].listen)
         yield observers
 
 

@@ -1,6 +1,7 @@
 """The environment of a run (`env.json`) and the check of its data (`data.lock`).
 
-Only environment variables from a list of names are recorded: others may hold secrets.
+Only environment variables from a list of names are recorded: others may hold secrets. What looks like a secret in
+these, or in the command, is hidden.
 """
 
 import os
@@ -17,6 +18,7 @@ import torch
 
 from hornbook.errors import IntegrityError
 from hornbook.files.file_records import FileRecord, read_record
+from hornbook.files.secrets import hide_secrets
 from hornbook.parallel.world import World
 
 PACKAGES = ("hornbook", "torch", "numpy", "numba", "tokenizers", "safetensors", "pyarrow", "pydantic")
@@ -51,9 +53,9 @@ def describe_environment(world: World, seed: int, argv: list[str]) -> dict[str, 
         "hardware": _hardware(world),
         "threads": torch.get_num_threads(),
         "seed": seed,
-        "argv": argv,
+        "argv": [hide_secrets(word) for word in argv],
         "folder": os.getcwd(),
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "variables": {name: hide_secrets(os.environ[name]) for name in VARIABLES if name in os.environ},
         "git": {"code": git_state(Path(__file__).parent), "folder": git_state(Path.cwd())},
     }
 

@@ -123,7 +123,7 @@ def _lines(
         yield f"the head ({describe_head(job.recipe.model.head)}) is new: its values are drawn, all others were read"
     yield from (f"changed: {change.key} {change.old} -> {change.new}" for change in job.start.changes)
     if job.length.cuts:
-        yield f"the run was shortened on its way (train.seconds): {job.length.describe()}"
+        yield f"the run was shortened on its way: {job.length.describe()}"
     if environment.get("changed"):
         yield f"warning: the last bits may differ from the earlier attempts: {'; '.join(environment['changed'])}"
     if job.recipe.surgery:

@@ -96,4 +96,4 @@ def test_clocks_and_throttling(tmp_path: Path) -> None:
 
 def test_data_without_deep_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--data", "x"]) == Exit.USAGE
-    assert "--data and --all-data belong to --deep" in capsys.readouterr().err
+    assert "--data and --all-data to --deep" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """The cordon list of a run, `cordon.json`: slots that failed a check, which ranks do not get for a while.
 
 A slot that fails once is left out for a day; one that fails again within a day, until a person puts it back
-(`hornbook doctor --uncordon RUN`).
+(`hornbook doctor RUN --uncordon`).
 """
 
 import time

@@ -9,6 +9,7 @@ import re
 from functools import cache
 from itertools import pairwise
 
+from hornbook.files.secrets import KEYS
 from hornbook.text.refinery.privacy import check_digits
 from hornbook.text.refinery.privacy.check_digits import PATTERNS, WORDS
 
@@ -185,7 +186,7 @@ def _iban_pattern(country: str) -> re.Pattern[bytes]:
 
 
 _BEFORE_KEY = 12
-_KEYS = re.compile(rb"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])" % _any("keys"))
+_KEYS = re.compile(rb"(?<![A-Za-z0-9])(?:%s)(?![A-Za-z0-9])" % "|".join(KEYS).encode())
 _PEM = re.compile(rb"-----BEGIN ([A-Z ]{0,24}PRIVATE KEY(?: BLOCK)?)-----")
 _PEM_BYTES = 16384
 

@@ -7,6 +7,7 @@ run like its recipe.
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
@@ -56,6 +57,10 @@ class Timekeeper:
     def expected(self, consumed: int, length: TrainingLength) -> float:
         """Predicted time of the whole run at its present speed."""
         return self.elapsed + (length.tokens - consumed) * self._seconds_per_token + self._longest
+
+    def evidence(self, step: Step, length: TrainingLength) -> dict[str, Any]:
+        """For the ledger, where the run is shortened."""
+        return {"elapsed": self.elapsed, "expected": self.expected(step.tokens, length), "reason": "train.seconds"}
 
     @property
     def _seconds_per_token(self) -> float:

@@ -1,0 +1,146 @@
+"""Is more training worth it? The expected gain of 10 % more tokens, from the validation losses of a run.
+
+At a constant learning rate L(D) = E + B D^-b is fitted to the losses over D tokens (Kaplan et al. 2020, arXiv
+2001.08361; Hoffmann et al. 2022, arXiv 2203.15556), by least squares in E and B for each b of a grid. The gain of 10 %
+more tokens is B D^-b (1 - 1.1^-b); its interval comes from resampled residuals. While the schedule lowers the rate the
+loss falls for that reason, so nothing is said then: the verdict is that of the constant part.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+Verdict = Literal["converged", "worth it", "undecided", "diverging", "overfitting", "unknown"]
+Values = Float64[np.ndarray, " n"]
+
+EXPONENTS = np.geomspace(0.05, 2.0, 32)
+RESAMPLES = 200
+MIN_POINTS = 8
+SPAN = 8.0
+"""Losses from D / SPAN tokens on are fitted: the first ones follow other laws."""
+CONSTANT = 0.95
+"""Share of its peak from which on the learning rate counts as constant."""
+MORE = 1.1
+RISEN = 0.03
+"""Rise over the least loss from which on a run diverges or overfits."""
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """What a run's validation losses say of more tokens."""
+
+    verdict: Verdict
+    text: str
+    tokens: int = 0
+    """Up to which the losses were judged."""
+    floor: float | None = None
+    """E, in nats."""
+    gain: float | None = None
+    """Expected fall of the loss with 10 % more tokens, in nats."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of its interval, 5 % and 95 %."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """L(D) = floor + B D^-exponent."""
+
+    floor: float
+    exponent: float
+    gain: float
+    low: float
+    high: float
+
+
+def fit(tokens: Values, loss: Values) -> Fit:
+    """The law of losses [n], and the gain of 10 % more than the last `tokens`, with its interval."""
+    scaled = tokens / tokens[-1]
+    samples = loss[:, None]
+    floor, factor, exponent, fitted = _least_squares(scaled, samples)
+    size = len(loss)
+    residual = (loss - fitted[:, 0]) * (size / max(size - 3, 1)) ** 0.5
+    drawn = np.random.default_rng(0).integers(0, size, (size, RESAMPLES))
+    again = _least_squares(scaled, fitted + residual[drawn])
+    gains = again[1] * (1 - MORE ** -again[2])
+    gain = float(factor[0] * (1 - MORE ** -exponent[0]))
+    low, high = np.quantile(gains, [0.05, 0.95])
+    return Fit(float(floor[0]), float(exponent[0]), gain, min(float(low), gain), max(float(high), gain))
+
+
+def _least_squares(x: Values, losses: Float64[np.ndarray, "n samples"]) -> tuple[Values, Values, Values, np.ndarray]:
+    """(floor, factor, exponent) of each sample, and what they say [n, samples]; factors are not negative.
+
+    The exponent is the vertex of the parabola through the errors at the best of the grid and its neighbours.
+    """
+    errors = np.stack([_linear(x, losses, np.full(losses.shape[1], each))[3] for each in EXPONENTS])
+    best = errors.argmin(0).clip(1, len(EXPONENTS) - 2)
+    before, here, after = (np.take_along_axis(errors, (best + shift)[None], 0)[0] for shift in (-1, 0, 1))
+    bend = before - 2 * here + after
+    shift = np.where(bend > 0, (before - after) / np.where(bend > 0, 2 * bend, 1.0), 0.0).clip(-1, 1)
+    exponent = EXPONENTS[0] * (EXPONENTS[1] / EXPONENTS[0]) ** (best + shift)
+    floor, factor, fitted, _ = _linear(x, losses, exponent)
+    return floor, factor, exponent, fitted
+
+
+def _linear(
+    x: Values, losses: Float64[np.ndarray, "n samples"], exponent: Values
+) -> tuple[Values, Values, Float64[np.ndarray, "n samples"], Values]:
+    """(floor, factor, what they say, sum of squared errors) of each sample, for its exponent."""
+    power = x[:, None] ** -exponent
+    centre = power - power.mean(0)
+    factor = np.maximum((centre * losses).sum(0) / (centre**2).sum(0), 0.0)
+    floor = losses.mean(0) - factor * power.mean(0)
+    fitted = floor + factor * power
+    return floor, factor, fitted, ((losses - fitted) ** 2).sum(0)
+
+
+def convergence(
+    tokens: Int64[np.ndarray, " n"], loss: Values, rate: Values, training: Values | None = None, gain: float = 1e-3
+) -> Convergence:
+    """The verdict on validation losses.
+
+    rate: learning rate at each evaluation; training: the training loss around each. gain: in nats; a run has converged
+    when the upper end of the interval is below it.
+    """
+    fine = np.isfinite(loss)
+    tokens, loss, rate = tokens[fine], loss[fine], rate[fine]
+    training = None if training is None else training[fine]
+    if risen := _risen(loss, training):
+        return Convergence(risen, f"the validation loss rose from {loss.min():.4f} to {loss[-1]:.4f}", int(tokens[-1]))
+    last = constant_part(rate)
+    warm = int(np.argmax(rate >= CONSTANT * rate.max())) if len(rate) else 0
+    if last - warm < MIN_POINTS:
+        why = f"{last - warm} evaluations at a constant learning rate, {MIN_POINTS} are needed"
+        return Convergence("unknown", f"{why}; while the rate is lowered the loss falls for that reason")
+    tokens, loss = tokens[:last], loss[:last]
+    first = max(min(int(np.searchsorted(tokens, tokens[-1] / SPAN)), last - MIN_POINTS), warm)
+    law = fit(tokens[first:].astype(float), loss[first:])
+    verdict: Verdict = "converged" if law.high < gain else "worth it" if law.low > gain else "undecided"
+    where = "" if last == len(rate) else f" at {tokens[-1]:,} tokens, before the rate was lowered"
+    text = (
+        f"10 % more tokens{where} lower the loss by {law.gain:.4f} nats ({law.low:.4f} to {law.high:.4f}); "
+        f"{law.floor:.3f} is the floor of the fit"
+    )
+    return Convergence(verdict, text, int(tokens[-1]), law.floor, law.gain, law.low, law.high)
+
+
+def constant_part(rate: Values) -> int:
+    """Number of evaluations up to the last one at the peak rate. Those of the warm-up are among them."""
+    high = np.flatnonzero(rate >= CONSTANT * rate.max()) if len(rate) else np.empty(0)
+    return int(high[-1]) + 1 if len(high) else 0
+
+
+def _risen(loss: Values, training: Values | None) -> Literal["diverging", "overfitting"] | None:
+    """Whether the three newest losses stand above the least by more than RISEN and their noise."""
+    if len(loss) < 5:
+        return None
+    best = int(loss.argmin())
+    noise = float(np.median(np.abs(np.diff(loss[: best + 1])))) if best > 2 else 0.0
+    limit = float(loss[best]) + max(RISEN * abs(float(loss[best])), noise)
+    if len(loss) - best < 4 or not (loss[-3:] > limit).all():
+        return None
+    fell = training is not None and float(training[-1]) < float(training[best])
+    return "overfitting" if fell else "diverging"

@@ -1,0 +1,132 @@
+"""The verdict on curves of known law, and no stop where the loss will fall again."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hornbook.evals.config import Converged, Patience
+from hornbook.optim.config.batch_schedule import NoRamp
+from hornbook.optim.config.schedules import WSD, Constant
+from hornbook.run.diagnose.runs.convergence import convergence, fit
+from hornbook.run.observe.early_stop import EarlyStop, Losses, why_stop
+from hornbook.run.training_length import TrainingLength
+
+BATCH, COUNT = 1000, 100
+tokens = np.arange(1, COUNT + 1) * BATCH
+NOISE = np.random.default_rng(11).normal(0, 1, COUNT)
+
+
+def law(floor: float, factor: float, exponent: float) -> np.ndarray:
+    """Losses with 0.001 of noise; `factor` at the first evaluation."""
+    return floor + factor * (tokens / BATCH) ** -exponent + 0.001 * NOISE
+
+
+@pytest.mark.parametrize("exponent", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("floor", [1.5, 3.0])
+def test_a_known_floor_and_gain_are_found(floor: float, exponent: float) -> None:
+    found = fit(tokens[12:].astype(float), law(floor, 2.0, exponent)[12:])
+    gain = 2.0 * COUNT**-exponent * (1 - 1.1**-exponent)
+    assert found.low <= gain <= found.high
+    assert found.gain == pytest.approx(gain, rel=0.35, abs=3e-4)
+    assert found.floor == pytest.approx(floor, abs=0.1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_interval_holds_the_gain_in_nearly_all_draws(seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(0, 0.002, COUNT)
+    found = fit(tokens[12:].astype(float), (2 + 3 * (tokens / BATCH) ** -0.4 + noise)[12:])
+    gain = 3 * COUNT**-0.4 * (1 - 1.1**-0.4)
+    assert found.low - 2e-3 <= gain <= found.high + 2e-3
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict"),
+    [
+        (law(2.0, 4.0, 0.3), "worth it"),
+        (law(2.0, 4.0, 2.0), "converged"),
+        (law(2.0, 1.0, 1.0) + np.maximum(tokens / BATCH - 60, 0) * 0.02, "diverging"),
+    ],
+)
+def test_verdicts_at_a_constant_rate(loss: np.ndarray, verdict: str) -> None:
+    assert convergence(tokens, loss, np.full(COUNT, 1e-3)).verdict == verdict
+
+
+def test_a_rise_beside_a_falling_training_loss_is_overfitting() -> None:
+    loss = law(2.0, 1.0, 1.0) + np.maximum(tokens / BATCH - 60, 0) * 0.02
+    assert convergence(tokens, loss, np.full(COUNT, 1e-3), law(1.0, 2.0, 0.3)).verdict == "overfitting"
+
+
+def test_nothing_is_said_of_a_rate_that_is_lowered_from_the_start() -> None:
+    assert convergence(tokens, law(2.0, 4.0, 0.3), np.linspace(1, 0.1, COUNT)).verdict == "unknown"
+
+
+# ---- stopping
+
+
+def stops_at(loss: np.ndarray, rate: np.ndarray, config: Any, first: int = COUNT // 2) -> int | None:
+    """The first evaluation from `first` on after which the run would end."""
+    found = Losses()
+    for number in range(COUNT):
+        found.add(number + 1, int(tokens[number]), float(loss[number]), float(rate[number]), float(loss[number]))
+        if number + 1 >= first and why_stop(config, found):
+            return number + 1
+    return None
+
+
+CONSTANT_RATE = np.full(COUNT, 1e-3)
+PLATEAU = np.where(tokens < 40 * BATCH, 4.0, 2.0 + 2.0 * (np.maximum(tokens - 39 * BATCH, BATCH) / BATCH) ** -0.5)
+DECAY = np.where(tokens < 80 * BATCH, 1.0, 0.2) * 1e-3
+DROP = law(2.5, 3.0, 0.4) - np.maximum(tokens / BATCH - 80, 0) * 0.01
+
+
+@pytest.mark.parametrize(
+    ("loss", "rate"),
+    [
+        (law(2.0, 4.0, 0.3), CONSTANT_RATE),
+        (PLATEAU + 0.001 * NOISE, CONSTANT_RATE),
+        (DROP, DECAY),
+        (np.where(tokens < 20 * BATCH, 6.0, law(2.0, 4.0, 0.3)), np.minimum(tokens / BATCH / 20, 1) * 1e-3),
+    ],
+    ids=["falling", "plateau-then-drop", "decay", "warm-up"],
+)
+def test_a_run_whose_loss_will_fall_is_not_stopped(loss: np.ndarray, rate: np.ndarray) -> None:
+    assert stops_at(loss, rate, Converged()) is None
+
+
+def test_a_converged_run_and_a_rising_one_are_stopped() -> None:
+    assert stops_at(law(2.0, 4.0, 2.0), CONSTANT_RATE, Converged()) == COUNT // 2
+    rising = law(2.0, 1.0, 1.0) + np.maximum(tokens / BATCH - 60, 0) * 0.02
+    at = stops_at(rising, CONSTANT_RATE, Converged(gain=1e-9))
+    assert at is not None
+    assert 60 < at < 75
+
+
+def test_patience_counts_evaluations_without_a_new_least() -> None:
+    loss = np.concatenate([np.linspace(5, 3, 60), np.full(40, 3.1)])
+    assert stops_at(loss, CONSTANT_RATE, Patience(evaluations=7)) == 67
+    assert stops_at(loss, CONSTANT_RATE, Patience(evaluations=41)) is None
+
+
+def test_a_run_that_goes_back_forgets_what_came_after() -> None:
+    found = Losses()
+    for step in (1, 2, 3, 2):
+        found.add(step, step * 10, float(step), 1.0, 1.0)
+    assert (found.step, found.tokens) == ([1, 2], [10, 20])
+
+
+@pytest.mark.parametrize(("schedule", "rest"), [(Constant(), 1), (WSD(), 5)])
+def test_the_rest_of_the_schedule_happens_in_what_is_left(schedule: Any, rest: int) -> None:
+    """A run of 100 steps that has converged after 50 goes on for a tenth of those, if its rate is yet to be lowered."""
+    job: Any = SimpleNamespace(output=SimpleNamespace(is_rank0=False))
+    stop = EarlyStop(Patience(evaluations=3), schedule, job, 0)
+    length = TrainingLength(COUNT * BATCH, NoRamp().batches(BATCH), 10)
+    found: list[int] = []
+    at: Any = None
+    for step in range(1, 51):
+        stop.listen({"kind": "evaluation", "all": {"loss": 3.0}})
+        at = SimpleNamespace(step=step, tokens=step * BATCH, loss=3.0, lr=1.0)
+        found.append(stop.tokens_in_time(at, length))
+    assert found == [length.tokens] * 49 + [(50 + rest) * BATCH]
+    assert "no validation loss below 3.0000" in stop.evidence(at, length)["reason"]

@@ -1,0 +1,132 @@
+"""Alerts reach file, command and webhook, and what fails or hangs there neither stops nor slows the run."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.errors import DivergedError, Exit
+from hornbook.files.run_directory import RunDir
+from hornbook.run.config import CommandAlert, FileAlert, WebhookAlert
+from hornbook.run.observe.alerts import Alerts, event_of
+from tests.run.launcher import Launcher
+
+Launch = Callable[..., Exit]
+RECORD = {"kind": "finish", "attempt": 1, "step": 12, "tokens": 1450, "time": 1.0}
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    """A web server that keeps what is posted."""
+    posted: list[tuple[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            posted.append((self.path, json.loads(body)))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Print nothing."""
+
+    found = HTTPServer(("127.0.0.1", 0), Handler)
+    found.posted = posted  # pyright: ignore[reportAttributeAccessIssue]
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 20
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def test_each_kind_is_told_of_the_events_it_asks_for(
+    tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK", f"http://127.0.0.1:{server.server_port}/hook")
+    got, run = tmp_path / "got.json", RunDir(tmp_path)
+    copy = "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(sys.stdin.read())"
+    alerts = Alerts(
+        [
+            FileAlert(),
+            CommandAlert(argv=[sys.executable, "-c", copy, str(got)]),
+            WebhookAlert(url="env:HOOK", events=["finish"]),
+        ],
+        run,
+    )
+    alerts({**RECORD, "kind": "save"})
+    alerts(RECORD)
+    expected = {"event": "finish", "run": tmp_path.name, "step": 12, "tokens": 1450, "text": ""}
+    assert wait_for(lambda: server.posted)
+    assert server.posted[0][0] == "/hook"
+    command = json.loads(wait_for(lambda: got.exists() and got.read_text()))
+    line = json.loads((tmp_path / "alerts.jsonl").read_text())
+    for found in (server.posted[0][1], command, line):
+        assert expected.items() <= found.items()
+    assert len(server.posted) == 1
+
+
+def test_what_fails_is_told_once_and_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    shown: list[str] = []
+    broken = CommandAlert(argv=[str(tmp_path / "no-such-program")])
+    slow = CommandAlert(argv=[sys.executable, "-c", "import time; time.sleep(5)"])
+    alerts = Alerts([broken, slow, FileAlert(path="no/such/folder")], RunDir(tmp_path))
+    alerts.show = shown.append
+    started = time.monotonic()
+    alerts(RECORD)
+    assert time.monotonic() - started < 2
+    assert wait_for(lambda: (alerts({**RECORD, "kind": "save"}), len(shown) == 2)[1])
+    alerts(RECORD)
+    time.sleep(0.5)
+    alerts(RECORD)
+    assert [text.partition(":")[0] for text in shown] == ["warning"] * 2
+    assert "no/such/folder" in shown[0]
+    assert "a command or a webhook failed" in shown[1]
+
+
+def test_a_run_alerts_of_its_end_and_of_its_failure(tmp_path: Path, launch_run: Launch) -> None:
+    on = 'log.alerts=[{kind = "file"}, {kind = "terminal"}]'
+    assert launch_run(tmp_path / "good", on) == Exit.DONE
+    with pytest.raises(DivergedError):
+        launch_run(tmp_path / "bad", on, "optim.lr=1e30", "optim.clip=0", "guard.max_skips=1")
+    events = [
+        [json.loads(line)["event"] for line in (tmp_path / name / "alerts.jsonl").read_text().splitlines()]
+        for name in ("good", "bad")
+    ]
+    assert events == [["finish"], ["fail"]]
+    assert "alert: finish at step 12" in RunDir(tmp_path / "good").log.read_text()
+
+
+def test_the_supervisor_alerts_of_restarts_and_failures(
+    tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...]
+) -> None:
+    on = 'log.alerts=[{kind = "file", events = ["restart", "fail", "finish"]}]'
+    kill = {"rank": 1, "phase": "clip", "step": 6, "generation": 0, "do": "SIGKILL"}
+    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, "parallel.data=2", on]
+    assert launcher.start(words, tmp_path / "log", faults=[kill]).wait() == Exit.DONE
+    failing = ["train", "--out", str(tmp_path / "bad"), *tiny_settings, "parallel.data=2", on]
+    failing += ["optim.lr=1e30", "optim.clip=0", "guard.max_skips=1"]
+    assert launcher.start(failing, tmp_path / "log2").wait() == Exit.DIVERGED
+    events = [
+        [json.loads(line)["event"] for line in (tmp_path / name / "alerts.jsonl").read_text().splitlines()]
+        for name in ("run", "bad")
+    ]
+    assert events == [["restart", "finish"], ["fail"]]
+
+
+def test_a_recovery_is_no_alert_and_a_failed_save_is_one_of_the_disk() -> None:
+    assert event_of({"kind": "straggler", "ended": True}) == ""
+    assert event_of({"kind": "straggler"}) == "straggler"
+    assert event_of({"kind": "warning", "text": "the save failed: no space"}) == "disk"
+    assert event_of({"kind": "warning", "text": "recipe.toml was edited"}) == "warning"

@@ -1,0 +1,141 @@
+"""Trackers that raise, hang or are slow: the run has the same steps, goes on, ends, and is told once."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hornbook.errors import Exit, UsageError
+from hornbook.files.run_directory import RunDir
+from hornbook.run.observe.trackers import tracker
+from hornbook.run.observe.trackers.tracker import TrackerThread
+
+Launch = Callable[..., Exit]
+Branch = Callable[[Path], list[dict[str, Any]]]
+ON = 'log.trackers=[{kind = "wandb"}]'
+
+
+class Package(ModuleType):
+    """A wandb whose functions do what the test says."""
+
+    def __init__(self, name: str, log: Callable[..., object]) -> None:
+        super().__init__(name)
+        self.__spec__ = SimpleNamespace(name=name)  # pyright: ignore[reportAttributeAccessIssue]
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.finished = 0
+        self._log = log
+
+    def init(self, **settings: Any) -> None:
+        self.begun.append(settings)
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self._log()
+        self.logged.append((step, metrics))
+
+    def finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Package]]:
+    held = threading.Event()
+
+    def make(log: Callable[..., object] = lambda: None, name: str = "wandb") -> Package:
+        found = Package(name, held.wait if log is hang else log)
+        monkeypatch.setitem(sys.modules, name, found)
+        return found
+
+    yield make
+    held.set()
+
+
+def hang() -> None:
+    """Stands for a call that does not return before the test ends."""
+
+
+def test_a_tracker_gets_every_step_and_evaluation(
+    tmp_path: Path, launch_run: Launch, package: Any, branch: Branch
+) -> None:
+    wandb, trackio = package(), package(name="trackio")
+    both = 'log.trackers=[{kind = "wandb", project = "p"}, {kind = "trackio"}]'
+    assert launch_run(tmp_path / "run", both, "eval.every=6") == Exit.DONE
+    for each in (wandb, trackio):
+        losses = [(step, metrics["train/loss"]) for step, metrics in each.logged if "train/loss" in metrics]
+        assert losses == [(step["step"], step["loss"]) for step in branch(tmp_path / "run")]
+        assert [step for step, metrics in each.logged if "validation/loss" in metrics] == [6, 12]
+        assert len(each.begun) == each.finished == 1
+    assert wandb.begun[0]["mode"] == "offline"
+    assert wandb.begun[0]["project"] == "p"
+    assert wandb.begun[0]["config"]["train"]["batch_tokens"] == 128
+
+
+def fail() -> None:
+    raise SystemExit("no login")
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [(fail, "wandb gets nothing any more: no login"), (hang, "wandb does not end: the run ends without")],
+)
+def test_one_that_fails_or_hangs_changes_nothing(
+    tmp_path: Path,
+    launch_run: Launch,
+    package: Any,
+    branch: Branch,
+    monkeypatch: pytest.MonkeyPatch,
+    what: Any,
+    told: str,
+) -> None:
+    monkeypatch.setattr(TrackerThread.close, "__defaults__", (0.3,))
+    package(what)
+    launch_run(tmp_path / "without")
+    started = time.monotonic()
+    assert launch_run(tmp_path / "with", ON) == Exit.DONE
+    assert time.monotonic() - started < 20
+    assert branch(tmp_path / "with") == branch(tmp_path / "without")
+    assert RunDir(tmp_path / "with").log.read_text().count(told) == 1
+
+
+def test_a_slow_one_delays_no_step_and_drops_what_does_not_fit() -> None:
+    seen, warnings = list[int](), list[str]()
+    gate = threading.Event()
+
+    class Slow:
+        name = "slow"
+
+        def step(self, record: Mapping[str, Any]) -> None:
+            gate.wait()
+            seen.append(record["step"])
+
+        def evaluation(self, record: Mapping[str, Any]) -> None:
+            raise AssertionError(record)
+
+        def close(self) -> None:
+            seen.append(-1)
+
+    step: Any = SimpleNamespace(record=lambda: {"step": 1})
+    with TrackerThread(Slow(), warnings.append, size=4) as thread:
+        started = time.monotonic()
+        for _ in range(1000):
+            thread(step)
+        assert time.monotonic() - started < 1
+        gate.set()
+    assert 4 <= len(seen) <= 6
+    assert seen[-1] == -1
+    assert warnings == ["warning: slow is too slow: some steps do not reach it"]
+
+
+def test_without_the_package_the_remedy_is_named(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"log\.trackers needs wandb, which is not installed: .*track"):
+        launch_run(tmp_path / "run", ON)
+    assert not (tmp_path / "run").exists()
+    assert tracker.CLOSE_SECONDS <= 30
