@@ -32,7 +32,7 @@ def test_intervals_count_from_where_they_were_chosen() -> None:
     assert [step for step in range(1, 61) if is_due(step, chosen)] == [20, 23, 26, 29, 39, 49, 59]
 
 
-@pytest.mark.parametrize("mode", ["whole", "killed"])
+@pytest.mark.parametrize("mode", [pytest.param("whole", marks=pytest.mark.slow), "killed"])
 def test_a_run_saves_at_the_steps_of_its_ledger(
     tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...], events: Events, mode: str
 ) -> None:

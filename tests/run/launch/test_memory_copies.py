@@ -55,7 +55,9 @@ def test_killed_ranks_go_on_from_the_step_before(
     assert "step 7 restored from the copy in memory" in RunDir(run).log.read_text()
 
 
-@pytest.mark.parametrize("memory", ["checkpoint.memory_every=1", "checkpoint.memory_every=0"])
+@pytest.mark.parametrize(
+    "memory", ["checkpoint.memory_every=1", pytest.param("checkpoint.memory_every=0", marks=pytest.mark.slow)]
+)
 def test_ranks_that_waited_take_over(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, memory: str
 ) -> None:
@@ -69,6 +71,7 @@ def test_ranks_that_waited_take_over(
     assert tuple(each["step"] for each in events(run, "resume")) == states
 
 
+@pytest.mark.slow
 def test_ranks_that_were_killed_while_they_waited_are_made_anew(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events
 ) -> None:

@@ -14,7 +14,7 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
 from hornbook.run.diagnose.deep.cordon import SECONDS, CordonList
-from hornbook.run.diagnose.deep.slots import Fault, SlotReport, judge
+from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport, judge
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import RankStatus
 from hornbook.run.launch.rank import Failure, Report, wait_for_ends
@@ -115,13 +115,13 @@ def test_the_majority_of_slots_is_right() -> None:
 def test_a_cordon_ends_by_itself_the_first_time(tmp_path: Path) -> None:
     now = [1e9]
     cordon = CordonList(tmp_path / "cordon.json", lambda: now[0])
-    cordon.add([Fault(1, "memory", "word 3"), Fault(1, "products", "differ")])
+    cordon.add([SlotFault(1, "memory", "word 3"), SlotFault(1, "products", "differ")])
     assert cordon.slots() == {1}
     now[0] += SECONDS + 1
     assert cordon.slots() == set()
-    cordon.add([Fault(2, "memory", "word 3")])
+    cordon.add([SlotFault(2, "memory", "word 3")])
     now[0] += SECONDS / 2
-    cordon.add([Fault(2, "memory", "word 4")])
+    cordon.add([SlotFault(2, "memory", "word 4")])
     now[0] += 100 * SECONDS
     assert cordon.slots() == {2}
     assert {each.slot for each in cordon.lift()} == {1, 2}

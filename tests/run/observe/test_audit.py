@@ -39,7 +39,7 @@ def train(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) ->
     return start
 
 
-@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("always", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_faulty_rank_is_found_and_training_is_the_same(
     tmp_path: Path, train: Callable[..., Started], same: Callable[[Path], None], events: Events, always: bool
 ) -> None:

@@ -44,7 +44,7 @@ from hornbook.run.launch.recovery import with_world
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopNow, StopSignals
-from hornbook.run.launch.standby import Plan
+from hornbook.run.launch.standby import StandbyPlan
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.observe.alerts import Alerts
@@ -126,7 +126,7 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         check_directory(run, start.mode)
         supervisor = Supervisor(run, inputs.recipe, signals, quiet=start.quiet, renew=lock.renew, faults=start.faults)
         supervisor.listeners += alerts_of(inputs.recipe, run)
-        plan = Plan(inputs, follow, _train, signals, supervisor.memory) if _may_wait(inputs.recipe) else None
+        plan = StandbyPlan(inputs, follow, _train, signals, supervisor.memory) if _may_wait(inputs.recipe) else None
         return supervisor.run(next_job, _train, plan)
 
 

@@ -31,7 +31,7 @@ _ORDER_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Plan:
+class StandbyPlan:
     """What ranks on standby need to know."""
 
     inputs: Inputs
@@ -44,7 +44,7 @@ class Plan:
 class Standby:
     """Waiting ranks, one for each device."""
 
-    def __init__(self, plan: Plan, devices: Sequence[int]) -> None:
+    def __init__(self, plan: StandbyPlan, devices: Sequence[int]) -> None:
         """Fork them. The caller has no threads."""
         self.devices = list(devices)
         self._store = os.memfd_create("store")
@@ -76,9 +76,10 @@ class Standby:
         for descriptor in (self._store, self._reader, self._writer):
             os.close(descriptor)
 
-    def _wait(self, plan: Plan, info: RankInfo, heartbeat: Heartbeat) -> Exit:
+    def _wait(self, plan: StandbyPlan, info: RankInfo, heartbeat: Heartbeat) -> Exit:
         """The life of a rank."""
         os.close(self._writer)
+        plan.signals.pass_on = None  # that of the supervisor
         plan.signals.patient, plan.signals.announces = True, info.is_rank0 and os.isatty(2)
         heartbeat.enter("setup", At())
         with get_ready(plan.inputs, info) as ready:

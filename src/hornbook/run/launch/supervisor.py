@@ -28,7 +28,7 @@ from hornbook.run.launch.heartbeat import shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
 from hornbook.run.launch.recovery import SlotKeeper
 from hornbook.run.launch.signals import StopNow, StopSignals, stop_signals_blocked
-from hornbook.run.launch.standby import Plan, Standby
+from hornbook.run.launch.standby import Standby, StandbyPlan
 from hornbook.run.ledger import At, Ledger, Position
 from hornbook.settings.recipe import Recipe
 
@@ -74,7 +74,7 @@ class Supervisor:
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         """Called with every record that this process writes between and after generations (`Ledger.listeners`)."""
 
-    def run(self, open_job: OpenJob, loop: Loop, plan: Plan | None = None) -> Exit:
+    def run(self, open_job: OpenJob, loop: Loop, plan: StandbyPlan | None = None) -> Exit:
         """Run `loop(job)` on the ranks of the recipe, or those that sound slots are left for; returns their exit code.
 
         plan: of ranks that wait for a failure; None: none do. Raises the lasting error, RetriesSpentError or
@@ -105,7 +105,7 @@ class Supervisor:
             self._dismiss_standby()
 
     def _run_generation(
-        self, open_job: OpenJob, loop: Loop, plan: Plan | None, failure: Failure | None
+        self, open_job: OpenJob, loop: Loop, plan: StandbyPlan | None, failure: Failure | None
     ) -> Exit | Failure:
         size, before = self._recovery.world(), self._size
         if self.memory is not None and before not in (None, size):

@@ -11,7 +11,7 @@ from pathlib import Path
 from hornbook.files.artifact import write_json
 from hornbook.files.file_records import FileRecord, read_record
 from hornbook.files.filesystem import exists
-from hornbook.run.diagnose.deep.slots import Fault
+from hornbook.run.diagnose.deep.slots import SlotFault
 
 SECONDS = 86_400.0
 """Time for which a slot is left out, and within which a second failure leaves it out for good."""
@@ -52,7 +52,7 @@ class CordonList:
         now = self._clock()
         return {each.slot for each in self.entries() if each.until is None or each.until > now}
 
-    def add(self, faults: Sequence[Fault]) -> list[Cordon]:
+    def add(self, faults: Sequence[SlotFault]) -> list[Cordon]:
         """Leave out the slots that failed; returns their entries. Raises StorageError."""
         there, now, new = self.entries(), self._clock(), dict[int, Cordon]()
         for fault in faults:

@@ -54,7 +54,7 @@ class SlotReport:
 
 
 @dataclass(frozen=True)
-class Fault:
+class SlotFault:
     """A slot that failed a check."""
 
     slot: int
@@ -196,21 +196,23 @@ def run_slots(slots: Sequence[int], device: str, num_bytes: int) -> list[SlotRep
     return [SlotReport(**each) for each in json.loads(done.stdout)]
 
 
-def judge(reports: Sequence[SlotReport]) -> tuple[list[Fault], list[str]]:
+def judge(reports: Sequence[SlotReport]) -> tuple[list[SlotFault], list[str]]:
     """(slots that are faulty, problems that no slot can be blamed for)."""
-    faults = list[Fault]()
+    faults = list[SlotFault]()
     for each in reports:
         if each.error:
-            faults.append(Fault(each.slot, "answer", each.error))
+            faults.append(SlotFault(each.slot, "answer", each.error))
         if each.memory:
-            faults.append(Fault(each.slot, "memory", each.memory))
+            faults.append(SlotFault(each.slot, "memory", each.memory))
         for dtype, hashes in each.golden.items():
             if len(set(hashes)) > 1:
-                faults.append(Fault(each.slot, "products", f"the same {dtype} product has {len(set(hashes))} results"))
+                faults.append(
+                    SlotFault(each.slot, "products", f"the same {dtype} product has {len(set(hashes))} results")
+                )
     for each in reports:
         wrong = [other for other, rate in each.echo.items() if rate is None]
         others = [reports[int(other)].slot for other in wrong]
-        faults += [Fault(other, "echo", f"other bytes came back to slot {each.slot}") for other in others]
+        faults += [SlotFault(other, "echo", f"other bytes came back to slot {each.slot}") for other in others]
     problems = list[str]()
     for dtype in ("fp32", "bf16"):
         steady = {each.slot: each.golden[dtype][0] for each in reports if len(set(each.golden.get(dtype, ()))) == 1}
@@ -221,7 +223,7 @@ def judge(reports: Sequence[SlotReport]) -> tuple[list[Fault], list[str]]:
         if votes * 2 > len(steady):
             odd = [slot for slot, found in steady.items() if found != right]
             faults += [
-                Fault(slot, "products", f"its {dtype} product differs from that of {votes} slots") for slot in odd
+                SlotFault(slot, "products", f"its {dtype} product differs from that of {votes} slots") for slot in odd
             ]
         else:
             problems.append(f"{dtype} products differ between slots {', '.join(map(str, steady))}, without a majority")
