@@ -185,7 +185,7 @@ def kill_ranks(found: dict[str, Any]) -> list[str]:
         "`python -m benchmarks.reliability.kill_ranks`: kill -9 of either of two ranks, of both, of the supervisor.",
         f"{kills} kills in {found['trials']} runs, {found['kills_in_saves']} of them inside a save.",
         f"{found['equal']} runs ended with weights, moments and token hashes of the uninterrupted run, to the bit.",
-        *(_recovery(mode, found["seconds"][mode]) for mode in ("plain", "healing")),
+        *(_recovery(mode, seconds) for mode, seconds in found.get("seconds", {}).items()),
         f"From SIGTERM to the end with everything on disk: {stops} s.",
         *([f"From SIGSTOP of a rank to the restart: {hangs} s."] if hangs else []),
         "",
