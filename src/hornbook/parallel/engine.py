@@ -17,12 +17,11 @@ from hornbook.data.batch import Batch, fill_rows
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
-from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
 from hornbook.model.transformer import Transformer
-from hornbook.optim.config.clipping import AnyClip, NormClip
+from hornbook.optim.config.clipping import AnyClip, NormClip, StepLimits
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.axes.context.context import RowParts
 from hornbook.parallel.balance import Balance
@@ -31,7 +30,7 @@ from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.gradients.clipping import Clipping
 from hornbook.parallel.gradients.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.noise_scale import BatchPart
-from hornbook.parallel.gradients.norm import Scaler, found_nonfinite, power_below
+from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
@@ -91,8 +90,9 @@ class Engine:
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
         self._part: BatchPart | None = None
-        self._objective: Tensor | None = None
-        self._nonfinite: Tensor | None = None
+        self._sums: tuple[Tensor, Tensor, float] | None = None
+        """Of the step: objective, loss, and the weight of its targets, which the loss is not divided by."""
+        self._refusal: Refusal | None = None
 
     @property
     def _head(self) -> Head:
@@ -119,7 +119,7 @@ class Engine:
         """Drop the gradients and router loads of the step before."""
         self._data_parallel.zero_gradients()
         self._balance.begin_step()
-        self._objective = self._nonfinite = None
+        self._sums = self._refusal = None
 
     def forward_backward(
         self, batches: Sequence[Batch], total_weight: float, key: tuple[int, int] | None = None
@@ -145,7 +145,8 @@ class Engine:
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
         losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
-        self._objective = torch.stack([sums.sum(), *penalties.values()]).sum() if penalties else sums.sum()
+        objective = torch.stack([sums.sum(), *penalties.values()]).sum() if penalties else sums.sum()
+        self._sums = objective, sums[0], total_weight
         return losses
 
     def measure_part(self) -> None:
@@ -200,9 +201,9 @@ class Engine:
         found = self._head.losses(hidden, targets, weights * early, **more, **few)
         return {**{name: term / early for name, term in found.items()}, **rest}
 
-    def _inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
-        inputs = model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present)
-        return self.parts.inputs(inputs)
+    def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
+        """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
+        return self.parts.inputs(model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present))
 
     def _targets(self, batch: Batch) -> Tensor:
         """Targets of the head: labels that are numbers, or ids."""
@@ -224,11 +225,10 @@ class Engine:
     def _to_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.world.device)
 
-    def clip_gradients(self, how: AnyClip | float) -> Tensor:
+    def clip_gradients(self, how: AnyClip | float, limits: StepLimits | None = None) -> Tensor:
         """Limit the gradients; returns their global norm before. A number is the largest norm (0: leave them).
 
-        If norm or loss is not finite, `step` will refuse the update. All ranks see the same norm, so they refuse
-        together.
+        `step` will refuse the update if norm or loss is not finite or beyond `limits`: on all ranks, by the same norm.
         """
         how = NormClip(limit=how) if isinstance(how, int | float) else how
         gradients = [each.grad for each in self.named_parameters.values() if each.grad is not None]
@@ -236,33 +236,32 @@ class Engine:
             for gradient in gradients:
                 gradient.mul_(1.0 / self.scaler.scale)
         norm = exact_norm(self.shards, self.world) if self._exact else self._data_parallel.norm(gradients)
-        assert self._objective is not None
-        self._nonfinite = found_nonfinite(norm, self._objective)
-        self.clipping.apply(how, norm, self._nonfinite)
+        assert self._sums is not None
+        self._refusal = refusal(norm, *self._sums, limits)
+        self.clipping.apply(how, norm, self._refusal.any, limits)
         return norm
 
     def step(self, optimizer: Optimizer) -> Tensor:
         """Update the weights; returns 1.0 if the step was applied, 0.0 if it was refused and changed no bit."""
-        assert self._nonfinite is not None, "clip_gradients comes before step"
-        applied = self._update(optimizer, self._nonfinite)
+        assert self._refusal is not None, "clip_gradients comes before step"
+        applied = self._update(optimizer, self._refusal.any, self._refusal)
         if self.scaler:
-            self.scaler.update(applied=bool(applied))
+            self.scaler.follow(*map(bool, self._refusal))
         return applied
 
     def step_and_fetch(self, optimizer: Optimizer, *scalars: Tensor) -> tuple[bool, list[float]]:
         """The same, and the values of scalars on the device. The host waits for it once, all in all."""
-        assert self._nonfinite is not None, "clip_gradients comes before step"
-        known = fetch(self._nonfinite, *scalars) if optimizer.asks_host else None
-        self._update(optimizer, known[0] if known else self._nonfinite)
-        refused, *values = known or fetch(self._nonfinite, *scalars)
+        assert self._refusal is not None, "clip_gradients comes before step"
+        known = fetch(*self._refusal, *scalars) if optimizer.asks_host else None
+        self._update(optimizer, known[0] if known else self._refusal.any, self._refusal)
+        refused, nonfinite, *values = known or fetch(*self._refusal, *scalars)
         if self.scaler:
-            self.scaler.update(applied=not refused)
+            self.scaler.follow(bool(refused), bool(nonfinite))
         return not refused, values
 
-    def _update(self, optimizer: Optimizer, refused: Tensor | float) -> Tensor:
+    def _update(self, optimizer: Optimizer, refused: Tensor | float, found: Refusal) -> Tensor:
         optimizer.step(refused)
-        assert self._nonfinite is not None
-        applied = 1.0 - self._nonfinite
+        applied = 1.0 - found.any
         self._balance.step(self.shards, self.world, applied)
         return applied
 
@@ -287,7 +286,7 @@ class Engine:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
         rows, batch = len(batch.tokens), self._filled(batch)
         with self._looking():
-            return self.apply(self._inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
+            return self.apply(self.inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
@@ -297,32 +296,13 @@ class Engine:
             return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
 
         with self._looking():
-            losses, outputs = self.apply(self._inputs(batch), read)
+            losses, outputs = self.apply(self.inputs(batch), read)
         return losses, outputs
 
     def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
         mine = self.parts.batch(batch)
         weights, lengths = self._to_device(mine.weights), batch.document_lengths
         return self.parts.whole(self._head.token_losses(hidden, self._targets(mine), weights, lengths), batch)
-
-    def log_partition(self, batch: Batch, most: int) -> Tensor:
-        """float32 [2]: over `most` targets at most, sum of (log of the sum of exponentials of the logits)^2, and of 1.
-
-        The model is as it was written, without compilation; nothing changes. Zeros for heads that have no vocabulary,
-        whose model is called all the same. A rank that has a part of the rows gives the sums over that part.
-        """
-        counted = self.parts.batch(batch).weights.flatten().nonzero().squeeze(1)
-        spread = torch.linspace(0, max(len(counted) - 1, 0), min(most, len(counted))).round().long()
-        chosen = self._to_device(counted[spread])
-
-        def read(hidden: Tensor) -> tuple[Tensor, ...]:
-            if isinstance(self._head, LabelHead):
-                return (torch.zeros(2, device=hidden.device),)
-            squares = self._head.logits(hidden.flatten(0, 1)[chosen][None]).logsumexp(-1).square()
-            return (torch.stack([squares.sum(), squares.new_tensor(squares.numel())]),)
-
-        with self.evaluation_mode():
-            return self.apply(self._inputs(batch), read)[0]
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
@@ -356,7 +336,7 @@ class _Step:
         self._engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
 
     def inputs(self, number: int) -> dict[str, Any]:
-        return self._engine._inputs(self._batches[number], self._keys[number])
+        return self._engine.inputs(self._batches[number], self._keys[number])
 
     def objective(self, hidden: Tensor | None, auxiliary: Auxiliary, number: int) -> Tensor:
         engine, batch = self._engine, self._batches[number]

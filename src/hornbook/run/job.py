@@ -10,6 +10,7 @@ from hornbook.run.control.control import Control
 from hornbook.run.control.interventions import Course, sorted_by_step
 from hornbook.run.inputs import Inputs, resumed_length
 from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import Ledger, Monotone, RunWriter
 from hornbook.run.start.bound import base_recipe
 from hornbook.run.start.init_from import InitFrom
@@ -51,6 +52,8 @@ class Job:
     output: RunWriter
     control: Control
     rank_info: RankInfo = field(default_factory=RankInfo)
+    suppressed: frozenset[tuple[str, int]] = frozenset()
+    """Decisions of the guard that are not taken, as (kind, step): what would have been without them."""
 
     def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat) -> Self:
         """The same job on one rank of several."""
@@ -96,6 +99,12 @@ class Job:
     def write_recipe(self) -> None:
         """Replace recipe.toml: every value in force, with its origin."""
         self.output.write(self.run.recipe, self.course.to_end().resolved.to_toml())
+
+
+def silent_job(inputs: Inputs, run: RunDir, start: Start) -> Job:
+    """A job that reads the ledger of a run, if it has one, and writes nothing."""
+    output = RunWriter(run, Ledger(run, silent=True), is_rank0=False)
+    return Job(inputs, start, output, Control(output, StopSignals()))
 
 
 def course_of(inputs: Inputs, past: Monotone, start: Start) -> Course:

@@ -160,7 +160,7 @@ def measured(engine: Engine, batch: Batch) -> int:
             stack.saving = partial(Rebuilding, hooks)
     weight = float(batch.weights.sum())
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        hidden, auxiliary = engine.model(**engine._inputs(batch, torch.arange(len(batch.tokens))))
+        hidden, auxiliary = engine.model(**engine.inputs(batch, torch.arange(len(batch.tokens))))
         terms = engine._terms(batch, hidden, auxiliary, None, 1 / weight)
         loss = sum(terms.values())
     assert isinstance(loss, Tensor)

@@ -203,7 +203,8 @@ def refuse_secrets(recipe: Recipe) -> None:
         if any(holds_secret(str(each), dotted(path)) for each in (value if isinstance(value, list) else [value])):
             raise UsageError(
                 f"{dotted(path)} holds what looks like a password or token, and every file of the run would keep it: "
-                "leave it out, and give it to the program that needs it by an environment variable"
+                "leave it out, and give it to the program that needs it by an environment variable (an alert"
+                " takes env:NAME as its url)"
             )
 
 

@@ -17,6 +17,8 @@ from hornbook.run.config import AlertConfig, CommandAlert, FileAlert, TerminalAl
 
 MOST_UNDER_WAY = 8
 """Deliveries at once; further ones are dropped until one has ended."""
+_UNDER_WAY: list[subprocess.Popen[bytes]] = []
+"""Deliveries of this process that may not have ended; they may outlive the run that began them."""
 _SAVE_FAILED = "the save failed"
 
 
@@ -25,7 +27,6 @@ class Alerts:
 
     def __init__(self, configs: Sequence[AlertConfig], run: RunDir) -> None:
         self._configs, self._run = configs, run
-        self._under_way: list[subprocess.Popen[bytes]] = []
         self._told: set[str] = set()
         self.show: Callable[[str], None] = to_stderr
         """Shows a line; a run with consoles sets theirs."""
@@ -53,7 +54,7 @@ class Alerts:
             self._deliver(config.kind, config.argv if isinstance(config, CommandAlert) else config.url, found)
 
     def _deliver(self, kind: str, target: Any, found: dict[str, Any]) -> None:
-        if len(self._under_way) >= MOST_UNDER_WAY:
+        if len(_UNDER_WAY) >= MOST_UNDER_WAY:
             self._warn(kind, f"{MOST_UNDER_WAY} are under way, further ones are dropped")
             return
         request = json.dumps({"kind": kind, "target": target, "message": found}).encode()
@@ -65,16 +66,16 @@ class Alerts:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # the end of a rank ends its process group
         )
-        self._under_way.append(process)
+        _UNDER_WAY.append(process)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(request)  # smaller than a pipe
 
     def _look_back(self) -> None:
         """Tell of deliveries that failed."""
-        ended = [process for process in self._under_way if process.poll() is not None]
+        ended = [process for process in _UNDER_WAY if process.poll() is not None]
         for process in ended:
-            self._under_way.remove(process)
+            _UNDER_WAY.remove(process)
             if process.returncode:
                 self._warn("delivery", "a command or a webhook failed or did not answer")
 

@@ -15,9 +15,8 @@ from hornbook.evals.config import Converged, Patience
 from hornbook.files.run_status import evaluations, steps_that_count
 from hornbook.optim.config.schedule import Axis, ScheduleConfig
 from hornbook.run.diagnose.runs.convergence import CONSTANT, constant_part, convergence
-from hornbook.run.diagnose.runs.curves import curves_of
+from hornbook.run.diagnose.runs.curves import WINDOW, curves_of
 from hornbook.run.diagnose.runs.report import evaluated_series
-from hornbook.run.diagnose.runs.rules import WINDOW
 from hornbook.run.job import Job
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength

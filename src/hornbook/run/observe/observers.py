@@ -8,16 +8,17 @@ from typing import Any, Self
 
 from hornbook.errors import StorageError
 from hornbook.files.journal import Appender
-from hornbook.files.run_directory import StateRecord, Status
+from hornbook.files.run_directory import RunDir, StateRecord, Status
 from hornbook.parallel.world import World
 from hornbook.run.control.interventions import Course
+from hornbook.run.diagnose.runs.report import conclusion
 from hornbook.run.job import Job
 from hornbook.run.ledger import Ledger, Position, RunWriter
 from hornbook.run.memory import memory_of
 from hornbook.run.observe.alerts import Alerts, to_stderr
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
-from hornbook.run.observe.layers.statistics import StatisticsLog
+from hornbook.run.observe.layers.statistics_log import StatisticsLog
 from hornbook.run.observe.memory_log import MemoryLog
 from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown
@@ -133,6 +134,11 @@ class Observers:
         """Show a line on every console."""
         for console in self.consoles:
             console.note(text)
+
+    def conclude(self, run: RunDir) -> None:
+        """Show at the end of a run whether more tokens are worth it."""
+        if self.consoles and (text := conclusion(run)):
+            self.note(text)
 
     def slowed(self, found: Slowdown | Straggler, at: Position, ledger: Ledger) -> None:
         """Show a lasting change of the throughput, or of one rank's, and write it to the ledger."""

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -36,10 +38,15 @@ Thread 0x00007f02 (most recent call first):
 """
 
 
+@pytest.fixture(scope="module")
+def whole(train_whole: Callable[..., Path]) -> Path:
+    return train_whole()
+
+
 @pytest.fixture
-def finished(tmp_path: Path, launch_run: Launch) -> RunDir:
-    assert launch_run(tmp_path / "run") == Exit.DONE
-    return RunDir(tmp_path / "run")
+def finished(tmp_path: Path, whole: Path) -> RunDir:
+    """A copy of a run of 12 steps."""
+    return RunDir(shutil.copytree(whole, tmp_path / "run"))
 
 
 def fail(run: RunDir, error: str, text: str, status: str = "failed") -> None:
@@ -51,9 +58,10 @@ def fail(run: RunDir, error: str, text: str, status: str = "failed") -> None:
 
 
 def set_status(run: RunDir, status: Any, **fields: Any) -> None:
-    state = run.read_state()
+    state: Any = run.read_state()
     assert state is not None
-    run.write_state({**state, "status": status, **fields})
+    changed: Any = {**state, "status": status, **fields}
+    run.write_state(changed)
 
 
 def only(report: RunReport) -> Any:
@@ -91,7 +99,7 @@ def test_an_error_has_its_name_code_and_remedy(finished: RunDir, error: str, tex
     found = only(report)
     assert (found.name, report.code) == (name, code)
     assert "step 7" in found.evidence
-    assert text.split(";", maxsplit=1)[0] in found.evidence
+    assert text.partition(";")[0] in found.evidence
     assert found.remedy == texts()[name].remedy
 
 
@@ -153,6 +161,17 @@ def test_damaged_records_are_named_and_the_rest_is_told(finished: RunDir) -> Non
         diagnose_run(RunDir(finished.path / "nowhere"))
 
 
+def test_the_shards_that_were_waited_for_are_named(finished: RunDir) -> None:
+    lines = [json.loads(line) for line in finished.metrics.read_text().splitlines()]
+    slow = {**lines[4], "seconds": 1.0, "data_seconds": 0.9}
+    many = [{**slow, "step": number} for number in range(1, 81)]
+    finished.metrics.write_text("".join(json.dumps(each) + "\n" for each in many))
+    evidence = {each.name: each.evidence for each in diagnose_run(finished).findings}["stalled_data"]
+    assert re.search(
+        r"90 % of the last 80 steps .* the 5 steps that waited longest read \S+/00000 \(\d+ rows\)", evidence
+    )
+
+
 # ---- hangs
 
 
@@ -176,7 +195,6 @@ def test_a_hang_is_told_by_rank_phase_and_line(
     assert "rank 1 was stopped, and silent for" in found.evidence
     assert "(step 6, clip)" in found.evidence
     assert "rank 0 waits in " in found.evidence
-    assert "rank 1 is in " in found.evidence
     assert ".py:" in found.evidence
 
 

@@ -8,7 +8,6 @@ import math
 import statistics
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,15 +19,12 @@ from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.parallel.traffic.step_clock import PHASES
 from hornbook.parallel.world import AXES, RankInfo, World, distributed
 from hornbook.progress import size_text
-from hornbook.run.control.control import Control
 from hornbook.run.control.interventions import Course
 from hornbook.run.diagnose.bench.energy import EnergyMeter
 from hornbook.run.diagnose.bench.machine import measure_collectives
 from hornbook.run.diagnose.bench.step_memory import MemoryMeter
 from hornbook.run.inputs import Inputs
-from hornbook.run.job import Job, Start
-from hornbook.run.launch.signals import StopSignals
-from hornbook.run.ledger import Ledger, RunWriter
+from hornbook.run.job import Job, Start, silent_job
 from hornbook.run.memory import free_memory
 from hornbook.run.start.estimate import least_bytes
 from hornbook.run.state import State
@@ -56,7 +52,7 @@ def measure_step(inputs: Inputs, seconds: float, rank_info: RankInfo | None = No
         state = build_state(inputs, recipe.parallel, world)
         state.fill(inputs.initial_values())
         collectives = measure_collectives(world)
-        bench = _Bench(_silent_job(inputs, Path(folder)), state, world)
+        bench = _Bench(silent_job(inputs, RunDir(folder), Start(quiet=True)), state, world)
         for _ in range(WARM_UP):
             bench.step(1)
         count = bench.affordable(bench.step(1).seconds, seconds)
@@ -145,14 +141,6 @@ def whole_step(bill: dict[str, Any], shard: str) -> dict[str, float]:
     times = bill["microbatches"] / bill["measured_microbatches"]
     once = {"optimizer"} | ({"communication"} if shard in ("none", "optimizer") else set())
     return {name: seconds * (1.0 if name in once else times) for name, seconds in bill["phases"].items()}
-
-
-def _silent_job(inputs: Inputs, folder: Path) -> Job:
-    """A job that writes nothing that stays."""
-    run = RunDir(folder)
-    run.events.touch()
-    output = RunWriter(run, Ledger(run, silent=True), is_rank0=False)
-    return Job(inputs, Start(quiet=True), output, Control(output, StopSignals()))
 
 
 def _refuse_oversize(inputs: Inputs, world: World) -> None:

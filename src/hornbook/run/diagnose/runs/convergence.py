@@ -71,20 +71,30 @@ def fit(tokens: Values, loss: Values) -> Fit:
 
 
 def _least_squares(x: Values, losses: Float64[np.ndarray, "n samples"]) -> tuple[Values, Values, Values, np.ndarray]:
-    """(floor, factor, exponent) of each sample, and what they say [n, samples]; factors are not negative."""
-    best = np.full(losses.shape[1], np.inf)
-    found = np.zeros((3, losses.shape[1]))
-    for exponent in EXPONENTS:
-        power = x**-exponent
-        centre = power - power.mean()
-        factor = np.maximum((centre[:, None] * losses).sum(0) / (centre**2).sum(), 0.0)
-        floor = losses.mean(0) - factor * power.mean()
-        error = ((losses - floor - factor * power[:, None]) ** 2).sum(0)
-        better = error < best
-        best = np.where(better, error, best)
-        row = np.stack([floor, factor, np.full_like(floor, exponent)])
-        found = np.where(better, row, found)
-    return found[0], found[1], found[2], found[0] + found[1] * x[:, None] ** -found[2]
+    """(floor, factor, exponent) of each sample, and what they say [n, samples]; factors are not negative.
+
+    The exponent is the vertex of the parabola through the errors at the best of the grid and its neighbours.
+    """
+    errors = np.stack([_linear(x, losses, np.full(losses.shape[1], each))[3] for each in EXPONENTS])
+    best = errors.argmin(0).clip(1, len(EXPONENTS) - 2)
+    before, here, after = (np.take_along_axis(errors, (best + shift)[None], 0)[0] for shift in (-1, 0, 1))
+    bend = before - 2 * here + after
+    shift = np.where(bend > 0, (before - after) / np.where(bend > 0, 2 * bend, 1.0), 0.0).clip(-1, 1)
+    exponent = EXPONENTS[0] * (EXPONENTS[1] / EXPONENTS[0]) ** (best + shift)
+    floor, factor, fitted, _ = _linear(x, losses, exponent)
+    return floor, factor, exponent, fitted
+
+
+def _linear(
+    x: Values, losses: Float64[np.ndarray, "n samples"], exponent: Values
+) -> tuple[Values, Values, Float64[np.ndarray, "n samples"], Values]:
+    """(floor, factor, what they say, sum of squared errors) of each sample, for its exponent."""
+    power = x[:, None] ** -exponent
+    centre = power - power.mean(0)
+    factor = np.maximum((centre * losses).sum(0) / (centre**2).sum(0), 0.0)
+    floor = losses.mean(0) - factor * power.mean(0)
+    fitted = floor + factor * power
+    return floor, factor, fitted, ((losses - fitted) ** 2).sum(0)
 
 
 def convergence(

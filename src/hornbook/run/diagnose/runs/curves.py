@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+MIN_STEPS = 64
+"""Steps below which curves are not judged."""
+WINDOW = 32
+"""Newest steps of which medians are taken."""
 Series = Float64[np.ndarray, " steps"]
 
 
@@ -121,3 +125,11 @@ def _real(records: Sequence[Mapping[str, Any]], key: str) -> Series:
 
 def _floats(values: Sequence[float | None]) -> list[float]:
     return [math.nan if each is None else each for each in values]
+
+
+def settled(curves: Curves) -> slice:
+    """The steps behind the warm-up: from where the learning rate is first within 1 % of its largest."""
+    if not len(curves):
+        return slice(0, 0)
+    lr = np.nan_to_num(curves.lr)
+    return slice(int(np.argmax(lr >= 0.99 * lr.max())), None)

@@ -10,7 +10,7 @@ NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median distance from the median."""
 
 
-def spread(values: Values) -> float:
+def robust_deviation(values: Values) -> float:
     """Robust standard deviation."""
     return NORMAL * float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
 

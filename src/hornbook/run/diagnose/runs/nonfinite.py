@@ -21,12 +21,10 @@ from hornbook.parallel.world import distributed
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import verify_folder
 from hornbook.run.checkpoints.path import step_of
-from hornbook.run.control.control import Control
 from hornbook.run.control.interventions import Course
-from hornbook.run.inputs import Inputs, open_inputs
-from hornbook.run.job import Job, Start
-from hornbook.run.launch.signals import StopSignals
-from hornbook.run.ledger import Ledger, RunWriter, read_past
+from hornbook.run.inputs import open_inputs
+from hornbook.run.job import Job, Start, silent_job
+from hornbook.run.ledger import read_past
 from hornbook.run.start.bound import base_recipe
 from hornbook.run.state import State
 from hornbook.run.train import build_state, compute_gradients, take_step
@@ -72,7 +70,7 @@ def recompute(run: RunDir, step: int) -> Recomputed:
         distributed(ParallelConfig(), base.recipe.train) as world,
         contextlib.closing(inputs.loader),
     ):
-        job = _reader(inputs, run)
+        job = silent_job(inputs, run, Start("resume", quiet=True))
         state = build_state(inputs, ParallelConfig(), world)
         state.layers, state.fewer_rows, state.saved_course = None, list(past.fewer_rows), job.saved_course
         if older:
@@ -85,12 +83,6 @@ def recompute(run: RunDir, step: int) -> Recomputed:
         return _watch(job, state, course, older[0].name if older else "")
 
 
-def _reader(inputs: Inputs, run: RunDir) -> Job:
-    """A job that reads the run's ledger, and writes nothing."""
-    output = RunWriter(run, Ledger(run, silent=True), is_rank0=False)
-    return Job(inputs, Start("resume", quiet=True), output, Control(output, StopSignals()))
-
-
 def _to_step(job: Job, state: State, step: int) -> Course:
     """Make the steps up to `step` - 1; returns the settings in force at `step`."""
     course = job.course.before(state.step)
@@ -101,10 +93,10 @@ def _to_step(job: Job, state: State, step: int) -> Course:
         if course.blend is not None:
             blend = course.blend
             state.use_activation(blend.before, blend.after, blend.share(state.tokens))
-        if state.step == step - 1:
-            return course
         if state.tokens >= course.length.tokens:
             raise UsageError(f"{job.run.path} ends with step {state.step}, so it has no step {step}")
+        if state.step == step - 1:
+            return course
         take_step(job, state, course)
 
 

@@ -2,19 +2,22 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
 from typing import Any
 
 import numpy as np
 
-from hornbook.errors import Exit
+from hornbook.errors import Exit, HornbookError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.diagnose.runs.convergence import Convergence, convergence
-from hornbook.run.diagnose.runs.curves import Curves
+from hornbook.files.run_status import evaluations, steps_that_count
+from hornbook.run.diagnose.runs.convergence import MIN_POINTS, Convergence, convergence
+from hornbook.run.diagnose.runs.curves import WINDOW, Curves, curves_of
 from hornbook.run.diagnose.runs.deaths import examine
 from hornbook.run.diagnose.runs.history import RunHistory, read_history
-from hornbook.run.diagnose.runs.rules import WINDOW, Diagnosis, judge
+from hornbook.run.diagnose.runs.rules import Diagnosis, judge
+from hornbook.run.diagnose.runs.stalled import stalled_shards
 
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
 TOLD += ("stop_requested", "stop", "finish", "throughput", "straggler", "rollback", "spike", "pause")
@@ -73,9 +76,16 @@ def diagnose_run(run: RunDir) -> RunReport:
         int(state.get("step", 0)),
         int(state.get("tokens", 0)),
         story(history),
-        [*examine(history), *judge(curves)],
+        [*examine(history), *(_with_shards(each, history) for each in judge(curves))],
         verdict_of(curves),
     )
+
+
+def _with_shards(found: Diagnosis, history: RunHistory) -> Diagnosis:
+    """Waits for data name the shards that were waited for."""
+    if found.name != "stalled_data":
+        return found
+    return replace(found, evidence=found.evidence + stalled_shards(history))
 
 
 def verdict_of(curves: Curves, gain: float = 1e-3) -> Convergence:
@@ -85,6 +95,16 @@ def verdict_of(curves: Curves, gain: float = 1e-3) -> Convergence:
         return Convergence("unknown", "there are no evaluations (eval.every)")
     _, tokens, loss, rate, training = (np.array(each) for each in zip(*rows, strict=True))
     return convergence(tokens, loss, rate, training, gain)
+
+
+def conclusion(run: RunDir) -> str:
+    """The verdict as a line for the end of a run; "" where it has few evaluations, or none can be given."""
+    with suppress(HornbookError, OSError, LookupError, TypeError, ValueError):
+        scored = evaluations(run)
+        if len(scored) >= MIN_POINTS:
+            found = verdict_of(curves_of(steps_that_count(run), (), scored))
+            return "" if found.verdict == "unknown" else f"convergence: {found.verdict}: {found.text}"
+    return ""
 
 
 def evaluated_series(curves: Curves) -> list[tuple[int, int, float, float, float]]:

@@ -13,15 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from hornbook.run.diagnose.runs.curves import Curves
-from hornbook.run.diagnose.runs.fits import Values, power_law, slope, spread
+from hornbook.run.diagnose.runs.curves import MIN_STEPS, WINDOW, Curves, settled
+from hornbook.run.diagnose.runs.fits import Values, power_law
+from hornbook.run.diagnose.runs.loss_rules import above_unigram, oscillation, overfitting, plateau, saddle
 
 Severity = Literal["fail", "warn", "ok"]
 Rule = Callable[[Curves], str | None]
 
-MIN_STEPS = 64
-"""Steps below which curves are not judged."""
-WINDOW = 32
 MEASUREMENTS = 3
 """Newest measurements of layers that must agree."""
 LEAST_WAIT = 1e-3
@@ -60,6 +58,12 @@ def texts() -> dict[str, Text]:
     return {name: Text(**row) for name, row in table.items()}
 
 
+def table() -> str:
+    """The rules as a table in Markdown, for docs/troubleshooting.md."""
+    rows = [f"| {each.title} | {each.explanation} | {each.remedy} |" for each in texts().values()]
+    return "\n".join(["| issue | what it means | what helps |", "|---|---|---|", *rows])
+
+
 def judge(curves: Curves) -> list[Diagnosis]:
     """What the rules find, in the order of `rules.toml`."""
     return [diagnosis(name, evidence) for name in texts() if (evidence := RULES[name](curves))]
@@ -69,14 +73,6 @@ def diagnosis(name: str, evidence: str) -> Diagnosis:
     """A finding of a rule."""
     text = texts()[name]
     return Diagnosis(name, text.title, text.severity, evidence, text.explanation, text.remedy)
-
-
-def _settled(curves: Curves) -> slice:
-    """The steps behind the warm-up: from where the learning rate is first within 1 % of its largest."""
-    if not len(curves):
-        return slice(0, 0)
-    lr = np.nan_to_num(curves.lr)
-    return slice(int(np.argmax(lr >= 0.99 * lr.max())), None)
 
 
 def _newest(curves: Curves, column: str) -> Values | None:
@@ -110,16 +106,16 @@ def vanishing_gradients(curves: Curves) -> str | None:
 
 def exploding_gradients(curves: Curves) -> str | None:
     """A median norm of the newest steps ten times that of the run before."""
-    norms = curves.gradient_norm[_settled(curves)]
+    norms = curves.gradient_norm[settled(curves)]
     norms = norms[np.isfinite(norms)]
     if len(norms) < MIN_STEPS:
         return None
-    windows = np.array([np.median(each) for each in np.split(norms[-(len(norms) // 16) * 16 :], len(norms) // 16)])
-    usual, peak = float(np.median(windows)), float(windows.max())
-    best = float(windows[: int(windows.argmax()) + 1].min())
+    medians = np.array([np.median(each) for each in np.split(norms[-(len(norms) // 16) * 16 :], len(norms) // 16)])
+    usual, peak = float(np.median(medians)), float(medians.max())
+    best = float(medians[: int(medians.argmax()) + 1].min())
     if peak < 10 * best or peak < 10 * min(usual, best * 3):
         return None
-    at = curves.step[-len(windows) * 16 :][16 * int(windows.argmax())]
+    at = curves.step[-len(medians) * 16 :][16 * int(medians.argmax())]
     return f"the median gradient norm of 16 steps rose from {best:.2g} to {peak:.2g}, about step {at:,}"
 
 
@@ -131,120 +127,6 @@ def nonfinite_steps(curves: Curves) -> str | None:
         return None
     first = curves.step[-len(newest) :][int(np.argmax(newest))]
     return f"{count:,} of the last {len(newest):,} steps, the first of them step {first:,}"
-
-
-# ---- the loss
-
-
-def _stall(curves: Curves) -> tuple[float, float] | None:
-    """(share of its usual size that the gradient norm has, fall of the loss) where the loss has stopped falling."""
-    part = _settled(curves)
-    loss, lr, norms = curves.loss[part], curves.lr[part], curves.gradient_norm[part]
-    fine = np.isfinite(loss) & np.isfinite(norms)
-    loss, lr, norms = loss[fine], lr[fine], norms[fine]
-    if len(loss) < 3 * MIN_STEPS:
-        return None
-    third = len(loss) // 3
-    peak = max(curves.facts.peak_rate, float(lr.max()))
-    if float(np.median(lr[-third:])) < 0.5 * peak:
-        return None  # the schedule has lowered the rate: that the loss settles is what it is for
-    rise, error = slope(loss[-third:])
-    fall = -rise * third
-    noise = max(2 * error * third, 0.002 * abs(float(np.median(loss))))
-    if abs(fall) > noise:
-        return None
-    return float(np.median(norms[-third:]) / max(np.median(norms[: len(norms) // 3]), 1e-30)), fall
-
-
-def plateau(curves: Curves) -> str | None:
-    """No fall of the loss over a third of the run, at a high rate, with gradients of the usual size."""
-    stall = _stall(curves)
-    if stall is None or stall[0] < 0.1:
-        return None
-    return f"over the last third of the steps the loss fell by {stall[1]:.4f}, with the learning rate near its peak"
-
-
-def saddle(curves: Curves) -> str | None:
-    """The same, where the gradient is a tenth of what it was at most."""
-    stall = _stall(curves)
-    if stall is None or stall[0] >= 0.1:
-        return None
-    return f"over the last third the loss fell by {stall[1]:.4f}; the gradient norm is {stall[0]:.1g} of its early size"
-
-
-def oscillation(curves: Curves) -> str | None:
-    """The loss of neighbouring steps alternates, or waves of it are many times as high as its noise."""
-    part = _settled(curves)
-    loss = curves.loss[part][-512:]
-    loss = loss[np.isfinite(loss)]
-    if len(loss) < 2 * MIN_STEPS:
-        return None
-    level = float(np.median(loss))
-    differences = np.diff(loss)
-    residual = loss - _running_median(loss, 17)
-    size = spread(residual)
-    turn = float((residual[1:] * residual[:-1]).mean() / max((residual**2).mean(), 1e-30))
-    if turn < -0.5 and size > 0.005 * level:
-        return f"of {len(loss):,} steps each loss lies on the other side of the trend, by {size:.3g} of {level:.3g}"
-    smooth = _running_median(loss, 9)
-    noise = spread(differences) / 2**0.5
-    rises, falls = _swings(smooth, max(4 * noise / 3, 0.03 * level))
-    progress = float(np.median(loss[: len(loss) // 4]) - np.median(loss[-len(loss) // 4 :]))
-    if rises >= 3 and progress < 0.02 * level:
-        return f"the loss rose {rises} and fell {falls} times by over 3 % in {len(loss):,} steps, without progress"
-    return None
-
-
-def _running_median(values: Values, width: int) -> Values:
-    padded = np.pad(values, width // 2, mode="edge")
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
-
-
-def _swings(values: Values, height: float) -> tuple[int, int]:
-    """How many times a curve rises, and falls, by `height` from its last turn."""
-    rises = falls = 0
-    low = high = float(values[0])
-    for value in map(float, values):
-        low, high = min(low, value), max(high, value)
-        if value - low > height:
-            rises, low, high = rises + 1, value, value
-        elif high - value > height:
-            falls, low, high = falls + 1, value, value
-    return rises, falls
-
-
-def overfitting(curves: Curves) -> str | None:
-    """Validation loss above its least by 1 % and more than its noise, at three evaluations, while training falls."""
-    found = curves.evaluated
-    if len(found.loss) < 4:
-        return None
-    best = int(np.nanargmin(found.loss))
-    after = found.loss[best + 1 :]
-    noise = spread(np.diff(found.loss[: best + 2])) if best > 2 else 0.0
-    limit = float(found.loss[best]) + max(0.01 * float(found.loss[best]), noise)
-    if len(after) < 3 or not (after[-3:] > limit).all():
-        return None
-    then, now = (_loss_before(curves, step) for step in (found.step[best], found.step[-1]))
-    if not now < then:
-        return None
-    return (
-        f"validation loss {found.loss[best]:.4f} at step {found.step[best]:,} and {found.loss[-1]:.4f} at step "
-        f"{found.step[-1]:,}, training loss {then:.4f} and {now:.4f}"
-    )
-
-
-def _loss_before(curves: Curves, step: int) -> float:
-    there = curves.loss[(curves.step <= step) & np.isfinite(curves.loss)]
-    return float(np.median(there[-WINDOW:])) if len(there) else float("nan")
-
-
-def above_unigram(curves: Curves) -> str | None:
-    """The median loss never below the unigram entropy, though steps enough were made."""
-    entropy, loss = curves.facts.unigram_loss, curves.loss[np.isfinite(curves.loss)]
-    if entropy is None or len(loss) < 200:
-        return None
-    least = float(_running_median(loss, 17).min())
-    return f"the lowest loss is {least:.3f} nats, single tokens have {entropy:.3f}" if least > entropy else None
 
 
 # ---- layers
@@ -342,7 +224,7 @@ def stalled_data(curves: Curves) -> str | None:
 
 def floor_rate(curves: Curves) -> str | None:
     """The newest tenth of the steps, at the least rate since the warm-up, which is under 5 % of the largest."""
-    lr = curves.lr[_settled(curves)]
+    lr = curves.lr[settled(curves)]
     if len(lr) < 2 * MIN_STEPS:
         return None
     peak = max(curves.facts.peak_rate, float(lr.max()))

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hornbook.data.batch import Batch
 from hornbook.model.attention.attend import Heads, attend, tables_of
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.layers.transfer import fetch
+from hornbook.model.heads.label_heads import LabelHead
+from hornbook.model.layers.transfer import fetch, to_device
 from hornbook.model.mlp.mlp import GLU, MLP
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import AXES
@@ -52,7 +54,7 @@ class ActivationWatch:
         self._sums = self._logits = torch.empty(0)
 
     @torch.no_grad()
-    def measure(self, rows: int, peek: Callable[[int], Any]) -> BlockOutputs:
+    def measure(self, rows: int, peek: Callable[[int], Batch]) -> BlockOutputs:
         """Compute `rows` rows of `peek`; every rank calls it. The host waits for the device."""
         world = self._engine.world
         self._sums = torch.zeros(len(self.blocks), _SUMS, dtype=torch.float64, device=world.device)
@@ -60,7 +62,7 @@ class ActivationWatch:
         with contextlib.ExitStack() as hooks:
             for number, block in self._own_blocks():
                 self._watch(hooks, number, block)
-            head = self._engine.log_partition(peek(rows), QUERIES)
+            head = log_partition(self._engine, peek(rows), QUERIES)
         sums = torch.cat([self._sums.flatten(), head.double()])
         sums = world.all_reduce_sum(sums, AXES).tolist()
         logits = _max_over_ranks(self._logits, self._engine)
@@ -124,6 +126,27 @@ def _ratio(part: float, whole: float, power: float = 1.0) -> float | None:
 def _max_over_ranks(values: Tensor, engine: Engine) -> list[float]:
     gathered = engine.world.all_gather(values, AXES)
     return fetch(*torch.stack(gathered).amax(0).unbind())
+
+
+def log_partition(engine: Engine, batch: Batch, most: int) -> Tensor:
+    """float32 [2]: over `most` targets at most, sum of (log of the sum of exponentials of the logits)^2, and of 1.
+
+    The model is as it was written, without compilation; nothing changes. Zeros for heads that have no vocabulary, whose
+    model is called all the same. A rank that has a part of the rows gives the sums over that part.
+    """
+    counted = engine.parts.batch(batch).weights.flatten().nonzero().squeeze(1)
+    evenly = torch.linspace(0, max(len(counted) - 1, 0), min(most, len(counted))).round().long()
+    chosen = to_device(counted[evenly], engine.world.device)
+    with engine.evaluation_mode() as model:
+
+        def read(hidden: Tensor) -> tuple[Tensor, ...]:
+            head = model.head
+            if head is None or isinstance(head, LabelHead):
+                return (torch.zeros(2, device=hidden.device),)
+            squares = head.logits(hidden.flatten(0, 1)[chosen][None]).logsumexp(-1).square()
+            return (torch.stack([squares.sum(), torch.full_like(squares.sum(), squares.numel())]),)
+
+        return engine.apply(engine.inputs(batch), read)[0]
 
 
 def largest_logit(query: Heads, key: Heads, mask: AttentionMask, scale: float | None) -> Tensor:

@@ -5,18 +5,13 @@ attention logits are those of a forward pass of its own over the first of the ne
 """
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from hornbook.data.loader.loader import Loader
-from hornbook.files.journal import Appender
 from hornbook.parallel.engine import Engine
 from hornbook.run.observe.layers.activations import ActivationWatch, BlockOutputs
 from hornbook.run.observe.layers.weights import LayerNorms, WeightStatistics
-from hornbook.run.step_report import Step, is_due
-
-if TYPE_CHECKING:
-    from hornbook.run.state import State  # which holds `LayerStatistics`
+from hornbook.run.step_report import is_due
 
 TOKENS = 2048
 """Tokens of the forward pass at most, but a row at least."""
@@ -68,30 +63,6 @@ class LayerStatistics:
         left_out = "" if self._watch.has_logits else "max_logit: with parallel.context no rank has all keys"
         scale = None if engine.scaler is None else engine.scaler.scale
         return Measured(self._weights.layers, norms, self._watch.blocks, outputs, scale, left_out)
-
-
-class StatisticsLog:
-    """Observer: a line for each measured step. Ranks other than 0 have no path, and write nothing."""
-
-    def __init__(self, state: "State", path: Path | None) -> None:
-        self._state, self._path = state, path
-        self._appender: Appender | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._appender is not None:
-            self._appender.close()
-
-    def __call__(self, step: Step) -> None:
-        layers = self._state.layers
-        if layers is None or not layers.is_due(step.step):
-            return
-        found = layers.measure(self._state.loader, self._state.micro_batch)
-        if self._path is not None:
-            self._appender = self._appender or Appender(self._path)
-            self._appender.append({"attempt": step.attempt, "step": step.step, "tokens": step.tokens} | found.record())
 
 
 def _rounded(columns: dict[str, Any]) -> dict[str, Any]:
