@@ -44,7 +44,7 @@ def test_it_ends_all_ranks_by_the_ledger(
 def test_a_resume_goes_by_what_was_decided_and_by_losses_of_before(
     tmp_path: Path, launch_run: Launch, branch: Branch
 ) -> None:
-    stop = (*STOP, "train.tokens=5000", "eval.stop.rest=0.5", "eval.every=1")  # after 3 of 40 steps
+    stop = (*STOP[1:], "eval.every=1", "eval.stop.rest=1.0")  # after step 3 for three steps more
     launch_run(tmp_path / "whole", *stop)
     assert [step for step, _ in shortened(tmp_path / "whole")] == [3]
     run = RunDir(tmp_path / "parts").create()
