@@ -158,6 +158,7 @@ Event = Literal[
     "fail",
     "rollback",
     "spike",
+    "precursor",
     "pause",
     "straggler",
     "throughput",

@@ -20,7 +20,7 @@ from hornbook.run.diagnose.runs.rules import Diagnosis, judge
 from hornbook.run.diagnose.runs.stalled import stalled_shards
 
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
-TOLD += ("stop_requested", "stop", "finish", "throughput", "straggler", "rollback", "spike", "pause")
+TOLD += ("stop_requested", "stop", "finish", "throughput", "straggler", "rollback", "spike", "precursor", "pause")
 """Kinds of records that the story of a run consists of."""
 LONGEST = 120
 """Characters of what a line says of an event."""
