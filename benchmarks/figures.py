@@ -179,6 +179,7 @@ def checkpoint(found: dict[str, Any]) -> list[str]:
 def kill_ranks(found: dict[str, Any]) -> list[str]:
     """Random kills of ranks, and how soon the run goes on."""
     kills, stops = found["kills"], ", ".join(f"{seconds:.1f}" for seconds in found["sigterm_seconds"])
+    hangs = ", ".join(f"{each['seconds']:.1f} (goal {each['goal']:.1f})" for each in found.get("hangs", ()))
     return section(
         "Kills of ranks",
         "`python -m benchmarks.reliability.kill_ranks`: kill -9 of either of two ranks, of both, of the supervisor.",
@@ -187,6 +188,34 @@ def kill_ranks(found: dict[str, Any]) -> list[str]:
         "From a kill to the next step on record:",
         f"p50 {found['recovery_p50_seconds']:.2f} s, p95 {found['recovery_p95_seconds']:.2f} s (goal 2 s).",
         f"From SIGTERM to the end with everything on disk: {stops} s.",
+        *([f"From SIGSTOP of a rank to the restart: {hangs} s."] if hangs else []),
+        "",
+    )
+
+
+def failure_matrix(found: dict[str, Any]) -> list[str]:
+    """How many rows of the failure matrix have tests that pass."""
+    told = ", ".join(f"{count} {name}" for name, count in sorted(found["outcomes"].items()))
+    rows = [(each["number"], each["words"], each["why"]) for each in found["rows"] if each["outcome"] != "passed"]
+    return section(
+        "The failure matrix",
+        "`python -m benchmarks.reliability.matrix`: tests that prove what a run makes of 80 things that go wrong",
+        f"([all rows](failure-matrix.md)): {told}.",
+        *rows_of(["", "not passed", "why"], rows),
+    )
+
+
+def soak(found: dict[str, Any]) -> list[str]:
+    """Goodput of a run with a fault about every minute."""
+    equal = "equal to the run without faults, bit for bit" if not found["problems"] else "; ".join(found["problems"])
+    return section(
+        "A soak",
+        "`python -m benchmarks.reliability.soak`: one run on two ranks, a fault about every minute.",
+        f"{found['minutes']:g} minutes, seed {found['seed']}: {found['faults_struck']} faults, {found['restarts']} "
+        f"restarts of ranks, {len(found['codes'])} starts, {found['steps_again']} steps made again; {equal}.",
+        f"Time of steps that count over all time: {found['goodput']:.1%}, without faults "
+        f"{found['goodput_undisturbed']:.1%}; the run without faults took {found['goodput_beside_undisturbed']:.1%} of "
+        "the time.",
         "",
     )
 
@@ -383,6 +412,8 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             checkpoint,
             kill,
             kill_ranks,
+            failure_matrix,
+            soak,
             quickstart,
             cold_start,
             quickstart_matrix,

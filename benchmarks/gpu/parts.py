@@ -14,13 +14,26 @@ class Part:
     seconds: float
     """Its time limit."""
     spec: dict[str, Any] = field(default_factory=dict)
+    least: float = 15.0
+    """It is not begun with less time left."""
+
+
+LEFT_OUT = 4
+"""Exit code of a part whose data or peer is not there; it is tried again by the next call."""
 
 
 STEP, TESTS, MEMORY = ("benchmarks.gpu.step", "benchmarks.gpu.tests", "benchmarks.gpu.memory")
-PEERS = "benchmarks.gpu.peers"
+PEERS, BUDGET = "benchmarks.gpu.peers", "benchmarks.gpu.budget.part"
 GPT2 = {"recipe": "gpt2-124m", "sequence": 1024, "rows": 32, "words": []}
 LLAMA_1B = {"recipe": "llama-1b", "sequence": 4096, "rows": 4, "words": ["parallel.recompute=none"]}
 LLAMA_8B = {"recipe": "llama-3-8b", "sequence": 8192, "rows": 1, "words": ["model.layers=8", "parallel.recompute=none"]}
+
+
+def five_minutes(name: str, contender: str) -> Part:
+    """A part that takes a whole call: text, a trial that compiles, five minutes of training, held-out text."""
+    about = f"bits per byte of held-out text after five minutes: {contender}"
+    return Part(name, about, BUDGET, 515, {"contender": contender}, least=450)
+
 
 PARTS = (
     Part("tests", "tests marked gpu: each path and kernel against the reference", TESTS, 150),
@@ -31,6 +44,11 @@ PARTS = (
     Part("llama-1b, recompute", "what recomputing blocks costs and saves", STEP, 60, {**LLAMA_1B, "words": []}),
     Part("gpt2-124m, stack", "all blocks as one graph", STEP, 90, {**GPT2, "words": ["train.compile_scope=stack"]}),
     Part("gpt2-124m, peers", "tokens/s at 1k beside transformers, litgpt, nanoGPT", PEERS, 150, GPT2),
-    Part("llama-1b, peers", "tokens/s at 4k beside transformers and litgpt", PEERS, 120, LLAMA_1B),
+    Part("llama-1b, peers", "tokens/s at 4k beside transformers, litgpt, torchtitan", PEERS, 200, LLAMA_1B),
+    Part("llama-8b, peers", "tokens/s at 8k beside transformers, litgpt, torchtitan", PEERS, 200, LLAMA_8B),
     Part("gpt2-124m, graphs", "CUDA graphs of the blocks", STEP, 60, {**GPT2, "words": ["train.cuda_graphs=true"]}),
+    five_minutes("five minutes", "hornbook"),
+    five_minutes("five minutes, nanoGPT", "nanoGPT"),
+    five_minutes("five minutes, nanochat", "nanochat"),
+    five_minutes("five minutes, modded-nanogpt", "modded-nanogpt"),
 )

@@ -1,4 +1,5 @@
-"""Contender at a recipe's full size, on a GPU if there is one: hornbook's Engine, transformers, litgpt or nanoGPT.
+"""Contender at a recipe's full size, on a GPU if there is one: hornbook's Engine, transformers, litgpt, nanoGPT or
+torchtitan.
 
 Usage: python benchmarks/peers/large.py '{"loop": "hornbook", "recipe": "llama-1b", ...}'. Weights are drawn at random
 in each library's own way: this compares speed and memory, not losses.
@@ -37,7 +38,9 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     keep_freed_memory()
     model = build_model(recipe.model, shape["vocab"], device="meta")
     parallel = ParallelConfig.model_validate({"recompute": "block" if spec["recompute"] else "none"})
-    engine = parallelize(model, parallel, TrainConfig(device=str(device), compile=spec["compile"]))
+    precision = "float8" if spec.get("precision") == "float8" else "auto"
+    settings = TrainConfig(device=str(device), compile=spec["compile"], precision=precision)
+    engine = parallelize(model, parallel, settings)
     engine.load_stream(initial_values(model, recipe.model, 1))
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)
     count = shape["rows"] * shape["sequence"]
@@ -73,8 +76,8 @@ def litgpt_loss(spec: dict[str, Any], device: torch.device) -> tuple[torch.nn.Mo
     """litgpt's GPT with its chunked cross-entropy; its config by name, or by values."""
     litgpt = importlib.import_module("litgpt")
     chunked_cross_entropy = importlib.import_module("litgpt.utils").chunked_cross_entropy
-    named = isinstance(spec["litgpt"], str)
-    config = litgpt.Config.from_name(spec["litgpt"]) if named else litgpt.Config(**spec["litgpt"])
+    keys = spec["litgpt"]
+    config = litgpt.Config.from_name(**keys) if "name" in keys else litgpt.Config(**keys)
     model = litgpt.GPT(config).to(device)
     call = torch.compile(model) if spec["compile"] else model
     return model, lambda rows: chunked_cross_entropy(call(rows[:, :-1]), rows[:, 1:])
@@ -112,6 +115,16 @@ def plain_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tensor],
     return step
 
 
+def torchtitan_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tensor], float]:
+    """torchtitan's own step, which asks for its installation only here."""
+    from large_torchtitan import begin
+
+    return begin(spec, device)
+
+
+STEPS = {"hornbook": hornbook_step, "torchtitan": torchtitan_step}
+
+
 def gemm_rate(device: torch.device, size: int, repeats: int = 5) -> float:
     """FLOP/s of a square bf16 matrix product: the best of a few."""
     import time
@@ -136,7 +149,7 @@ def main() -> None:
     if spec["loop"] == "gemm":
         serve(lambda _: gemm_rate(device, 8192 if device.type == "cuda" else 2048), spec["shape"])
     else:
-        serve((hornbook_step if spec["loop"] == "hornbook" else plain_step)(spec, device), spec["shape"])
+        serve(STEPS.get(spec["loop"], plain_step)(spec, device), spec["shape"])
 
 
 main()

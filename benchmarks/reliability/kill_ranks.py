@@ -5,7 +5,8 @@
 One run on two ranks is trained without interruption. Then each trial trains the same run and kills again and again
 until it is done: rank 0, rank 1 or both, by the clock or while a save is being written; in every fourth trial the
 supervisor, after which the run is resumed. A trial counts as `benchmarks.reliability.kill` has it. Beside it: how long
-after a kill the next step is on record, and how long a SIGTERM takes to end the run with everything saved.
+after a kill the next step is on record, how long a SIGTERM takes to end the run with everything saved, and how long a
+rank that hangs (SIGSTOP) goes unnoticed.
 """
 
 import argparse
@@ -151,6 +152,26 @@ def sigterm(number: int, folder: Path) -> float:
     return seconds
 
 
+def hang(number: int, folder: Path) -> dict[str, float]:
+    """Seconds from a SIGSTOP of a rank to the restart on record, and the goal: max(10 s, 5 x the slowest phase).
+
+    A phase is at most a step, so the p99.9 of few steps is their longest.
+    """
+    run = RunDir(folder / f"hang-{number}")
+    words = kill.train_command(folder / "data", run.path, SETTINGS)
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_until(process, lambda: kill.last_step(run) > 10 + 3 * number)
+        slowest = max(record["seconds"] for record in read_records(run.metrics))
+        begun = time.monotonic()
+        os.kill(ranks_of(process.pid)[number % 2], signal.SIGSTOP)
+        wait_until(process, lambda: any(record["kind"] == "restart" for record in read_records(run.events)))
+        seconds = time.monotonic() - begun
+        code = process.wait(120)
+    if code != Exit.DONE:
+        raise RuntimeError(f"a run with a hanging rank ended with {code}")
+    return {"seconds": seconds, "goal": max(10.0, 5 * slowest)}
+
+
 def run(kills: int = 100) -> bool:
     """Run, print, write results/kill_ranks.json; whether every run was equal."""
     trials: list[Trial] = []
@@ -167,7 +188,8 @@ def run(kills: int = 100) -> bool:
             verdict = "; ".join(trial.problems) or "equal to the bit"
             print(f"{trial.number:>3}  {trial.shard:<10}  {', '.join(trial.kills):<60}  {verdict}", flush=True)
         stops = [sigterm(number, folder) for number in range(5)]
-    result = figures(trials, stops)
+        hangs = [hang(number, folder) for number in range(4)]
+    result = figures(trials, stops) | {"hangs": hangs}
     print({key: value for key, value in result.items() if key != "rows"})
     report.write("kill_ranks", result)
     return result["equal"] == result["trials"]

@@ -29,7 +29,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "cuda": [
         {"recipe": "gpt2-124m", "sequence": 1024, "rows": 64, "micro_batch": 32, "transformers": GPT2},
         {"recipe": "llama-1b", "sequence": 4096, "rows": 8, "micro_batch": 4, "transformers": LLAMA}
-        | {"litgpt": "Llama-3.2-1B"},
+        | {"litgpt": {"name": "Llama-3.2-1B"}},
     ],
 }
 

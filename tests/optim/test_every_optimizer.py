@@ -1,5 +1,6 @@
 """What holds of every optimizer: the kinds come from the union of `optim.kind`, so that a new one is tested at once."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.nn import Parameter
 
 from hornbook.model.build import parameter_roles
 from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.clipping import StepLimits
 from hornbook.optim.config.rule import ITEM_BYTES
 from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
 from hornbook.optim.optimizer import Optimizer
@@ -134,16 +136,23 @@ def _one_thread() -> Any:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @every_case
 def test_a_bad_gradient_anywhere_changes_no_bit_of_a_model(kind: str, more: dict[str, Any], precision: str) -> None:
-    """A step is refused whole, whichever parameter had it, and the next is that of a run that never saw it."""
+    """A step is refused whole, whichever parameter had it, and the next is that of a run that never saw it.
+
+    So is one that the guard refuses.
+    """
     engines = [_engine(kind, more, precision) for _ in range(2)]
     for engine, optimizer in engines:
         assert test_engine.take_step(engine, optimizer, test_engine.make_batch(2, seed=1)) == 1.0
     engine, optimizer = engines[0]
     before = test_engine.snapshot(engine, optimizer)
-    for name in list(engine.named_parameters)[::4]:
-        spoil = (name, float("nan") if "norm" in name else float("inf"))
+    bad = itertools.cycle([float("nan"), float("inf"), float("-inf"), 1e38])
+    for name, value in zip(list(engine.named_parameters)[::4], bad, strict=False):
+        spoil = (name, value)
         assert test_engine.take_step(engine, optimizer, test_engine.make_batch(2, seed=2), spoil) == 0.0
         assert same_bits(test_engine.snapshot(engine, optimizer), before), name
+    beyond = StepLimits(norm=0.0)
+    assert test_engine.take_step(engine, optimizer, test_engine.make_batch(2, seed=2), limits=beyond) == 0.0
+    assert same_bits(test_engine.snapshot(engine, optimizer), before)
     if engine.scaler is not None:
         engine.scaler.load({"scale": 2.0**16, "good_steps": 1})
     for each, its in engines:

@@ -15,6 +15,7 @@ from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.model.mlp.blend import set_activation
 from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.clipping import AnyClip, NormClip, StepLimits, ValueClip
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel import compiled
@@ -152,14 +153,20 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def take_step(engine: Engine, optimizer: Optimizer, batch: Batch, spoil: tuple[str, float] | None = None) -> float:
+def take_step(
+    engine: Engine,
+    optimizer: Optimizer,
+    batch: Batch,
+    spoil: tuple[str, float] | None = None,
+    limits: StepLimits | None = None,
+) -> float:
     engine.zero_gradients()
     engine.forward_backward([batch], float(batch.weights.sum()))
     if spoil is not None:
         gradient = engine.named_parameters[spoil[0]].grad
         assert gradient is not None
         gradient.view(-1)[gradient.numel() // 2] = spoil[1]
-    engine.clip_gradients(1.0)
+    engine.clip_gradients(1.0, limits)
     return float(engine.step(optimizer))
 
 
@@ -187,11 +194,47 @@ def test_a_loss_that_is_not_finite_is_refused_even_if_gradients_were_fine() -> N
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), AdamW())
     engine.zero_gradients()
     engine.forward_backward([make_batch(2)], 32.0)
-    engine._objective = torch.tensor(float("inf"))
+    engine._sums = (torch.tensor(float("inf")), *engine._sums[1:])
     before = snapshot(engine, optimizer)
     engine.clip_gradients(1.0)
     assert float(engine.step(optimizer)) == 0.0
     assert same_bits(snapshot(engine, optimizer), before)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_beyond_its_limits_is_refused_and_says_nothing_about_the_scale(precision: str) -> None:
+    engine = make_engine(precision=precision)
+    optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), AdamW())
+    assert take_step(engine, optimizer, make_batch(2)) == 1.0
+    before, scale = snapshot(engine, optimizer), engine.scaler and engine.scaler.state()
+    batch = make_batch(2, seed=1)
+    engine.zero_gradients()
+    losses = engine.forward_backward([batch], weight := float(batch.weights.sum()))
+    norm, loss = float(engine.clip_gradients(0.0)), float(losses["loss"]) / weight
+    for limits in (StepLimits(norm=0.99 * norm), StepLimits(loss=0.99 * loss)):
+        assert take_step(engine, optimizer, batch, limits=limits) == 0.0
+        assert engine.step_and_fetch(optimizer, losses["loss"])[0] is False
+        assert same_bits(snapshot(engine, optimizer), before)
+        assert (engine.scaler and engine.scaler.state()) == scale
+    assert take_step(engine, optimizer, batch, limits=StepLimits(norm=1.01 * norm, loss=1.01 * loss)) == 1.0
+    assert not same_bits(snapshot(engine, optimizer), before)
+
+
+@pytest.mark.parametrize("how", [NormClip(limit=0), NormClip(limit=1e-3), ValueClip(limit=1e3)])
+def test_a_norm_that_stands_out_is_cut_and_another_keeps_every_bit(how: AnyClip) -> None:
+    engine, batch = make_engine(), make_batch(2)
+    found = []
+    for limits in (None, StepLimits(norm_over=1e6, norm_to=0.5), StepLimits(norm_over=1e-6, norm_to=1e-2)):
+        engine.zero_gradients()
+        engine.forward_backward([batch], float(batch.weights.sum()))
+        norm = float(engine.clip_gradients(how, limits))
+        found.append((norm, gradients(engine)))
+    (norm, plain), (_, same), (told, cut) = found
+    assert same_bits(plain, same)
+    assert told == norm > 1e-2  # the norm before is told
+    after = torch.cat([each.flatten() for each in cut.values()]).norm()
+    expected = 1e-3 if isinstance(how, NormClip) and how.limit else 1e-2
+    assert float(after) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_bad_step_does_not_spoil_the_next() -> None:

@@ -10,6 +10,7 @@ here. Whatever happens, a run ends with the server, and the server with pytest.
 
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -27,7 +28,9 @@ import hornbook.cli.main
 import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
+import hornbook.run.train
 from tests.processes import Server, answer, die_with, outlive_parent
+from tests.run.guard.poison import poison
 
 LIMIT_SECONDS = 120.0
 """Of a run of a second or two; machines that tests run on stand still for seconds."""
@@ -55,6 +58,8 @@ def planned(fault: Mapping[str, Any]) -> dict[str, Any] | None:
     rest = {key: value for key, value in fault.items() if key not in (*PLACE, "do")}
     if fault["do"] in SIGNALS:
         return {"do": SIGNALS[fault["do"]], "at": where, **rest}
+    if fault["do"] == "slow":
+        return {"do": "slow", "at": where, **rest}
     return {"do": "exc", "error": fault["do"], "at": where, **rest}
 
 
@@ -196,14 +201,17 @@ def strike(faults: list[dict[str, Any]]) -> None:
 
 
 def act(fault: dict[str, Any]) -> None:
-    """`orphan` has the rank outlive its supervisor. `one GPU` is all that the rank sees from now on, `end token` all
-    that it chooses.
+    """`orphan` has the rank outlive its supervisor. `poison` spoils samples, `one GPU` is all that the rank sees from
+    now on, `end token` all that it chooses.
     """
     match fault["do"]:
         case "orphan":
             outlive_parent()
         case "truncate":
             os.truncate(fault["path"], 0)
+        case "poison":
+            if hornbook.run.train.compute_gradients.__module__ == hornbook.run.train.__name__:
+                poison((range(fault["first"], fault["end"]), math.nan))
         case "one GPU":
             torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
         case _:

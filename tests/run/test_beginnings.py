@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hornbook.errors import Exit, IntegrityError, StorageError
+from hornbook.errors import Exit, IntegrityError, StorageError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.manifest import ValidationLoss
 from hornbook.run.control.control import Request, write_request
@@ -120,3 +120,10 @@ def test_a_score_that_is_no_number_never_becomes_best(
     assert launch_run(tmp_path / "run") == Exit.DONE
     assert not (tmp_path / "run" / "checkpoints" / "best").exists()
     assert json.loads((tmp_path / "run" / "state.json").read_text())["status"] == "finished"
+
+
+def test_a_recipe_with_a_secret_is_refused(tmp_path: Path, launch_run: Callable[..., Any]) -> None:
+    """Nothing is written: recipe.toml and the ledger would keep it."""
+    with pytest.raises(UsageError, match=r"^eval\.prompt holds what looks like a password or token"):
+        launch_run(tmp_path / "run", "eval.prompt=my key is ghp_" + "aB3dE6gH9j" * 4)
+    assert not (tmp_path / "run").exists()

@@ -37,6 +37,18 @@ def test_a_note_is_on_disk_before_anyone_hears_of_it(tmp_path: Path) -> None:
     assert verify_chain(run.events) == 2
 
 
+def test_secrets_in_texts_are_hidden(tmp_path: Path) -> None:
+    run, token = RunDir(tmp_path).create(), "ghp_" + "aB3dE6gH9j" * 4
+    with Ledger(run) as ledger:
+        ledger.note("start", At(), argv=["train", f"--hub={token}"])
+        ledger.note("intervention", At(3, 30), reason=f"as {token} said", changes=[])
+    with pytest.raises(RuntimeError), Ledger(run):
+        raise RuntimeError(f"cannot open s3://me:{token}@bucket")
+    assert token not in run.events.read_text()
+    assert [record.get("text") for record in read_records(run.events)][-1] == "cannot open s3://me:[hidden]@bucket"
+    assert verify_chain(run.events) == 3
+
+
 def test_a_lost_line_is_noticed(tmp_path: Path) -> None:
     run = RunDir(tmp_path).create()
     with Ledger(run) as ledger:

@@ -16,8 +16,8 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.parallel.world import World
 from hornbook.run.control.control import Request, stop_file, write_request
+from hornbook.run.control.timekeeper import MEASURED_STEPS
 from hornbook.run.ledger import At, Ledger
-from hornbook.run.timekeeper import MEASURED_STEPS
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]

@@ -12,9 +12,9 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.run.control.control import Request, write_request
+from hornbook.run.control.timekeeper import Timekeeper
 from hornbook.run.job import Start
 from hornbook.run.step_report import Step
-from hornbook.run.timekeeper import Timekeeper
 from hornbook.run.train import _keep_length
 from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.resolve import resolve

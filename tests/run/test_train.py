@@ -194,7 +194,7 @@ def test_too_many_skips_in_a_row_end_the_run_and_save_nothing_of_them(
 ) -> None:
     spoil(monkeypatch, set(range(6, 100)))
     with pytest.raises(DivergedError, match=r"4 steps in a row, up to step 9.*resume with a lower --optim\.lr"):
-        launch_run(tmp_path / "run", "guard.max_skips=3")
+        launch_run(tmp_path / "run", "guard.max_skips=3", "guard.mode=off")
     run = RunDir(tmp_path / "run")
     assert [record["step"] for record in events(run.path, "skip")] == [6, 7, 8, 9]
     assert events(run.path)[-1]["kind"] == "fail"
@@ -213,7 +213,7 @@ def test_skips_in_a_row_survive_a_restart(
     run = RunDir(tmp_path / "run").create()
     write_request(run, Request(action="stop", at_step=6))
     spoil(monkeypatch, {5, 6, 7, 8})
-    assert launch_run(run.path, "guard.max_skips=3") == Exit.RESUMABLE
+    assert launch_run(run.path, "guard.max_skips=3", "guard.mode=off") == Exit.RESUMABLE
     with pytest.raises(DivergedError, match="4 steps in a row, up to step 8"):
         launch_run(run.path, mode="resume")
     assert [note["in_a_row"] for note in events(run.path, "skip")] == [1, 2, 3, 4]

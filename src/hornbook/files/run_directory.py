@@ -47,6 +47,8 @@ class StepRecord(Record):
     first_sample: NotRequired[int]
     num_samples: NotRequired[int]
     skipped: NotRequired[bool]
+    clipped: NotRequired[float]
+    """Norm to which the guard clipped the gradient."""
     noise_scale: NotRequired[float | None]
     """Gradient noise scale in targets (`log.noise_scale`), from running averages; None while they allow none."""
     noise_trace: NotRequired[float | None]

@@ -21,7 +21,7 @@ from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
 from hornbook.model.transformer import Transformer
-from hornbook.optim.config.clipping import AnyClip, NormClip
+from hornbook.optim.config.clipping import AnyClip, NormClip, StepLimits
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.axes.context.context import RowParts
 from hornbook.parallel.balance import Balance
@@ -30,7 +30,7 @@ from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.gradients.clipping import Clipping
 from hornbook.parallel.gradients.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.noise_scale import BatchPart
-from hornbook.parallel.gradients.norm import Scaler, found_nonfinite, power_below
+from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
@@ -90,8 +90,9 @@ class Engine:
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
         self._part: BatchPart | None = None
-        self._objective: Tensor | None = None
-        self._nonfinite: Tensor | None = None
+        self._sums: tuple[Tensor, Tensor, float] | None = None
+        """Of the step: objective, loss, and the weight of its targets, which the loss is not divided by."""
+        self._refusal: Refusal | None = None
 
     @property
     def _head(self) -> Head:
@@ -118,7 +119,7 @@ class Engine:
         """Drop the gradients and router loads of the step before."""
         self._data_parallel.zero_gradients()
         self._balance.begin_step()
-        self._objective = self._nonfinite = None
+        self._sums = self._refusal = None
 
     def forward_backward(
         self, batches: Sequence[Batch], total_weight: float, key: tuple[int, int] | None = None
@@ -144,7 +145,8 @@ class Engine:
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
         losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
-        self._objective = torch.stack([sums.sum(), *penalties.values()]).sum() if penalties else sums.sum()
+        objective = torch.stack([sums.sum(), *penalties.values()]).sum() if penalties else sums.sum()
+        self._sums = objective, sums[0], total_weight
         return losses
 
     def measure_part(self) -> None:
@@ -223,11 +225,10 @@ class Engine:
     def _to_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.world.device)
 
-    def clip_gradients(self, how: AnyClip | float) -> Tensor:
+    def clip_gradients(self, how: AnyClip | float, limits: StepLimits | None = None) -> Tensor:
         """Limit the gradients; returns their global norm before. A number is the largest norm (0: leave them).
 
-        If norm or loss is not finite, `step` will refuse the update. All ranks see the same norm, so they refuse
-        together.
+        `step` will refuse the update if norm or loss is not finite or beyond `limits`: on all ranks, by the same norm.
         """
         how = NormClip(limit=how) if isinstance(how, int | float) else how
         gradients = [each.grad for each in self.named_parameters.values() if each.grad is not None]
@@ -235,33 +236,32 @@ class Engine:
             for gradient in gradients:
                 gradient.mul_(1.0 / self.scaler.scale)
         norm = exact_norm(self.shards, self.world) if self._exact else self._data_parallel.norm(gradients)
-        assert self._objective is not None
-        self._nonfinite = found_nonfinite(norm, self._objective)
-        self.clipping.apply(how, norm, self._nonfinite)
+        assert self._sums is not None
+        self._refusal = refusal(norm, *self._sums, limits)
+        self.clipping.apply(how, norm, self._refusal.any, limits)
         return norm
 
     def step(self, optimizer: Optimizer) -> Tensor:
         """Update the weights; returns 1.0 if the step was applied, 0.0 if it was refused and changed no bit."""
-        assert self._nonfinite is not None, "clip_gradients comes before step"
-        applied = self._update(optimizer, self._nonfinite)
+        assert self._refusal is not None, "clip_gradients comes before step"
+        applied = self._update(optimizer, self._refusal.any, self._refusal)
         if self.scaler:
-            self.scaler.update(applied=bool(applied))
+            self.scaler.follow(*map(bool, self._refusal))
         return applied
 
     def step_and_fetch(self, optimizer: Optimizer, *scalars: Tensor) -> tuple[bool, list[float]]:
         """The same, and the values of scalars on the device. The host waits for it once, all in all."""
-        assert self._nonfinite is not None, "clip_gradients comes before step"
-        known = fetch(self._nonfinite, *scalars) if optimizer.asks_host else None
-        self._update(optimizer, known[0] if known else self._nonfinite)
-        refused, *values = known or fetch(self._nonfinite, *scalars)
+        assert self._refusal is not None, "clip_gradients comes before step"
+        known = fetch(*self._refusal, *scalars) if optimizer.asks_host else None
+        self._update(optimizer, known[0] if known else self._refusal.any, self._refusal)
+        refused, nonfinite, *values = known or fetch(*self._refusal, *scalars)
         if self.scaler:
-            self.scaler.update(applied=not refused)
+            self.scaler.follow(bool(refused), bool(nonfinite))
         return not refused, values
 
-    def _update(self, optimizer: Optimizer, refused: Tensor | float) -> Tensor:
+    def _update(self, optimizer: Optimizer, refused: Tensor | float, found: Refusal) -> Tensor:
         optimizer.step(refused)
-        assert self._nonfinite is not None
-        applied = 1.0 - self._nonfinite
+        applied = 1.0 - found.any
         self._balance.step(self.shards, self.world, applied)
         return applied
 

@@ -119,10 +119,29 @@ class CheckpointConfig(Config):
 
 
 class GuardConfig(Config):
-    """The reaction to failing steps and ranks."""
+    """The reaction to spikes and divergence, and to failing steps and ranks. z: distance of the loss, or of the
+    logarithm of the gradient norm, from its median over recent steps, in robust standard deviations."""
 
+    mode: Literal["off", "observe", "safe", "auto"] = "safe"
+    """`safe` clips and skips steps that stand far out, goes back to a checkpoint from before a divergence and leaves
+    out its data, and pauses the run (exit code 5) where that does not help; `auto` may lower the learning rate and
+    change settings (`guard.swaps`) before it pauses; `observe` writes to the ledger what `safe` would do; `off`."""
+    window: Count = Field(default=256, ge=32)
+    """Steps over which median and deviation are taken."""
+    clip_z: Number = Field(default=6.0, gt=0)
+    """Gradients whose norm is beyond are clipped to three deviations over the median."""
+    skip_norm_z: Number = Field(default=12.0, gt=0)
+    """Updates whose gradient norm is beyond are refused."""
+    skip_loss_z: Number = Field(default=8.0, gt=0)
+    """Updates whose loss is beyond are refused."""
+    probe_every: Count = Field(default=250, ge=0)
+    """Steps between losses of a fixed held-out batch, which confirm a slow divergence; 0: none. In runs of fewer than
+    10,000 steps it is fewer, in proportion, and 50 at least."""
+    swaps: list[str] = Field(default=["optim.clip=0.3", "optim.beta2=0.95"])
+    """Settings that `auto` may change, as `hornbook tell` takes them: the next one each time that a lower learning
+    rate has not helped. One that the run does not have, or that changes nothing, is passed over."""
     max_skips: Count = Field(default=8, ge=0)
-    """Non-finite steps in a row that are skipped before the run stops with exit code 5."""
+    """Updates in a row that are refused before the run goes back to a checkpoint, or stops with exit code 5."""
     max_restarts: Count = Field(default=3, ge=0)
     """Restarts of dead ranks without a new checkpoint between, before the run stops with exit code 9."""
     hang_seconds: Number = Field(default=0.0, ge=0)

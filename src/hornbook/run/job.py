@@ -52,6 +52,8 @@ class Job:
     output: RunWriter
     control: Control
     rank_info: RankInfo = field(default_factory=RankInfo)
+    suppressed: frozenset[tuple[str, int]] = frozenset()
+    """Decisions of the guard that are not taken, as (kind, step): what would have been without them."""
 
     def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat) -> Self:
         """The same job on one rank of several."""

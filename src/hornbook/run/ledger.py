@@ -21,6 +21,7 @@ from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
 from hornbook.files.secrets import hide_secrets
 from hornbook.run.control.interventions import Intervention
+from hornbook.run.guard.policy import Decision, decisions_of
 from hornbook.run.training_length import Cut
 
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")
@@ -64,8 +65,8 @@ class Monotone:
     """Step -> digests of the manifests saved at it; None for a save of a version that did not record it."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """Extent of metrics.jsonl at each save (`Appender.extent`), and its step."""
-    chain: dict[str, None] = field(default_factory=dict)
-    """`sha` of every record, in order."""
+    chain: dict[str, int] = field(default_factory=dict)
+    """`sha` of every record, and its number."""
     cuts: list[Cut] = field(default_factory=list)
     """Where the run was shortened, in the order of decision."""
     fewer_rows: list[tuple[int, int]] = field(default_factory=list)
@@ -77,6 +78,13 @@ class Monotone:
     recipe_before: str = ""
     """Digest of recipe.toml before the newest of them; "" after a start that wrote it."""
 
+    decisions: list[Decision] = field(default_factory=list)
+    """What the guard did beyond single steps."""
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    """(steps done from which on checkpoints were left behind, records up to it) of each time the run went back."""
+    paused: bool = False
+    """Whether the guard paused the run, and nobody has resumed it."""
+
     @property
     def first(self) -> str:
         """`sha` of the first record: the identity of the ledger and its run."""
@@ -87,35 +95,42 @@ def replay(records: Iterable[dict[str, Any]]) -> Monotone:
     """Fold the ledger's records, in order, into the monotone state."""
     state = Monotone()
     for record in records:
-        if record.get("kind") in ("origin", "start"):  # drop what a start that died before left behind
-            state = Monotone(attempt=state.attempt, chain=state.chain)
-        if "sha" in record:
-            state.chain[record["sha"]] = None
-        state.attempt = max(state.attempt, record["attempt"])
-        if record.get("kind") == "save":
-            state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
-            if "metrics" in record:
-                state.metrics.append({**record["metrics"], "step": record["step"]})
-        for change in record.get("changes", ()):
-            state.settings.pop(change["key"], None)
-            if change["key"] == "train.micro_batch":
-                state.fewer_rows.clear()
-            if change["key"] in LENGTH_SETTINGS:
-                state.cuts.clear()
-            if not change.get("gone"):
-                state.settings[change["key"]] = change["new"]
-        state.skipped_ranges += [(first, end) for first, end in record.get("windows", ())]
-        if record.get("kind") == "shorten":
-            state.cuts.append(Cut(record["tokens"], record["length"]))
-        if record.get("kind") == "micro_batch":
-            state.fewer_rows.append((record["tokens"], record["rows"]))
-        if record.get("origin"):
-            state.init_from = record["origin"]
-        _replay_settings(state, record)
+        state = fold(state, record)
     return state
 
 
-def _replay_settings(state: Monotone, record: dict[str, Any]) -> None:
+def fold(state: Monotone, record: dict[str, Any]) -> Monotone:
+    """The monotone state after one more record; the one before is used up."""
+    if record.get("kind") in ("origin", "start"):  # drop what a start that died before left behind
+        state = Monotone(attempt=state.attempt, chain=state.chain)
+    if "sha" in record:
+        state.chain[record["sha"]] = len(state.chain)
+    state.attempt = max(state.attempt, record["attempt"])
+    if record.get("kind") == "save":
+        state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
+        if "metrics" in record:
+            state.metrics.append({**record["metrics"], "step": record["step"]})
+    for change in record.get("changes", ()):
+        state.settings.pop(change["key"], None)
+        if change["key"] == "train.micro_batch":
+            state.fewer_rows.clear()
+        if change["key"] in LENGTH_SETTINGS:
+            state.cuts.clear()
+        if not change.get("gone"):
+            state.settings[change["key"]] = change["new"]
+    state.skipped_ranges += [(first, end) for first, end in record.get("windows", ())]
+    if record.get("kind") == "shorten":
+        state.cuts.append(Cut(record["tokens"], record["length"]))
+    if record.get("kind") == "micro_batch":
+        state.fewer_rows.append((record["tokens"], record["rows"]))
+    if record.get("origin"):
+        state.init_from = record["origin"]
+    _fold_settings(state, record)
+    _fold_decisions(state, record)
+    return state
+
+
+def _fold_settings(state: Monotone, record: dict[str, Any]) -> None:
     if "recipe" in record:
         state.recipe, state.recipe_attempt = record["recipe"], record["attempt"]
     if record.get("ends_interventions"):
@@ -123,6 +138,24 @@ def _replay_settings(state: Monotone, record: dict[str, Any]) -> None:
     if record.get("kind") == "intervention":
         state.interventions.append(Intervention.from_record(record))
         state.answered.add(record.get("file", ""))
+        state.recipe_before = record.get("recipe_before", "")
+
+
+def _fold_decisions(state: Monotone, record: dict[str, Any]) -> None:
+    """What the guard decided. Someone who resumes a run that it paused gives it a new budget."""
+    if record.get("kind") in ("pause", "resume"):
+        if state.paused and record["kind"] == "resume":
+            state.decisions.clear()
+        state.paused = record["kind"] == "pause"
+    if record.get("kind") != "rollback":
+        return
+    state.decisions += decisions_of(record)
+    behind = record["effective_step"]
+    state.rollbacks.append((behind, len(state.chain)))
+    state.saved_manifests = {step: kept for step, kept in state.saved_manifests.items() if step <= behind}
+    state.attempt = max(state.attempt, record["attempt"] + 1)  # the attempt that follows within the same process
+    if record.get("intervention"):
+        state.interventions.append(Intervention.from_record(record["intervention"]))
         state.recipe_before = record.get("recipe_before", "")
 
 
@@ -157,6 +190,8 @@ class Ledger:
         """Bytes of an unfinished last line that opening cut."""
         check_ledger(run)
         self.past = read_past(run)
+        self.now = copy.deepcopy(self.past)
+        """The same with the records of this attempt."""
         self.attempt = self.past.attempt + 1
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         """Called with every record once it is on disk."""
@@ -175,8 +210,13 @@ class Ledger:
     def silent(self) -> Self:
         """The same past and attempt for a rank other than 0: its notes are dropped, rank 0 writes them."""
         other = copy.copy(self)
-        other._appender = None
+        other._appender, other.now = None, copy.deepcopy(self.now)
         return other
+
+    def begin_attempt(self) -> None:
+        """The next attempt begins within this process; its past is all that was noted so far."""
+        self.past, self.now = self.now, copy.deepcopy(self.now)
+        self.attempt += 1
 
     @property
     def ends(self) -> tuple[str, str] | None:
@@ -185,20 +225,22 @@ class Ledger:
         return (self.past.first or self._first or head, head) if head else None
 
     def note(self, kind: str, at: Position, **fields: Any) -> None:
-        """Append one record and return when it is on disk; on ranks other than 0 do nothing.
+        """Append one record and return when it is on disk; ranks other than 0 only remember it.
 
         What looks like a secret in texts (reasons that people give, errors, the command) is hidden.
         """
-        if self._appender is None:
-            return
         record = {"kind": kind, "attempt": self.attempt, "step": at.step, "tokens": at.tokens, "time": time.time()}
         record |= {key: _hidden(value) for key, value in fields.items()}
+        if self._appender is None:
+            self.now = fold(self.now, record)
+            return
         self._run.check_owner()
         self._appender.check()
         self._appender.append(record)
         self._appender.sync()
         self._first = self._first or self._appender.head
         self._last = At(at.step, at.tokens)
+        self.now = fold(self.now, record | {"sha": self._appender.head})
         for listen in self.listeners:
             listen(record)
 

@@ -39,6 +39,7 @@ from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import Shard, check_cover, of_all_stages, state_shards
 from hornbook.parallel.world import World
 from hornbook.run.control.interventions import Course
+from hornbook.run.guard.guard import Guard
 from hornbook.run.observe.layers.statistics import LayerStatistics
 from hornbook.settings.recipe import Recipe
 
@@ -85,6 +86,7 @@ class State:
         """Of a run that goes on: the settings in force when a checkpoint was saved; None: those of now."""
         self.noise: NoiseScale | None = None
         self.layers: LayerStatistics | None = None
+        self.guard: Guard | None = None
         self.step = 0
         """Optimizer steps so far, including refused ones."""
         self.tokens = 0
@@ -152,6 +154,8 @@ class State:
             self.engine.scaler.load(counters["scale"])
         if self.noise is not None and "noise" in counters:
             self.noise.load(counters["noise"])
+        if self.guard is not None:
+            self.guard.load(counters.get("guard"))
         self.engine.clipping.load(counters.get("norms", []))
         self.step, self.tokens = counters["step"], counters["tokens"]
         self.skips_in_a_row = counters["skips_in_a_row"]
@@ -243,6 +247,8 @@ class State:
         }
         if self.noise is not None:
             counters["noise"] = self.noise.state()
+        if self.guard is not None:
+            counters["guard"] = self.guard.state()
         if norms := self.engine.clipping.state():
             counters["norms"] = norms
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}

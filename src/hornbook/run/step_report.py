@@ -33,7 +33,7 @@ class Step:
     """Global gradient norm before clipping."""
     lr: float
     skipped: bool
-    """Loss or gradient was not finite, and the update was refused: weights and moments are as before."""
+    """Loss or gradient was not finite or stood far out, and the update was refused: all weights are as before."""
     token_hash: str
     """Hash of the token ids of the global batch."""
     first_sample: int
@@ -54,6 +54,8 @@ class Step:
     """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
     noise: NoiseRecord | None = None
     """The gradient noise scale (`log.noise_scale`); None: not measured."""
+    clipped: float | None = None
+    """Norm to which the guard clipped the gradient; None: it did not."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Other terms of the objective by name, per target token: `z_loss`, `l1`, `l2`, what experts add."""
 
@@ -81,6 +83,8 @@ class Step:
             "skipped": self.skipped,
             "time": round(time.time(), 3),
         }
+        if self.clipped is not None:
+            record["clipped"] = self.clipped
         if self.terms:
             record["terms"] = dict(self.terms)
         if self.noise is not None:

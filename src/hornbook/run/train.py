@@ -27,6 +27,8 @@ from hornbook.parallel.world import World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course
+from hornbook.run.control.timekeeper import Timekeeper, seconds_spent
+from hornbook.run.guard.recovery import Recovery, open_guard
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
@@ -37,7 +39,6 @@ from hornbook.run.start.initialize_or_restore import initialize_or_restore
 from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
 from hornbook.run.state import State
 from hornbook.run.step_report import Step, count_skips, diverged, is_due
-from hornbook.run.timekeeper import Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.recipe import Recipe
 
@@ -58,14 +59,18 @@ def train(job: Job) -> Exit:
             open_observers(job, state, consoles) as observers,
             AsyncCheckpointer(job, world, observers) as checkpointer,
         ):
+            state.guard = open_guard(job)
             initialize_or_restore(job, state, checkpointer, observers)
             observers.start(job.ledger.attempt, state)
             keepers = _length_keepers(job, state)
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
+            recovery = Recovery(job, state, checkpointer, observers)
             while state.tokens < intervener.course.length.tokens:
                 job.run.check()  # the run directory still has its name
-                requests = control.poll(state, world.all_reduce_max)
+                requests = control.poll(state, world.all_reduce_max, recovery.verdict)
                 checkpointer.poll(state)
+                if requests.verdict:
+                    intervener = recovery.act(intervener)  # the state may be another now
                 if requests.save or requests.stop:
                     control.enter("save", state)
                     checkpointer.save(state)
@@ -80,12 +85,11 @@ def train(job: Job) -> Exit:
                     observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
                 job.run.check()
                 state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=step.skipped, searching=searching)
-                if step.skipped:
-                    job.ledger.note("skip", state, in_a_row=state.skips_in_a_row, **step.evidence())
+                recovery.after(step, course)
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > course.recipe.guard.max_skips:
+                if state.skips_in_a_row > course.recipe.guard.max_skips and not recovery.verdict:
                     raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
                 if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
                     control.enter("save", state)
@@ -148,14 +152,14 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
     engine.clock.begin()
-    lr = course.learning_rate(state.tokens)
+    lr, limits = course.learning_rate(state.tokens), None if state.guard is None else state.guard.limits(state.step + 1)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
     job.control.enter("clip", state)
     if state.layers is not None:
         state.layers.begin(state.step + 1)
     with phase("optimizer"):
-        norm = engine.clip_gradients(recipe.optim.clip)
+        norm = engine.clip_gradients(recipe.optim.clip, limits)
     job.control.enter("optimizer", state)
     part = engine.part_of_batch()
     with phase("optimizer"):  # a non-finite step changes no bit of weights and moments
@@ -187,6 +191,7 @@ def take_step(job: Job, state: State, course: Course) -> Step:
         traffic=engine.clock.traffic.take(),
         positions=batch.positions_computed,
         noise=None if state.noise is None else state.noise.record(),
+        clipped=limits.norm_to if limits is not None and applied and norm > limits.norm_over else None,
         terms=terms,
     )
 

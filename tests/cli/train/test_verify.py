@@ -54,6 +54,8 @@ def test_different_runs_and_where_they_part(runs: Path, output: Output):
     assert {part["name"]: part["different"] > 0 for part in value["parts"]} == {
         "tokens": True,
         "losses": True,
+        "norms": True,
+        "saves": True,
         "clock": False,
         "weights": True,
         "optimizer": True,

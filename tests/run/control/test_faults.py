@@ -192,6 +192,17 @@ def test_a_clock_that_jumps_changes_nothing(
     assert times[8] - times[4] < -80_000
 
 
+def test_a_rank_that_hangs_by_itself_is_found(tmp_path: Path, start: Start, events: Events) -> None:
+    """Asleep for a minute with stop signals of no use to it: the supervisor kills it."""
+    run = tmp_path / "run"
+    hang = plan('do = "slow"\nseconds = 60\nat = {step = 7, phase = "clip", rank = 1}')
+    started = start(run, hang, "parallel.data=2", "guard.hang_seconds=2")
+    assert started.wait(40) == 0, started.text
+    (restart,) = events(run, "restart")
+    assert (restart["rank"], restart["step"]) == (1, 7)
+    assert re.match(r"was silent for 2\.\d s", restart["cause"])
+
+
 def test_a_signal_to_one_rank_stops_all(tmp_path: Path, start: Start, events: Events) -> None:
     run = tmp_path / "run"
     started = start(run, plan('do = "sigterm"\nat = {step = 5, phase = "clip", rank = 1}'), "parallel.data=2")

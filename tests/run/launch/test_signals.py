@@ -96,6 +96,28 @@ def test_a_second_interrupt_leaves_at_once(
     assert branch(run.path) == branch(tmp_path / "whole")
 
 
+def test_a_second_sigterm_gives_the_save_up(
+    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hornbook.run.launch.signals.SECOND_SECONDS", 0.0)
+    send_in_step(monkeypatch, 7, signal.SIGTERM, signal.SIGTERM)
+    assert launch_run(tmp_path / "run", "checkpoint.background=false") == Exit.RESUMABLE
+    run = RunDir(tmp_path / "run")
+    assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-00000004"]
+    assert (run.read_state() or {})["status"] == "stopped"
+    monkeypatch.undo()
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    launch_run(tmp_path / "whole")
+    assert branch(run.path) == branch(tmp_path / "whole")
+
+
+def test_two_sigterm_at_once_are_one(tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that signals all processes of a job reaches one twice: by itself, and by the launcher."""
+    send_in_step(monkeypatch, 7, signal.SIGTERM, signal.SIGTERM)
+    assert launch_run(tmp_path / "run") == Exit.RESUMABLE
+    assert (RunDir(tmp_path / "run").checkpoints / "step-00000007").is_dir()
+
+
 def test_an_evaluation_gives_way_to_a_signal(
     tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,14 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.files.journal import verify_chain
 from hornbook.files.run_directory import RunDir
+from hornbook.run.control.fault_plan import PASSES
 from tests.processes import state_of, wait_until
 from tests.run.launcher import Launcher, Started
 
 Events = Callable[..., list[dict[str, Any]]]
 Train = Callable[..., Started]
 
-PHASES = ("data", "forward_backward", "clip", "optimizer", "observe", "evaluate", "save")
+PHASES = ("data", "forward_backward", "forward", "backward", "clip", "optimizer", "observe", "evaluate", "save")
 TWO = ("parallel.data=2", "eval.every=6", "model.dropout=0.1", "checkpoint.background=false")
 
 
@@ -106,7 +107,8 @@ def test_a_killed_rank_comes_back_bit_for_bit(
     assert started.wait() == 0, started.text
     same(run)
     (restart,) = events(run, "restart")
-    assert (restart["rank"], restart["phase"], restart["step"], restart["attempt"]) == (rank, phase, step, 2)
+    within = "forward_backward" if phase in PASSES else phase
+    assert (restart["rank"], restart["phase"], restart["step"], restart["attempt"]) == (rank, within, step, 2)
     assert restart["cause"].startswith("was killed by SIGKILL")
     (resume,) = events(run, "resume")
     assert resume["step"] in ((4, 8) if phase == "save" else (4,))
@@ -198,6 +200,21 @@ def test_a_second_interrupt_ends_all_at_once(tmp_path: Path, train: Train, same:
     state = RunDir(run).read_state()
     assert state is not None
     assert state["status"] == "stopped"
+    assert train(run, resume=True).wait() == 0
+    same(run)
+
+
+def test_a_second_sigterm_ends_all_ranks(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events
+) -> None:
+    run = tmp_path / "run"
+    asked = fault("SIGTERM", rank=1, phase="data", step=6, to="supervisor")
+    again = fault("SIGTERM", rank=1, phase="clip", step=6, to="supervisor", after=1.1)
+    endless = fault("slow", rank=0, phase="clip", step=6, seconds=60)
+    started = train(run, faults=[asked, again, endless])
+    assert started.wait(30) == Exit.RESUMABLE, started.text
+    assert not processes_of(run)
+    assert [(stop["step"], stop["reason"]) for stop in events(run, "stop")] == [(4, "SIGTERM")]
     assert train(run, resume=True).wait() == 0
     same(run)
 

@@ -18,7 +18,9 @@ def test_the_environment_names_versions_threads_and_seed_but_no_secret(monkeypat
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("HF_TOKEN", "hf_hunter2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HORNBOOK_SET", "train.tokens=1M data.path=s3://me:hunter2@bucket/x")
     found = describe_environment(World(torch.device("cpu")), 7, ["hornbook", "train"])
+    assert found["variables"]["HORNBOOK_SET"] == "train.tokens=1M data.path=s3://me:[hidden]@bucket/x"
     assert found["versions"]["torch"] == torch.__version__
     assert (found["threads"], found["seed"], found["argv"]) == (torch.get_num_threads(), 7, ["hornbook", "train"])
     assert found["variables"]["OMP_NUM_THREADS"] == "1"

@@ -15,10 +15,10 @@ from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.flops import SCORING_COST, operations_per_token
 from hornbook.model.config.parameter_count import count_parameters
+from hornbook.run.control.timekeeper import seconds_spent
 from hornbook.run.inputs import Inputs, open_inputs, vocabulary_warning
 from hornbook.run.job import Start
 from hornbook.run.start import estimate
-from hornbook.run.timekeeper import seconds_spent
 from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]

@@ -84,8 +84,8 @@ def _pipeline(recipe: "Recipe", vocab: int) -> dict[str, Any] | None:
 
 def _progress(run: RunDir, start: "Start") -> tuple[int, float]:
     """Tokens consumed and seconds spent before this start."""
+    from hornbook.run.control.timekeeper import seconds_spent
     from hornbook.run.state import read_counters
-    from hornbook.run.timekeeper import seconds_spent
 
     if start.mode == "resume":
         return int((run.read_state() or {}).get("tokens", 0)), seconds_spent(run)

@@ -2,6 +2,7 @@
 
 import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +58,8 @@ def replay(
         if code != Exit.DONE:
             return code
         comparison = compare_runs(directory, new)
-        return _result(plan, new if out is not None else None, comparison, _curves(directory, new))
+        result = _result(plan, comparison, _curves(directory, new), plan.environments(new))
+        return replace(result, value={**result.value, "replay": None if out is None else str(out)})
 
 
 def _listed(run: RunDir) -> Result:
@@ -87,16 +89,15 @@ def _curves(a: RunDir, b: RunDir) -> Curves:
     return {step: (left[step], right[step]) for step in sorted(left.keys() & right.keys())}
 
 
-def _result(plan: "Plan", new: RunDir | None, comparison: "Comparison", curves: Curves) -> Result:
+def _result(plan: "Plan", comparison: "Comparison", curves: Curves, changed: list[str]) -> Result:
     parted = comparison.parted
     value = {
         "run": str(plan.run.path),
-        "replay": None if new is None else str(new.path),
         "from": plan.first,
         "to": plan.end,
         "decisions": [each.id for each in plan.decisions],
         "without": None if plan.without is None else plan.without.id,
-        "changed_environments": plan.environments,
+        "changed_environments": changed,
         **comparison.to_json(),
     }
     many = len(plan.decisions)
@@ -110,7 +111,7 @@ def _result(plan: "Plan", new: RunDir | None, comparison: "Comparison", curves: 
         value["effect"] = effect = _effect(curves)
         return Result(value, "\n".join([*lines, *_without_lines(plan, curves, effect)]), _code(kept))
     if not comparison.equal:
-        lines += _remedies(plan)
+        lines.append(_remedy(changed))
     return Result(value, "\n".join(lines), _code(comparison.equal))
 
 
@@ -118,12 +119,11 @@ def _code(good: bool) -> Exit:
     return Exit.DONE if good else Exit.INTEGRITY
 
 
-def _remedies(plan: "Plan") -> list[str]:
+def _remedy(changed: list[str]) -> str:
     """What may be behind a difference."""
-    changed = plan.environments
     if changed:
-        return [f"attempts of the run had different environments, so their last bits may differ: {'; '.join(changed)}"]
-    return ["equal bits need the same versions, threads, device and kind of CPU: `env.json` of both runs has them"]
+        return f"environments differ, and with them the last bits: {'; '.join(changed)}"
+    return "the environments are alike: damaged memory, or code that was changed (env.json has its revision)"
 
 
 def _effect(curves: Curves) -> dict[str, Any]:

@@ -1,10 +1,26 @@
 """How gradients are limited before an update: by one norm, by value, by row, or by the norms of past steps."""
 
+import math
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
 from hornbook.settings.fields import Config, Count, Number, parse_number
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """What one step may not exceed, from those before it (`hornbook.run.guard`)."""
+
+    norm_over: float = math.inf
+    """A gradient norm beyond this is clipped,"""
+    norm_to: float = math.inf
+    """to this."""
+    norm: float = math.inf
+    """With a gradient norm beyond this the update is refused,"""
+    loss: float = math.inf
+    """or with a mean loss per target token beyond this."""
 
 
 class NormClip(Config):

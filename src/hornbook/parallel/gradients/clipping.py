@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hornbook.model.layers.transfer import to_device
-from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
+from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, StepLimits, ValueClip, ZScoreClip
 from hornbook.optim.foreach import foreach
 from hornbook.parallel.gradients.exact import fold_, row_squares
 from hornbook.parallel.gradients.norm import clip
@@ -41,15 +41,18 @@ class Clipping:
         """float64 [window]: logarithms of norms after clipping, the oldest first; NaN before the first."""
         self._restored: list[float] = []
 
-    def apply(self, how: AnyClip, norm: Tensor, nonfinite: Tensor) -> None:
+    def apply(self, how: AnyClip, norm: Tensor, refused: Tensor, limits: StepLimits | None = None) -> None:
         """Limit the gradients in place, whose global norm is `norm`; without a wait on a GPU.
 
-        `nonfinite` is 1.0 where the step will be refused: then no norm is remembered.
+        `refused` is 1.0 where the step will be: then no norm is remembered. `limits`: a norm that stands out is cut to
+        what they say first.
         """
         if not isinstance(how, ZScoreClip):
             self.load([])  # what it remembered before is of no use to it later
         trained = [shard.tensor for shard in self._shards.values() if shard.tensor.grad is not None]
         gradients = [each.grad for each in trained if each.grad is not None]
+        if limits is not None and math.isfinite(limits.norm_over):
+            norm = _cut(gradients, norm, limits)
         match how:
             case NormClip():
                 if how.limit:
@@ -60,7 +63,7 @@ class Clipping:
             case AdaptiveClip():
                 self._clip_rows(how)
             case ZScoreClip():
-                _scale(gradients, self._usual(how, norm, nonfinite) / (norm + 1e-6))
+                _scale(gradients, self._usual(how, norm, refused) / (norm + 1e-6))
 
     def state(self) -> list[float]:
         """The norms it remembers, for a checkpoint; empty where it remembers none."""
@@ -74,7 +77,7 @@ class Clipping:
 
     # ---- by past norms
 
-    def _usual(self, how: ZScoreClip, norm: Tensor, nonfinite: Tensor) -> Tensor:
+    def _usual(self, how: ZScoreClip, norm: Tensor, refused: Tensor) -> Tensor:
         """The largest norm that is usual now; the norm is remembered, cut to it."""
         norms = self._window(how.window, norm.device)
         middle = norms.nanmedian()
@@ -82,7 +85,7 @@ class Clipping:
         first = torch.full_like(middle, math.log(how.limit) if how.limit else math.inf)
         limit = torch.where((~norms.isnan()).sum() < how.warmup, first, middle + how.z * deviation)
         taken = torch.minimum(norm.double().clamp(min=1e-30).log(), limit)
-        self._norms = torch.where(nonfinite > 0, norms, torch.cat([norms[1:], taken[None]]))
+        self._norms = torch.where(refused > 0, norms, torch.cat([norms[1:], taken[None]]))
         return limit.exp().to(norm.dtype)
 
     def _window(self, size: int, device: torch.device) -> Tensor:
@@ -151,6 +154,13 @@ class _Units:
         rows = self._rows(self.gradient)
         mine = factors[self._numbers] if self._is_matrix else factors
         rows.mul_(mine[:, None])
+
+
+def _cut(gradients: Sequence[Tensor], norm: Tensor, limits: StepLimits) -> Tensor:
+    """The norm of gradients after those that stand out were cut; a step that does not keeps every bit."""
+    over = norm > limits.norm_over
+    _scale(gradients, torch.where(over, limits.norm_to / (norm + 1e-6), 1.0))
+    return torch.where(over, limits.norm_to, norm)
 
 
 def _scale(gradients: Sequence[Tensor], factor: Tensor) -> None:

@@ -14,11 +14,13 @@ same global norm, so all hold the same scale without a collective.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from hornbook.optim.config.clipping import StepLimits
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import DIVIDING, Axis, World
 
@@ -93,6 +95,22 @@ def found_nonfinite(*values: Tensor) -> Tensor:
     return (~torch.isfinite(flat * flat)).any().float()
 
 
+class Refusal(NamedTuple):
+    """Whether the update of a step is refused: float32 scalars on the device, 1.0 or 0.0."""
+
+    any: Tensor
+    nonfinite: Tensor
+
+
+def refusal(norm: Tensor, objective: Tensor, loss: Tensor, weight: float, limits: StepLimits | None) -> Refusal:
+    """By norm and objective that are not finite, or beyond limits. `loss`: its sum over targets of this weight."""
+    nonfinite = found_nonfinite(norm, objective)
+    if limits is None:
+        return Refusal(nonfinite, nonfinite)
+    beyond = (norm > limits.norm) | (loss > limits.loss * max(weight, 1.0))
+    return Refusal(torch.maximum(nonfinite, beyond.float()), nonfinite)
+
+
 def clip(parameters: Sequence[nn.Parameter], norm: Tensor, limit: float) -> None:
     """Scale the gradients in place by min(1, limit / (norm + 1e-6)), torch's form."""
     if norm.device.type == "cpu" and float(norm) + 1e-6 <= limit:
@@ -119,6 +137,11 @@ class Scaler:
     def spent(self) -> bool:
         """Whether the scale is at its minimum: it no longer explains a refused step, which the guard then counts."""
         return self.scale <= FLOOR
+
+    def follow(self, refused: bool, nonfinite: bool) -> None:
+        """Adapt the scale after a step; one that was finite and refused says nothing about it."""
+        if nonfinite or not refused:
+            self.update(applied=not refused)
 
     def update(self, *, applied: bool) -> None:
         """Adapt the scale after a step that was applied, or refused because something was not finite."""

@@ -11,7 +11,6 @@ since its thread may write for ever: with exit code 75 if another rank did not d
 """
 
 import contextlib
-import functools
 import math
 import os
 import sys
@@ -89,9 +88,12 @@ class AsyncCheckpointer:
     def __init__(self, job: Job, world: World, observers: Observers) -> None:
         self._ledger, self._control, self._observers = job.ledger, job.control, observers
         self._exchange = Exchange(world.store, world.rank, world.size)
-        why_foreign = functools.partial(bound.why_foreign, job.run, job.ledger.past)
         self._store = CheckpointStore(
-            job.run.checkpoints, job.recipe.checkpoint, self._exchange, why_foreign, job.run.check_owner
+            job.run.checkpoints,
+            job.recipe.checkpoint,
+            self._exchange,
+            lambda manifest: bound.why_foreign(job.run, job.ledger.now, manifest),
+            job.run.check_owner,
         )
         self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
         self._buffers: Buffers | None = None
@@ -106,7 +108,7 @@ class AsyncCheckpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._in_flight is None or kind is KeyboardInterrupt:
+        if self._in_flight is None or (kind is not None and issubclass(kind, KeyboardInterrupt)):
             return
         self._exchange.cancel()  # other ranks may be gone; finish the part of this one
         self._ends_in_time(self._in_flight, self._in_flight.snapshot)
@@ -120,6 +122,10 @@ class AsyncCheckpointer:
             self._buffers = Buffers(state.engine.world.device)
             take_snapshot(state, self._buffers)  # allocate the memory here, not in the first save
         return folder
+
+    def newest_up_to(self, step: int) -> str:
+        """Name of the newest checkpoint of at most `step` steps that verifies; "" where there is none."""
+        return self._store.newest_up_to(step)
 
     def save(self, state: State, *, final: bool = False) -> None:
         """Return when this step is on disk; StorageError if it cannot be written."""

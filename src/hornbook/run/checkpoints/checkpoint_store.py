@@ -29,6 +29,7 @@ from hornbook.run.checkpoints.exchange import Exchange, SharedSave
 from hornbook.run.checkpoints.manifest import Manifest, ValidationLoss, read_manifest, verify_folder
 from hornbook.run.checkpoints.path import all_damaged, examine, newest_verified
 from hornbook.run.config import CheckpointConfig
+from hornbook.run.start.bound import LEFT_BEHIND
 from hornbook.run.step_report import is_due
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Note:
     """An event of a checkpoint, for the ledger."""
 
     kind: str
-    """`checkpoint_damaged`, `checkpoint_removed`, `litter_removed` or `tidying_failed`."""
+    """`checkpoint_damaged`, `checkpoint_abandoned`, `checkpoint_removed`, `litter_removed` or `tidying_failed`."""
     path: str
     text: str
 
@@ -137,7 +138,8 @@ class CheckpointStore:
         """Read the newest checkpoint that verifies; None where there is none at all.
 
         Every rank calls it and reads the same one. Directories that do not verify are set aside as `damaged-step-N`
-        and noted. Raises IntegrityError naming every one if all are damaged.
+        and noted; of those that a rollback left behind the newest is kept. Raises IntegrityError naming every one if
+        all are damaged.
         """
         damaged: list[tuple[Path, str]] = []
         name = self._exchange.decide(lambda: self._choose(damaged))
@@ -149,6 +151,15 @@ class CheckpointStore:
         if self._exchange.is_rank0:
             self._set_aside(damaged)
         return folder
+
+    def newest_up_to(self, step: int) -> str:
+        """Name of the newest checkpoint of at most `step` steps that verifies; "" where there is none. All ranks."""
+
+        def find() -> str:
+            there = examine(self._directory, self.verify, self._why_foreign, step)
+            return next((folder.name for folder, problem, _ in there if not problem), "")
+
+        return self._exchange.decide(find)
 
     def _choose(self, damaged: list[tuple[Path, str]]) -> str:
         """Name of the checkpoint to use, or ""; adds newer ones, with their problem, to `damaged`."""
@@ -218,13 +229,18 @@ class CheckpointStore:
                 self._notes.append(Note("checkpoint_removed", str(folder), why))
 
     def _set_aside(self, damaged: list[tuple[Path, str]]) -> None:
+        behind = [folder for folder, problem in damaged if problem.endswith(LEFT_BEHIND)]
         for folder, problem in damaged:
+            word = "abandoned" if folder in behind else "damaged"
             text = f"{problem.removeprefix(f'{folder}: ')}; an older checkpoint is used"
             try:
-                os.rename(folder, _unused(folder.with_name(f"damaged-{folder.name}")))
+                if folder in behind[1:]:
+                    discard(folder)
+                else:
+                    os.rename(folder, _unused(folder.with_name(f"{word}-{folder.name}")))
             except OSError as error:
                 text += f" (it could not be set aside: {error.strerror})"
-            self._notes.append(Note("checkpoint_damaged", str(folder), text))
+            self._notes.append(Note(f"checkpoint_{word}", str(folder), text))
 
     def _beats_best(self, score: ValidationLoss, folder: Path) -> bool:
         """Whether the checkpoint becomes `best`: always, if the loss of the present best is of other rows."""

@@ -48,10 +48,18 @@ def _found(folder: Path, problems: list[tuple[Path, str]]) -> tuple[Path, list[t
 
 
 def examine(
-    directory: Path, verify: Callable[[Path], Manifest], why_foreign: Callable[[Manifest], str | None]
+    directory: Path,
+    verify: Callable[[Path], Manifest],
+    why_foreign: Callable[[Manifest], str | None],
+    up_to: int | None = None,
 ) -> Iterator[tuple[Path, str, bool]]:
-    """(folder, its problem, whether it is undamaged) of each checkpoint, newest first; "" where it can be used."""
+    """(folder, its problem, whether it is undamaged) of each checkpoint, newest first; "" where it can be used.
+
+    up_to: only those of at most so many steps.
+    """
     for folder in list_checkpoints(directory):
+        if up_to is not None and (step_of(folder) or 0) > up_to:
+            continue
         try:
             manifest = verify(folder)
         except IntegrityError as error:

@@ -73,6 +73,8 @@ class ControlRequests:
     """Source of the stop, one of REASONS; None: no stop."""
     changes: int = 0
     """Number of requests to change settings; of what they say only rank 0 knows (`Control.take_change`)."""
+    verdict: int = 0
+    """The largest of what the ranks' guards say."""
 
 
 def stop_file(run: RunDir) -> Path:
@@ -113,19 +115,22 @@ class Control:
         """Whether a signal asked to stop: long tasks such as an evaluation should end early."""
         return self.signals.received is not None
 
-    def poll(self, at: Position, all_reduce_max: Callable[[Sequence[int]], list[int]] = list) -> ControlRequests:
+    def poll(
+        self, at: Position, all_reduce_max: Callable[[Sequence[int]], list[int]] = list, verdict: int = 0
+    ) -> ControlRequests:
         """Take the requests that are due, acknowledge them in the ledger, and return the actions.
 
         `all_reduce_max` gives the maximum of each number over all ranks: a request seen by one rank goes for all.
+        `verdict`: what the guard of this rank says.
         """
         self._changes.clear()
         taken = [request for path in self._files() if (request := self._take(path, at))]
         save = any(request.action == "save" for request in taken)
         stop = REASONS.index(self._stop_reason(taken))
-        save, stop, changes = all_reduce_max([save, stop, len(self._changes)])
+        save, stop, changes, verdict = all_reduce_max([save, stop, len(self._changes), verdict])
         if stop:
             self._output.ledger.note("stop_requested", at, reason=REASONS[stop])
-        return ControlRequests(bool(save), REASONS[stop] or None, changes)
+        return ControlRequests(bool(save), REASONS[stop] or None, changes, verdict)
 
     def take_change(self) -> tuple[str, Request] | None:
         """The next due request to change settings, with the name of its file; None on ranks other than 0.

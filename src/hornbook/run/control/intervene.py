@@ -77,11 +77,9 @@ class Intervener:
             raise UsageError(f"a blend belongs to a change of {ACTIVATION}")
         length = course.after(Intervention(at.step, at.tokens, changes)).length  # steps are those from here on
         rewarm = None if request.rewarm is None else span_tokens(request.rewarm, length, at.tokens)
-        spans = {
-            "rewarm_tokens": rewarm_tokens(changes, length, at.tokens) if rewarm is None else rewarm,
-            "blend_tokens": span_tokens(request.blend, length, at.tokens),
-        }
-        intervention = Intervention(at.step, at.tokens, changes, **spans)
+        rewarm = rewarm_tokens(changes, length, at.tokens) if rewarm is None else rewarm
+        blend = span_tokens(request.blend, length, at.tokens)
+        intervention = Intervention(at.step, at.tokens, changes, rewarm, blend)
         after = course.after(intervention)
         if any(sets_schedule(each.key) for each in changes):
             check_schedule(after.recipe.optim.schedule, after.recipe.train.average, after.length)

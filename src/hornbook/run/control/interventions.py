@@ -44,6 +44,22 @@ class SettingChange:
 
 
 @dataclass(frozen=True)
+class Overlay:
+    """A factor on the learning rate that lasts for a while."""
+
+    factor: float
+    tokens: int
+    """For which it holds."""
+    back: int
+    """Tokens over which it then returns to 1, in a straight line."""
+
+    def at(self, done: int) -> float:
+        """The factor of the step that begins `done` tokens behind its start."""
+        share = min(max((done - self.tokens) / max(self.back, 1), 0.0), 1.0)
+        return 1.0 if done < 0 else self.factor + (1.0 - self.factor) * share
+
+
+@dataclass(frozen=True)
 class Intervention:
     """Settings that change between two steps."""
 
@@ -56,21 +72,28 @@ class Intervention:
     """Tokens over which the learning rate rises again, in a straight line from 0."""
     blend_tokens: int = 0
     """Tokens over which the old activation gives way to the new one."""
+    overlay: Overlay | None = None
+    """A factor on the learning rate from here on."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """The intervention that a record of the ledger holds."""
         changes = [SettingChange(each["key"], each["old"], each["new"], each["gone"]) for each in record["changes"]]
         spans = {name: record.get(name, 0) for name in ("rewarm_tokens", "blend_tokens")}
-        return cls(record["step"], record["tokens"], tuple(changes), **spans)
+        overlay = Overlay(*record["overlay"]) if record.get("overlay") else None
+        return cls(record["step"], record["tokens"], tuple(changes), **spans, overlay=overlay)
 
     def fields(self) -> dict[str, Any]:
         """Its fields in a record of the ledger, beside step and tokens."""
         spans = {"rewarm_tokens": self.rewarm_tokens, "blend_tokens": self.blend_tokens}
-        return {"changes": [vars(each) for each in self.changes], **{key: each for key, each in spans.items() if each}}
+        overlay = {} if self.overlay is None else {"overlay": list(vars(self.overlay).values())}
+        changes = [vars(each) for each in self.changes]
+        return {"changes": changes, **{key: each for key, each in spans.items() if each}, **overlay}
 
     def describe(self) -> str:
         """The changes on one line."""
+        if self.overlay is not None:
+            return f"learning rate x {self.overlay.factor:g} for {self.overlay.tokens:,} tokens"
         return ", ".join(map(str, self.changes)) or "nothing changes"
 
     def apply(self, resolved: Resolved) -> Resolved:
@@ -168,6 +191,8 @@ class Course:
     """(tokens consumed at its start, tokens) of the newest rise of the learning rate after a change of optimizer."""
     blend: ActivationBlend | None = None
     """The newest change of the activation."""
+    overlays: tuple[tuple[int, Overlay], ...] = ()
+    """(tokens consumed at its start, factor on the learning rate)."""
 
     @property
     def recipe(self) -> Recipe:
@@ -189,7 +214,9 @@ class Course:
             if blend is not None and blend.share(at) < 1:
                 raise UsageError("model.mlp.activation: the blend of the change before is not over")
             blend = ActivationBlend(at, intervention.blend_tokens, self.recipe.model, resolved.recipe.model)
-        return replace(self, resolved=resolved, length=length, known=known, rewarm=rewarm, blend=blend)
+        overlays = self.overlays if intervention.overlay is None else (*self.overlays, (at, intervention.overlay))
+        changed = {"rewarm": rewarm, "blend": blend, "overlays": overlays}
+        return replace(self, resolved=resolved, length=length, known=known, **changed)
 
     def due(self, step: int) -> Intervention | None:
         """The first known intervention of a step up to `step`."""
@@ -215,6 +242,8 @@ class Course:
         """Learning rate of the step that begins after `consumed` tokens."""
         optim, length = self.recipe.optim, self.length
         rate = optim.lr * optim.schedule(length.schedule_clock(consumed), length.planned, length.batches)
+        for begun, overlay in self.overlays:
+            rate *= overlay.at(consumed - begun)
         start, span = self.rewarm
         done = consumed + length.batches.at(consumed) - start
         return rate if done >= span else rate * (done / span)

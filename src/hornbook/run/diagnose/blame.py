@@ -32,6 +32,8 @@ LOSS_Z = 8.0
 """A loss this far above the usual one is a reason: as far as the guard lets a step's loss go."""
 REPEATED = 32
 """Repetitions of an n-gram from which OLMo 2 drops a document (arXiv 2501.00656, section 3.1)."""
+REPEATED_SHARE = 0.5
+"""Share of the tokens in repeated n-grams from which they are a reason: of a document, a step may have read a part."""
 NON_TEXT = 0.5
 """Share of characters that are no text from which they are a reason."""
 _MAD_TO_SIGMA = 1.4826
@@ -81,8 +83,8 @@ class Blamed:
         found = []
         if self.z is not None and self.z > LOSS_Z:
             found.append(f"loss {self.loss:.2f}, z {self.z:.1f}")
-        if self.repeats >= REPEATED:
-            found.append(f"an n-gram {self.repeats} times in succession")
+        if self.repeats >= REPEATED or self.repeated > REPEATED_SHARE:
+            found.append(f"{self.repeated:.0%} repeated, an n-gram {self.repeats} times in succession")
         if self.non_text > NON_TEXT:
             found.append(f"{self.non_text:.0%} of its characters are no text")
         if self.copies > 1:

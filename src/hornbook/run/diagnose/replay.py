@@ -5,14 +5,16 @@ that knows them all: it makes the same steps again as any restart does. Where se
 run stops and is resumed with the same changes.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from hornbook.errors import DivergedError, Exit, IntegrityError, UsageError
+from hornbook.evals.config import NoStop
 from hornbook.files.durable import write_atomic
-from hornbook.files.filesystem import is_file, is_folder
+from hornbook.files.filesystem import is_folder
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
@@ -21,7 +23,9 @@ from hornbook.run.control.control import Request, write_request
 from hornbook.run.control.interventions import sorted_by_step
 from hornbook.run.job import Start
 from hornbook.run.launch.launch import launch
-from hornbook.run.ledger import At, Ledger, Monotone, check_ledger, read_past, replay
+from hornbook.run.ledger import At, Ledger, check_ledger, read_past
+from hornbook.run.start.bound import recipe_in_force
+from hornbook.run.start.environment import bits_depend_on
 from hornbook.run.start.init_from import InitFrom
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
@@ -97,11 +101,14 @@ class Plan:
         """All that are made again."""
         return [each for segment in self.segments for each in segment.decisions if each != self.without]
 
-    @property
-    def environments(self) -> list[str]:
-        """How the environments of the attempts differ from that of the first."""
-        found = (record.get("environment", {}).get("changed", ()) for record in read_records(self.run.events))
-        return list(dict.fromkeys(text for changed in found for text in changed))
+    def environments(self, out: RunDir) -> list[str]:
+        """How the environments of the later attempts, and of the replay, differ from that of the first."""
+        found = [record.get("environment", {}).get("changed", ()) for record in read_records(self.run.events)]
+        first, here = (_bits(each) for each in (self.run, out))
+        now = [
+            f"{key}: {first[key]} -> {here[key]} here" for key in first.keys() & here.keys() if first[key] != here[key]
+        ]
+        return list(dict.fromkeys(text for changed in [*found, sorted(now)] for text in changed))
 
 
 def decisions_of(run: RunDir) -> list[Decision]:
@@ -140,20 +147,18 @@ def replay_run(plan: Plan, out: RunDir, *, quiet: bool = False) -> Exit:
     for number, segment in enumerate(plan.segments):
         if number == 0:
             _prepare(plan, out)
-        elif (code := _train(out, segment, segment.first, quiet=quiet)) != Exit.DONE:  # the changes of its resume
+        elif (code := _train(out, _changed(out, segment), segment.first, quiet=quiet)) != Exit.DONE:
             return code
         _note(out, [each for each in segment.decisions if each != plan.without])
-        if (code := _train(out, segment, segment.end, quiet=quiet)) != Exit.DONE:
+        resolved = Resolved(recipe_in_force(out), {})
+        write_atomic(out.recipe, resolved.to_toml())
+        if (code := _train(out, resolved, segment.end, quiet=quiet)) != Exit.DONE:
             return code
     return Exit.DONE
 
 
-def _train(out: RunDir, segment: Segment, end: int, *, quiet: bool) -> Exit:
+def _train(out: RunDir, resolved: Resolved, end: int, *, quiet: bool) -> Exit:
     """Go on until `end` steps are done; DONE when they are, or when the run diverged: the comparison says where."""
-    past = replay(read_records(out.events))
-    resolved = _in_force(segment.recipe, Monotone() if segment.ends_interventions and end == segment.first else past)
-    if not is_file(out.recipe):
-        write_atomic(out.recipe, resolved.to_toml())
     write_request(out, Request(action="stop", reason="end of the replay", at_step=end))
     try:
         code = launch(resolved, out, Start("resume", quiet=quiet))
@@ -161,6 +166,14 @@ def _train(out: RunDir, segment: Segment, end: int, *, quiet: bool) -> Exit:
         return Exit.DONE
     reached = _step(out.read_state()) >= end
     return Exit.DONE if code == Exit.RESUMABLE and reached else code
+
+
+def _bits(run: RunDir) -> dict[str, Any]:
+    """What the last bits of a run's sums depend on; empty where it did not record it."""
+    try:
+        return bits_depend_on(json.loads(run.env.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _step(state: Mapping[str, Any] | None) -> int:
@@ -241,14 +254,19 @@ def _recipe(run: RunDir, record: Mapping[str, Any]) -> Recipe:
         recipe = Recipe.model_validate(record["recipe"])
     except ValueError as error:
         raise UsageError(f"{run.events}: its recipe is of another version: replay with the one that made it") from error
-    train = recipe.train.model_copy(update={"seconds": None})
-    return recipe.model_copy(update={"train": train, "log": recipe.log.model_copy(update={"tensorboard": False})})
+    log = {"tensorboard": False, "trackers": [], "alerts": [], "profile": "", "statistics_every": 0}
+    off = {
+        "train": recipe.train.model_copy(update={"seconds": None}),
+        "eval": recipe.eval.model_copy(update={"stop": NoStop()}),
+        "log": recipe.log.model_copy(update=log),
+    }
+    return recipe.model_copy(update=off)
 
 
-def _in_force(recipe: Recipe, past: Monotone) -> Resolved:
-    """A recipe with the interventions that a ledger has."""
-    resolved = Resolved(recipe, {})
-    for each in sorted_by_step(past.interventions):
+def _changed(out: RunDir, segment: Segment) -> Resolved:
+    """The recipe with which the resume at the beginning of a segment went on."""
+    resolved = Resolved(segment.recipe, {})
+    for each in () if segment.ends_interventions else sorted_by_step(read_past(out).interventions):
         resolved = each.apply(resolved)
     return resolved
 

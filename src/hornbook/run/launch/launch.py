@@ -42,7 +42,7 @@ from hornbook.run.launch.node import run_node
 from hornbook.run.launch.rank import Report
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.settle import settle_ranks
-from hornbook.run.launch.signals import StopSignals
+from hornbook.run.launch.signals import StopNow, StopSignals
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.observe.alerts import Alerts
@@ -203,7 +203,8 @@ def refuse_secrets(recipe: Recipe) -> None:
         if any(holds_secret(str(each), dotted(path)) for each in (value if isinstance(value, list) else [value])):
             raise UsageError(
                 f"{dotted(path)} holds what looks like a password or token, and every file of the run would keep it: "
-                "leave it out, and give it to the program that needs it by an environment variable"
+                "leave it out, and give it to the program that needs it by an environment variable (an alert"
+                " takes env:NAME as its url)"
             )
 
 
@@ -332,8 +333,8 @@ def _train(job: Job) -> Exit:
     """Run the loop; errors that a person can mend get a message with the remedy."""
     try:
         return train(job)
-    except KeyboardInterrupt:
-        return Exit.INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return StopNow.code_of(interrupt)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(error) from error
     except RuntimeError as error:

@@ -16,7 +16,7 @@ from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
 from hornbook.run.launch.launcher_env import Node
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, fork_rank, wait_for_ends
 from hornbook.run.launch.rendezvous import LINGER_SECONDS
-from hornbook.run.launch.signals import StopSignals, leave_early
+from hornbook.run.launch.signals import StopNow, StopSignals, leave_early
 from hornbook.run.launch.supervisor import PERIOD, stop_signals_blocked
 
 Join = Callable[[RankInfo, Heartbeat], Exit]
@@ -38,8 +38,8 @@ def run_node(node: Node, join: Join) -> Exit:
                     ranks.append(fork_rank(heartbeats[info.rank], loop))
                 signals.pass_on = functools.partial(_send, ranks)
             return _watch(ranks)
-        except KeyboardInterrupt:
-            return Exit.INTERRUPTED
+        except KeyboardInterrupt as interrupt:
+            return StopNow.code_of(interrupt)
         finally:
             signals.pass_on = None
             for rank in ranks:

@@ -2,7 +2,9 @@
 
 SIGTERM (schedulers), SIGHUP (the terminal has gone), SIGUSR1 (Slurm's warning before the end of a job) and the first
 SIGINT only set a flag, so they cannot damage a save. The first SIGINT is also answered at once, since the step may take
-long. A second SIGINT raises KeyboardInterrupt: leave at once (exit code 130). Before there is a run to save,
+long. A second SIGINT raises KeyboardInterrupt: leave at once (exit code 130). A second SIGTERM, a second later or more
+(some schedulers send the first to several processes, which pass it on), raises StopNow: give up the save in progress,
+leave with code 75, and the newest checkpoint is the state. Before there is a run to save,
 `leave_early` ends the process with code 75 too. SIGHUP stays ignored where it was (nohup).
 """
 
@@ -10,6 +12,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Self
@@ -18,6 +21,19 @@ from hornbook.errors import Exit
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 STOPPING = "stopping after this step and a save; Ctrl-C again to stop now"
+
+
+SECOND_SECONDS = 1.0
+"""Shortest time between two SIGTERM that are not one."""
+
+
+class StopNow(KeyboardInterrupt):
+    """A second SIGTERM: there is no time to save."""
+
+    @staticmethod
+    def code_of(interrupt: KeyboardInterrupt) -> Exit:
+        """The exit code of a process that an interrupt ended."""
+        return Exit.RESUMABLE if isinstance(interrupt, StopNow) else Exit.INTERRUPTED
 
 
 def leave_early() -> None:
@@ -49,8 +65,10 @@ class StopSignals:
         self.pass_on: Callable[[int], None] | None = None
         """Called in the handler with every stop signal, to stop other processes too."""
         self.patient = False
-        """Whether a second SIGINT is like the first: in a rank, which its supervisor kills if need be."""
+        """Whether a second signal is like the first: in a rank, which its supervisor kills if need be."""
         self._previous: dict[int, object] = {}
+        self._terminated: float | None = None
+        """When the first SIGTERM came, in seconds of the monotonic clock."""
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -66,6 +84,11 @@ class StopSignals:
     def _catch(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT and self.received == "SIGINT" and not self.patient:
             raise KeyboardInterrupt
+        if number == signal.SIGTERM and not self.patient:
+            now = time.monotonic()
+            if self._terminated is not None and now - self._terminated >= SECOND_SECONDS:
+                raise StopNow
+            self._terminated = self._terminated or now
         if number == signal.SIGINT and self.received != "SIGINT" and self.announces:
             with contextlib.suppress(OSError):
                 start = "\n" if os.isatty(2) else ""  # after the ^C that the terminal shows

@@ -22,12 +22,12 @@ from hornbook.data.shards.shard import truncated
 from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.world import RankInfo
-from hornbook.run.checkpoints.commit import list_checkpoints
+from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.config import GuardConfig
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
-from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
+from hornbook.run.launch.signals import STOP_SIGNALS, StopNow, StopSignals
 from hornbook.run.ledger import At, Ledger, Position
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ class Supervisor:
                 self._prepare_restart(failure)
                 if self._signals.received is not None:  # another generation could only stop where this one started
                     return self._stop(failure.status)
+        except StopNow:
+            newest = next(iter(list_checkpoints(self._run.checkpoints)), None)
+            return self._stop(At(step_of(newest) or 0 if newest is not None else 0))
         except KeyboardInterrupt:
             self._set_status("stopped")
             return Exit.INTERRUPTED
@@ -153,7 +156,7 @@ class Supervisor:
                 sys.stderr.flush()
 
     def _stop(self, at: Position) -> Exit:
-        """Stop between two generations: no rank is there to save, the newest checkpoint is the state."""
+        """Stop where no rank is there to save: the newest checkpoint is the state."""
         self._note("stop", at, reason=self._signals.received)
         self._set_status("stopped")
         self._log(f"stopped; `hornbook resume {self._run.path}` goes on from the newest checkpoint")

@@ -198,7 +198,10 @@ class Console:
         self._losses.append(step.loss)
         self._recent.append((step.seconds, step.step_tokens))
         if step.skipped:
-            self.note(f"step {step.step:,}: a non-finite gradient, update skipped")
+            what = (
+                "a loss or gradient far out" if math.isfinite(step.grad_norm + step.loss) else "a non-finite gradient"
+            )
+            self.note(f"step {step.step:,}: {what}, update skipped")
         if self._live is not None:
             with self._terminal.surviving():
                 self._live.update(self._panel())

@@ -23,6 +23,9 @@ from hornbook.settings.resolve import Resolved, resolve
 from hornbook.settings.resume_rules import Change, resume_changes
 from hornbook.settings.show import toml_value
 
+LEFT_BEHIND = "the run went back to before it"
+"""Why a checkpoint is not used that was saved before a rollback, of a step behind it."""
+
 
 def recipe_in_force(run: RunDir, past: Monotone | None = None, before: int | None = None) -> Recipe:
     """The recipe in the ledger with all interventions, whatever recipe.toml says by now.
@@ -94,7 +97,7 @@ def refuse_edited(run: RunDir) -> None:
 
 
 def why_foreign(run: RunDir, past: Monotone, manifest: Manifest) -> str | None:
-    """Why an undamaged checkpoint is not one that this run saved; None: it is, or the run recorded nothing about it.
+    """Why an undamaged checkpoint is not one to go on from; None: it is, or the run recorded nothing about it.
 
     IntegrityError where the ledger lacks the records under which the checkpoint was saved.
     """
@@ -107,6 +110,8 @@ def why_foreign(run: RunDir, past: Monotone, manifest: Manifest) -> str | None:
             )
         if first != past.first:
             return "it was saved by another run"
+        if any(manifest.step > step and past.chain.get(last, 0) < records for step, records in past.rollbacks):
+            return LEFT_BEHIND
     noted = past.saved_manifests.get(manifest.step)
     if noted is not None:
         known = None in noted or manifest.digest in noted

@@ -24,6 +24,7 @@ from hornbook.run.diagnose.rehearsal.scale import STEPS
 from hornbook.run.job import Start
 from hornbook.run.launch.launch import launch
 from hornbook.run.launch.rank import die_with
+from hornbook.run.launch.supervisor import preload
 from hornbook.settings.resolve import Resolved, override, resolve
 from hornbook.settings.sources import command_line_source
 
@@ -60,6 +61,7 @@ class Rehearsal:
 
     def play_reference(self) -> None:
         """Train without interruption, twice: the first one compiles kernels. Raises HornbookError if that fails."""
+        preload()  # else every run would
         for name in ("first", "reference"):
             run, began = RunDir(self.folder / name), time.monotonic()
             code = Process(self.resolved, run, Start(), run.path.with_suffix(".log")).wait()
@@ -78,7 +80,7 @@ class Rehearsal:
             return played
         run, began = RunDir(self.folder / f"case-{number:02}"), time.monotonic()
         codes = self._starts(case, run, played)
-        played.seconds_lost = time.monotonic() - began - self.seconds
+        played.seconds_lost = max(time.monotonic() - began - self.seconds, 0.0)
         told = [code if code in ("0", "75", "9") else "died" for code in codes]
         if told != case.codes(self.world):
             played.problems.append(f"exit codes {', '.join(codes)} instead of {', '.join(case.codes(self.world))}")

@@ -15,7 +15,7 @@ from hornbook.settings.sources import command_line_source
 STEPS, EVERY, SCORE = 12, 4, 6
 """Steps of the run, between saves, and between evaluations."""
 AT_MOST: tuple[Mapping[str, int], ...] = (
-    {"model.layers": 2},
+    *({"model.layers": layers} for layers in (2, 4, 8)),
     {"model.encoder_layers": 2},
     {"model.width": 64, "model.heads": 2, "model.attention.kv_heads": 1, "model.attention.head_dim": 32},
     {"model.width": 128, "model.heads": 4, "model.attention.kv_heads": 2, "model.attention.head_dim": 32},
@@ -26,6 +26,7 @@ AT_MOST: tuple[Mapping[str, int], ...] = (
 """Sizes, each group together, where a recipe has them and they are larger; of two groups for the same, the first that
 fits. Layers are taken with more where a pipeline or a pattern needs them."""
 FIXED = (
+    "model.vocab=none",
     "train.micro_batch=1",
     "train.threads=1",
     "train.compile=false",

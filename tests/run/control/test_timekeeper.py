@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
+from hornbook.run.control.timekeeper import MARGIN, Timekeeper, seconds_spent
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.step_report import Step
-from hornbook.run.timekeeper import MARGIN, Timekeeper, seconds_spent
 from hornbook.run.training_length import Cut, TrainingLength
 
 BATCH = 40

@@ -1,0 +1,288 @@
+"""The guard of a run: what the next step may not exceed, and what the last one says about the run.
+
+Plain numbers in, plain numbers out: every rank has the same losses and norms, and so the same guard. Its state is saved
+and rewound with the checkpoint; what was decided is in the ledger, and is not.
+"""
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hornbook.optim.config.clipping import StepLimits
+from hornbook.run.config import GuardConfig
+from hornbook.run.guard.detectors import (
+    RUN_UP,
+    SPIKE_LOSS_Z,
+    SPIKE_NORM_Z,
+    Drift,
+    Overflows,
+    Probes,
+    SpikeWatch,
+)
+from hornbook.run.guard.policy import Finding, Rule, Spans
+from hornbook.run.guard.statistics import RobustWindow
+
+ARMED_AFTER = 64
+"""Steps after which it judges, if the warm-up of the learning rate is over."""
+CLIP_TO_Z = 3.0
+"""Deviations over the median to which a large gradient is clipped."""
+LEAST_LOG_DEVIATION = 0.02
+"""Of the logarithm of norms; else a run of equal norms would make the next one stand out, however near it is."""
+HIGH_LOSSES = 3
+"""Steps in a row that are refused for their loss alone: then it is the data that has changed, and it is learned."""
+SKIPS, SKIP_SPAN = 10, 1000
+"""Refused updates that are too many, within so many steps."""
+LASTING, LEAST_LASTING = 64, 16
+"""Steps for which the loss stays high before the run goes back."""
+GAP, LEAST_GAP = 64, 16
+"""Steps between two that stand out, up to which they belong together."""
+LEAST_PROBE_EVERY = 50
+DRIFT_FROM = 256
+"""Losses of long ago from which on a slow rise is judged."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the guard sees of a step."""
+
+    step: int
+    """Number of steps done, this one included."""
+    loss: float
+    norm: float
+    """Gradient norm before clipping."""
+    applied: bool
+    in_a_row: int
+    """Refused updates in a row up to this one, those of the search for an fp16 scale aside."""
+    clock: int
+    """Samples consumed before it."""
+    rows: int
+    """Samples of it."""
+    scale: float | None = None
+    """The fp16 scale after it; None: there is none."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether loss and norm are, and can be squared in float32."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm) and abs(self.norm) < 1e19
+
+
+class Guard:
+    """The guard of one run on one rank."""
+
+    def __init__(
+        self, config: GuardConfig, *, steps: int, warmup: int, suppressed: frozenset[tuple[str, int]] = frozenset()
+    ) -> None:
+        """steps: of the whole run; warmup: of its learning rate; suppressed: decisions that are not taken."""
+        self.config, self.spans, self._suppressed = config, Spans(steps), suppressed
+        self._warmup = warmup
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all steps."""
+        self._loss = RobustWindow(self.config.window)
+        self._norm = RobustWindow(self.config.window, LEAST_LOG_DEVIATION)
+        self._norm_zs: list[float] = []
+        self._flagged: list[int] = []
+        self._skips: list[int] = []
+        self._high_losses = 0
+        self._excused = 0
+        """Onset of what was let go."""
+        self._watch: SpikeWatch | None = None
+        self._drift, self._probes, self._overflows = Drift(), Probes(), Overflows()
+        self._segments: list[tuple[int, int, int]] = []
+        self.pending: Finding | None = None
+        """What asks for a decision before the next step."""
+        self.wants_probe = False
+        """Whether a slow rise waits to be confirmed."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether it does what it decides."""
+        return self.config.mode in ("safe", "auto")
+
+    def suppresses(self, kind: str, step: int) -> bool:
+        """Whether a decision is to be left out."""
+        return (kind, step) in self._suppressed
+
+    # ---- before a step
+
+    def limits(self, step: int) -> StepLimits | None:
+        """What step number `step` may not exceed; None: nothing, or it only looks."""
+        if not self.acts or not self._is_armed(step):
+            return None
+        found = self._thresholds()
+        if self.suppresses("clip", step):
+            found = StepLimits(norm=found.norm, loss=found.loss)
+        if self.suppresses("skip", step):
+            found = StepLimits(norm_over=found.norm_over, norm_to=found.norm_to)
+        return found
+
+    def _is_armed(self, step: int) -> bool:
+        return step > self._warmup and len(self._loss) >= ARMED_AFTER
+
+    def _thresholds(self) -> StepLimits:
+        config, exp = self.config, lambda z: _single(math.exp(min(self._norm.at(z), 88.0)))
+        loss = self._loss.at(config.skip_loss_z) if self._high_losses < HIGH_LOSSES else math.inf
+        return StepLimits(exp(config.clip_z), exp(CLIP_TO_Z), exp(config.skip_norm_z), loss)
+
+    # ---- after a step
+
+    def judge(self, seen: Seen) -> Iterator[Finding]:
+        """Take in a step; yields what it found about it. What needs a decision is `pending` too."""
+        armed = self._is_armed(seen.step)
+        inputs = {"z_loss": self._loss.z(seen.loss), "z_norm": self._norm.z(_log(seen.norm))} if armed else {}
+        z_loss, z_norm = inputs.get("z_loss", 0.0), inputs.get("z_norm", 0.0)
+        self._norm_zs = [*self._norm_zs, z_norm][-RUN_UP:]
+        self._remember_clock(seen)
+        flagged = z_norm > self.config.clip_z or z_loss > SPIKE_LOSS_Z or not seen.applied
+        if flagged:
+            self._flagged = [each for each in self._flagged if each > seen.step - SKIP_SPAN] + [seen.step]
+        if (rule := self._rule_of_step(seen, z_loss, z_norm)) is not None:
+            yield Finding(rule, seen.step, seen.step, inputs)
+        yield from self._spike(seen, inputs)
+        self._count(seen, inputs, by_loss=rule == "D1b" and z_norm <= self.config.skip_norm_z)
+        if seen.is_finite:
+            self._loss.add(seen.loss)
+            self._norm.add(_log(seen.norm))
+            if self._drift.add(min(seen.loss, self._loss.at(SPIKE_LOSS_Z)), least=DRIFT_FROM):
+                self.wants_probe = True
+
+    def _rule_of_step(self, seen: Seen, z_loss: float, z_norm: float) -> Rule | None:
+        """Why a step is clipped or refused, or would be."""
+        config = self.config
+        if not seen.is_finite:
+            return "D0"
+        if z_norm > config.skip_norm_z or (z_loss > config.skip_loss_z and self._high_losses < HIGH_LOSSES):
+            return "D1b"
+        return "D1a" if z_norm > config.clip_z else None
+
+    def _spike(self, seen: Seen, inputs: dict[str, Any]) -> Iterator[Finding]:
+        if self._watch is not None:
+            lasting = self.spans.of(LASTING, LEAST_LASTING)
+            over = self._watch.add(seen.loss, lasting)
+            if over:
+                self._ask("D2", seen, self._watch.onset, {"spike": self._watch.step})
+            if over is not False:
+                self._watch = None
+        elif inputs.get("z_loss", 0.0) > SPIKE_LOSS_Z and max(self._norm_zs) > SPIKE_NORM_Z:
+            onset = self.onset(seen.step)
+            self._watch = SpikeWatch(seen.step, onset, self._loss.middle, self._loss.deviation)
+            yield Finding("D1c", seen.step, onset, inputs)
+
+    def _count(self, seen: Seen, inputs: dict[str, Any], *, by_loss: bool) -> None:
+        """Refused updates, and what too many of them ask for."""
+        self._high_losses = (
+            self._high_losses + 1
+            if by_loss
+            else 0
+            if inputs.get("z_loss", 0.0) <= SPIKE_LOSS_Z
+            else (self._high_losses)
+        )
+        if not seen.applied and seen.in_a_row:
+            self._skips = [each for each in self._skips if each > seen.step - SKIP_SPAN] + [seen.step]
+        overflowed = not seen.applied and not seen.is_finite
+        if seen.scale is not None and self._overflows.add(overflowed=overflowed, scale=seen.scale):
+            self._ask("D4", seen, self.onset(seen.step), {"scale": seen.scale})
+        if seen.in_a_row > self.config.max_skips or len(self._skips) > SKIPS:
+            counts = {"in_a_row": seen.in_a_row, "skips": len(self._skips)}
+            self._ask("D1b" if seen.is_finite else "D0", seen, self.onset(seen.step), counts)
+
+    def _ask(self, rule: Rule, seen: Seen, onset: int, inputs: dict[str, Any]) -> None:
+        if onset != self._excused:
+            self.pending = self.pending or Finding(rule, seen.step, onset, inputs)
+
+    def onset(self, step: int) -> int:
+        """The first of the steps that stood out one soon after the other, up to `step`."""
+        gap, found = self.spans.of(GAP, LEAST_GAP), step
+        for each in reversed(self._flagged):
+            if found - each > gap:
+                break
+            found = each
+        return found
+
+    # ---- slow divergence
+
+    @property
+    def probe_every(self) -> int:
+        """Steps between losses of held-out text; 0: none."""
+        every = self.config.probe_every
+        return min(every, self.spans.of(every, LEAST_PROBE_EVERY))
+
+    def probed(self, step: int, loss: float) -> float:
+        """Take in a loss of held-out text after a step; returns its z."""
+        good, self.wants_probe = self._probes.good_step, False
+        z, confirmed = self._probes.add(step, loss)
+        if confirmed and self.pending is None:
+            self.pending = Finding("D3", step, good + 1, {"z_probe": z, "loss_probe": loss})
+        return z
+
+    def let_go(self) -> None:
+        """Go on in spite of what is pending: it was only to be looked at, or is left out."""
+        self._excused = 0 if self.pending is None else self.pending.onset
+        self.pending, self._watch, self._skips = None, None, []
+        self._probes.high = 0
+
+    # ---- where steps lie in the data
+
+    def _remember_clock(self, seen: Seen) -> None:
+        first, clock, rows = self._segments[-1] if self._segments else (seen.step, seen.clock, 0)
+        if rows != seen.rows or clock + (seen.step - first) * rows != seen.clock:
+            kept = self._segments[-64:] if not self._segments or self._segments[-1][0] != seen.step else []
+            self._segments = [*kept, (seen.step, seen.clock, seen.rows)]
+
+    def clock_before(self, step: int) -> int:
+        """Samples consumed before a step; of one not done yet, if steps stay as they are."""
+        first, clock, rows = next((each for each in reversed(self._segments) if each[0] <= step), self._segments[0])
+        return max(clock + (step - first) * rows, 0)
+
+    # ---- checkpoint
+
+    def state(self) -> dict[str, Any]:
+        """What `load` takes, for a checkpoint."""
+        return {
+            "loss": self._loss.state(),
+            "norm": self._norm.state(),
+            "norm_zs": [min(each, 1e9) for each in self._norm_zs],
+            "flagged": list(self._flagged),
+            "skips": list(self._skips),
+            "high_losses": self._high_losses,
+            "watch": None if self._watch is None else asdict(self._watch),
+            "drift": self._drift.state(),
+            "probes": asdict(self._probes),
+            "overflows": asdict(self._overflows),
+            "segments": list(self._segments),
+            "excused": self._excused,
+            "pending": None if self.pending is None else asdict(self.pending),
+            "wants_probe": self.wants_probe,
+        }
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Take over what `state()` returned; None: of a checkpoint without a guard."""
+        self.reset()
+        if state is None:
+            return
+        self._loss.load(state["loss"])
+        self._norm.load(state["norm"])
+        self._norm_zs, self._flagged, self._skips = (list(state[key]) for key in ("norm_zs", "flagged", "skips"))
+        self._excused = state["excused"]
+        self._high_losses = state["high_losses"]
+        self._watch = None if state["watch"] is None else SpikeWatch(**state["watch"])
+        self._drift.load(state["drift"])
+        self._probes, self._overflows = Probes(**state["probes"]), Overflows(**state["overflows"])
+        self._segments = [(first, clock, rows) for first, clock, rows in state["segments"]]
+        self.pending = None if state["pending"] is None else Finding(**state["pending"])
+        self.wants_probe = state["wants_probe"]
+
+
+def _log(norm: float) -> float:
+    return math.log(max(norm, 1e-30)) if math.isfinite(norm) else norm
+
+
+def _single(value: float) -> float:
+    """Rounded to float32, so that host and device compare with the same number."""
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,149 @@
+"""The ladder: what is done about a finding, as a pure function of it and of what was done before.
+
+| rung | when | what |
+|---|---|---|
+| 0, 1 | a step stands out (D1a; D0, D1b) | it is clipped or refused on the device (`guard.py`) |
+| 3 | the run does not come back (D2), or too many updates were refused | back to before it, without its data |
+| 4 | again there, or a slow divergence (D3), or fp16 fails (D4) | rung 3, and a lower learning rate for a while |
+| 5 | again | rung 3, and the next of the settings that may be changed |
+| 6 | again, or the budget is spent | pause |
+
+Rungs 4 and 5 belong to the mode `auto`. Numbers of steps hold for runs of 10,000 steps and more, and are smaller in
+proportion in shorter ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FULL = 10_000
+"""Steps of a run from which on numbers of steps are as they are written."""
+MARGIN, LEAST_MARGIN = 50, 2
+"""Steps left out before the onset and behind the finding."""
+WINDOW, LEAST_WINDOW = 200, 8
+"""Steps left out, the fewest."""
+NEAR, LEAST_NEAR = 1000, 50
+"""Steps behind a window within which another finding is the same again."""
+ROLLBACKS = 3
+"""Within `FULL` steps."""
+SAME_PLACE = 2
+"""At the same place, where only data can be left out."""
+LEFT_OUT, LEAST_LEFT_OUT = 0.02, 200
+"""Share of the steps of the run whose data may be left out, and the number that always may."""
+OVERLAY_FACTOR, OVERLAY_STEPS, LEAST_OVERLAY = 0.7, 1000, 20
+"""Of the learning rate; steps for which it is held, and over which it comes back."""
+
+Rule = Literal["D0", "D1a", "D1b", "D1c", "D2", "D3", "D4"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a detector found."""
+
+    rule: Rule
+    step: int
+    """The last step done."""
+    onset: int
+    """The first step that stood out."""
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """What it judged by."""
+
+    def fields(self) -> dict[str, Any]:
+        """Its fields in a record of the ledger."""
+        return {"rule": self.rule, "onset": self.onset, "inputs": self.inputs}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision of before, as the ledger has it."""
+
+    kind: Literal["rollback", "overlay", "swap"]
+    step: int
+    """The last step that was done before it."""
+    effective_step: int
+    """Steps done where it takes effect."""
+    left_out: int = 0
+    """Steps whose data is left out."""
+    words: str = ""
+    """Of a swap: the setting."""
+
+
+@dataclass(frozen=True)
+class Action:
+    """What to do about a finding."""
+
+    kind: Literal["rollback", "pause"]
+    first: int
+    """The first step whose data is left out."""
+    last: int
+    """The last one: some of them were not done yet."""
+    text: str
+    overlay: bool = False
+    """Lower the learning rate from `first` on."""
+    swap: str = ""
+    """The setting to change from `first` on."""
+
+    @property
+    def effective_step(self) -> int:
+        """Steps done before the first that is left out."""
+        return self.first - 1
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Numbers of steps for a run of so many steps."""
+
+    steps: int
+
+    def of(self, number: int, least: int) -> int:
+        """`number` in a long run, fewer in proportion in a shorter one, `least` at least."""
+        return max(round(number * min(1.0, self.steps / FULL)), min(least, number))
+
+
+def decisions_of(record: Mapping[str, Any]) -> list[Decision]:
+    """The decisions that a record of the ledger holds."""
+    if record.get("kind") != "rollback":
+        return []
+    step, at = record["step"], record["effective_step"]
+    found = [Decision("rollback", step, at, record["left_out"])]
+    if made := record.get("intervention"):
+        swap = made.get("swap", "")
+        found.append(Decision("swap" if swap else "overlay", step, at, words=swap))
+    return found
+
+
+def decide(finding: Finding, past: Sequence[Decision], mode: str, spans: Spans, swaps: Sequence[str] = ()) -> Action:
+    """What a guard of this mode does about a finding, given its decisions so far; `swaps`: settings it may change."""
+    margin = spans.of(MARGIN, LEAST_MARGIN)
+    first = max(finding.onset - margin, 1)
+    last = max(finding.step + margin, first + spans.of(WINDOW, LEAST_WINDOW) - 1)
+    rollbacks = [each for each in past if each.kind == "rollback"]
+    near = spans.of(NEAR, LEAST_NEAR)
+    same = [each for each in past if abs(finding.onset - each.effective_step) <= near]
+    before = [each for each in same if each.kind == "rollback"]
+    problem = _spent(finding, rollbacks, last - first + 1, spans)
+    if not problem and mode != "auto" and len(before) >= SAME_PLACE:
+        problem = f"going back {len(before)} times has not helped here"
+    if problem:
+        return Action("pause", first, last, problem)
+    text = f"steps {first:,} to {last:,} are left out"
+    if mode != "auto" or not (before or finding.rule in ("D3", "D4")):
+        return Action("rollback", first, last, text)
+    if not any(each.kind == "overlay" for each in same):
+        return Action("rollback", first, last, f"{text}, with a lower learning rate", overlay=True)
+    done = {each.words for each in past if each.kind == "swap"}
+    swap = next((each for each in swaps if each not in done), None)
+    if swap is None:
+        return Action("pause", first, last, "no setting is left that guard.swaps allows to change")
+    return Action("rollback", first, last, f"{text}, with {swap}", swap=swap)
+
+
+def _spent(finding: Finding, rollbacks: Sequence[Decision], steps: int, spans: Spans) -> str:
+    """Which budget a further rollback would exceed; "": none."""
+    recent = [each for each in rollbacks if each.step > finding.step - FULL]
+    if len(recent) >= ROLLBACKS:
+        return f"it went back {len(recent)} times within {FULL:,} steps"
+    limit = max(round(LEFT_OUT * spans.steps), LEAST_LEFT_OUT)
+    if (total := sum(each.left_out for each in rollbacks) + steps) > limit:
+        return f"the data of {total:,} steps would be left out, and {limit:,} may be"
+    return ""

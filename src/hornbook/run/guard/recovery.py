@@ -1,0 +1,256 @@
+"""What the loop does for the guard: steps go to it, its findings to the ledger, and its decisions are carried out.
+
+A decision is taken at a step boundary, on all ranks alike, and is in the ledger before anything changes. Going back is
+a resume within the process: the next attempt reads the newest checkpoint from before the data that is left out. Which
+checkpoint that is changes no bit of the run, since all that is decided takes effect where that data begins.
+"""
+
+import json
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import Any
+
+from hornbook.data.loader.loader import positions_of
+from hornbook.data.validation import HeldOut
+from hornbook.errors import DivergedError, UsageError
+from hornbook.evals.evaluate import Evaluator
+from hornbook.optim.config.schedule import Axis
+from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
+from hornbook.run.control.intervene import Intervener
+from hornbook.run.control.interventions import Course, Intervention, Overlay, SettingChange, propose
+from hornbook.run.guard.guard import Guard, Seen
+from hornbook.run.guard.policy import LEAST_OVERLAY, OVERLAY_FACTOR, OVERLAY_STEPS, Action, Finding, decide
+from hornbook.run.job import Job
+from hornbook.run.observe.observers import Observers
+from hornbook.run.start import bound
+from hornbook.run.state import State
+from hornbook.run.step_report import Step, is_due
+
+PROBE_TOKENS = 65_536
+"""Most tokens of the held-out batch; it is no larger than a batch of training."""
+
+
+def open_guard(job: Job) -> Guard | None:
+    """The guard of a run; None where it is off."""
+    recipe, length = job.recipe, job.length
+    if recipe.guard.mode == "off":
+        return None
+    axis, warmup = Axis(length.planned, length.batches), getattr(recipe.optim.schedule, "warmup", None)
+    steps = 0 if warmup is None else length.batches.steps(0, round(axis.tokens(warmup)))
+    whole = length.batches.steps(0, length.planned)
+    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.suppressed)
+
+
+class Recovery:
+    """The guard's hands, for one attempt or several within a process."""
+
+    def __init__(self, job: Job, state: State, saver: AsyncCheckpointer, observers: Observers) -> None:
+        self.job, self._state, self._saver, self._observers = job, state, saver, observers
+        self._world = state.engine.world
+
+    @property
+    def verdict(self) -> int:
+        """1 where a decision waits for the step boundary; ranks take the largest."""
+        guard = self._state.guard
+        return int(guard is not None and guard.pending is not None)
+
+    # ---- after a step
+
+    def after(self, step: Step, course: Course) -> None:
+        """Give a step to the guard, and write to the ledger what it found and what was refused."""
+        state, guard, found = self._state, self._state.guard, dict[str, Any]()
+        if guard is not None:
+            guard.config = course.recipe.guard
+            found = self._judge(guard, self._seen(step))
+        if step.skipped:
+            self.job.ledger.note("skip", state, in_a_row=state.skips_in_a_row, **found, **step.evidence())
+        if guard is None:
+            return
+        self._probe(guard, step)
+        if guard.pending is not None and not guard.acts:
+            action = self._decide(guard.pending)
+            fields = {**guard.pending.fields(), "text": action.text}
+            self.job.ledger.note("observed", state, would=action.kind, **fields)
+            guard.let_go()
+
+    def _seen(self, step: Step) -> Seen:
+        state, scaler = self._state, self._state.engine.scaler
+        return Seen(
+            step=step.step,
+            loss=step.loss,
+            norm=step.grad_norm,
+            applied=not step.skipped,
+            in_a_row=state.skips_in_a_row,
+            clock=state.loader.clock - step.num_samples,
+            rows=step.num_samples,
+            scale=None if scaler is None else scaler.scale,
+        )
+
+    def _judge(self, guard: Guard, seen: Seen) -> dict[str, Any]:
+        """Fields of the record of a refused step."""
+        fields: dict[str, Any] = {}
+        for finding in guard.judge(seen):
+            match finding.rule:
+                case "D1c":
+                    self._note("spike", finding)
+                case "D0":
+                    fields = {"rule": "D0", **finding.inputs}
+                case _:
+                    kind = "clip" if finding.rule == "D1a" else "skip"
+                    fields = {"rule": finding.rule, **finding.inputs}
+                    if not guard.acts:
+                        self._note("observed", finding, would=kind)
+                    elif guard.suppresses(kind, seen.step):
+                        self._note("suppressed", finding, decision=kind)
+        return fields
+
+    def _note(self, kind: str, finding: Finding, **fields: Any) -> None:
+        self.job.ledger.note(kind, self._state, rule=finding.rule, onset=finding.onset, **finding.inputs, **fields)
+
+    # ---- slow divergence
+
+    def _probe(self, guard: Guard, step: Step) -> None:
+        if not self._held_out or not guard.probe_every:
+            return
+        asked = guard.wants_probe
+        if not asked and not is_due(step.step, guard.probe_every):
+            return
+        loss = self._probe_loss(step)
+        z = guard.probed(step.step, loss)
+        if asked or (z > 0 and guard.pending is not None):
+            self.job.ledger.note("probe", self._state, loss=loss, z=z, asked=asked)
+
+    def _probe_loss(self, step: Step) -> float:
+        def proceed() -> bool:
+            self.job.control.enter("evaluate", step)
+            return True
+
+        engine = self._state.engine
+        with engine.weights_to_evaluate():
+            report = self._evaluator.evaluate(engine, self._held_out, with_tasks=False, proceed=proceed)
+        return report.total.loss
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        inputs, recipe = self.job.inputs, self.job.recipe
+        return Evaluator(inputs.corpus, inputs.tokenizer, recipe, recipe.train.sequence)
+
+    @cached_property
+    def _held_out(self) -> dict[str, HeldOut]:
+        """The same rows at every probe; none where the data has no validation text."""
+        inputs = self.job.inputs
+        if not inputs.corpus.validation:
+            return {}
+        tokens = min(PROBE_TOKENS, inputs.recipe.train.batch_tokens)
+        return self._evaluator.rows(max(tokens // len(inputs.corpus.validation), inputs.recipe.train.sequence))
+
+    # ---- at a step boundary
+
+    def act(self, intervener: Intervener) -> Intervener:
+        """Decide about what is pending, and do it. DivergedError where the run pauses."""
+        guard, job = self._state.guard, self.job
+        assert guard is not None
+        pending = guard.pending
+        text = self._world.broadcast_text("" if pending is None else json.dumps(asdict(pending)))
+        if not text:
+            job.ledger.note("warning", self._state, text="ranks disagree about whether the run diverges")
+            guard.let_go()
+            return intervener
+        finding = Finding(**json.loads(text))
+        action = self._decide(finding)
+        kind = "swap" if action.swap else "overlay" if action.overlay else action.kind
+        if guard.suppresses(kind, self._state.step) or guard.suppresses(action.kind, self._state.step):
+            self._note("suppressed", replace(finding, inputs={}), decision=kind, inputs=finding.inputs)
+            guard.let_go()
+            return intervener
+        if action.kind == "pause":
+            raise self._pause(finding, action.text)
+        job.control.enter("save", self._state)
+        self._saver.forget(self._state)
+        checkpoint = self._saver.newest_up_to(action.effective_step)
+        if not checkpoint:
+            raise self._pause(finding, f"there is no checkpoint of step {action.effective_step:,} or before")
+        return self._go_back(intervener, finding, action, checkpoint)
+
+    def _decide(self, finding: Finding) -> Action:
+        guard, recipe = self._state.guard, self.job.course.recipe
+        assert guard is not None
+        swaps = [word for word in guard.config.swaps if self._changes(self.job.course, word)]
+        return decide(finding, self.job.ledger.now.decisions, recipe.guard.mode, guard.spans, swaps)
+
+    def _changes(self, course: Course, word: str) -> tuple[SettingChange, ...]:
+        """What a setting would change; nothing where the run does not have it."""
+        try:
+            return propose(course.resolved, [word], self._state.matched_rate)
+        except UsageError:
+            return ()
+
+    def _pause(self, finding: Finding, why: str) -> DivergedError:
+        job = self.job
+        job.ledger.note("pause", self._state, **finding.fields(), text=why)
+        guard = self._state.guard
+        assert guard is not None
+        evidence = job.run.incidents / f"guard-step-{self._state.step:08d}.json"
+        if job.output.is_rank0:
+            job.run.incidents.mkdir(exist_ok=True)
+        job.output.write_json(evidence, {"finding": asdict(finding), "guard": guard.state()})
+        return DivergedError(
+            f"paused at step {self._state.step:,}: the run diverges since step {finding.onset:,} ({finding.rule}), and "
+            f"{why}. Look at the data of these steps (events.jsonl, {evidence.name} in incidents/); "
+            f"`hornbook resume {job.run.path}` goes on from the newest checkpoint, with a lower --optim.lr or a "
+            "smaller --optim.clip"
+        )
+
+    def _go_back(self, intervener: Intervener, finding: Finding, action: Action, checkpoint: str) -> Intervener:
+        job, state = self.job, self._state
+        window = self._window(action)
+        made = self._intervention(intervener.course, action)
+        fields: dict[str, Any] = {**finding.fields(), "effective_step": action.effective_step}
+        fields |= {"left_out": action.last - action.first + 1, "windows": [window], "checkpoint": checkpoint}
+        if made is not None:
+            place = {"step": made.step, "tokens": made.tokens, "swap": action.swap}
+            fields["intervention"] = {**place, **made.fields()}
+            fields["recipe_before"] = bound.digest_of(job.run.recipe)
+        job.ledger.note("rollback", state, **fields, text=action.text)
+        self._observers.metrics.sync()
+        self._observers.note(
+            f"step {state.step:,}: the run diverges since step {finding.onset:,} ({finding.rule}); back to "
+            f"{checkpoint}, {action.text}"
+        )
+        job.ledger.begin_attempt()
+        start = replace(job.start, mode="resume", init_from=None, changes=(), ends_interventions=False)
+        self.job = job = replace(job, start=start)
+        if made is not None:
+            job.write_recipe()
+        if intervener.course.blend is not None:
+            blend = intervener.course.blend
+            state.use_activation(blend.before, blend.after, 0.0)
+        state.saved_course = job.saved_course
+        self._saver.restore(state)
+        past = job.ledger.past
+        state.fewer_rows = list(past.fewer_rows)
+        state.loader.skip(past.skipped_ranges)
+        self._saver.pass_on_notes(state)
+        self._observers.evaluation.losses.clear()
+        return Intervener(job, self._world, state, self._observers, self._saver)
+
+    def _window(self, action: Action) -> tuple[int, int]:
+        """The half-open range of positions that the steps of an action read, or would."""
+        guard, skipped = self._state.guard, self._state.loader.skipped
+        assert guard is not None
+        first, end = guard.clock_before(action.first), guard.clock_before(action.last + 1)
+        return int(positions_of(first, 1, skipped)[0]), int(positions_of(end - 1, 1, skipped)[0]) + 1
+
+    def _intervention(self, course: Course, action: Action) -> Intervention | None:
+        """What changes where the window begins, beside the data."""
+        guard, state = self._state.guard, self._state
+        assert guard is not None
+        step, sequence = action.effective_step, state.loader.index.sequence
+        tokens = state.tokens - (state.loader.clock - guard.clock_before(action.first)) * sequence
+        if action.swap:
+            return Intervention(step, tokens, self._changes(course, action.swap))
+        if not action.overlay:
+            return None
+        steps = guard.spans.of(OVERLAY_STEPS, LEAST_OVERLAY)
+        span = round(course.length.batches.tokens_of(steps, tokens))
+        return Intervention(step, tokens, overlay=Overlay(OVERLAY_FACTOR, span, span))

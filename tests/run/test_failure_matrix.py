@@ -1,0 +1,44 @@
+"""The table of failures names tests and benchmarks that exist, and every row of it is proved or says why not."""
+
+import ast
+import importlib.util
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CASES = tomllib.loads(Path(__file__).with_name("failure_matrix.toml").read_text())["cases"]
+
+
+@cache
+def functions_of(path: str) -> set[str]:
+    """Names of the test functions of a file."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_all_rows_are_there_once() -> None:
+    assert [case["number"] for case in CASES] == list(range(1, 81))
+    assert len({case["words"] for case in CASES}) == 80
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["number"])
+def test_what_proves_a_row_exists(case: dict) -> None:
+    assert bool(case.get("proof")) != bool(case.get("missing"))
+    for test in case.get("proof", ()):
+        path, name = test.split("::")
+        assert name.partition("[")[0] in functions_of(path), test
+    for module in case.get("benchmarks", ()):
+        assert importlib.util.find_spec(module) is not None, module
+
+
+def test_rows_of_rehearsals_are_rows_of_the_table() -> None:
+    from hornbook.run.diagnose.rehearsal.cases import all_cases
+
+    assert {number for case in all_cases() for number in case.rows} <= {case["number"] for case in CASES}
+    for case in all_cases():
+        for world in (1, 2):
+            assert case.plan(world).faults
+            assert case.codes(world)[-1] in ("0", "9")
