@@ -137,8 +137,9 @@ class Observers:
         for console in self.consoles:
             console.note(text)
 
-    def conclude(self, run: RunDir) -> None:
-        """Show at the end of a run whether more tokens are worth it."""
+    def conclude(self, at: Position, run: RunDir) -> None:
+        """Score every validation token at the end of a run, and show whether more tokens are worth it."""
+        self.evaluation.score_all(at)
         if self.consoles and (text := conclusion(run)):
             self.note(text)
 
