@@ -120,8 +120,7 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
                 _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
             control.enter("save", state)
             checkpointer.save(state, final=True)
-            observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
-            observers.conclude(job.run)
+            observers.conclude(state, job.run)  # scores every validation token, now that the last step is saved
             control.enter("end", state)
             control.refuse_rest(state)
             job.ledger.note("finish", state)
