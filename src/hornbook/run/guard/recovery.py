@@ -38,7 +38,7 @@ def open_guard(job: Job) -> Guard | None:
     axis, warmup = Axis(length.planned, length.batches), getattr(recipe.optim.schedule, "warmup", None)
     steps = 0 if warmup is None else length.batches.steps(0, round(axis.tokens(warmup)))
     whole = length.batches.steps(0, length.planned)
-    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.suppressed)
+    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.suppressed | job.start.suppressed)
 
 
 class Recovery:
