@@ -90,7 +90,7 @@ def test_modded_nanogpt_finds_headers_delimiters_and_enough_files(text: Text, tm
     assert np.array_equal(read(files[4]), first)
     starts = np.flatnonzero(first == 50256)
     assert starts[0] == 0
-    assert np.diff([*starts, len(first)]).max() <= 16
+    assert np.diff(np.append(starts, len(first))).max() <= 16
     assert len(first) - len(starts) == sum(text.train.tokens != text.delimiter)
     held_out = read(tmp_path / "data" / "fineweb10B" / "fineweb_val_000000.bin")
     wanted = np.where(text.held_out.tokens == text.delimiter, 50256, text.held_out.tokens)
