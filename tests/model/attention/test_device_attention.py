@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from hornbook.model.attention import attend as attend_module
 from hornbook.model.attention import device_attention, key_tables
