@@ -85,7 +85,7 @@ def train(job: Job) -> Exit:
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > course.recipe.guard.max_skips and not recovery.verdict:
+                if state.skips_in_a_row > course.recipe.guard.max_skips and recovery.is_helpless(step):
                     raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
                 if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
                     control.enter("save", state)
