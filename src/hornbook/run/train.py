@@ -111,7 +111,7 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > course.recipe.guard.max_skips and not recovery.verdict:
+                if state.skips_in_a_row > course.recipe.guard.max_skips and recovery.is_helpless(step):
                     raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
                 checkpointer.keep(state, course.recipe.checkpoint.every, step)
                 for keeper in () if step.final else keepers:

@@ -54,6 +54,11 @@ class Recovery:
         guard = self._state.guard
         return int(guard is not None and guard.pending is not None)
 
+    def is_helpless(self, step: Step) -> bool:
+        """Whether nothing but the end of the run follows from too many updates refused in a row."""
+        guard = self._state.guard
+        return guard is None or not guard.acts or (guard.pending is None and not self._seen(step).is_finite)
+
     # ---- after a step
 
     def after(self, step: Step, course: Course) -> None:
@@ -91,8 +96,8 @@ class Recovery:
         fields: dict[str, Any] = {}
         for finding in guard.judge(seen):
             match finding.rule:
-                case "D1c":
-                    self._note("spike", finding)
+                case "D1c" | "level":
+                    self._note("spike" if finding.rule == "D1c" else "level", finding)
                 case "D0":
                     fields = {"rule": "D0", **finding.inputs}
                 case _:
