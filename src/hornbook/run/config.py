@@ -194,6 +194,7 @@ Event = Literal[
     "fail",
     "rollback",
     "spike",
+    "precursor",
     "pause",
     "straggler",
     "throughput",

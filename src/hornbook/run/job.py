@@ -40,6 +40,8 @@ class Start:
     """Settings that a resume changes; `launch` fills them in."""
     ends_interventions: bool = False
     """Whether these changes take the place of the run's interventions (`interventions.ends_interventions`)."""
+    suppressed: frozenset[tuple[str, int]] = frozenset()
+    """Decisions of the guard that are not taken, as (kind, step): what would have been without them."""
     faults: "FaultInjector | None" = None
     """What is to go wrong, to try it out; None: nothing is injected."""
 

@@ -111,7 +111,7 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > course.recipe.guard.max_skips and not recovery.verdict:
+                if state.skips_in_a_row > course.recipe.guard.max_skips and recovery.is_helpless(step):
                     raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
                 checkpointer.keep(state, course.recipe.checkpoint.every, step)
                 for keeper in () if step.final else keepers:
@@ -120,8 +120,7 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
                 _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
             control.enter("save", state)
             checkpointer.save(state, final=True)
-            observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
-            observers.conclude(job.run)
+            observers.conclude(state, job.run)  # scores every validation token, now that the last step is saved
             control.enter("end", state)
             control.refuse_rest(state)
             job.ledger.note("finish", state)

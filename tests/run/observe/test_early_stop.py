@@ -44,13 +44,15 @@ def test_it_ends_all_ranks_by_the_ledger(
 def test_a_resume_goes_by_what_was_decided_and_by_losses_of_before(
     tmp_path: Path, launch_run: Launch, branch: Branch
 ) -> None:
-    launch_run(tmp_path / "whole", *STOP)
+    stop = (*STOP[1:], "eval.every=1", "eval.stop.rest=1.0")  # after step 3 for three steps more
+    launch_run(tmp_path / "whole", *stop)
+    assert [step for step, _ in shortened(tmp_path / "whole")] == [3]
     run = RunDir(tmp_path / "parts").create()
-    for number, step in enumerate((5, 6)):
+    for number, step in enumerate((2, 3, 4)):
         write_request(run, Request(action="stop", at_step=step))
-        assert launch_run(run.path, *(() if number else STOP), mode="resume" if number else "start") == Exit.RESUMABLE
+        assert launch_run(run.path, *(() if number else stop), mode="resume" if number else "start") == Exit.RESUMABLE
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    assert [step for step, _ in shortened(run.path)] == [6]
+    assert [step for step, _ in shortened(run.path)] == [3]
     assert branch(run.path) == branch(tmp_path / "whole")
 
 

@@ -29,6 +29,7 @@ from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.interval import SaveInterval
 from hornbook.run.checkpoints.memory_tier import MemoryTier
 from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
+from hornbook.run.guard.policy import LEAST_BACK, WINDOW, Spans
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position
 from hornbook.run.observe.observers import Observers
@@ -107,6 +108,7 @@ class AsyncCheckpointer:
             self._exchange,
             lambda manifest: bound.why_foreign(job.run, job.ledger.now, manifest),
             job.run.check_owner,
+            steps_back(job),
         )
         self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every != 0
         self._buffers: Buffers | None = None
@@ -268,6 +270,13 @@ class AsyncCheckpointer:
         for note in self._store.take_notes():
             self._ledger.note(note.kind, state, path=note.path, text=note.text)
             self._observers.note(f"{note.path}: {note.text}")
+
+
+def steps_back(job: Job) -> int:
+    """Steps that the guard of a run may want to go back: those until it finds a divergence, and the margin before."""
+    length = job.length
+    steps = length.batches.steps(0, length.planned)
+    return Spans(steps).of(WINDOW, LEAST_BACK) if job.recipe.guard.mode in ("safe", "auto") else 0
 
 
 def deadline(slowest: float) -> float:

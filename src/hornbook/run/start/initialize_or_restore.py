@@ -174,7 +174,7 @@ def _environment(job: Job, world: World) -> dict[str, Any]:
     except (OSError, ValueError):
         job.output.write_json(job.run.env, environment)
         return now
-    changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
+    changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before.get(key, now[key]) != now[key]]
     return now | ({"changed": changed} if changed else {})
 
 
