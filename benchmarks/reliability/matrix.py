@@ -85,12 +85,9 @@ def is_current(row: dict[str, Any], case: dict[str, Any]) -> bool:
 def page(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
     """The table for the docs."""
     counts = Counter(row["outcome"] for row in rows)
-    told = ", ".join(f"{counts[name]} {name}" for name in ("passed", "skipped", "failed", "not proved"))
-    lines = ["# The failure matrix", "", "What goes wrong, and whether the tests of each row pass. Written by", ""]
-    lines += [
-        "`python -m benchmarks.reliability.matrix` from `tests/run/failure_matrix.toml`, which names the tests.",
-        "",
-    ]
+    told = ", ".join(f"{counts[name]} {name}" for name in ("passed", "skipped", "failed", "not proved", "not run"))
+    lines = ["# The failure matrix", "", "What goes wrong, and whether the tests of each row pass. Written by"]
+    lines += ["`python -m benchmarks.reliability.matrix` from `tests/run/failure_matrix.toml`, which names tests.", ""]
     lines += [f"{told}. {report.machine_line(machine)}"]
     cells = [(row["number"], row["words"], row["outcome"], _told(row)) for row in rows]
     return "\n".join([*lines, *report.rows_of(["", "case", "outcome", "tests"], cells)])
@@ -99,6 +96,12 @@ def page(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
 def _told(row: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in row.get("tests", {}).items())
     return "; ".join(filter(None, [counts, str(row.get("why", "")).replace("|", "\\|").replace("\n", " ")]))
+
+
+def all_rows(rows: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was found of every row of the table; of those that are still to be run, that."""
+    still = {"outcome": "not run", "why": ""}
+    return [rows.get(case["number"]) or {"number": case["number"], "words": case["words"]} | still for case in cases()]
 
 
 def run(numbers: Sequence[int] = (), *, again: bool = False) -> bool:
@@ -113,7 +116,7 @@ def run(numbers: Sequence[int] = (), *, again: bool = False) -> bool:
         print(f"{row['number']:>3}  {row['outcome']:<10}  {row['words']}  {row.get('why', '')}", flush=True)
         ordered = [rows[number] for number in sorted(rows)]
         report.write(NAME, {"outcomes": dict(Counter(each["outcome"] for each in ordered)), "rows": ordered})
-        PAGE.write_text(page(ordered, report.machine()), encoding="utf-8")
+        PAGE.write_text(page(all_rows(rows), report.machine()), encoding="utf-8")
     return not any(row["outcome"] == "failed" for row in rows.values())
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import tomllib
 from functools import cache
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -32,6 +33,27 @@ def test_what_proves_a_row_exists(case: dict) -> None:
         assert name.partition("[")[0] in functions_of(path), test
     for module in case.get("benchmarks", ()):
         assert importlib.util.find_spec(module) is not None, module
+
+
+@pytest.mark.parametrize(
+    ("tests", "code", "outcome"),
+    [
+        ([""], 0, "passed"),
+        (["", "<skipped message='no strace'/>"], 0, "passed"),
+        (["<skipped message='no strace'/>"], 0, "skipped"),
+        (["", "<failure message='assert 1 == 2'/>"], 1, "failed"),
+        ([""], 3, "failed"),
+        ([], 4, "failed"),
+    ],
+)
+def test_the_outcome_of_a_row(monkeypatch: pytest.MonkeyPatch, tests: list[str], code: int, outcome: str) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.reliability import matrix
+
+    found = "".join(f"<testcase name='t{n}' time='1'>{inner}</testcase>" for n, inner in enumerate(tests))
+    judged = matrix.judge(ElementTree.fromstring(f"<testsuite>{found}</testsuite>"), code)
+    assert judged["outcome"] == outcome
+    assert ("no strace" in judged["why"]) == any("strace" in each for each in tests)
 
 
 def test_rows_of_rehearsals_are_rows_of_the_table() -> None:

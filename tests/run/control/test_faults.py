@@ -85,6 +85,7 @@ def test_a_fault_that_cannot_happen_here_is_refused(tiny_settings: tuple[str, ..
     cases = (
         ({"do": "kill9", "at": {"step": 1, "rank": 1}}, r"faults\.0 \(kill9\): there is no rank 1, the run has 1"),
         ({"do": "stop", "to": "supervisor", "at": {"step": 1}}, "has no supervisor"),
+        ({"do": "stop", "at": {"step": 0, "phase": "setup"}}, "have a phase 'setup'"),
     )
     for fault, told in cases:
         with pytest.raises(UsageError, match=told):

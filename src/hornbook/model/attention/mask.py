@@ -8,6 +8,7 @@ by all layers.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -92,13 +93,35 @@ class AttentionMask:
         """The interval of each query of a row; queries are the last of the keys' positions."""
         if self.kind == "cross":
             return self._across(queries, keys, row)
-        positions = torch.arange(keys - queries, keys)
         starts, ends = _boundaries(self.lengths, row, keys)
         number = _document_numbers(starts, ends)[keys - queries :]
-        starts, ends = starts[number], ends[number]
+        prefix = None if self.prefixes is None else torch.tensor(self.prefixes[row])[number]
+        return self._seen(starts[number], ends[number], prefix, keys)
+
+    def intervals_of_rows(self, queries: int, keys: int, rows: int) -> Interval:
+        """The intervals of each query of rows 0 to `rows` - 1, [rows, queries] each.
+
+        Documents of all rows at once: a GPU waits for this at the beginning of every step.
+        """
+        if self.kind == "cross" or self.lengths is None:
+            starts, ends = zip(*(self.intervals(queries, keys, row) for row in range(rows)), strict=True)
+            return torch.stack(starts), torch.stack(ends)
+        for row in range(rows):
+            assert sum(self.lengths[row]) == keys, f"row {row}: its documents are not of {keys} positions in all"
+        sizes = torch.tensor([*chain.from_iterable(self.lengths[:rows])])
+        of_row = torch.arange(rows).repeat_interleave(torch.tensor([len(own) for own in self.lengths[:rows]]))
+        ends = sizes.cumsum(0) - keys * of_row
+        number = torch.arange(len(sizes)).repeat_interleave(sizes).view(rows, keys)[:, keys - queries :]
+        prefix = None
+        if self.prefixes is not None:
+            prefix = torch.tensor([*chain.from_iterable(self.prefixes[:rows])])[number]
+        return self._seen((ends - sizes)[number], ends[number], prefix, keys)
+
+    def _seen(self, starts: Tensor, ends: Tensor, prefix: Tensor | None, keys: int) -> Interval:
+        """What the last queries of `keys` positions see of their documents, which reach from `starts` to `ends`."""
+        positions = torch.arange(keys - starts.shape[-1], keys)
         if self.kind == "causal":
-            prefix = 0 if self.prefixes is None else torch.tensor(self.prefixes[row])[number]
-            ends = torch.maximum(positions + 1, starts + prefix)
+            ends = torch.maximum(positions + 1, starts + (0 if prefix is None else prefix))
         if self.window is not None:
             causal = self.kind == "causal"
             before, after = (self.window - 1, keys) if causal else (self.window // 2, self.window // 2)

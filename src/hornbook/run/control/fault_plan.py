@@ -215,5 +215,7 @@ def check_plan(plan: FaultPlan, recipe: Recipe) -> None:
             raise UsageError(f"{where}: there is no rank {fault.at.rank}, the run has {world}")
         if isinstance(fault, SignalFault) and fault.to == "supervisor" and world == 1:
             raise UsageError(f"{where}: a run of one rank has no supervisor")
+        if fault.phase == "setup" and world == 1:
+            raise UsageError(f"{where}: only ranks that a supervisor starts have a phase 'setup'")
         if fault.phase in PASSES and stages > 1:
             raise UsageError(f"{where}: stages of a pipeline have no phase {fault.phase!r}: name another phase or kind")
