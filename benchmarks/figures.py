@@ -219,6 +219,19 @@ def soak(found: dict[str, Any]) -> list[str]:
     )
 
 
+def statistics_cost(found: dict[str, Any]) -> list[str]:
+    """What the statistics of layers cost."""
+    rows = [
+        (name, f"{each['step_seconds']:.3f}", f"{each['measurement']:.0%}", each["every"], f"{each['share']:.2%}")
+        for name, each in found["models"].items()
+    ]
+    return section(
+        "Statistics of layers",
+        "`python -m benchmarks.reliability.statistics_cost`: steps and measured steps in turn.",
+        *rows_of(["model", "s a step", "a measurement, of a step", "every (steps)", "of training"], rows),
+    )
+
+
 def _recovery(mode: str, seconds: dict[str, dict[str, float]]) -> str:
     how = {"plain": "From checkpoints alone", "healing": "With ranks on standby and a copy in memory of every step"}
     again, new = (seconds[name] for name in ("recovery_seconds", "new_step_seconds"))
@@ -422,6 +435,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             kill_ranks,
             failure_matrix,
             soak,
+            statistics_cost,
             quickstart,
             cold_start,
             quickstart_matrix,

@@ -30,15 +30,16 @@ REASON = "eval.stop: no validation loss below"
 def test_it_ends_all_ranks_by_the_ledger(
     tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...], branch: Branch, ranks: int
 ) -> None:
-    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, *STOP, f"parallel.data={ranks}"]
+    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, *STOP, "eval.stop.rest=0.5"]
+    words.append(f"parallel.data={ranks}")
     started = launcher.start(words, tmp_path / "log")
     assert started.wait() == Exit.DONE, started.text
     ((step, reason),) = shortened(tmp_path / "run")
     assert (step, reason.startswith(REASON)) == (6, True)
     steps = branch(tmp_path / "run")
-    assert [each["step"] for each in steps] == [1, 2, 3, 4, 5, 6, 7]
-    assert steps[-1]["lr"] < 0.3 * steps[-2]["lr"]  # the cosine ends with the run
-    assert "shortened after step 6 from 12 to 7 steps (eval.stop: no validation loss" in started.text
+    assert [each["step"] for each in steps] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert steps[8]["lr"] < 0.35 * steps[5]["lr"]  # the cosine ends with the run
+    assert "shortened after step 6 from 12 to 9 steps (eval.stop: no validation loss" in started.text
 
 
 def test_a_resume_goes_by_what_was_decided_and_by_losses_of_before(

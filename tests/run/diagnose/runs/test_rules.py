@@ -138,12 +138,12 @@ def test_a_healthy_run_of_300_steps_triggers_none(tmp_path: Path, launch_run: La
 
 
 def test_a_run_without_a_learning_rate_learns_nothing(tmp_path: Path, launch_run: Launch) -> None:
-    launch_run(tmp_path / "run", *LONG, "optim.lr=1e-8", "optim.schedule.kind=constant")
+    launch_run(tmp_path / "run", *LONG, "train.tokens=27k", "optim.lr=1e-8", "optim.schedule.kind=constant")
     assert diagnosed(tmp_path / "run") == {"plateau", "above_unigram"}
 
 
 def test_a_run_with_a_far_too_high_rate_kills_its_units(tmp_path: Path, launch_run: Launch) -> None:
-    launch_run(tmp_path / "run", *LONG, "optim.lr=1.0", "optim.clip=0")
+    launch_run(tmp_path / "run", *LONG, "train.tokens=15k", "optim.lr=1.0", "optim.clip=0")
     assert "dead_units" in diagnosed(tmp_path / "run")
 
 

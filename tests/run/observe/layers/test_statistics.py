@@ -61,7 +61,14 @@ def test_they_only_look_and_count_what_the_run_counts(tmp_path: Path, launch_run
     assert set(second) == {"embedding", "blocks.0", "norm"}
 
 
-@pytest.mark.parametrize("layout", ["parallel.shard=everything", "parallel.shard=optimizer", "parallel.tensor=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "parallel.shard=everything",
+        "parallel.tensor=2",
+        pytest.param("parallel.shard=optimizer", marks=pytest.mark.slow),
+    ],
+)
 def test_ranks_find_what_one_process_finds(
     tmp_path: Path, launcher: Launcher, launch_run: Launch, tiny_settings: tuple[str, ...], layout: str
 ) -> None:
