@@ -93,9 +93,8 @@ def block_mask(starts: Tensor, ends: Tensor, keys: int, there: tuple[Tensor, Ten
     fields: dict[str, Any] = {}
     for name, blocks in (("kv", seen), ("q", seen.mT)):  # BlockMask.from_kv_blocks takes twice as long for the second
         for kind, *ordered in zip(("", "full_"), *_in_order(blocks), strict=True):
-            fields[f"{kind}{name}_num_blocks"], fields[f"{kind}{name}_indices"] = (
-                to_device(each, device) for each in ordered
-            )
+            names = f"{kind}{name}_num_blocks", f"{kind}{name}_indices"
+            fields |= zip(names, (to_device(each, device) for each in ordered), strict=True)
     return BlockMask((queries, keys), **fields, BLOCK_SIZE=(BLOCK, BLOCK), mask_mod=sees(*there))
 
 

@@ -106,15 +106,13 @@ class AttentionMask:
         if self.kind == "cross" or self.lengths is None:
             starts, ends = zip(*(self.intervals(queries, keys, row) for row in range(rows)), strict=True)
             return torch.stack(starts), torch.stack(ends)
-        for row in range(rows):
-            assert sum(self.lengths[row]) == keys, f"row {row}: its documents are not of {keys} positions in all"
-        sizes = torch.tensor([*chain.from_iterable(self.lengths[:rows])])
-        of_row = torch.arange(rows).repeat_interleave(torch.tensor([len(own) for own in self.lengths[:rows]]))
-        ends = sizes.cumsum(0) - keys * of_row
+        for row, own in enumerate(self.lengths[:rows]):
+            assert sum(own) == keys, f"row {row}: documents of {sum(own)} positions in all, but there are {keys}"
+        sizes = torch.tensor([*chain(*self.lengths[:rows])])
+        counts = torch.tensor([*map(len, self.lengths[:rows])])
+        ends = sizes.cumsum(0) - keys * torch.arange(rows).repeat_interleave(counts)
         number = torch.arange(len(sizes)).repeat_interleave(sizes).view(rows, keys)[:, keys - queries :]
-        prefix = None
-        if self.prefixes is not None:
-            prefix = torch.tensor([*chain.from_iterable(self.prefixes[:rows])])[number]
+        prefix = None if self.prefixes is None else torch.tensor([*chain(*self.prefixes[:rows])])[number]
         return self._seen((ends - sizes)[number], ends[number], prefix, keys)
 
     def _seen(self, starts: Tensor, ends: Tensor, prefix: Tensor | None, keys: int) -> Interval:
@@ -123,8 +121,7 @@ class AttentionMask:
         if self.kind == "causal":
             ends = torch.maximum(positions + 1, starts + (0 if prefix is None else prefix))
         if self.window is not None:
-            causal = self.kind == "causal"
-            before, after = (self.window - 1, keys) if causal else (self.window // 2, self.window // 2)
+            before, after = (self.window - 1, keys) if self.kind == "causal" else (self.window // 2, self.window // 2)
             starts, ends = torch.maximum(starts, positions - before), torch.minimum(ends, positions + after + 1)
         return starts, ends
 
@@ -159,8 +156,8 @@ def dense_mask(
     mask: AttentionMask, batch: int, queries: int, keys: int, device: torch.device | str = "cpu"
 ) -> Bool[Tensor, "rows queries keys"]:
     """True where a query sees a key; rows is the batch, or 1 where all rows have the same mask."""
-    intervals = [mask.intervals(queries, keys, row) for row in range(1 if mask.uniform else batch)]
-    starts, ends = (torch.stack(each).to(device)[..., None] for each in zip(*intervals, strict=True))
+    intervals = mask.intervals_of_rows(queries, keys, 1 if mask.uniform else batch)
+    starts, ends = (each.to(device)[..., None] for each in intervals)
     position = torch.arange(keys, device=device)
     return (starts <= position) & (position < ends)
 

@@ -63,8 +63,7 @@ DEVICE_SHARE = 64
 which costs a GPU, where products are fast beside memory, as much as products of some hundred tokens."""
 
 ROW_UNIT = 128
-"""On a GPU each row of logits begins at a multiple of so many bytes. Products that read or write rows at odd addresses,
-as those of GPT-2's 50,257 tokens would lie, cannot be copied in wide pieces, and are several times slower."""
+"""On a GPU each row of logits begins at a multiple of so many bytes: wide reads and writes of products need that."""
 
 
 def chunk_rows(hidden: Tensor, matrix: Tensor, most_rows: int | None = None) -> int:
