@@ -163,9 +163,9 @@ class AsyncCheckpointer:
         ReplicasDifferError.
         """
         self.memory.judge(step)
-        saves = self._interval.is_due(state.step) if every == "auto" else is_due(state.step, every)
-        self._replicas.compare_if_due(state, saves=saves or step.final or self.memory.is_due(state))
-        if saves and not step.final:
+        due = self._interval.is_due(state.step) if every == "auto" else is_due(state.step, every)
+        self._replicas.compare_if_due(state, saving=due or step.final or self.memory.is_due(state))
+        if due and not step.final:
             self._control.enter("save", state)
             begun = time.monotonic()
             self.try_save(state)

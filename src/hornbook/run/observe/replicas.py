@@ -92,12 +92,12 @@ class ReplicaCheck:
         self._agreed: int | None = None
         """Newest step at which the ranks agreed."""
 
-    def compare_if_due(self, state: State, *, saves: bool) -> None:
+    def compare_if_due(self, state: State, *, saving: bool) -> None:
         """Compare after a step that is due, or whose state is about to be saved.
 
         Where most replicas agree, the others get their bits; else raises ReplicasDifferError on every rank.
         """
-        if not self._every or not (saves or state.step % self._every == 0):
+        if not self._every or not (saving or state.step % self._every == 0):
             return
         for kind, shards in (("weights", state.engine.shards), ("moments", state.moments())):
             mine = {name: each.tensor.detach() for name, each in shards.items() if each.tensor.numel()}
