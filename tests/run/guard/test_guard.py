@@ -10,7 +10,7 @@ import pytest
 from hornbook.run.config import GuardConfig
 from hornbook.run.guard.detectors import Drift, Overflows, Probes
 from hornbook.run.guard.guard import Guard, Seen
-from hornbook.run.guard.policy import Finding
+from hornbook.run.guard.policy import Detection
 
 # BLOOM-176B, iterations 31214 to 31222, as published in its training chronicles (tr11-176B-ml, 2022-04-12).
 BLOOM_LOSS = (2.199, 2.220, 2.595, 2.242, 2.345, 5.098, 3.492, 3.213, 2.805)
@@ -118,7 +118,7 @@ def test_too_many_refused_updates_ask_to_go_back() -> None:
     for number in range(1, 10):
         list(guard.judge(seen(number, float("nan"), float("nan"), applied=False, in_a_row=number)))
         assert (guard.pending is not None) == (number == 9)
-    assert guard.pending == Finding("D0", 9, 1, {"in_a_row": 9, "skips": 9})
+    assert guard.pending == Detection("D0", 9, 1, {"in_a_row": 9, "skips": 9})
 
 
 def test_the_state_goes_on_alike() -> None:

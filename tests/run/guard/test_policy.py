@@ -2,10 +2,10 @@
 
 import pytest
 
-from hornbook.run.guard.policy import Decision, Finding, Spans, decide, decisions_of
+from hornbook.run.guard.policy import Decision, Detection, Spans, decide, decisions_of
 
 LONG = Spans(100_000)
-SPIKE = Finding("D2", step=5_100, onset=5_000)
+SPIKE = Detection("D2", step=5_100, onset=5_000)
 
 
 def rollback(onset: int = 5_000, left_out: int = 200) -> Decision:
@@ -16,14 +16,14 @@ def test_the_first_time_it_goes_back_and_leaves_out_the_data() -> None:
     action = decide(SPIKE, [], "safe", LONG)
     assert (action.kind, action.first, action.last, action.overlay) == ("rollback", 4_950, 5_150, False)
     assert action.effective_step == 4_949
-    short = decide(Finding("D0", 5_003, 5_000), [], "safe", LONG)
+    short = decide(Detection("D0", 5_003, 5_000), [], "safe", LONG)
     assert short.last - short.first + 1 == 200
 
 
 def test_spans_shrink_with_the_run() -> None:
-    action = decide(Finding("D2", step=520, onset=500), [], "safe", Spans(1_000))
+    action = decide(Detection("D2", step=520, onset=500), [], "safe", Spans(1_000))
     assert (action.first, action.last) == (495, 525)
-    assert decide(Finding("D0", 3, 1), [], "safe", Spans(1_000)).first == 1
+    assert decide(Detection("D0", 3, 1), [], "safe", Spans(1_000)).first == 1
 
 
 def test_safe_pauses_at_the_third_time_at_one_place() -> None:
@@ -53,7 +53,7 @@ def test_auto_climbs_to_the_learning_rate_then_to_settings_then_pauses() -> None
 
 @pytest.mark.parametrize("rule", ["D3", "D4"])
 def test_slow_divergence_and_fp16_begin_with_the_learning_rate(rule: str) -> None:
-    finding = Finding(rule, 5_100, 5_000)  # pyright: ignore[reportArgumentType]
+    finding = Detection(rule, 5_100, 5_000)  # pyright: ignore[reportArgumentType]
     assert decide(finding, [], "auto", LONG).overlay
     assert not decide(finding, [], "safe", LONG).overlay
 
@@ -61,7 +61,7 @@ def test_slow_divergence_and_fp16_begin_with_the_learning_rate(rule: str) -> Non
 def test_budgets_of_rollbacks_and_of_data() -> None:
     past = [rollback(onset) for onset in (500, 2_000, 3_500)]
     assert "3 times within 10,000" in decide(SPIKE, past, "safe", LONG).text
-    assert decide(Finding("D2", 50_100, 50_000), past, "safe", LONG).kind == "rollback"
+    assert decide(Detection("D2", 50_100, 50_000), past, "safe", LONG).kind == "rollback"
     action = decide(SPIKE, [rollback(1_000, left_out=1_900)], "safe", LONG)
     assert action.kind == "pause"
     assert "2,101 steps would be left out, and 2,000 may be" in action.text

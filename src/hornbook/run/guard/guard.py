@@ -21,7 +21,7 @@ from hornbook.run.guard.detectors import (
     Probes,
     SpikeWatch,
 )
-from hornbook.run.guard.policy import Finding, Rule, Spans
+from hornbook.run.guard.policy import Detection, Rule, Spans
 from hornbook.run.guard.statistics import RobustWindow
 
 ARMED_AFTER = 64
@@ -90,7 +90,7 @@ class Guard:
         """Onset of what was let go."""
         self._probes, self._overflows = Probes(), Overflows()
         self._segments: list[tuple[int, int, int]] = []
-        self.pending: Finding | None = None
+        self.pending: Detection | None = None
         """What asks for a decision before the next step."""
         self.wants_probe = False
         """Whether a slow rise waits to be confirmed."""
@@ -127,7 +127,7 @@ class Guard:
 
     # ---- after a step
 
-    def judge(self, seen: Seen) -> Iterator[Finding]:
+    def judge(self, seen: Seen) -> Iterator[Detection]:
         """Take in a step; yields what it found about it. What needs a decision is `pending` too."""
         armed = self._is_armed(seen.step)
         inputs = {"z_loss": self._loss.z(seen.loss), "z_norm": self._norm.z(_log(seen.norm))} if armed else {}
@@ -138,7 +138,7 @@ class Guard:
         if flagged:
             self._flagged = [each for each in self._flagged if each > seen.step - SKIP_SPAN] + [seen.step]
         if (rule := self._rule_of_step(seen, z_loss, z_norm)) is not None:
-            yield Finding(rule, seen.step, seen.step, inputs)
+            yield Detection(rule, seen.step, seen.step, inputs)
         yield from self._spike(seen, inputs)
         yield from self._count(seen, z_loss, by_loss=rule == "D1b" and z_norm <= self.config.skip_norm_z)
         if seen.is_finite:
@@ -156,7 +156,7 @@ class Guard:
             return "D1b"
         return "D1a" if z_norm > config.clip_z else None
 
-    def _spike(self, seen: Seen, inputs: dict[str, Any]) -> Iterator[Finding]:
+    def _spike(self, seen: Seen, inputs: dict[str, Any]) -> Iterator[Detection]:
         if self._watch is not None:
             lasting = self.spans.of(LASTING, LEAST_LASTING)
             over = self._watch.add(seen.loss, lasting)
@@ -167,9 +167,9 @@ class Guard:
         elif inputs.get("z_loss", 0.0) > SPIKE_LOSS_Z and max(self._norm_zs) > SPIKE_NORM_Z:
             onset = self.onset(seen.step)
             self._watch = SpikeWatch(seen.step, onset, self._loss.middle, self._loss.deviation)
-            yield Finding("D1c", seen.step, onset, inputs)
+            yield Detection("D1c", seen.step, onset, inputs)
 
-    def _count(self, seen: Seen, z_loss: float, *, by_loss: bool) -> Iterator[Finding]:
+    def _count(self, seen: Seen, z_loss: float, *, by_loss: bool) -> Iterator[Detection]:
         """Refused updates, and what too many of them ask for."""
         if by_loss:
             self._high_losses += 1
@@ -183,7 +183,7 @@ class Guard:
             self._ask("D4", seen, self.onset(seen.step), {"scale": seen.scale})
         counts = {"in_a_row": seen.in_a_row, "skips": len(self._skips)}
         if seen.in_a_row > self.config.max_skips and seen.is_finite and not self._loss_is_out:
-            yield Finding("level", seen.step, self.onset(seen.step), counts)
+            yield Detection("level", seen.step, self.onset(seen.step), counts)
             self.rearm()
         elif seen.in_a_row > self.config.max_skips or len(self._skips) > SKIPS:
             self._ask("D1b" if seen.is_finite else "D0", seen, self.onset(seen.step), counts)
@@ -198,7 +198,7 @@ class Guard:
 
     def _ask(self, rule: Rule, seen: Seen, onset: int, inputs: dict[str, Any]) -> None:
         if onset != self._excused:
-            self.pending = self.pending or Finding(rule, seen.step, onset, inputs)
+            self.pending = self.pending or Detection(rule, seen.step, onset, inputs)
 
     def onset(self, step: int) -> int:
         """The first of the steps that stood out one soon after the other, up to `step`."""
@@ -222,7 +222,7 @@ class Guard:
         good, self.wants_probe = self._probes.good_step, False
         z, confirmed = self._probes.add(step, loss)
         if confirmed and self.pending is None:
-            self.pending = Finding("D3", step, good + 1, {"z_probe": z, "loss_probe": loss})
+            self.pending = Detection("D3", step, good + 1, {"z_probe": z, "loss_probe": loss})
         return z
 
     def let_go(self) -> None:
@@ -280,7 +280,7 @@ class Guard:
         self._drift.load(state["drift"])
         self._probes, self._overflows = Probes(**state["probes"]), Overflows(**state["overflows"])
         self._segments = [(first, clock, rows) for first, clock, rows in state["segments"]]
-        self.pending = None if state["pending"] is None else Finding(**state["pending"])
+        self.pending = None if state["pending"] is None else Detection(**state["pending"])
         self.wants_probe = state["wants_probe"]
 
 

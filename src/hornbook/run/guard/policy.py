@@ -39,7 +39,7 @@ Rule = Literal["D0", "D1a", "D1b", "D1c", "D2", "D3", "D4", "level"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Detection:
     """What a detector found."""
 
     rule: Rule
@@ -114,7 +114,7 @@ def decisions_of(record: Mapping[str, Any]) -> list[Decision]:
     return found
 
 
-def decide(finding: Finding, past: Sequence[Decision], mode: str, spans: Spans, swaps: Sequence[str] = ()) -> Action:
+def decide(finding: Detection, past: Sequence[Decision], mode: str, spans: Spans, swaps: Sequence[str] = ()) -> Action:
     """What a guard of this mode does about a finding, given its decisions so far; `swaps`: settings it may change."""
     margin = spans.of(MARGIN, LEAST_MARGIN)
     first = max(finding.onset - margin, 1)
@@ -140,7 +140,7 @@ def decide(finding: Finding, past: Sequence[Decision], mode: str, spans: Spans, 
     return Action("rollback", first, last, f"{text}, with {swap}", swap=swap)
 
 
-def _spent(finding: Finding, rollbacks: Sequence[Decision], steps: int, spans: Spans) -> str:
+def _spent(finding: Detection, rollbacks: Sequence[Decision], steps: int, spans: Spans) -> str:
     """Which budget a further rollback would exceed; "": none."""
     recent = [each for each in rollbacks if each.step > finding.step - FULL]
     if len(recent) >= ROLLBACKS:

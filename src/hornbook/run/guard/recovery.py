@@ -19,7 +19,7 @@ from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course, Intervention, Overlay, SettingChange, propose
 from hornbook.run.guard.guard import Guard, Seen
-from hornbook.run.guard.policy import LEAST_OVERLAY, OVERLAY_FACTOR, OVERLAY_STEPS, Action, Finding, decide
+from hornbook.run.guard.policy import LEAST_OVERLAY, OVERLAY_FACTOR, OVERLAY_STEPS, Action, Detection, decide
 from hornbook.run.job import Job
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
@@ -109,7 +109,7 @@ class Recovery:
                         self._note("suppressed", finding, decision=kind)
         return fields
 
-    def _note(self, kind: str, finding: Finding, **fields: Any) -> None:
+    def _note(self, kind: str, finding: Detection, **fields: Any) -> None:
         self.job.ledger.note(kind, self._state, rule=finding.rule, onset=finding.onset, **finding.inputs, **fields)
 
     # ---- slow divergence
@@ -161,7 +161,7 @@ class Recovery:
             job.ledger.note("warning", self._state, text="ranks disagree about whether the run diverges")
             guard.let_go()
             return intervener
-        finding = Finding(**json.loads(text))
+        finding = Detection(**json.loads(text))
         action = self._decide(finding)
         kind = "swap" if action.swap else "overlay" if action.overlay else action.kind
         if guard.suppresses(kind, self._state.step) or guard.suppresses(action.kind, self._state.step):
@@ -177,7 +177,7 @@ class Recovery:
             raise self._pause(finding, f"there is no checkpoint of step {action.effective_step:,} or before")
         return self._go_back(intervener, finding, action, checkpoint)
 
-    def _decide(self, finding: Finding) -> Action:
+    def _decide(self, finding: Detection) -> Action:
         guard, recipe = self._state.guard, self.job.course.recipe
         assert guard is not None
         swaps = [word for word in guard.config.swaps if self._changes(self.job.course, word)]
@@ -190,7 +190,7 @@ class Recovery:
         except UsageError:
             return ()
 
-    def _pause(self, finding: Finding, why: str) -> DivergedError:
+    def _pause(self, finding: Detection, why: str) -> DivergedError:
         job = self.job
         job.ledger.note("pause", self._state, **finding.fields(), text=why)
         guard = self._state.guard
@@ -206,7 +206,7 @@ class Recovery:
             "smaller --optim.clip"
         )
 
-    def _go_back(self, intervener: Intervener, finding: Finding, action: Action, checkpoint: str) -> Intervener:
+    def _go_back(self, intervener: Intervener, finding: Detection, action: Action, checkpoint: str) -> Intervener:
         job, state = self.job, self._state
         window = self._window(action)
         made = self._intervention(intervener.course, action)
