@@ -109,7 +109,7 @@ class CheckpointConfig(Config):
     every: Count = Field(default=500, ge=0)
     """Steps between saves; 0 saves only at the end and on a stop."""
     keep: Count = Field(default=3, ge=1)
-    """Newest checkpoints kept."""
+    """Newest checkpoints kept; where they are close together, two older ones too, for the guard to go back to."""
     keep_every: Count = Field(default=0, ge=0)
     """Steps between checkpoints that are never deleted; 0 deletes all in turn."""
     best: bool = True
