@@ -114,7 +114,7 @@ class CheckpointConfig(Config):
     """Steps between saves; 0 saves only at the end and on a stop. `auto` takes what loses least time to saves and to
     failures, from the time that saves hold the loop and `guard.mtbf`; the ledger keeps each number."""
     keep: Count = Field(default=3, ge=1)
-    """Newest checkpoints kept."""
+    """Newest checkpoints kept; where they are close together, two older ones too, for the guard to go back to."""
     keep_every: Count = Field(default=0, ge=0)
     """Steps between checkpoints that are never deleted; 0 deletes all in turn."""
     best: bool = True

@@ -107,7 +107,10 @@ def test_a_new_level_of_the_norm_is_learned_if_the_loss_is_as_it_was() -> None:
         limits = guard.limits(last + number)
         refused = limits is not None and norm > limits.norm
         found += [
-            each.rule for each in guard.judge(seen(last + number, loss, norm, applied=not refused, in_a_row=number))
+            each.rule
+            for each in guard.judge(
+                seen(last + number, loss, norm, applied=not refused, in_a_row=number if refused else 0)
+            )
         ]
     assert found == ["D1b"] * 9 + ["level"]
     assert guard.pending is None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.files.durable import clean_folder, discard, storage_errors, write_atomic
-from hornbook.files.filesystem import exists, is_folder
+from hornbook.files.filesystem import exists, is_folder, list_folder
 from hornbook.run.checkpoints.commit import (
     BEST,
     LATEST,
@@ -248,6 +248,8 @@ class CheckpointStore:
 
     def _set_aside(self, damaged: list[tuple[Path, str]]) -> None:
         behind = [folder for folder, problem in damaged if problem.endswith(LEFT_BEHIND)]
+        if behind:
+            self._remove(list_folder(self._directory, "abandoned-step-*"), "the run went back once more")
         for folder, problem in damaged:
             word = "abandoned" if folder in behind else "damaged"
             text = f"{problem.removeprefix(f'{folder}: ')}; an older checkpoint is used"
