@@ -104,7 +104,7 @@ def test_a_run_alerts_of_its_end_and_of_its_failure(tmp_path: Path, launch_run: 
         [json.loads(line)["event"] for line in (tmp_path / name / "alerts.jsonl").read_text().splitlines()]
         for name in ("good", "bad")
     ]
-    assert events == [["finish"], ["fail"]]
+    assert events == [["finish"], ["pause", "fail"]]
     assert "alert: finish at step 12" in RunDir(tmp_path / "good").log.read_text()
 
 
