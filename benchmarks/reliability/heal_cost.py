@@ -63,7 +63,7 @@ def measure(inputs: Inputs, memory: CopyMemory, turns: int, rank_info: RankInfo)
         acts = {
             "plain": lambda: None,
             "copy": lambda: copies.write(state.step, state.counters(), state.tensors()),
-            "hash": lambda: check.compare_if_due(state, saves=True),
+            "hash": lambda: check.compare_if_due(state, saving=True),
             "audit": lambda: None,
         }
         seconds: dict[str, list[float]] = {name: [] for name in acts}
