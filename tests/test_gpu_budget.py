@@ -1,5 +1,6 @@
 """A fixed budget on a GPU: the same tokens in the files of other scripts, and how these are started and read."""
 
+import json
 import pickle
 import re
 import sys
@@ -10,10 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from benchmarks.gpu.budget import modded, nanochat, nanogpt, ours
+from benchmarks.contenders.peers_here import Found
+from benchmarks.gpu.budget import modded, nanochat, nanogpt, ours, part
 from benchmarks.gpu.budget.files import modded_encoding, write_modded, write_nanochat, write_nanogpt
 from benchmarks.gpu.budget.scripts import Script, last_number, settled
 from benchmarks.gpu.budget.text import LeftOut, Text, sources
+from benchmarks.gpu.parts import LEFT_OUT
 from benchmarks.peers.stand_in import Encoding
 from hornbook.settings.resolve import resolve
 
@@ -87,7 +90,7 @@ def test_modded_nanogpt_finds_headers_delimiters_and_enough_files(text: Text, tm
     assert np.array_equal(read(files[4]), first)
     starts = np.flatnonzero(first == 50256)
     assert starts[0] == 0
-    assert np.diff([*starts, len(first)]).max() <= 16
+    assert np.diff(np.append(starts, len(first))).max() <= 16
     assert len(first) - len(starts) == sum(text.train.tokens != text.delimiter)
     held_out = read(tmp_path / "data" / "fineweb10B" / "fineweb_val_000000.bin")
     wanted = np.where(text.held_out.tokens == text.delimiter, 50256, text.held_out.tokens)
@@ -184,3 +187,25 @@ def test_the_recipe_is_of_the_size_of_its_peers_and_its_batch_too() -> None:
     )
     assert rows * parts * sequence == ours.BATCH
     assert sequence == recipe.train.sequence == nanochat.SIZES["max-seq-len"]
+
+
+def test_a_peer_that_fails_is_told_and_tried_again(
+    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    spec = {"contender": "nanochat", "dry_run": True}
+    monkeypatch.setattr(sys, "argv", ["part", str(tmp_path / "figures.json"), json.dumps(spec)])
+    monkeypatch.setattr(part, "find", lambda _: Found(sys.executable, str(tmp_path)))
+    monkeypatch.setattr(part, "make", lambda *_: Text(tiny_corpus))
+    monkeypatch.setitem(part.PEERS, "nanochat", fail)
+    assert part.main() == LEFT_OUT
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["problem"] == "no such kernel"
+    assert figures["text"]["train_tokens"] == len(Text(tiny_corpus).train.tokens)
+    monkeypatch.setitem(part.PEERS, "nanochat", lambda *given: given[3].add(bits_per_byte=1.5))
+    assert part.main() == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["bits_per_byte"] == 1.5
+    assert "problem" not in figures

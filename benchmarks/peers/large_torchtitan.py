@@ -58,8 +58,9 @@ def begin(spec: dict[str, Any], device: torch.device) -> Callable[[Tensor], floa
 
 def join(device: torch.device) -> None:
     """A group of one process: FSDP2 holds its weights as in a larger one."""
-    store = dist.FileStore(str(Path(tempfile.mkdtemp()) / "store"), 1)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
+    file = Path(tempfile.mkdtemp()) / "store"
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{file}", rank=0, world_size=1)
     torch.autograd.set_multithreading_enabled(False)  # as its `init_distributed` has it
 
 

@@ -27,6 +27,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.files.safetensors import read_header
 from hornbook.model.hf.hf import left_out, read_hf
+from hornbook.run.diagnose.deep.cordon import CordonList
 from hornbook.run.start.environment import check_data_lock
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.text import SourceConfig
@@ -259,6 +260,14 @@ def _enter_data_lock(data: bytes, folder: Path) -> None:
     check_data_lock(folder / "data.lock", LOCK)
 
 
+CORDON = {"slot": 1, "test": "memory", "evidence": "word 3", "since": 1.7e9, "until": None}
+
+
+def _enter_cordon(data: bytes, folder: Path) -> None:
+    (folder / "cordon.json").write_bytes(data)
+    CordonList(folder / "cordon.json").slots()
+
+
 def _run_lock(_: Path) -> list[bytes]:
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "boot": "b", "started": "1", "since": 1.7e9}
     return [json.dumps(each).encode() for each in (owner, owner | {"host": "other"})]
@@ -313,6 +322,7 @@ DOORS: dict[str, Door] = {
     "safetensors": Door(lambda _: [_weights()], _enter_weights),
     "config.json": Door(lambda _: [json.dumps(each).encode() for each in (CONFIG, GPT)], _enter_config),
     "recipe.toml": Door(lambda _: [RECIPE], _enter_recipe),
+    "cordon.json": Door(lambda _: [json.dumps({"cordoned": [CORDON]}).encode()], _enter_cordon),
     "data.lock": Door(lambda _: [json.dumps(LOCK).encode()], _enter_data_lock),
     "run.lock": Door(_run_lock, _enter_run_lock),
     "events.jsonl": Door(_events, _enter_events),

@@ -35,6 +35,7 @@ from benchmarks import report
 from benchmarks.reliability.kill import finish, hornbook
 from hornbook.data.batch import Batch
 from hornbook.data.loader.loader import Loader
+from hornbook.errors import Exit
 from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, fullest
@@ -60,9 +61,9 @@ BLOOM = (
 """(loss, gradient norm) of iterations 31214 on: BigScience, tr11-176B-ml chronicles, 2022-04-12."""
 LEVEL_LOSS, LEVEL_NORM, SPREAD_LOSS, SPREAD_NORM = 2.2, 0.17, 0.03, 0.15
 """Before them; spreads of the loss, and of the logarithm of the norm."""
-SEQUENCE, ROWS, VOCAB = 64, 8, 512
+SEQUENCE, ROWS, VOCAB = 64, 4, 512
 SMALL = (
-    "model.layers=2",
+    "model.layers=1",
     "model.width=64",
     "model.heads=2",
     f"train.sequence={SEQUENCE}",
@@ -78,6 +79,7 @@ SMALL = (
     "eval.prompt=",
     "log.every=1000",
 )
+PARTS = ("bloom", "cost", "healthy", "poison")
 POISONED = 12
 """Batches in a row."""
 
@@ -227,7 +229,7 @@ def prepare(folder: Path) -> Path:
     root = Path(__file__).parents[2]
     for number, path in enumerate(sorted([*root.glob("src/hornbook/**/*.py"), *root.glob("docs/*.md")])):
         (folder / "text" / f"{number:04}.txt").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    finish(hornbook("prepare", folder / "text", "--out", folder / "data"))
+    finish(hornbook("prepare", folder / "text", "--out", folder / "data", "--text.validation", "0.08"))
     finish(hornbook("tokenize", folder / "data", "--vocab", str(VOCAB)))
     return folder / "data"
 
@@ -235,7 +237,8 @@ def prepare(folder: Path) -> Path:
 def train(data: Path, folder: Path, steps: int, *words: str) -> float:
     """Train a small run in this process; its loss on held-out text at the end."""
     settings = (f"data.path={data}", *SMALL, f"train.tokens={steps * SEQUENCE * ROWS}", *words)
-    launch(resolve(None, settings, environ={}), RunDir(folder), Start(quiet=True))
+    ended = launch(resolve(None, settings, environ={}), RunDir(folder), Start(quiet=True))
+    assert ended == Exit.DONE, ended
     last = max(evaluations(RunDir(folder)), key=lambda each: each["step"])
     return fullest(last)["all"]["loss"]
 
@@ -312,7 +315,7 @@ def poison(data: Path, folder: Path, places: int, steps: int) -> dict[str, Any]:
     """Final losses less that of the run that never had the poisoned batches, for each place."""
     draw, excess, counts = random.Random(2), dict[str, list[float]](), {"skips": 0, "rollbacks": 0}
     for place in range(places):
-        step = draw.randrange(150, steps - 120)
+        step = draw.randrange(100, steps - 100)
         samples = range(step * ROWS, (step + POISONED) * ROWS)
         with without(samples):
             clean = train(data, folder / f"{place}-clean", steps)
@@ -376,20 +379,22 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=20)
     parser.add_argument("--healthy", type=int, default=1_000_000)
     parser.add_argument("--recorded", type=int, default=4_000)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = prepare(folder)
-        figures: dict[str, Any] = {"bloom": bloom()}
-        print(figures["bloom"], flush=True)
-        figures["cost"] = cost(data, folder)
-        print(figures["cost"], flush=True)
-        figures["healthy"] = healthy(data, folder, options.healthy, options.recorded)
-        print(figures["healthy"], flush=True)
-        figures["poison"] = poison(data, folder, options.places, options.steps)
-        print(figures["poison"], flush=True)
-        print(report.write("guard", figures))
+        measures: dict[str, Callable[[], dict[str, Any]]] = {
+            "bloom": bloom,
+            "cost": lambda: cost(data, folder),
+            "healthy": lambda: healthy(data, folder, options.healthy, options.recorded),
+            "poison": lambda: poison(data, folder, options.places, options.steps),
+        }
+        for part in options.parts:
+            found = measures[part]()
+            print(part, found, flush=True)
+            print(report.write("guard", {**report.known("guard"), part: found}))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 One run on two ranks is trained without interruption. Then each trial trains the same run and kills again and again
 until it is done: rank 0, rank 1 or both, by the clock or while a save is being written; in every fourth trial the
 supervisor, after which the run is resumed. A trial counts as `benchmarks.reliability.kill` has it. Beside it: how long
-after a kill the next step is on record, how long a SIGTERM takes to end the run with everything saved, and how long a
-rank that hangs (SIGSTOP) goes unnoticed.
+after a kill the next step is on record, and the first step that no generation before had made; how long a SIGTERM takes
+to end the run with everything saved, and how long a rank that hangs (SIGSTOP) goes unnoticed. Half of the runs heal as
+by default, from checkpoints alone; the others have ranks on standby and a copy in memory of every step (`HEALING`).
 """
 
 import argparse
@@ -15,7 +16,6 @@ import os
 import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -37,6 +37,7 @@ SETTINGS = kill.SETTINGS | {
     "train.micro_batch": 2,
     "guard.max_restarts": 20,
 }
+HEALING = {"guard.standby": True, "checkpoint.memory_every": 1}
 TARGETS = ("rank 0", "rank 1", "both")
 POLL_SECONDS = 0.002
 
@@ -47,17 +48,21 @@ class Trial:
 
     number: int
     shard: str
+    healing: bool
+    """Whether it has the settings `HEALING`."""
     kills: list[str] = field(default_factory=list)
     """What each kill hit."""
     in_save: int = 0
     recovery_seconds: list[float] = field(default_factory=list)
     """From a kill to the next step on record: kills of ranks after a checkpoint that is newer than the last kill, so
     that the restart does not wait."""
+    new_step_seconds: list[float] = field(default_factory=list)
+    """Of the same kills, to the first step that was not made before."""
     problems: list[str] = field(default_factory=list)
 
 
 def ranks_of(supervisor: int) -> list[int]:
-    """Process ids of the ranks, in their order."""
+    """Process ids of the ranks that train, in their order; those that wait come behind them."""
     with contextlib.suppress(OSError, ValueError):
         return [int(word) for word in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
     return []
@@ -100,13 +105,13 @@ def strike(trial: Trial, process: subprocess.Popen[bytes], run: RunDir, draw: ra
         when = time.monotonic() + draw.uniform(0, 1.5)
         if not wait_until(process, lambda: time.monotonic() >= when):
             return False
-    ranks = ranks_of(process.pid)
+    ranks = ranks_of(process.pid)[:2]
     target = "supervisor" if whole else draw.choice(TARGETS)
     victims = {"supervisor": [process.pid], "both": ranks, "rank 0": ranks[:1], "rank 1": ranks[1:]}[target]
     if not victims or process.poll() is not None:
         return process.poll() is None
     trial.in_save += saving(run)
-    attempt = last_attempt(run)
+    attempt, high = last_attempt(run), kill.last_step(run)
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
@@ -114,17 +119,20 @@ def strike(trial: Trial, process: subprocess.Popen[bytes], run: RunDir, draw: ra
     trial.kills.append(target)
     if not whole and wait_until(process, lambda: last_attempt(run) > attempt) and fresh:
         trial.recovery_seconds.append(time.monotonic() - begun)
+        if wait_until(process, lambda: kill.last_step(run) > high):
+            trial.new_step_seconds.append(time.monotonic() - begun)
     return not whole
 
 
 def attempt(number: int, folder: Path) -> Trial:
     """One trial, from its first start to the end of training; then compare."""
     draw, shard = random.Random(number), ("none", "everything")[number % 2]
-    trial, run = Trial(number, shard), RunDir(folder / f"run-{number}")
+    trial, run = Trial(number, shard, healing=number % 4 > 1), RunDir(folder / f"run-{number}")
+    settings = SETTINGS | {"parallel.shard": shard} | (HEALING if trial.healing else {})
     for round_ in range(100):
-        words = kill.train_command(folder / "data", run.path, SETTINGS | {"parallel.shard": shard})
+        words = kill.train_command(folder / "data", run.path, settings)
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-            whole = number % 4 == 3 and round_ < 2
+            whole = number % 8 in (1, 7) and round_ < 2
             while strike(trial, process, run, draw, whole=whole):
                 pass
             _, words_said = process.communicate()
@@ -195,9 +203,19 @@ def run(kills: int = 100) -> bool:
     return result["equal"] == result["trials"]
 
 
+def times_of(trials: list[Trial], *, healing: bool) -> dict[str, dict[str, float]]:
+    """Percentiles of the seconds to the next step, and to a new one."""
+    found = dict[str, dict[str, float]]()
+    for name in ("recovery_seconds", "new_step_seconds"):
+        seconds = sorted(each for trial in trials if trial.healing == healing for each in getattr(trial, name))
+        p50, p95 = (seconds[int(share * (len(seconds) - 1))] for share in (0.5, 0.95))
+        found[name] = {"kills": len(seconds), "p50": p50, "p95": p95}
+    return found
+
+
 def figures(trials: list[Trial], stops: list[float]) -> dict[str, object]:
     """What goes into the file of results."""
-    seconds = sorted(second for trial in trials for second in trial.recovery_seconds)
+    seconds = {mode: times_of(trials, healing=mode == "healing") for mode in ("plain", "healing")}
     good = [trial for trial in trials if not trial.problems]
     return {
         "kills": sum(len(trial.kills) for trial in trials),
@@ -205,8 +223,7 @@ def figures(trials: list[Trial], stops: list[float]) -> dict[str, object]:
         "kills_in_saves": sum(trial.in_save for trial in trials),
         "trials": len(trials),
         "equal": len(good),
-        "recovery_p50_seconds": statistics.median(seconds),
-        "recovery_p95_seconds": seconds[int(0.95 * (len(seconds) - 1))],
+        "seconds": seconds,
         "sigterm_seconds": stops,
         "rows": [asdict(trial) for trial in trials],
     }

@@ -66,6 +66,10 @@ class RankLostError(HornbookError, exit_code=Exit.RESUMABLE):
     """Another rank of the run ended; when all are started again, they go on from the newest checkpoint."""
 
 
+class HardwareError(HornbookError, exit_code=Exit.HARDWARE):
+    """A check of the machine failed, and the run cannot go on without the part that did."""
+
+
 class RetriesSpentError(HornbookError, exit_code=Exit.RETRIES_SPENT):
     """The run was restarted as often as allowed without reaching another checkpoint."""
 

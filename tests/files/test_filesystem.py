@@ -23,7 +23,7 @@ from hornbook.run.config import CheckpointConfig
 from hornbook.run.control.control import refuse_if_held
 from hornbook.run.diagnose.compare import differing_tensors
 from hornbook.run.diagnose.verify import check_run
-from hornbook.run.launch.launch import is_empty
+from hornbook.run.start.directory import is_empty
 
 Failing = Callable[..., None]
 

@@ -40,7 +40,7 @@ from tests.optim.kinds import KINDS, config_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler cannot work where its own warnings are errors
 META = torch.device("meta")
-VOCAB, ROWS, TIME = 128, 3, 64
+VOCAB, ROWS, TIME = 131, 3, 64  # rows of so many logits have room behind them
 SIZES = {"layers": 3, "width": 64, "heads": 4}
 ROPE = {"position": {"kind": "rope"}, "norm": {"kind": "rms"}, "mlp": {"kind": "glu"}}
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
@@ -48,6 +48,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "gpt2, dropout of probabilities": ({"attention": {"kind": "full", "dropout": 0.1}}, "formula"),
     "llama, documents": ({**ROPE, "attention": {"kind": "full", "kv_heads": 2}}, "documents"),
     "llama, window": ({**ROPE, "attention": {"kind": "full", "window": 9}}, "documents"),
+    "squared relu, normalised queries": (
+        {**ROPE, "attention": {"kind": "full", "qk_norm": "head"}, "mlp": {"kind": "mlp", "activation": "relu2"}},
+        "documents",
+    ),
     "soft cap": (
         {**ROPE, "attention": {"kind": "full", "softcap": 20.0, "window": 9}, "head": {"kind": "lm", "softcap": 30.0}},
         "blocks",

@@ -8,15 +8,19 @@ import torch. Faults are a plan (`--faults`), so every test is exact to the step
 here. Whatever happens, a run ends with the server, and the server with pytest.
 """
 
+import contextlib
+import gc
 import importlib
+import itertools
 import json
 import math
+import mmap
 import os
 import select
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,12 @@ import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
 import hornbook.run.train
-from tests.processes import Server, answer, die_with, outlive_parent
+from hornbook.parallel.engine import Engine
+from hornbook.run.checkpoints import memory_copies
+from hornbook.run.diagnose.deep import slots
+from hornbook.run.observe import audit
+from hornbook.run.state import State
+from tests.processes import Server, answer, die_with, outlive_parent, wait_until
 from tests.run.guard.poison import poison
 
 LIMIT_SECONDS = 120.0
@@ -45,7 +54,8 @@ CONSTANTS = {
 """Modules whose constants a test may set."""
 
 
-OURS = ("orphan", "truncate", "one GPU", "end token")
+OURS = ("orphan", "truncate", "one GPU", "end token", "SIGSEGV", "bad slots")
+OURS += ("flip copies", "tear copy", "flip weight", "not finite", "wrong again", "kill youngest")
 """Faults that no plan of a user has."""
 SIGNALS = {"SIGKILL": "kill9", "SIGSTOP": "stop", "SIGTERM": "sigterm", "SIGINT": "sigint", "SIGUSR1": "sigusr1"}
 
@@ -58,8 +68,8 @@ def planned(fault: Mapping[str, Any]) -> dict[str, Any] | None:
     rest = {key: value for key, value in fault.items() if key not in (*PLACE, "do")}
     if fault["do"] in SIGNALS:
         return {"do": SIGNALS[fault["do"]], "at": where, **rest}
-    if fault["do"] == "slow":
-        return {"do": "slow", "at": where, **rest}
+    if fault["do"] in ("slow", "inf_grad", "bitflip_grad"):
+        return {"do": fault["do"], "at": where, **rest}
     return {"do": "exc", "error": fault["do"], "at": where, **rest}
 
 
@@ -188,13 +198,17 @@ def strike(faults: list[dict[str, Any]]) -> None:
     """From now on a rank that enters a phase looks whether a fault of ours waits for it there, in any generation."""
     from hornbook.run.launch.heartbeat import Heartbeat
 
-    original = Heartbeat.enter
+    for fault in faults:
+        if fault["do"] == "bad slots":
+            break_slots(fault["slots"])
+    original, struck = Heartbeat.enter, mmap.mmap(-1, mmap.PAGESIZE)  # shared with all ranks
 
     def enter(self: Heartbeat, phase: str, at: Any) -> None:
         original(self, phase, at)
-        for fault in faults:
-            wanted = {"rank": self.rank, "phase": phase, "step": at.step}
-            if all(fault.get(key, value) == value for key, value in wanted.items()):
+        for number, fault in enumerate(faults):
+            wanted, place = {"rank": self.rank, "phase": phase, "step": at.step}, 8 * number + self.rank
+            if all(fault.get(key, value) == value for key, value in wanted.items()) and not struck[place]:
+                struck[place] = fault["do"] in ONCE
                 act(fault)
 
     Heartbeat.enter = enter
@@ -202,8 +216,12 @@ def strike(faults: list[dict[str, Any]]) -> None:
 
 def act(fault: dict[str, Any]) -> None:
     """`orphan` has the rank outlive its supervisor. `poison` spoils samples, `one GPU` is all that the rank sees from
-    now on, `end token` all that it chooses.
+    now on, `end token` all that it chooses. `flip copies` damages the copies in memory, `flip weight` a weight, `tear
+    copy` kills in the next copy, and from `not finite` on no gradient is finite.
     """
+    if fault["do"] in ONCE:
+        ONCE[fault["do"]](fault)
+        return
     match fault["do"]:
         case "orphan":
             outlive_parent()
@@ -216,6 +234,82 @@ def act(fault: dict[str, Any]) -> None:
             torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
         case _:
             hornbook.model.generate.generate.choose_token = lambda *_: fault["id"]
+
+
+def flip_copies() -> None:
+    """Flip a bit in the middle of every copy of the state in memory, of all ranks."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            file, size = int(entry.name), os.stat(entry).st_size
+            if "memfd:copy-" in os.readlink(entry) and size:
+                os.pwrite(file, bytes([os.pread(file, 1, size // 2)[0] ^ 1]), size // 2)
+
+
+def break_gradients() -> None:
+    """From now on no gradient is finite."""
+    clip = Engine.clip_gradients
+
+    def clip_gradients(self: Engine, how: Any, limits: Any = None) -> torch.Tensor:
+        for parameter in self.named_parameters.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(math.nan)
+        return clip(self, how, limits)
+
+    Engine.clip_gradients = clip_gradients
+
+
+def die_in_next_copy() -> None:
+    """The rank dies in its next copy of the state, once the copy that was there is gone."""
+    memory_copies._digest = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_youngest() -> None:
+    """Kill the process that this rank's supervisor forked last, once there are more than two."""
+    children = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+    wait_until(lambda: len(children.read_text().split()) == 4)
+    os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
+
+
+def break_slots(numbers: list[int]) -> None:
+    """In these slots every product has another result."""
+    multiply, rounds = slots.golden_products, itertools.count()
+
+    def golden_products(device: torch.device, slot: int) -> dict[str, list[str]]:
+        found = multiply(device, slot)
+        return {name: [f"{next(rounds)}" for _ in each] for name, each in found.items()} if slot in numbers else found
+
+    slots.golden_products = golden_products
+
+
+def flip_weight() -> None:
+    """Flip a bit of the last weight of the model that this rank holds."""
+    (state,) = [each for each in gc.get_objects() if type(each) is State]
+    weight = list(state.engine.shards.values())[-1].tensor.detach().view(-1).view(torch.int32)
+    weight[-1] ^= 1 << 12
+
+
+def compute_wrongly(*, always: bool) -> None:
+    """From now on gradients that are computed again have other bits: always the same ones, or others each time."""
+    gradients, calls = audit.microbatch_gradients, itertools.count(2)
+
+    def wrong(*arguments: Any) -> list[torch.Tensor]:
+        factor = 1.5 if always else next(calls)
+        return [each * factor for each in gradients(*arguments)]
+
+    audit.microbatch_gradients = wrong
+
+
+ONCE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "flip copies": lambda _: flip_copies(),
+    "tear copy": lambda _: die_in_next_copy(),
+    "flip weight": lambda _: flip_weight(),
+    "not finite": lambda _: break_gradients(),
+    "wrong again": lambda fault: compute_wrongly(always=fault["always"]),
+    "kill youngest": lambda _: kill_youngest(),
+    "SIGSEGV": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
+    "bad slots": lambda _: None,
+}
+"""Of ours, those that strike each rank once, in whatever generation comes there first."""
 
 
 if __name__ == "__main__":

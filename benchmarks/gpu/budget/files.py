@@ -65,7 +65,7 @@ def write_modded(folder: Path, text: Text, *, longest: int, files: int, least: i
     place.mkdir(parents=True, exist_ok=True)
     pieces = text.train.pieces(longest - 1)
     for seed in range(ORDERS):
-        parts = [part for piece in shuffled(pieces, seed) for part in (np.uint16([text.delimiter]), piece)]
+        parts = [part for piece in shuffled(pieces, seed) for part in (np.array([text.delimiter], np.uint16), piece)]
         write_with_header(place / f"order{seed}.bin", renumbered(np.concatenate(parts), text))
     for number in range(files):
         link = place / f"fineweb_train_{number:06d}.bin"

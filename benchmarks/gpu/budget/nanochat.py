@@ -5,6 +5,7 @@ Its loader cuts and packs documents in its own way, and its evaluation does not 
 
 import re
 from pathlib import Path
+from typing import Any
 
 from benchmarks.contenders.peers_here import Found
 from benchmarks.gpu.budget.files import write_nanochat
@@ -30,7 +31,7 @@ def measure(folder: Path, text: Text, budget: Budget, figures: Figures, found: F
     write_nanochat(folder, text, sizes["max-seq-len"])
     script = Script(found.python, Path(found.home), WORDS, STEP)
     environ = {"NANOCHAT_BASE_DIR": str(folder)} | ({EAGER: "1"} if budget.dry else {})
-    settings = {**sizes, **QUIET, "device-type": "cpu" if budget.dry else "cuda"}
+    settings: dict[str, Any] = {**sizes, **QUIET, "device-type": "cpu" if budget.dry else "cuda"}
     if "step_seconds" not in figures.known:
         trial = settings | {"num-iterations": TRIAL, "eval-every": NEVER}
         figures.add(step_seconds=settled(script.seconds(script.run(words(trial), folder / "trial.log", environ))))
@@ -48,6 +49,6 @@ def measure(folder: Path, text: Text, budget: Budget, figures: Figures, found: F
     )
 
 
-def words(settings: dict[str, object]) -> list[str]:
+def words(settings: dict[str, Any]) -> list[str]:
     """Arguments of its parser."""
     return [f"--{key}={value}" for key, value in settings.items()]

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from benchmarks.contenders.peers_here import Found
 from benchmarks.gpu.budget.files import write_nanogpt
@@ -29,7 +30,7 @@ def measure(folder: Path, text: Text, budget: Budget, figures: Figures, found: F
     """A trial that tells the time of a step; then as many steps as fit, and the held-out text."""
     write_nanogpt(folder / "data", text)
     script = Script(found.python, Path(found.home), ("train.py",), STEP)
-    settings = DRY | DRY_DEVICE if budget.dry else SIZES
+    settings: dict[str, Any] = {**DRY, **DRY_DEVICE} if budget.dry else dict(SIZES)
     settings |= {"dataset": str(folder / "data"), "out_dir": str(folder / "out"), "eval_iters": 1}
     if "step_seconds" not in figures.known:
         lines = script.run(words(settings | {"max_iters": TRIAL, "eval_interval": NEVER}), folder / "trial.log")
@@ -43,7 +44,7 @@ def measure(folder: Path, text: Text, budget: Budget, figures: Figures, found: F
     figures.add(loss=loss, bits_per_byte=text.bits_per_byte(loss), held_out_tokens=len(text.held_out.tokens))
 
 
-def words(settings: dict[str, object]) -> list[str]:
+def words(settings: dict[str, Any]) -> list[str]:
     """Arguments of its configurator."""
     return [f"--{key}={value}" for key, value in settings.items()]
 

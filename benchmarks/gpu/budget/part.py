@@ -23,14 +23,21 @@ FOLDER = ROOT / "build" / "gpu-budget"
 
 
 def main() -> int:
-    """The contender of the specification; `LEFT_OUT` where it or the text is missing."""
+    """The contender of the specification; `LEFT_OUT` where it or the text is missing, or a peer's script fails."""
     output, spec, _ = begin()
-    figures = Figures({name: each for name, each in output.before.items() if name != "left_out"}, output.write)
+    before = {name: each for name, each in output.before.items() if name not in ("left_out", "problem")}
+    figures = Figures(before, output.write)
     try:
         with ExitStack() as stack:
             dry = spec["dry_run"]
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) if dry else FOLDER
             measure(spec["contender"], folder, Budget(DRY_SECONDS if dry else SECONDS, dry), figures)
+    except RuntimeError as problem:
+        if spec["contender"] not in PEERS:
+            raise
+        figures.add(problem=str(problem)[-4000:])
+        print(problem)
+        return LEFT_OUT
     except LeftOut as reason:
         figures.add(left_out=str(reason))
         print(reason)

@@ -11,14 +11,18 @@ from hornbook.optim.config.batch_schedule import NoRamp, Ramp
 from hornbook.settings.fields import Config, Count, Number, parse_number
 
 
-def _rows(value: Any) -> Any:
-    """Refuse what is neither `auto` nor a number from 1 on, with one error instead of one for each."""
-    number = parse_number(value)
-    if isinstance(number, int) and not isinstance(number, bool) and number < 1:
-        raise PydanticKnownError("greater_than_equal", {"ge": 1})
-    if number != "auto" and (isinstance(number, bool) or not isinstance(number, int)):
-        raise ValueError('must be a whole number of rows, or "auto"')
-    return number
+def _or_auto(what: str, least: int) -> BeforeValidator:
+    """Refuse what is neither `auto` nor a number from `least` on, with one error instead of one for each."""
+
+    def check(value: Any) -> Any:
+        number = parse_number(value)
+        if isinstance(number, int) and not isinstance(number, bool) and number < least:
+            raise PydanticKnownError("greater_than_equal", {"ge": least})
+        if number != "auto" and (isinstance(number, bool) or not isinstance(number, int)):
+            raise ValueError(f'must be a whole number of {what}, or "auto"')
+        return number
+
+    return BeforeValidator(check)
 
 
 class LossConfig(Config):
@@ -60,7 +64,7 @@ class TrainConfig(Config):
     """How the batch grows to `batch_tokens`. Intervals in steps count steps, whatever their size."""
     sequence: Count = Field(default=1024, ge=2)
     """Tokens per row."""
-    micro_batch: Annotated[Count | Literal["auto"], BeforeValidator(_rows)] = 8
+    micro_batch: Annotated[Count | Literal["auto"], _or_auto("rows", 1)] = 8
     """Rows computed at once; it changes memory and speed, and the last bits of the sums. `auto` takes the most that
     fit in memory, and the run's recipe keeps the number. Where a step runs out of memory it is halved."""
     precision: Literal["auto", "bf16", "bf16-pure", "float8", "fp16", "fp32"] = "auto"
@@ -106,8 +110,9 @@ class TrainConfig(Config):
 class CheckpointConfig(Config):
     """Which checkpoints are saved and kept."""
 
-    every: Count = Field(default=500, ge=0)
-    """Steps between saves; 0 saves only at the end and on a stop."""
+    every: Annotated[Count | Literal["auto"], _or_auto("steps", 0)] = 500
+    """Steps between saves; 0 saves only at the end and on a stop. `auto` takes what loses least time to saves and to
+    failures, from the time that saves hold the loop and `guard.mtbf`; the ledger keeps each number."""
     keep: Count = Field(default=3, ge=1)
     """Newest checkpoints kept."""
     keep_every: Count = Field(default=0, ge=0)
@@ -116,6 +121,9 @@ class CheckpointConfig(Config):
     """Also keep the checkpoint with the lowest validation loss."""
     background: bool = True
     """Copy the state in memory and write it while training goes on; false waits until it is on disk."""
+    memory_every: Count = Field(default=0, ge=0)
+    """Steps between copies of the state in memory, for restarts of ranks that died; 0: none. Two are kept, of all that
+    a rank holds, where hornbook starts the ranks itself on one machine. Runs that train adapters have none."""
 
 
 class GuardConfig(Config):
@@ -146,6 +154,15 @@ class GuardConfig(Config):
     """Restarts of dead ranks without a new checkpoint between, before the run stops with exit code 9."""
     hang_seconds: Number = Field(default=0.0, ge=0)
     """Seconds of silence after which a rank is restarted; 0: five times the longest so far in its phase, or 10."""
+    standby: bool = False
+    """Keep a second set of ranks waiting, with the model built, on a CPU: a restart takes less time."""
+    mtbf: Number = Field(default=24.0, gt=0)
+    """Hours between failures, on average, for `checkpoint.every = "auto"`."""
+    hash_every: Count = Field(default=0, ge=0)
+    """Steps between comparisons of hashes of weights and moments over data-parallel ranks, which also come before each
+    save; 0: none. Where most ranks agree, the others get their bits; else the run restarts from the state before."""
+    audit_every: Count = Field(default=0, ge=0)
+    """Steps between audits, in which each rank computes a microbatch again, and one of its neighbour; 0: none."""
 
 
 MOST_PROFILED = 200
@@ -177,6 +194,7 @@ Event = Literal[
     "fail",
     "rollback",
     "spike",
+    "precursor",
     "pause",
     "straggler",
     "throughput",

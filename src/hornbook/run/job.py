@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
+from hornbook.run.checkpoints.memory_copies import CopyMemory, RankCopies
 from hornbook.run.control.control import Control
 from hornbook.run.control.interventions import Course, sorted_by_step
 from hornbook.run.inputs import Inputs, resumed_length
@@ -39,6 +40,8 @@ class Start:
     """Settings that a resume changes; `launch` fills them in."""
     ends_interventions: bool = False
     """Whether these changes take the place of the run's interventions (`interventions.ends_interventions`)."""
+    suppressed: frozenset[tuple[str, int]] = frozenset()
+    """Decisions of the guard that are not taken, as (kind, step): what would have been without them."""
     faults: "FaultInjector | None" = None
     """What is to go wrong, to try it out; None: nothing is injected."""
 
@@ -52,14 +55,17 @@ class Job:
     output: RunWriter
     control: Control
     rank_info: RankInfo = field(default_factory=RankInfo)
+    copies: RankCopies | None = None
+    """Where this rank keeps copies of the state that outlive it; None: nowhere."""
     suppressed: frozenset[tuple[str, int]] = frozenset()
     """Decisions of the guard that are not taken, as (kind, step): what would have been without them."""
 
-    def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat) -> Self:
-        """The same job on one rank of several."""
+    def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat, memory: CopyMemory | None = None) -> Self:
+        """The same job on one rank of several, with its part of the memory for copies."""
         output = self.output.on_rank(rank_info.rank)
         control = Control(output, self.control.signals, heartbeat, self.control.faults)
-        return replace(self, rank_info=rank_info, output=output, control=control)
+        copies = memory.of_rank(rank_info.rank) if memory is not None else None
+        return replace(self, rank_info=rank_info, output=output, control=control, copies=copies)
 
     @property
     def recipe(self) -> Recipe:

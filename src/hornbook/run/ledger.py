@@ -45,6 +45,14 @@ class At:
     tokens: int = 0
 
 
+@dataclass(frozen=True)
+class Interval:
+    """Steps between saves that were chosen after a step."""
+
+    step: int
+    every: int
+
+
 @dataclass
 class Monotone:
     """The state that no restore rewinds, replayed from the ledger."""
@@ -71,6 +79,8 @@ class Monotone:
     """Where the run was shortened, in the order of decision."""
     fewer_rows: list[tuple[int, int]] = field(default_factory=list)
     """(tokens consumed, rows) from which on microbatches were smaller, since memory ran out."""
+    save_intervals: list[Interval] = field(default_factory=list)
+    """Steps between saves, with `checkpoint.every = "auto"`, in the order of decision."""
     interventions: list[Intervention] = field(default_factory=list)
     """Settings that were changed while the run trained, in the order of decision."""
     answered: set[str] = field(default_factory=set)
@@ -139,6 +149,8 @@ def _fold_settings(state: Monotone, record: dict[str, Any]) -> None:
         state.interventions.append(Intervention.from_record(record))
         state.answered.add(record.get("file", ""))
         state.recipe_before = record.get("recipe_before", "")
+    if record.get("kind") == "save_interval":
+        state.save_intervals.append(Interval(record["step"], record["every"]))
 
 
 def _fold_decisions(state: Monotone, record: dict[str, Any]) -> None:

@@ -51,8 +51,13 @@ def free_memory(device: torch.device) -> int:
     """Bytes that this process may hold on the device, on a CPU including those that it holds already."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes() + psutil.Process().memory_info().rss
+
+
+def available_bytes() -> int:
+    """Bytes of the machine's memory, or of the container's, that nobody holds."""
     free = [psutil.virtual_memory().available, *(limit - used for limit, used in container_limits())]
-    return max(min(free), 0) + psutil.Process().memory_info().rss
+    return max(min(free), 0)
 
 
 def container_limits(

@@ -144,12 +144,20 @@ class State:
     def read(self, folder: Path) -> None:
         """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
         counters = read_counters(folder)
-        if self.saved_course is not None and self.saved_course.known:
-            self.follow(self.saved_course.before(counters["step"]).recipe)
+        self.follow_saved(counters["step"])
         self._read_saved(folder)
         self._read_moments(folder / MOMENTS)
         if self.average is not None and (folder / AVERAGE).is_file():
             _read_shards(folder / AVERAGE, self.averages(), self.engine.world)
+        self.set_counters(counters)
+
+    def follow_saved(self, step: int) -> None:
+        """Of a run that goes on: use the optimizer that was in force when the state of a step was saved."""
+        if self.saved_course is not None and self.saved_course.known:
+            self.follow(self.saved_course.before(step).recipe)
+
+    def set_counters(self, counters: Mapping[str, Any]) -> None:
+        """Take on everything that is not a tensor, as `counters` gave it."""
         if self.engine.scaler is not None and "scale" in counters:
             self.engine.scaler.load(counters["scale"])
         if self.noise is not None and "noise" in counters:
@@ -162,6 +170,12 @@ class State:
         sequence = self.loader.index.sequence
         same_rows = counters["sequence"] == sequence  # a fork may cut the data into other rows
         self.loader.seek(counters["clock"] if same_rows else self.tokens // sequence)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that this rank holds of weights, moments and average: with `counters` its whole rewindable state."""
+        held = {name: shard.tensor.detach() for name, shard in self.engine.shards.items()}
+        held |= {f"moments/{name}": shard.tensor for name, shard in self.moments().items()}
+        return held | {f"average/{name}": shard.tensor for name, shard in self.averages().items()}
 
     def follow(self, recipe: Recipe) -> None:
         """Use the optimizer of a recipe from the next step on, with the state converted (`hornbook.optim.swap`)."""

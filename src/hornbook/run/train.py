@@ -1,6 +1,10 @@
 """The training loop. Every line that changes training is visible here."""
 
+import contextlib
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -23,7 +27,7 @@ from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.offload.offload import hosted, map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
-from hornbook.parallel.world import World, distributed
+from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course
@@ -32,13 +36,14 @@ from hornbook.run.guard.recovery import Recovery, open_guard
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.run.observe.audit import Audit
 from hornbook.run.observe.early_stop import EarlyStop
 from hornbook.run.observe.layers.statistics import LayerStatistics
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
 from hornbook.run.start.initialize_or_restore import initialize_or_restore
 from hornbook.run.start.micro_batch import is_out_of_memory, take_fewer_rows
 from hornbook.run.state import State
-from hornbook.run.step_report import Step, count_skips, diverged, is_due
+from hornbook.run.step_report import Step, count_skips, diverged
 from hornbook.run.training_length import Cut, TrainingLength
 from hornbook.settings.recipe import Recipe
 
@@ -48,12 +53,29 @@ MIN_TIMEOUT, MAX_TIMEOUT = 120.0, 600.0
 """Bounds of that time-out in seconds: a first save may be slow, and a lost rank should be noticed within minutes."""
 
 
-def train(job: Job) -> Exit:
+@dataclass(frozen=True)
+class Ready:
+    """A rank that has met the others and built its model before there is work."""
+
+    world: World
+    state: State
+
+
+@contextlib.contextmanager
+def get_ready(inputs: Inputs, rank_info: RankInfo) -> Iterator[Ready]:
+    """Meet the other ranks and build the model, whose parameters have no values yet."""
+    recipe = inputs.recipe
+    with distributed(recipe.parallel, recipe.train, rank_info) as world:
+        yield Ready(world, build_state(inputs, recipe.parallel, world))
+
+
+def train(job: Job, ready: Ready | None = None) -> Exit:
     """Train until the end of the run (DONE) or until a stop is requested (RESUMABLE)."""
     recipe, control = job.recipe, job.control
-    with distributed(recipe.parallel, recipe.train, job.rank_info) as world, open_consoles(job, world) as consoles:
+    met = distributed(recipe.parallel, recipe.train, job.rank_info) if ready is None else nullcontext(ready.world)
+    with met as world, open_consoles(job, world) as consoles:
         world.set_timeout(MAX_TIMEOUT)  # reading a checkpoint and the first steps take some ranks longer than others
-        state = build_state(job.inputs, recipe.parallel, world)
+        state = build_state(job.inputs, recipe.parallel, world) if ready is None else ready.state
         engine, state.fewer_rows = state.engine, list(job.ledger.past.fewer_rows)
         with (
             open_observers(job, state, consoles) as observers,
@@ -62,7 +84,7 @@ def train(job: Job) -> Exit:
             state.guard = open_guard(job)
             initialize_or_restore(job, state, checkpointer, observers)
             observers.start(job.ledger.attempt, state)
-            keepers = _length_keepers(job, state)
+            keepers, audit = _length_keepers(job, state), Audit(job, state, observers.note)
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
             recovery = Recovery(job, state, checkpointer, observers)
             while state.tokens < intervener.course.length.tokens:
@@ -79,7 +101,7 @@ def train(job: Job) -> Exit:
                 course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
                 shrunk = len(state.fewer_rows)
-                step = take_step(job, state, course)
+                step = take_step(job, state, course, audit)
                 intervener.blend()
                 if len(state.fewer_rows) > shrunk:
                     observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
@@ -89,19 +111,16 @@ def train(job: Job) -> Exit:
                 control.enter("observe", state)
                 for observe in observers:
                     observe(step)  # console, metrics, evaluation, samples: none of them changes the state
-                if state.skips_in_a_row > course.recipe.guard.max_skips and not recovery.verdict:
+                if state.skips_in_a_row > course.recipe.guard.max_skips and recovery.is_helpless(step):
                     raise diverged(course.recipe.guard, state.skips_in_a_row, state.step)
-                if is_due(state.step, course.recipe.checkpoint.every) and not step.final:
-                    control.enter("save", state)
-                    checkpointer.try_save(state)
+                checkpointer.keep(state, course.recipe.checkpoint.every, step)
                 for keeper in () if step.final else keepers:
                     length = intervener.course.length
                     intervener.shorten(_keep_length(job, world, keeper, observers, step, length))
                 _set_timeout(control.heartbeat, world, step, intervener.course.length, state.step - first)
             control.enter("save", state)
             checkpointer.save(state, final=True)
-            observers.evaluation.score_all(state)  # every validation token, now that the last step is saved
-            observers.conclude(job.run)
+            observers.conclude(state, job.run)  # scores every validation token, now that the last step is saved
             control.enter("end", state)
             control.refuse_rest(state)
             job.ledger.note("finish", state)
@@ -147,7 +166,7 @@ def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> No
         state.noise = NoiseScale(recipe.log.noise_scale)
 
 
-def take_step(job: Job, state: State, course: Course) -> Step:
+def take_step(job: Job, state: State, course: Course, audit: Audit | None = None) -> Step:
     """One optimizer step over the next global batch."""
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
@@ -155,15 +174,21 @@ def take_step(job: Job, state: State, course: Course) -> Step:
     lr, limits = course.learning_rate(state.tokens), None if state.guard is None else state.guard.limits(state.step + 1)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
+    if audit is not None:
+        audit.audit_if_due(batch)
     job.control.enter("clip", state)
     if state.layers is not None:
         state.layers.begin(state.step + 1)
     with phase("optimizer"):
+        norms = engine.clipping.state() if audit is not None and audit.retries else []
         norm = engine.clip_gradients(recipe.optim.clip, limits)
     job.control.enter("optimizer", state)
     part = engine.part_of_batch()
     with phase("optimizer"):  # a non-finite step changes no bit of weights and moments
-        applied, (norm, *values) = engine.step_and_fetch(state.optimizer, norm, *part, *losses.values())
+        applied, found = engine.step_and_fetch(state.optimizer, norm, *part, *losses.values())
+    if not applied and audit is not None and audit.retries:
+        applied, found = audit.retry(batch, recipe.optim.clip, limits, norms, found)
+    norm, *values = found
     before = state.tokens
     state.advance(batch)
     sums = zip(losses, values[len(part) :], strict=True)

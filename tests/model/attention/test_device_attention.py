@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from hornbook.model.attention import attend as attend_module
 from hornbook.model.attention import device_attention, key_tables
@@ -230,6 +230,33 @@ def test_blocks_hold_what_is_seen(shape: tuple[int, int, int], mask: AttentionMa
         assert torch.equal(partial, some & ~whole)
     assert torch.equal(listed(made.q_num_blocks, made.q_indices), partial.transpose(1, 2))
     assert made.seq_lengths == (queries, keys)
+
+
+@pytest.mark.parametrize(("shape", "mask"), MASKS.values(), ids=list(MASKS))
+def test_intervals_of_all_rows_are_those_of_each(shape: tuple[int, int, int], mask: AttentionMask) -> None:
+    batch, queries, keys = shape
+    rows = [mask.intervals(queries, keys, row) for row in range(batch)]
+    for found, each in zip(mask.intervals_of_rows(queries, keys, batch), zip(*rows, strict=True), strict=True):
+        assert torch.equal(found, torch.stack(each))
+
+
+def test_rows_of_other_lengths_than_the_keys_are_refused() -> None:
+    with pytest.raises(AssertionError, match="row 1"):
+        AttentionMask(lengths=((3, 4), (3, 5))).intervals_of_rows(7, 7, 2)
+
+
+@pytest.mark.parametrize(("shape", "mask"), MASKS.values(), ids=list(MASKS))
+def test_blocks_are_as_torch_makes_them(shape: tuple[int, int, int], mask: AttentionMask) -> None:
+    batch, queries, keys = shape
+    starts, ends = (each.int() for each in mask.intervals_of_rows(queries, keys, batch))
+    made = block_mask(starts, ends, keys, (starts, ends))
+    given = made.kv_num_blocks, made.kv_indices, made.full_kv_num_blocks, made.full_kv_indices
+    want = BlockMask.from_kv_blocks(*given, BLOCK, seq_lengths=(queries, keys))
+    assert made.BLOCK_SIZE == want.BLOCK_SIZE
+    for name in ("q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices"):
+        found, theirs = getattr(made, name), getattr(want, name)
+        assert (found.dtype, found.shape) == (theirs.dtype, theirs.shape)
+        assert torch.equal(found, theirs)
 
 
 def listed(numbers: Tensor | None, indices: Tensor | None) -> Tensor:

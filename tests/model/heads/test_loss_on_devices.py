@@ -97,3 +97,39 @@ def test_chunks_of_a_gpu_are_a_share_of_its_memory(monkeypatch: pytest.MonkeyPat
 def test_no_tokens_have_no_loss() -> None:
     hidden = torch.empty(0, 8, device="meta", dtype=torch.bfloat16)
     assert head_module.chunk_rows(hidden, torch.empty(50, 8, device="meta")) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_logits_begin_where_a_gpu_reads_fast(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all three products that read or write them, for any number of tokens in the vocabulary."""
+    seen: list[torch.Tensor] = []
+
+    def noted(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        seen.extend(each for each in (left, out) if VOCAB in each.shape and ROWS in each.shape)
+        return torch.mm(left, right, out=out)
+
+    monkeypatch.setattr(head_module, "mm_into", noted)
+    with torch.device("meta"):
+        head = lm_head(LMHead(), ModelConfig(width=16, heads=2, layers=1), VOCAB, Embedding(VOCAB, 16))
+        hidden, targets = torch.randn(1, ROWS, 16, dtype=dtype, requires_grad=True), torch.zeros(1, ROWS).long()
+        head.losses(hidden, targets, torch.ones(1, ROWS))["loss"].backward()
+    assert len(seen) == (3 if dtype == torch.bfloat16 else 2)  # in float32 the third adds to the gradient
+    assert all(max(each.stride()) * dtype.itemsize % head_module.ROW_UNIT == 0 for each in seen)
+
+
+@pytest.mark.parametrize("terms", TERMS.values(), ids=list(TERMS))
+def test_room_between_rows_changes_no_loss(terms: LossTerms, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hornbook.model.heads.losses.supports", lambda *_: False)  # as a GPU is answered
+    head = lm_head(LMHead(softcap=terms.softcap), ModelConfig(width=16, heads=2, layers=1), VOCAB, Embedding(VOCAB, 16))
+    head.num_real_tokens = terms.num_real_tokens
+    torch.nn.init.normal_(head.matrix, generator=torch.Generator().manual_seed(0))
+    hidden, targets = torch.randn(2, 11, 16, requires_grad=True), torch.randint(37, (2, 11))
+    settings = {"smoothing": terms.smoothing, "z_loss": terms.z_loss}
+
+    def found() -> tuple[torch.Tensor, ...]:
+        loss = head.losses(hidden, targets, torch.ones(2, 11), **settings)["loss"]
+        return loss.detach(), *torch.autograd.grad(loss, [hidden, head.matrix])
+
+    plain = found()
+    monkeypatch.setattr(head_module, "row_values", lambda vocab, _: vocab + 14)
+    assert all(map(torch.equal, plain, found()))

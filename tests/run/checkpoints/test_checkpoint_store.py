@@ -379,6 +379,17 @@ def test_tensors_are_compared_by_their_bits(tmp_path: Path):
 # --- keeping ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_that_may_go_back_keeps_a_checkpoint_from_long_before(tmp_path: Path):
+    """Twenty steps back: one of them or the next, and one that will be it, whatever else goes."""
+    checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep=2), back=20)
+    for step in range(1, 70):
+        checkpoints.save(Weights(step))
+        there = [int(name[-2:]) for name in names(tmp_path)]
+        assert len(there) <= 4
+        assert there[-1] == step
+        assert step < 25 or any(20 <= step - old <= 41 for old in there), there
+
+
 def test_keep_policy(tmp_path: Path):
     checkpoints = CheckpointStore(tmp_path, CheckpointConfig(keep=2, keep_every=4))
     scores = {step: ValidationLoss(loss, "some") for step, loss in {1: 9.0, 2: 5.0, 3: 7.0, 5: 6.0}.items()}

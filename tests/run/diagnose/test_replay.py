@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from hornbook.files.journal import Appender, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.control.control import Request, write_request
 from hornbook.run.diagnose.compare import compare_runs
-from hornbook.run.diagnose.replay import decisions_of, plan_replay, replay_run
+from hornbook.run.diagnose.replay import list_decisions, plan_replay, replay_run
 from hornbook.run.job import Start
 from hornbook.run.launch.launch import launch
 from hornbook.settings.resolve import resolve
+from tests.run.guard.poison import poison
 
 Output = Callable[..., tuple[int, Any]]
 LONGER = "train.tokens=2200"
@@ -85,7 +86,7 @@ def test_a_part_begins_at_a_checkpoint(run: RunDir, output: Output) -> None:
 
 
 def test_without_a_decision_the_steps_behind_it_differ(run: RunDir, output: Output) -> None:
-    told = [each for each in decisions_of(run) if each.record["kind"] == "intervention"]
+    told = [each for each in list_decisions(run) if each.record["kind"] == "intervention"]
     code, value = output(run.path, "--without", told[-1].id[:6], "--from", 8)
     assert (code, value["without"], value["equal"]) == (0, told[-1].id, False)
     assert value["parted"]["step"] == told[-1].record["step"] + 2  # a smaller step shows in the next loss
@@ -104,6 +105,33 @@ def test_a_difference_is_found_and_named(run: RunDir, tmp_path: Path) -> None:
     comparison = compare_runs(copy, RunDir(tmp_path / "again"))
     assert comparison.parted is not None
     assert (comparison.parted.name, comparison.parted.first) == ("norms", 3)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Four steps have gradients that are no numbers, whenever they read these samples."""
+    undo = poison((range(80, 96), float("nan")))
+    yield
+    undo()
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_what_the_guard_did_is_done_again_or_not(
+    tmp_path: Path, output: Output, launch_run: Callable[..., Any]
+) -> None:
+    run = tmp_path / "run"
+    assert launch_run(run, "train.tokens=4096", "guard.max_skips=2") == Exit.DONE
+    code, value = output(run)
+    assert (code, value["equal"], value["steps"]) == (0, True, [32, 32])
+    (back,) = (each for each in list_decisions(RunDir(run)) if each.record["kind"] == "rollback")
+    assert value["decisions"] == [each.id for each in list_decisions(RunDir(run))]
+    code, value = output(run, "--without", back.id, "--out", tmp_path / "without")
+    assert (code, value["equal"]) == (0, False)
+    assert value["parted"]["step"] == back.begins + 1
+    assert value["steps"] == [32, 24]  # it diverges
+    kinds = [record["kind"] for record in read_records(tmp_path / "without" / "events.jsonl")]
+    assert "suppressed" in kinds
+    assert "rollback" not in kinds
 
 
 def test_the_list_of_decisions(run: RunDir, output: Output) -> None:
@@ -125,7 +153,7 @@ def test_what_cannot_be_replayed_is_said(run: RunDir, tmp_path: Path) -> None:
         plan_replay(run, 7)
     with pytest.raises(UsageError, match="names no decision"):
         plan_replay(run, without="beef")
-    resume = next(each for each in decisions_of(run) if each.record["kind"] == "resume")
+    resume = next(each for each in list_decisions(run) if each.record["kind"] == "resume")
     with pytest.raises(UsageError, match="a resume cannot be left out"):
         plan_replay(run, without=resume.id)
     with pytest.raises(UsageError, match="not empty"):

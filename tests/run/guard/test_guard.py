@@ -100,6 +100,19 @@ def test_other_data_is_learned_after_three_refused_steps() -> None:
     assert guard.pending is None
 
 
+def test_a_new_level_of_the_norm_is_learned_if_the_loss_is_as_it_was() -> None:
+    guard = guard_of()
+    last, found = warm(guard), list[str]()
+    for number, (loss, norm) in enumerate(noise(120, norm=5.0, seed=1), 1):
+        limits = guard.limits(last + number)
+        refused = limits is not None and norm > limits.norm
+        found += [
+            each.rule for each in guard.judge(seen(last + number, loss, norm, applied=not refused, in_a_row=number))
+        ]
+    assert found == ["D1b"] * 9 + ["level"]
+    assert guard.pending is None
+
+
 def test_too_many_refused_updates_ask_to_go_back() -> None:
     guard = guard_of()
     for number in range(1, 10):

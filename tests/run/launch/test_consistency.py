@@ -4,7 +4,6 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,18 +91,6 @@ def test_every_other_setting_is_compared():
     facts = rank_facts(recipe(), LOCK)
     assert {"seed", "train.threads", "parallel.shard", "checkpoint.every", "model.layers"} <= facts.keys()
     assert {"python", "torch", "numpy", "code", "device", "cpu", "threads"} <= facts.keys()
-
-
-def test_the_code_is_compared_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "run").mkdir()
-    source = tmp_path / "run" / "consistency.py"
-    monkeypatch.setattr(consistency, "__file__", str(source))
-    digests = []
-    for text, name in (("a", "x.py"), ("b", "x.py"), ("b", "y.py")):
-        (tmp_path / "x.py").unlink(missing_ok=True)
-        (tmp_path / name).write_text(text)
-        digests.append(consistency.code_digest.__wrapped__())
-    assert len(set(digests)) == 3
 
 
 def test_ranks_that_do_not_come_are_named_by_all_that_did(monkeypatch: pytest.MonkeyPatch):

@@ -174,3 +174,16 @@ def test_a_collective_waits_much_longer_than_anything_took() -> None:
     assert longest_wait(heartbeat) == 200
     heartbeat._slowest[0] = int(100e9)
     assert longest_wait(heartbeat) == 600
+
+
+def test_waiting_is_no_measure_of_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that waited for hours on standby has 300 s for its set-up like any other, not five times those hours."""
+    now = [0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    heartbeat = Heartbeat()
+    heartbeat.enter("setup", At())
+    now[0] += 7_200 * 10**9
+    heartbeat.begin()
+    heartbeat.enter("setup", At())
+    assert heartbeat.read().slowest == 0
+    assert heartbeat.slowest_seconds == 0

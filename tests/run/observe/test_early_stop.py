@@ -30,27 +30,30 @@ REASON = "eval.stop: no validation loss below"
 def test_it_ends_all_ranks_by_the_ledger(
     tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...], branch: Branch, ranks: int
 ) -> None:
-    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, *STOP, f"parallel.data={ranks}"]
+    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, *STOP, "eval.stop.rest=0.5"]
+    words.append(f"parallel.data={ranks}")
     started = launcher.start(words, tmp_path / "log")
     assert started.wait() == Exit.DONE, started.text
     ((step, reason),) = shortened(tmp_path / "run")
     assert (step, reason.startswith(REASON)) == (6, True)
     steps = branch(tmp_path / "run")
-    assert [each["step"] for each in steps] == [1, 2, 3, 4, 5, 6, 7]
-    assert steps[-1]["lr"] < 0.3 * steps[-2]["lr"]  # the cosine ends with the run
-    assert "shortened after step 6 from 12 to 7 steps (eval.stop: no validation loss" in started.text
+    assert [each["step"] for each in steps] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert steps[8]["lr"] < 0.35 * steps[5]["lr"]  # the cosine ends with the run
+    assert "shortened after step 6 from 12 to 9 steps (eval.stop: no validation loss" in started.text
 
 
 def test_a_resume_goes_by_what_was_decided_and_by_losses_of_before(
     tmp_path: Path, launch_run: Launch, branch: Branch
 ) -> None:
-    launch_run(tmp_path / "whole", *STOP)
+    stop = (*STOP[1:], "eval.every=1", "eval.stop.rest=1.0")  # after step 3 for three steps more
+    launch_run(tmp_path / "whole", *stop)
+    assert [step for step, _ in shortened(tmp_path / "whole")] == [3]
     run = RunDir(tmp_path / "parts").create()
-    for number, step in enumerate((5, 6)):
+    for number, step in enumerate((2, 3, 4)):
         write_request(run, Request(action="stop", at_step=step))
-        assert launch_run(run.path, *(() if number else STOP), mode="resume" if number else "start") == Exit.RESUMABLE
+        assert launch_run(run.path, *(() if number else stop), mode="resume" if number else "start") == Exit.RESUMABLE
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    assert [step for step, _ in shortened(run.path)] == [6]
+    assert [step for step, _ in shortened(run.path)] == [3]
     assert branch(run.path) == branch(tmp_path / "whole")
 
 

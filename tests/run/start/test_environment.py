@@ -9,6 +9,7 @@ import torch
 
 from hornbook.errors import IntegrityError
 from hornbook.parallel.world import World
+from hornbook.run.start import environment
 from hornbook.run.start.environment import bits_depend_on, check_data_lock, describe_environment, git_state
 
 LOCK = {"tokenizer": "t", "shards": {"a": "1", "b": "2"}}
@@ -26,6 +27,23 @@ def test_the_environment_names_versions_threads_and_seed_but_no_secret(monkeypat
     assert found["variables"]["OMP_NUM_THREADS"] == "1"
     assert "hunter2" not in json.dumps(found)
     assert bits_depend_on(found)["device"] == "cpu"
+
+
+def test_the_code_is_compared_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "run" / "start" / "environment.py"))
+    digests = []
+    for text, name in (("a", "x.py"), ("b", "x.py"), ("b", "y.py")):
+        (tmp_path / "x.py").unlink(missing_ok=True)
+        (tmp_path / name).write_text(text)
+        digests.append(environment.code_digest.__wrapped__())
+    assert len(set(digests)) == 3
+
+
+def test_other_code_is_told_and_older_runs_recorded_none() -> None:
+    found = describe_environment(World(torch.device("cpu")), 7, [])
+    assert bits_depend_on(found)["code"] == environment.code_digest()
+    del found["code"]
+    assert "code" not in bits_depend_on(found)
 
 
 def test_git_state_is_commit_and_whether_changed(tmp_path: Path) -> None:

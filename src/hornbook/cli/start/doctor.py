@@ -1,5 +1,6 @@
 """`hornbook doctor`: what this machine can do, or what is wrong with a run, and what to repair."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
@@ -12,6 +13,7 @@ from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
+    from hornbook.run.diagnose.doctor import Check
     from hornbook.run.diagnose.runs.report import RunReport
 
 WIDTH = 110
@@ -26,17 +28,25 @@ def doctor(
         int | None, typer.Option(help="Compute this step of the run again; name the first module that is not finite.")
     ] = None,
     folder: Annotated[Path, typer.Option(help="A folder on the disk to measure.")] = Path(),
+    deep: Annotated[bool, typer.Option("--deep", help="Look for faulty hardware: products, memory, disk.")] = False,
+    data: Annotated[Path | None, typer.Option(help="With --deep: token shards to compare with checksums.")] = None,
+    all_data: Annotated[bool, typer.Option("--all-data", help="All of them, not three blocks.")] = False,
+    uncordon: Annotated[bool, typer.Option("--uncordon", help="RUN may use all its slots again.")] = False,
 ) -> Result:
     """Check this machine: versions, devices, speed of arithmetic and of the disk. With RUN, say what happened to a run
     and what is wrong with it: the cause of its end, damage, common training issues, whether more training is worth it.
 
-    Exit code 0 unless a check fails. Machine: 7 if it is only the disk, otherwise 2. Run, by the first finding that
-    fails: 3 damage, 4 memory, 5 diverged or nothing learned, 7 disk, 8 hang, 2 settings, 1 anything else.
+    Exit code 0 unless a check fails. Machine: 7 if it is only the disk, 8 if hardware is suspected, else 2. Run, by
+    the first finding that fails: 3 damage, 4 memory, 5 diverged or nothing learned, 7 disk, 8 hang, 2 settings, 1 else.
     """
     if run is None:
         if step is not None:
             raise UsageError("--step belongs to a run: hornbook doctor RUN --step N")
-        return _machine(folder)
+        if uncordon or (not deep and (data is not None or all_data)):
+            raise UsageError("--uncordon belongs to a run, --data and --all-data to --deep: hornbook doctor --deep")
+        return _deep(folder, data, whole=all_data) if deep else _machine(folder)
+    if uncordon:
+        return _uncordon(run)
     if step is not None:
         from hornbook.run.diagnose.runs.nonfinite import recompute
 
@@ -67,15 +77,45 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _machine(folder: Path) -> Result:
-    from hornbook.run.diagnose.doctor import diagnose, worst
+    from hornbook.run.diagnose.doctor import diagnose
 
-    checks = diagnose(folder)
-    verdict = worst(checks)
+    return _table(diagnose(folder))
+
+
+def _deep(folder: Path, data: Path | None, *, whole: bool) -> Result:
+    from hornbook.run.diagnose.deep.machine import examine
+
+    return _table(examine(folder, data, whole=whole))
+
+
+def _table(checks: "Sequence[Check]") -> Result:
+    from hornbook.run.diagnose.doctor import worst
+
     lines = []
     for check in checks:
         lines.append(f"{check.verdict:<4}  {check.name:<11}  {check.text}")
         if check.remedy:
             lines.append(f"{'':<19}-> {check.remedy}")
-    failed = [check.name for check in checks if check.verdict == "fail"]
-    code = Exit.DONE if not failed else Exit.STORAGE if failed == ["disk"] else Exit.USAGE
-    return Result({"verdict": verdict, "checks": [asdict(check) for check in checks]}, "\n".join(lines), code)
+    value = {"verdict": worst(list(checks)), "checks": [asdict(check) for check in checks]}
+    return Result(value, "\n".join(lines), _code(checks))
+
+
+def _code(checks: "Sequence[Check]") -> Exit:
+    from hornbook.run.diagnose.deep.machine import hardware_faults
+
+    failed = {check.name for check in checks if check.verdict == "fail"}
+    if hardware_faults(checks):
+        return Exit.HARDWARE
+    if "data" in failed:
+        return Exit.INTEGRITY
+    return Exit.DONE if not failed else Exit.STORAGE if failed <= {"disk", "read-back"} else Exit.USAGE
+
+
+def _uncordon(run: Path) -> Result:
+    from hornbook.run.diagnose.deep.cordon import CordonList
+
+    if not RunDir(run).exists():
+        raise UsageError(f"{run} holds no run")
+    lifted = CordonList(RunDir(run).cordon).lift()
+    text = "\n".join(f"slot {each.slot} may be used again ({each.test}: {each.evidence})" for each in lifted)
+    return Result({"lifted": [each.model_dump() for each in lifted]}, text or f"{run}: no slot was left out")

@@ -60,7 +60,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
         "steps": steps,
         "length": length.describe(),
         "precision": describe_precision(inputs.resolved),
-        "saves": max(steps // every, 1) if every else 1,
+        "saves": None if every == "auto" else max(steps // every, 1) if every else 1,
         "save_bytes": saved_bytes(inputs),
         "estimate": estimate(inputs, length, *_progress(run, start)).to_json() if measure else None,
         "pipeline": pipeline,
@@ -131,7 +131,7 @@ def _pipeline_lines(summary: dict[str, Any]) -> list[str]:
 
 def _estimate_lines(summary: dict[str, Any]) -> list[str]:
     """Lines for memory, time and disk, as far as they are known."""
-    found, saves = summary["estimate"], f"{summary['saves']:,} of about {size_text(summary['save_bytes'])}"
+    found, saves = summary["estimate"], f"{_count(summary['saves'])} of about {size_text(summary['save_bytes'])}"
     lines = [f"checkpoints  {saves}"]
     if found is None:
         return lines
@@ -163,3 +163,8 @@ def _beginning(origin: dict[str, Any]) -> str:
 
 def _surgery(step: dict[str, Any]) -> str:
     return ", ".join(str(value) if key == "kind" else f"{key} {value}" for key, value in step.items())
+
+
+def _count(saves: int | None) -> str:
+    """The number of saves; None: it follows from measurements (`checkpoint.every = "auto"`)."""
+    return "as many as measurements say," if saves is None else f"{saves:,}"

@@ -18,7 +18,7 @@ from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
     from hornbook.run.diagnose.compare import Comparison
-    from hornbook.run.diagnose.replay import Plan
+    from hornbook.run.diagnose.replay import ReplayPlan
 
 
 def replay(
@@ -63,9 +63,9 @@ def replay(
 
 
 def _listed(run: RunDir) -> Result:
-    from hornbook.run.diagnose.replay import decisions_of
+    from hornbook.run.diagnose.replay import list_decisions
 
-    found = decisions_of(run)
+    found = list_decisions(run)
     rows = [
         {"id": each.id, "kind": each.record["kind"], "attempt": each.record["attempt"], "step": each.record["step"]}
         | {"text": each.text}
@@ -89,7 +89,7 @@ def _curves(a: RunDir, b: RunDir) -> Curves:
     return {step: (left[step], right[step]) for step in sorted(left.keys() & right.keys())}
 
 
-def _result(plan: "Plan", comparison: "Comparison", curves: Curves, changed: list[str]) -> Result:
+def _result(plan: "ReplayPlan", comparison: "Comparison", curves: Curves, changed: list[str]) -> Result:
     parted = comparison.parted
     value = {
         "run": str(plan.run.path),
@@ -107,7 +107,7 @@ def _result(plan: "Plan", comparison: "Comparison", curves: Curves, changed: lis
         describe_comparison(comparison),
     ]
     if plan.without is not None:
-        kept = parted is None or (parted.first or 0) > plan.without.record["step"]
+        kept = parted is None or (parted.first or 0) > plan.without.begins
         value["effect"] = effect = _effect(curves)
         return Result(value, "\n".join([*lines, *_without_lines(plan, curves, effect)]), _code(kept))
     if not comparison.equal:
@@ -143,7 +143,7 @@ def _effect(curves: Curves) -> dict[str, Any]:
     return found
 
 
-def _without_lines(plan: "Plan", curves: Curves, effect: dict[str, Any]) -> list[str]:
+def _without_lines(plan: "ReplayPlan", curves: Curves, effect: dict[str, Any]) -> list[str]:
     """What became of loss and gradient norm without the decision."""
     assert plan.without is not None
     head = f"without the {plan.without.record['kind']} of step {plan.without.record['step']:,} ({plan.without.text})"

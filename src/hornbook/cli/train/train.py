@@ -105,7 +105,7 @@ def resume(words: RunWords = None, faults: Faults = None, dry_run: DryRun = Fals
     """Continue a run exactly from its newest checkpoint, with changes to settings that may change."""
     load_torch()
     from hornbook.run.job import Start
-    from hornbook.run.launch.launch import check_directory
+    from hornbook.run.start.directory import check_directory
 
     run, overrides = _named_run(words, "hornbook resume RUN")
     check_directory(run, "resume")

@@ -8,6 +8,7 @@ by all layers.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -92,16 +93,35 @@ class AttentionMask:
         """The interval of each query of a row; queries are the last of the keys' positions."""
         if self.kind == "cross":
             return self._across(queries, keys, row)
-        positions = torch.arange(keys - queries, keys)
         starts, ends = _boundaries(self.lengths, row, keys)
         number = _document_numbers(starts, ends)[keys - queries :]
-        starts, ends = starts[number], ends[number]
+        prefix = None if self.prefixes is None else torch.tensor(self.prefixes[row])[number]
+        return self._seen(starts[number], ends[number], prefix, keys)
+
+    def intervals_of_rows(self, queries: int, keys: int, rows: int) -> Interval:
+        """The intervals of each query of rows 0 to `rows` - 1, [rows, queries] each.
+
+        Documents of all rows at once: a GPU waits for this at the beginning of every step.
+        """
+        if self.kind == "cross" or self.lengths is None:
+            starts, ends = zip(*(self.intervals(queries, keys, row) for row in range(rows)), strict=True)
+            return torch.stack(starts), torch.stack(ends)
+        for row, own in enumerate(self.lengths[:rows]):
+            assert sum(own) == keys, f"row {row}: documents of {sum(own)} positions in all, but there are {keys}"
+        sizes = torch.tensor([*chain(*self.lengths[:rows])])
+        counts = torch.tensor([*map(len, self.lengths[:rows])])
+        ends = sizes.cumsum(0) - keys * torch.arange(rows).repeat_interleave(counts)
+        number = torch.arange(len(sizes)).repeat_interleave(sizes).view(rows, keys)[:, keys - queries :]
+        prefix = None if self.prefixes is None else torch.tensor([*chain(*self.prefixes[:rows])])[number]
+        return self._seen((ends - sizes)[number], ends[number], prefix, keys)
+
+    def _seen(self, starts: Tensor, ends: Tensor, prefix: Tensor | None, keys: int) -> Interval:
+        """What the last queries of `keys` positions see of their documents, which reach from `starts` to `ends`."""
+        positions = torch.arange(keys - starts.shape[-1], keys)
         if self.kind == "causal":
-            prefix = 0 if self.prefixes is None else torch.tensor(self.prefixes[row])[number]
-            ends = torch.maximum(positions + 1, starts + prefix)
+            ends = torch.maximum(positions + 1, starts + (0 if prefix is None else prefix))
         if self.window is not None:
-            causal = self.kind == "causal"
-            before, after = (self.window - 1, keys) if causal else (self.window // 2, self.window // 2)
+            before, after = (self.window - 1, keys) if self.kind == "causal" else (self.window // 2, self.window // 2)
             starts, ends = torch.maximum(starts, positions - before), torch.minimum(ends, positions + after + 1)
         return starts, ends
 
@@ -136,8 +156,8 @@ def dense_mask(
     mask: AttentionMask, batch: int, queries: int, keys: int, device: torch.device | str = "cpu"
 ) -> Bool[Tensor, "rows queries keys"]:
     """True where a query sees a key; rows is the batch, or 1 where all rows have the same mask."""
-    intervals = [mask.intervals(queries, keys, row) for row in range(1 if mask.uniform else batch)]
-    starts, ends = (torch.stack(each).to(device)[..., None] for each in zip(*intervals, strict=True))
+    intervals = mask.intervals_of_rows(queries, keys, 1 if mask.uniform else batch)
+    starts, ends = (each.to(device)[..., None] for each in intervals)
     position = torch.arange(keys, device=device)
     return (starts <= position) & (position < ends)
 

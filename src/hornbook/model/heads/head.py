@@ -62,6 +62,9 @@ DEVICE_SHARE = 64
 """On a GPU logits take at most one part in so many of its memory. Each chunk adds to a gradient of the matrix's size,
 which costs a GPU, where products are fast beside memory, as much as products of some hundred tokens."""
 
+ROW_UNIT = 128
+"""On a GPU each row of logits begins at a multiple of so many bytes: wide reads and writes of products need that."""
+
 
 def chunk_rows(hidden: Tensor, matrix: Tensor, most_rows: int | None = None) -> int:
     """Tokens of hidden states [..., width] whose logits are held at once; `most_rows` in place of those of the matrix.
@@ -76,6 +79,12 @@ def chunk_rows(hidden: Tensor, matrix: Tensor, most_rows: int | None = None) -> 
     least = max(-(-tokens // most), 1)
     count = next((count for count in range(least, 2 * least) if tokens % count == 0), least)
     return max(-(-tokens // count), 1)
+
+
+def row_values(vocab: int, hidden: Tensor) -> int:
+    """Numbers from the beginning of one row of logits to the next."""
+    unit = 1 if hidden.device.type == "cpu" else ROW_UNIT // hidden.element_size()
+    return -(-vocab // unit) * unit
 
 
 @functools.cache
@@ -250,7 +259,7 @@ class ChunkedLoss(torch.autograd.Function):
         grad_matrix = torch.zeros_like(matrix) if grad and ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if grad and bias is not None and ctx.needs_input_grad[2] else None
         # One chunk's logits and one product of the matrix's size serve all chunks: both are too large to ask for again.
-        buffer = hidden.new_empty(min(rows, len(hidden)), len(matrix))
+        buffer = hidden.new_empty(min(rows, len(hidden)), row_values(len(matrix), hidden))[:, : len(matrix)]
         product = torch.empty_like(cast) if grad_matrix is not None and cast.dtype != matrix.dtype else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)

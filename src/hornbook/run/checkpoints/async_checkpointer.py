@@ -20,18 +20,23 @@ from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from hornbook.errors import StorageError
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
+from hornbook.run.checkpoints.interval import SaveInterval
+from hornbook.run.checkpoints.memory_tier import MemoryTier
 from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
+from hornbook.run.guard.policy import LEAST_BACK, WINDOW, Spans
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position
 from hornbook.run.observe.observers import Observers
+from hornbook.run.observe.replicas import ReplicaCheck
 from hornbook.run.start import bound
 from hornbook.run.state import State
+from hornbook.run.step_report import Step, is_due
 
 WAIT_SECONDS = 0.05
 MIN_DEADLINE = 300.0
@@ -82,6 +87,15 @@ class _SaveInFlight:
     """Extent of metrics.jsonl when it began (`Appender.extent`)."""
 
 
+class Restored(NamedTuple):
+    """Where the state of an attempt comes from."""
+
+    name: str
+    """For the ledger: the checkpoint's, or `memory`."""
+    source: str
+    """For people."""
+
+
 class AsyncCheckpointer:
     """Begins the saves of this rank, waits for them, and records them in the ledger."""
 
@@ -94,8 +108,9 @@ class AsyncCheckpointer:
             self._exchange,
             lambda manifest: bound.why_foreign(job.run, job.ledger.now, manifest),
             job.run.check_owner,
+            steps_back(job),
         )
-        self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every > 0
+        self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every != 0
         self._buffers: Buffers | None = None
         self._in_flight: _SaveInFlight | None = None
         self._saved_step: int | None = None
@@ -103,6 +118,10 @@ class AsyncCheckpointer:
         self._slowest = 0.0
         """Seconds of the slowest save so far, or of one on a slow disk."""
         self._failures = 0
+        every = job.recipe.checkpoint.memory_every
+        self._interval = SaveInterval(job.recipe.guard.mtbf, job.ledger.past.save_intervals, world, job.ledger)
+        self._replicas = ReplicaCheck(job.recipe.guard.hash_every, world, job.ledger, observers.note)
+        self.memory = MemoryTier(job.copies, every, world, job.ledger, observers.note)
 
     def __enter__(self) -> Self:
         return self
@@ -113,15 +132,18 @@ class AsyncCheckpointer:
         self._exchange.cancel()  # other ranks may be gone; finish the part of this one
         self._ends_in_time(self._in_flight, self._in_flight.snapshot)
 
-    def restore(self, state: State) -> Path | None:
-        """Read the newest checkpoint that verifies into the state; None if there is none."""
-        folder = self._store.restore(state)
-        if folder is not None:
+    def restore(self, state: State) -> Restored | None:
+        """Read the newest state into `state`: a copy in memory, else the newest checkpoint that verifies, else None."""
+        found = None
+        if self.memory.restore(state, self._store.newest_step):
+            found = Restored("memory", "the copy in memory")
+        elif (folder := self._store.restore(state)) is not None:
             self._saved_step = state.step
+            found = Restored(folder.name, str(folder))
         if self._background:
             self._buffers = Buffers(state.engine.world.device)
             take_snapshot(state, self._buffers)  # allocate the memory here, not in the first save
-        return folder
+        return found
 
     def newest_up_to(self, step: int) -> str:
         """Name of the newest checkpoint of at most `step` steps that verifies; "" where there is none."""
@@ -133,6 +155,23 @@ class AsyncCheckpointer:
         if self._saved_step != state.step:
             self._begin(state, None, final=final)
             self._settle(state, may_fail=False)
+
+    def keep(self, state: State, every: int | Literal["auto"], step: Step) -> None:
+        """After a step: compare the replicas, begin a scheduled save, copy the state in memory, each if it is due.
+
+        `every`: steps between saves; the loop saves the last step itself. Raises UntrustedCopyError and
+        ReplicasDifferError.
+        """
+        self.memory.judge(step)
+        due = self._interval.is_due(state.step) if every == "auto" else is_due(state.step, every)
+        self._replicas.compare_if_due(state, saving=due or step.final or self.memory.is_due(state))
+        if due and not step.final:
+            self._control.enter("save", state)
+            begun = time.monotonic()
+            self.try_save(state)
+            if every == "auto":
+                self._interval.measure(state, begun)
+        self.memory.copy_if_due(state)
 
     def try_save(self, state: State) -> None:
         """Begin a scheduled save. The first failure is noted, and the run goes on."""
@@ -150,8 +189,12 @@ class AsyncCheckpointer:
             self._settle(state)
 
     def forget(self, state: State) -> None:
-        """Free the memory of background saves: the state is about to have other tensors. Waits for a save in flight."""
+        """Free the memory of background saves, and drop copies: the state is about to be another.
+
+        Waits for a save in flight.
+        """
         self._settle(state)
+        self.memory.forget()
         if self._buffers is not None:
             self._buffers = Buffers(state.engine.world.device)
 
@@ -227,6 +270,13 @@ class AsyncCheckpointer:
         for note in self._store.take_notes():
             self._ledger.note(note.kind, state, path=note.path, text=note.text)
             self._observers.note(f"{note.path}: {note.text}")
+
+
+def steps_back(job: Job) -> int:
+    """Steps that the guard of a run may want to go back: those until it finds a divergence, and the margin before."""
+    length = job.length
+    steps = length.batches.steps(0, length.planned)
+    return Spans(steps).of(WINDOW, LEAST_BACK) if job.recipe.guard.mode in ("safe", "auto") else 0
 
 
 def deadline(slowest: float) -> float:

@@ -65,15 +65,17 @@ class CheckpointStore:
         exchange: Exchange | None = None,
         why_foreign: Callable[[Manifest], str | None] = lambda _: None,
         check_owner: Callable[[], None] = lambda: None,
+        back: int = 0,
     ) -> None:
         """`why_foreign`: why an undamaged checkpoint is not one of this run; None: it is.
 
+        `back`: steps that the run must be able to go back; 0: it does not go back.
         `check_owner` raises where another process has taken the run over, whose checkpoints must stay as they are.
         """
         self._directory = directory
         self._config = config
         self._exchange = exchange or Exchange()
-        self._why_foreign, self._check_owner = why_foreign, check_owner
+        self._why_foreign, self._check_owner, self._back = why_foreign, check_owner, back
         self.digests: dict[str, str] = {}
         """Of the newest save, for the ledger: of its `manifest`, and of its `tensors`; set on rank 0."""
         self._verified: Path | None = None
@@ -133,6 +135,11 @@ class CheckpointStore:
         if score is not None and self._config.best and self._beats_best(score, folder):
             write_atomic(self._directory / BEST, folder.name + "\n")
         self._remove(self._surplus(self._config.keep))
+
+    @property
+    def newest_step(self) -> int:
+        """Step of the newest checkpoint by its name, whole or not; -1 where there is none."""
+        return next((step_of(folder) or 0 for folder in list_checkpoints(self._directory)), -1)
 
     def restore(self, state: "State") -> Path | None:
         """Read the newest checkpoint that verifies; None where there is none at all.
@@ -197,7 +204,7 @@ class CheckpointStore:
         if free >= needed:
             return
         chosen: list[Path] = []
-        for folder in reversed(self._surplus(1)):
+        for folder in reversed(self._surplus(1, scarce=True)):
             chosen.append(folder)
             free += _size(folder)
             if free >= needed:
@@ -208,15 +215,26 @@ class CheckpointStore:
             f"{shutil.disk_usage(self._directory).free:,} are free; free some space, or lower checkpoint.keep"
         )
 
-    def _surplus(self, keep: int) -> list[Path]:
-        """Checkpoints that need not be kept, newest first; `keep`: number of newest ones to keep."""
+    def _surplus(self, keep: int, *, scarce: bool = False) -> list[Path]:
+        """Checkpoints that need not be kept, newest first; `keep`: number of newest ones to keep; scarce: no others."""
         if self._verified is None:
             self._verified = newest_verified(self._directory)
         best = read_pointer(self._directory, BEST) if self._config.best else None
         there = list_checkpoints(self._directory)
         kept = {self._verified, best, *there[:keep]}
+        if not scarce:
+            kept |= {*self._far_back(there)}
         rotating = [folder for folder in there if not is_due(step_of(folder) or 0, self._config.keep_every)]
         return [folder for folder in rotating if folder not in kept]
+
+    def _far_back(self, there: list[Path]) -> list[Path]:
+        """Of checkpoints, newest first: the newest that is far enough back, and the oldest of those that are not.
+
+        The second is the first one day.
+        """
+        steps = [step_of(folder) or 0 for folder in there]
+        near = sum(step > steps[0] - self._back for step in steps)
+        return there[max(near - 1, 0) : near + 1] if self._back else []
 
     def _remove(self, folders: Iterable[Path], reason: str | None = None) -> None:
         for folder in folders:

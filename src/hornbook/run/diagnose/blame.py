@@ -5,6 +5,7 @@ the samples behind the step, which they have not learned from either.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
 from hornbook.parallel.engine import Engine
-from hornbook.run.diagnose.piece_text import counts_of, non_text_share, repeats
+from hornbook.run.diagnose.piece_text import non_text_share, repeats
 from hornbook.run.diagnose.weights_at import weights_before
 from hornbook.run.ledger import read_past
 from hornbook.run.observe.exposure import StepSamples, learned, loader_of, samples_of_step
@@ -36,8 +37,8 @@ REPEATED_SHARE = 0.5
 """Share of the tokens in repeated n-grams from which they are a reason: of a document, a step may have read a part."""
 NON_TEXT = 0.5
 """Share of characters that are no text from which they are a reason."""
-_MAD_TO_SIGMA = 1.4826
-"""A median absolute deviation times this is the standard deviation, for normal values."""
+_IQR_TO_SIGMA = 0.7413
+"""The distance of the quartiles times this is the standard deviation, for normal values."""
 
 
 class Usual(NamedTuple):
@@ -45,7 +46,7 @@ class Usual(NamedTuple):
 
     median: float
     scale: float
-    """Robust standard deviation, from the median absolute deviation."""
+    """Robust standard deviation, from the quartiles: labels may have losses around two values."""
     documents: int
 
     def z(self, loss: float) -> float:
@@ -159,13 +160,13 @@ def look_at(loader: Loader, positions: Int64[np.ndarray, " n"]) -> Iterator[Blam
     """The pieces of documents in some samples, judged by their text alone."""
     index, tokenizer = loader.index, Tokenizer.load(loader.corpus.root / "tokenizer")
     rows = [(sample, _row_pieces(index, sample)) for sample in positions.tolist()]
-    copies = iter(counts_of([tokens.tobytes() for _, pieces in rows for _, tokens in pieces]))
+    copies = Counter(tokens.tobytes() for _, pieces in rows for _, tokens in pieces)
     size = sum(ref.length for _, pieces in rows for ref, _ in pieces)
     epochs = index.refs(positions).epochs.tolist()
     for (sample, pieces), passes in zip(rows, epochs, strict=True):
         for ref, tokens in pieces:
             repeated, odd = repeats(tokens), non_text_share(tokenizer.decode(tokens.tolist()))
-            more = {"copies": next(copies), "passes": passes}
+            more = {"copies": copies[tokens.tobytes()], "passes": passes}
             yield Blamed(sample, ref, ref.length / max(size, 1), repeated.share, repeated.longest, odd, **more)
 
 
@@ -231,7 +232,7 @@ class _Losses:
         if len(losses) < 2:
             return None
         median = float(np.median(losses))
-        scale = _MAD_TO_SIGMA * float(np.median(np.abs(losses - median)))
+        scale = _IQR_TO_SIGMA * float(np.subtract(*np.percentile(losses, (75, 25))))
         return Usual(median, max(scale, 1e-3 * abs(median), 1e-9), len(losses))
 
     def _row(

@@ -126,8 +126,8 @@ def _common_checkpoints(a: RunDir, b: RunDir) -> dict[int, tuple[Path, Path]]:
 
 def _saved_tensors(run: RunDir, steps: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
     """Step -> digest of the tensors that were saved at it, for saves of the attempts that count."""
-    saves = (each for each in read_records(run.events) if each.get("kind") == "save" and "tensors" in each)
-    counts = (each for each in saves if steps.get(each["step"], each)["attempt"] <= each["attempt"])
+    noted = (each for each in read_records(run.events) if each.get("kind") == "save" and "tensors" in each)
+    counts = (each for each in noted if steps.get(each["step"], each)["attempt"] <= each["attempt"])
     return {each["step"]: each["tensors"] for each in counts}
 
 

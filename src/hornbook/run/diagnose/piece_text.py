@@ -1,7 +1,6 @@
 """What the text of a piece of a document says about it: repeated n-grams, and characters that are no text."""
 
 import unicodedata
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,11 +48,3 @@ def non_text_share(text: str) -> float:
 
 def _is_punctuation(character: str) -> bool:
     return unicodedata.category(character)[0] == "P" or character in SYMBOLS
-
-
-def counts_of(pieces: Sequence[bytes]) -> list[int]:
-    """How often each piece occurs among all."""
-    counts: dict[bytes, int] = {}
-    for each in pieces:
-        counts[each] = counts.get(each, 0) + 1
-    return [counts[each] for each in pieces]

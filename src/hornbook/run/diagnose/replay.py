@@ -39,7 +39,7 @@ _OWN = ("sha", "prev", "attempt", "time", "recipe_before")
 
 
 @dataclass(frozen=True)
-class Decision:
+class DecisionRecord:
     """A record of the ledger that changed the steps behind it."""
 
     record: Mapping[str, Any]
@@ -48,6 +48,12 @@ class Decision:
     def id(self) -> str:
         """How it is named on the command line: the beginning of its `sha`."""
         return str(self.record.get("sha", ""))[:10]
+
+    @property
+    def begins(self) -> int:
+        """Steps done before the first that it changes."""
+        record = self.record
+        return int(record.get("effective_step", record["step"] - (record["kind"] == "skip")))
 
     @property
     def text(self) -> str:
@@ -63,7 +69,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Segment:
+class ReplaySegment:
     """Steps under one recipe, but for the decisions made on the way."""
 
     recipe: Recipe
@@ -71,20 +77,20 @@ class Segment:
     """Steps done at its beginning."""
     end: int
     """Steps done at its end."""
-    decisions: tuple[Decision, ...]
+    decisions: tuple[DecisionRecord, ...]
     """Those that the ledger has at its end, and not at its beginning."""
     ends_interventions: bool = False
     """Whether the resume that it begins with took the place of the interventions before."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """How a run is trained again."""
 
     run: RunDir
-    segments: tuple[Segment, ...]
+    segments: tuple[ReplaySegment, ...]
     init_from: InitFrom | None
-    without: Decision | None = None
+    without: DecisionRecord | None = None
 
     @property
     def first(self) -> int:
@@ -97,7 +103,14 @@ class Plan:
         return self.segments[-1].end
 
     @property
-    def decisions(self) -> list[Decision]:
+    def suppressed(self) -> frozenset[tuple[str, int]]:
+        """What the guard is kept from deciding again."""
+        if self.without is None or self.without.record["kind"] not in OF_GUARD:
+            return frozenset()
+        return frozenset({(str(self.without.record["kind"]), int(self.without.record["step"]))})
+
+    @property
+    def decisions(self) -> list[DecisionRecord]:
         """All that are made again."""
         return [each for segment in self.segments for each in segment.decisions if each != self.without]
 
@@ -111,12 +124,14 @@ class Plan:
         return list(dict.fromkeys(text for changed in [*found, sorted(now)] for text in changed))
 
 
-def decisions_of(run: RunDir) -> list[Decision]:
+def list_decisions(run: RunDir) -> list[DecisionRecord]:
     """The decisions in the ledger of a run, in order."""
-    return [Decision(record) for record in _records(run) if _decides(record)]
+    return [DecisionRecord(record) for record in _records(run) if _decides(record)]
 
 
-def plan_replay(run: RunDir, first: int | None = None, end: int | None = None, without: str | None = None) -> Plan:
+def plan_replay(
+    run: RunDir, first: int | None = None, end: int | None = None, without: str | None = None
+) -> ReplayPlan:
     """How the steps after `first` (None: all) up to `end` (None: the last) are done again.
 
     Raises UsageError where the run does not have them, or no such decision; IntegrityError for a damaged ledger.
@@ -139,29 +154,30 @@ def plan_replay(run: RunDir, first: int | None = None, end: int | None = None, w
         raise UsageError(
             f"{origin.checkpoint}, which {run.path} started from, is not there: --from STEP replays from a checkpoint"
         )
-    return Plan(run, segments, origin, dropped)
+    return ReplayPlan(run, segments, origin, dropped)
 
 
-def replay_run(plan: Plan, out: RunDir, *, quiet: bool = False) -> Exit:
+def replay_run(plan: ReplayPlan, out: RunDir, *, quiet: bool = False) -> Exit:
     """Train the steps of a plan in a new run directory. DONE when all are done, else the exit code of the stop."""
+    start = Start("resume", quiet=quiet, suppressed=plan.suppressed)
     for number, segment in enumerate(plan.segments):
         if number == 0:
             _prepare(plan, out)
-        elif (code := _train(out, _changed(out, segment), segment.first, quiet=quiet)) != Exit.DONE:
+        elif (code := _train(out, _changed(out, segment), segment.first, start)) != Exit.DONE:
             return code
         _note(out, [each for each in segment.decisions if each != plan.without])
         resolved = Resolved(recipe_in_force(out), {})
         write_atomic(out.recipe, resolved.to_toml())
-        if (code := _train(out, resolved, segment.end, quiet=quiet)) != Exit.DONE:
+        if (code := _train(out, resolved, segment.end, start)) != Exit.DONE:
             return code
     return Exit.DONE
 
 
-def _train(out: RunDir, resolved: Resolved, end: int, *, quiet: bool) -> Exit:
+def _train(out: RunDir, resolved: Resolved, end: int, start: Start) -> Exit:
     """Go on until `end` steps are done; DONE when they are, or when the run diverged: the comparison says where."""
     write_request(out, Request(action="stop", reason="end of the replay", at_step=end))
     try:
-        code = launch(resolved, out, Start("resume", quiet=quiet))
+        code = launch(resolved, out, start)
     except DivergedError:
         return Exit.DONE
     reached = _step(out.read_state()) >= end
@@ -206,9 +222,9 @@ def _changes(record: Mapping[str, Any]) -> bool:
     return record["kind"] == "resume" and bool(record.get("changes"))
 
 
-def _named(run: RunDir, name: str) -> Decision:
+def _named(run: RunDir, name: str) -> DecisionRecord:
     """The decision whose id begins with `name`. UsageError unless it is one, and one that can be left out."""
-    found = [each for each in decisions_of(run) if str(each.record.get("sha", "")).startswith(name)]
+    found = [each for each in list_decisions(run) if str(each.record.get("sha", "")).startswith(name)]
     if len(found) != 1 or not name:
         what = "names no decision" if not found else f"names {len(found)} decisions"
         raise UsageError(f"--without {name} {what} of {run.path}: `hornbook replay {run.path} --list` lists them")
@@ -222,7 +238,7 @@ def _named(run: RunDir, name: str) -> Decision:
     return found[0]
 
 
-def _segments(run: RunDir, steps: Sequence[dict[str, Any]], first: int | None, end: int) -> tuple[Segment, ...]:
+def _segments(run: RunDir, steps: Sequence[dict[str, Any]], first: int | None, end: int) -> tuple[ReplaySegment, ...]:
     """The steps from `first` to `end`, cut where a resume changed settings."""
     records = list(_records(run))
     heads = [number for number, each in enumerate(records) if "recipe" in each]
@@ -230,14 +246,16 @@ def _segments(run: RunDir, steps: Sequence[dict[str, Any]], first: int | None, e
         raise UsageError(f"{run.path} was made by a version that did not write its recipe into the ledger")
     cuts = [_first_step(steps, records[number]["attempt"]) for number in heads] + [end]
     cuts[0] = 0
-    found: list[Segment] = []
-    known: tuple[Decision, ...] = ()
+    found: list[ReplaySegment] = []
+    known: tuple[DecisionRecord, ...] = ()
     for (head, following), (begins, ends) in zip(pairwise([*heads, len(records)]), pairwise(cuts), strict=True):
-        known += tuple(Decision(each) for each in records[head:following] if _decides(each) and not _changes(each))
+        known += tuple(
+            DecisionRecord(each) for each in records[head:following] if _decides(each) and not _changes(each)
+        )
         begin, stop = max(begins, first or 0), min(ends, end)
         if begin < stop:
             anew = bool(records[head].get("ends_interventions"))
-            found.append(Segment(_recipe(run, records[head]), begin, stop, known, anew))
+            found.append(ReplaySegment(_recipe(run, records[head]), begin, stop, known, anew))
             known = ()
     return tuple(found)
 
@@ -263,7 +281,7 @@ def _recipe(run: RunDir, record: Mapping[str, Any]) -> Recipe:
     return recipe.model_copy(update=off)
 
 
-def _changed(out: RunDir, segment: Segment) -> Resolved:
+def _changed(out: RunDir, segment: ReplaySegment) -> Resolved:
     """The recipe with which the resume at the beginning of a segment went on."""
     resolved = Resolved(segment.recipe, {})
     for each in () if segment.ends_interventions else sorted_by_step(read_past(out).interventions):
@@ -271,7 +289,7 @@ def _changed(out: RunDir, segment: Segment) -> Resolved:
     return resolved
 
 
-def _prepare(plan: Plan, out: RunDir) -> None:
+def _prepare(plan: ReplayPlan, out: RunDir) -> None:
     """Make the new run directory: the recipe and the origin in its ledger, the digests of the data."""
     if out.exists() or (is_folder(out.path) and any(out.path.iterdir())):
         raise UsageError(f"{out.path} is not empty: give --out a new folder")
@@ -285,21 +303,20 @@ def _prepare(plan: Plan, out: RunDir) -> None:
         ledger.attempt = 0
         of = {"run": str(plan.run.path.resolve()), "ledger": read_past(plan.run).first}
         origin = {} if plan.init_from is None else plan.init_from.fields()
-        skipped = origin.pop("windows", [])
-        windows = [*skipped, *_origin_windows(plan.run)]
+        origin["windows"] = [*origin.get("windows", ()), *_skipped_from_start(plan.run)]
         recipe = plan.segments[0].recipe.model_dump(mode="json")
         dropped = {} if plan.without is None else {"without": plan.without.id}
-        ledger.note("replay", At(), recipe=recipe, of=of, windows=windows, **origin, **dropped)
+        ledger.note("replay", At(), recipe=recipe, of=of, **origin, **dropped)
 
 
-def _origin_windows(run: RunDir) -> list[list[int]]:
+def _skipped_from_start(run: RunDir) -> list[list[int]]:
     """Ranges that the run skipped from its start on, as its parent did."""
     return [
         each for record in _records(run) if record["kind"] in ("origin", "start") for each in record.get("windows", ())
     ]
 
 
-def _note(out: RunDir, decisions: Sequence[Decision]) -> None:
+def _note(out: RunDir, decisions: Sequence[DecisionRecord]) -> None:
     with Ledger(out) as ledger:
         ledger.attempt = ledger.past.attempt
         for each in decisions:

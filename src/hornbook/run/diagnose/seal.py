@@ -25,10 +25,9 @@ from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import MANIFEST, read_manifest
 from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.diagnose.verify import Checkup, check_run
-from hornbook.run.launch.consistency import code_digest
 from hornbook.run.ledger import read_past
 from hornbook.run.start.bound import recipe_in_force, why_foreign
-from hornbook.run.start.environment import package_version
+from hornbook.run.start.environment import code_digest, package_version
 
 SEAL = "SEAL.json"
 MANIFESTS = "manifests"

@@ -6,6 +6,7 @@
 | D1a | has a large gradient | norm z > 6 |
 | D1b | is far out | norm z > 12 or loss z > 8 |
 | D1c | spikes | loss z > 6, and norm z > 8 within the last 4 steps |
+| level | has a new usual gradient norm | refused for it 8 times in a row, and the loss is as it was |
 | D2 | does not come back from a spike | median of 16 losses 3 deviations too high for 64 steps, without a fall |
 | D3 | rises slowly | cumulative sum over losses of 500 to 1,500 steps before; held-out text confirms it twice |
 | D4 | cannot be represented | three overflows in a row once the fp16 scale was found, or a scale of 1 |
@@ -25,6 +26,8 @@ SPIKE_LOSS_Z, SPIKE_NORM_Z, RUN_UP = 6.0, 8.0, 4
 """A spike: the loss now, and the gradient norm within so many steps."""
 LASTING = 16
 """Losses whose median says whether a spike is over."""
+LARGE = 1e30
+"""In the place of a loss that is not finite."""
 ABOVE_Z = 3.0
 """Deviations by which it is not."""
 DRIFT_NEAR, DRIFT_FAR = 512, 1536
@@ -61,14 +64,13 @@ class SpikeWatch:
 
         lasting: steps for which the loss must stay high.
         """
-        self.losses = [*self.losses, loss if math.isfinite(loss) else math.inf][-max(lasting, LASTING) :]
+        self.losses = [*self.losses, min(loss, LARGE) if math.isfinite(loss) else LARGE][-max(lasting, LASTING) :]
         if len(self.losses) < LASTING:
             return False
         if not middle_of(sorted(self.losses[-LASTING:])) > self.middle + ABOVE_Z * self.deviation:
             return None
         self.high += 1
-        finite = [min(each, 1e30) for each in self.losses]
-        return self.high >= lasting and theil_sen(finite) >= 0
+        return self.high >= lasting and theil_sen(self.losses) >= 0
 
 
 class Drift:

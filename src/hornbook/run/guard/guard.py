@@ -77,20 +77,18 @@ class Guard:
         """steps: of the whole run; warmup: of its learning rate; suppressed: decisions that are not taken."""
         self.config, self.spans, self._suppressed = config, Spans(steps), suppressed
         self._warmup = warmup
+        self._watch: SpikeWatch | None = None
+        self._norm_zs: list[float] = []
+        self._flagged: list[int] = []
+        self._skips: list[int] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget all steps."""
-        self._loss = RobustWindow(self.config.window)
-        self._norm = RobustWindow(self.config.window, LEAST_LOG_DEVIATION)
-        self._norm_zs: list[float] = []
-        self._flagged: list[int] = []
-        self._skips: list[int] = []
-        self._high_losses = 0
+        self.rearm()
         self._excused = 0
         """Onset of what was let go."""
-        self._watch: SpikeWatch | None = None
-        self._drift, self._probes, self._overflows = Drift(), Probes(), Overflows()
+        self._probes, self._overflows = Probes(), Overflows()
         self._segments: list[tuple[int, int, int]] = []
         self.pending: Finding | None = None
         """What asks for a decision before the next step."""
@@ -142,7 +140,7 @@ class Guard:
         if (rule := self._rule_of_step(seen, z_loss, z_norm)) is not None:
             yield Finding(rule, seen.step, seen.step, inputs)
         yield from self._spike(seen, inputs)
-        self._count(seen, inputs, by_loss=rule == "D1b" and z_norm <= self.config.skip_norm_z)
+        yield from self._count(seen, z_loss, by_loss=rule == "D1b" and z_norm <= self.config.skip_norm_z)
         if seen.is_finite:
             self._loss.add(seen.loss)
             self._norm.add(_log(seen.norm))
@@ -171,23 +169,32 @@ class Guard:
             self._watch = SpikeWatch(seen.step, onset, self._loss.middle, self._loss.deviation)
             yield Finding("D1c", seen.step, onset, inputs)
 
-    def _count(self, seen: Seen, inputs: dict[str, Any], *, by_loss: bool) -> None:
+    def _count(self, seen: Seen, z_loss: float, *, by_loss: bool) -> Iterator[Finding]:
         """Refused updates, and what too many of them ask for."""
-        self._high_losses = (
-            self._high_losses + 1
-            if by_loss
-            else 0
-            if inputs.get("z_loss", 0.0) <= SPIKE_LOSS_Z
-            else (self._high_losses)
-        )
+        if by_loss:
+            self._high_losses += 1
+        elif z_loss <= SPIKE_LOSS_Z:
+            self._high_losses = 0
+        self._loss_is_out = not seen.applied and (self._loss_is_out or z_loss > SPIKE_LOSS_Z)
         if not seen.applied and seen.in_a_row:
             self._skips = [each for each in self._skips if each > seen.step - SKIP_SPAN] + [seen.step]
         overflowed = not seen.applied and not seen.is_finite
         if seen.scale is not None and self._overflows.add(overflowed=overflowed, scale=seen.scale):
             self._ask("D4", seen, self.onset(seen.step), {"scale": seen.scale})
-        if seen.in_a_row > self.config.max_skips or len(self._skips) > SKIPS:
-            counts = {"in_a_row": seen.in_a_row, "skips": len(self._skips)}
+        counts = {"in_a_row": seen.in_a_row, "skips": len(self._skips)}
+        if seen.in_a_row > self.config.max_skips and seen.is_finite and not self._loss_is_out:
+            yield Finding("level", seen.step, self.onset(seen.step), counts)
+            self.rearm()
+        elif seen.in_a_row > self.config.max_skips or len(self._skips) > SKIPS:
             self._ask("D1b" if seen.is_finite else "D0", seen, self.onset(seen.step), counts)
+
+    def rearm(self) -> None:
+        """Learn anew what is usual: the settings, or the data, are others now."""
+        self._loss = RobustWindow(self.config.window)
+        self._norm = RobustWindow(self.config.window, LEAST_LOG_DEVIATION)
+        self._drift, self._watch = Drift(), None
+        self._norm_zs, self._flagged, self._skips = [], [], []
+        self._high_losses, self._loss_is_out = 0, False
 
     def _ask(self, rule: Rule, seen: Seen, onset: int, inputs: dict[str, Any]) -> None:
         if onset != self._excused:
@@ -248,6 +255,7 @@ class Guard:
             "flagged": list(self._flagged),
             "skips": list(self._skips),
             "high_losses": self._high_losses,
+            "loss_is_out": self._loss_is_out,
             "watch": None if self._watch is None else asdict(self._watch),
             "drift": self._drift.state(),
             "probes": asdict(self._probes),
@@ -267,7 +275,7 @@ class Guard:
         self._norm.load(state["norm"])
         self._norm_zs, self._flagged, self._skips = (list(state[key]) for key in ("norm_zs", "flagged", "skips"))
         self._excused = state["excused"]
-        self._high_losses = state["high_losses"]
+        self._high_losses, self._loss_is_out = state["high_losses"], state["loss_is_out"]
         self._watch = None if state["watch"] is None else SpikeWatch(**state["watch"])
         self._drift.load(state["drift"])
         self._probes, self._overflows = Probes(**state["probes"]), Overflows(**state["overflows"])

@@ -22,6 +22,8 @@ MARGIN, LEAST_MARGIN = 50, 2
 """Steps left out before the onset and behind the finding."""
 WINDOW, LEAST_WINDOW = 200, 8
 """Steps left out, the fewest."""
+LEAST_BACK = 40
+"""Steps that a run of any length must be able to go back."""
 NEAR, LEAST_NEAR = 1000, 50
 """Steps behind a window within which another finding is the same again."""
 ROLLBACKS = 3
@@ -33,7 +35,7 @@ LEFT_OUT, LEAST_LEFT_OUT = 0.02, 200
 OVERLAY_FACTOR, OVERLAY_STEPS, LEAST_OVERLAY = 0.7, 1000, 20
 """Of the learning rate; steps for which it is held, and over which it comes back."""
 
-Rule = Literal["D0", "D1a", "D1b", "D1c", "D2", "D3", "D4"]
+Rule = Literal["D0", "D1a", "D1b", "D1c", "D2", "D3", "D4", "level"]
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def open_guard(job: Job) -> Guard | None:
     axis, warmup = Axis(length.planned, length.batches), getattr(recipe.optim.schedule, "warmup", None)
     steps = 0 if warmup is None else length.batches.steps(0, round(axis.tokens(warmup)))
     whole = length.batches.steps(0, length.planned)
-    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.suppressed)
+    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.suppressed | job.start.suppressed)
 
 
 class Recovery:
@@ -53,6 +53,11 @@ class Recovery:
         """1 where a decision waits for the step boundary; ranks take the largest."""
         guard = self._state.guard
         return int(guard is not None and guard.pending is not None)
+
+    def is_helpless(self, step: Step) -> bool:
+        """Whether nothing but the end of the run follows from too many updates refused in a row."""
+        guard = self._state.guard
+        return guard is None or not guard.acts or (guard.pending is None and not self._seen(step).is_finite)
 
     # ---- after a step
 
@@ -91,8 +96,8 @@ class Recovery:
         fields: dict[str, Any] = {}
         for finding in guard.judge(seen):
             match finding.rule:
-                case "D1c":
-                    self._note("spike", finding)
+                case "D1c" | "level":
+                    self._note("spike" if finding.rule == "D1c" else "level", finding)
                 case "D0":
                     fields = {"rule": "D0", **finding.inputs}
                 case _:

@@ -84,16 +84,27 @@ def middle_of(ordered: Sequence[float]) -> float:
 
 
 def median_distance(ordered: Sequence[float], middle: float) -> float:
-    """Median of the distances of sorted values from `middle`, in time that grows with their number."""
+    """Median of the distances of sorted values from `middle`, in time that grows with the logarithm of their number."""
     count, right = len(ordered), bisect_left(ordered, middle)
-    left, before, found = right - 1, 0.0, 0.0
-    for _ in range(count // 2 + 1):
-        before = found
-        below = middle - ordered[left] if left >= 0 else math.inf
-        above = ordered[right] - middle if right < count else math.inf
-        found = min(below, above)
-        left, right = (left - 1, right) if below <= above else (left, right + 1)
-    return found if count % 2 else (before + found) / 2
+    upper = _distance(ordered, middle, right, count // 2)
+    return upper if count % 2 else (_distance(ordered, middle, right, count // 2 - 1) + upper) / 2
+
+
+def _distance(ordered: Sequence[float], middle: float, right: int, rank: int) -> float:
+    """The distance of a rank, from 0, among those of sorted values; from index `right` on they are above `middle`.
+
+    Distances below and above are sorted each: the smallest rank + 1 are `low` of the first and the rest of the second.
+    """
+    above = len(ordered) - right
+    low, high = max(0, rank + 1 - above), min(rank + 1, right)
+    while low < high:
+        half = (low + high) // 2
+        if middle - ordered[right - 1 - half] < ordered[right + rank - half] - middle:
+            low = half + 1
+        else:
+            high = half
+    below = middle - ordered[right - low] if low else 0.0
+    return max(below, ordered[right + rank - low] - middle if rank >= low else 0.0)
 
 
 def theil_sen(values: Sequence[float]) -> float:

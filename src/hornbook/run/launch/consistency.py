@@ -3,11 +3,9 @@
 Each rank writes its facts into the store and reads those of the others; all come to the same verdict.
 """
 
-import functools
 import json
 import platform
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,11 @@ import torch
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.errors import RankLostError, UsageError
-from hornbook.files.artifact import digest_file, digest_of
-from hornbook.files.filesystem import walk_files
+from hornbook.files.artifact import digest_of
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.world import RankInfo
 from hornbook.run.launch.rendezvous import BEGUN, LINGER_SECONDS, arrival_seconds, needs_rank0, wait_until
+from hornbook.run.start.environment import code_digest
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value
@@ -61,14 +59,6 @@ def rank_facts(recipe: Recipe, lock: Mapping[str, Any]) -> dict[str, str]:
         "cpu": f"{torch.backends.cpu.get_cpu_capability()} {platform.machine()}",
         "threads": str(recipe.train.threads or torch.get_num_threads()),
     }
-
-
-@functools.cache
-def code_digest() -> str:
-    """Digest over path and content of every source file of this package."""
-    package = Path(__file__).parents[2]
-    sources = (path for path in walk_files(package) if path.suffix == ".py")
-    return digest_of({path.relative_to(package).as_posix(): digest_file(path) for path in sources})
 
 
 def compare_ranks(store: Store, rank_info: RankInfo, facts: Mapping[str, str]) -> None:

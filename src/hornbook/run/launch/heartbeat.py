@@ -40,6 +40,10 @@ class Heartbeat:
         self.rank = rank
         self._memory = bytearray(SLOT_BYTES * (rank + 1)) if memory is None else memory
         self._offset = SLOT_BYTES * rank
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all phases so far: what the rank did until now was to wait for work."""
         self._slowest, self._newest = [0] * len(PHASES), [0] * len(PHASES)
         self._sequence = self._phase = 0
         self._entered = time.monotonic_ns()

@@ -13,14 +13,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
-from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
+from hornbook.files.filesystem import is_file
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_lock import RunLock
+from hornbook.files.run_lock import RunLock, process_identity
 from hornbook.files.secrets import holds_secret
 from hornbook.model.config.head import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
@@ -40,19 +40,22 @@ from hornbook.run.launch.launcher_env import Node, launched, ranks_per_node
 from hornbook.run.launch.links import check_links
 from hornbook.run.launch.node import run_node
 from hornbook.run.launch.rank import Report
+from hornbook.run.launch.recovery import with_world
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopNow, StopSignals
+from hornbook.run.launch.standby import StandbyPlan
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.observe.alerts import Alerts
 from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
+from hornbook.run.start.directory import check_directory
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
 from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import settle_precision
-from hornbook.run.train import train
+from hornbook.run.train import Ready, train
 from hornbook.run.training_length import check_schedule, sets_schedule
 from hornbook.settings.layout.world import warning_about_nodes
 from hornbook.settings.recipe import Recipe
@@ -60,9 +63,6 @@ from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.settings.schema import leaves
 from hornbook.settings.toml import dotted
-
-_SKELETON = {"run.lock", "control", "samples", "evals", "checkpoints", "data.lock", "events.jsonl"}
-"""Entries of a run directory whose start was killed before recipe.toml was written."""
 
 
 def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
@@ -106,20 +106,33 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         progress("load torch", 0, None)
         preload()
 
-    def next_job(again: bool) -> AbstractContextManager[Job]:
+    def next_job(again: bool, world: int) -> AbstractContextManager[Job]:
+        fewer = inputs
+        if world != inputs.recipe.parallel.world:
+            fewer = dataclasses.replace(inputs, resolved=with_world(inputs.resolved, world))
         if not again:
-            return open_job(run, inputs, signals, start)
+            return open_job(run, fewer, signals, start)
         # The recipe is written; the ledger has the initial checkpoint, and perhaps the changes.
         resumed = dataclasses.replace(start, mode="resume", init_from=None)
-        return open_job(run, inputs, signals, restarted(inputs.recipe, run, resumed))
+        return open_job(run, fewer, signals, restarted(fewer.recipe, run, resumed))
 
+    def follow(rank: int, attempt: int) -> Job:
+        resumed = dataclasses.replace(start, mode="resume", init_from=None)
+        again = restarted(inputs.recipe, run, resumed)
+        return _follow(inputs, run, again, signals, attempt, owner=owner, silent=rank > 0)
+
+    owner = process_identity(os.getpid())
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), shared=True, expires=True) as lock:
         check_directory(run, start.mode)
-        supervisor = Supervisor(
-            run, inputs.recipe.guard, signals, quiet=start.quiet, renew=lock.renew, faults=start.faults
-        )
+        supervisor = Supervisor(run, inputs.recipe, signals, quiet=start.quiet, renew=lock.renew, faults=start.faults)
         supervisor.listeners += alerts_of(inputs.recipe, run)
-        return supervisor.run(next_job, _train, inputs.recipe.parallel.world)
+        plan = StandbyPlan(inputs, follow, _train, signals, supervisor.memory) if _may_wait(inputs.recipe) else None
+        return supervisor.run(next_job, _train, plan)
+
+
+def _may_wait(recipe: Recipe) -> bool:
+    """Whether ranks may be forked ahead."""
+    return recipe.guard.standby and choose_device(recipe.train.device).type == "cpu"
 
 
 def _warn(text: str, start: Start) -> None:
@@ -164,16 +177,26 @@ def _join(
         return _train(job.on_rank(rank_info, heartbeat or Heartbeat(rank=rank_info.rank)))
 
 
-def _follow(inputs: Inputs, run: RunDir, start: Start, signals: StopSignals, attempt: int) -> Job:
-    """The job of a rank other than 0, over the run directory that rank 0 holds; it writes nothing there.
+def _follow(
+    inputs: Inputs,
+    run: RunDir,
+    start: Start,
+    signals: StopSignals,
+    attempt: int,
+    *,
+    owner: dict[str, Any] | None = None,
+    silent: bool = True,
+) -> Job:
+    """The job of a rank that joins an attempt begun by rank 0, or by the supervisor; rank 0 alone writes (`silent`).
 
-    Rank 0 writes nothing more until all ranks have joined, so both read the same ledger.
+    Rank 0 writes nothing more until all ranks have joined, so all read the same ledger. owner: the process that a
+    person started, where it is not this one.
     """
     if not wait_until(lambda: is_file(run.recipe), SETUP_SECONDS):  # a network file system may be late to show it
         raise UsageError(f"{run.path} of rank 0 is not seen here: --out must be on a file system all machines share")
-    ledger = Ledger(run, silent=True)
+    ledger = Ledger(run, silent=silent)
     ledger.attempt = attempt
-    output = RunWriter(run, ledger)
+    output = RunWriter(run, ledger) if owner is None else RunWriter(run, ledger, owner=owner)
     if start.faults is not None:
         start.faults.begin(ledger)
     return Job(inputs, start, output, Control(output, signals, faults=start.faults))
@@ -305,34 +328,10 @@ def _settled_head(recipe: Recipe, old: Recipe) -> HeadConfig:
     return head
 
 
-def check_directory(run: RunDir, mode: Literal["start", "resume"]) -> None:
-    """Raise UsageError unless the directory is free for a new run, or holds one to resume."""
-    begun = is_file(run.recipe)
-    if mode == "resume":
-        if not begun:
-            raise UsageError(f"{run.path} holds no run: start one with `hornbook train RECIPE --out {run.path}`")
-        return
-    if begun:
-        raise UsageError(
-            f"{run.path} already holds a run: `hornbook resume {run.path}` goes on with it, another --out starts anew"
-        )
-    if not is_empty(run):
-        raise UsageError(f"{run.path} is not empty and holds no run: give --out a new folder")
-
-
-def is_empty(run: RunDir) -> bool:
-    """Whether the directory is missing, empty, or only prepared by a start that was killed before its first file."""
-    if not exists(run.path):
-        return True
-    if not is_folder(run.path) or any(entry.name not in _SKELETON for entry in run.path.iterdir()):
-        return False
-    return not (is_folder(run.checkpoints) and list_folder(run.checkpoints))
-
-
-def _train(job: Job) -> Exit:
+def _train(job: Job, ready: Ready | None = None) -> Exit:
     """Run the loop; errors that a person can mend get a message with the remedy."""
     try:
-        return train(job)
+        return train(job, ready)
     except KeyboardInterrupt as interrupt:
         return StopNow.code_of(interrupt)
     except (torch.OutOfMemoryError, MemoryError) as error:

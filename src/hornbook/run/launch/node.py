@@ -16,8 +16,8 @@ from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
 from hornbook.run.launch.launcher_env import Node
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, fork_rank, wait_for_ends
 from hornbook.run.launch.rendezvous import LINGER_SECONDS
-from hornbook.run.launch.signals import StopNow, StopSignals, leave_early
-from hornbook.run.launch.supervisor import PERIOD, stop_signals_blocked
+from hornbook.run.launch.signals import StopNow, StopSignals, leave_early, stop_signals_blocked
+from hornbook.run.launch.supervisor import PERIOD
 
 Join = Callable[[RankInfo, Heartbeat], Exit]
 """What a rank does; it calls `RankInfo.connect` itself."""

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import importlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +18,19 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.data.shards.shard import truncated
-from hornbook.errors import Exit, IntegrityError, RetriesSpentError, StorageError
+from hornbook.errors import Exit, HardwareError, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
-from hornbook.run.config import GuardConfig
+from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.job import Job
-from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
+from hornbook.run.launch.heartbeat import shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
-from hornbook.run.launch.signals import STOP_SIGNALS, StopNow, StopSignals
+from hornbook.run.launch.recovery import SlotKeeper
+from hornbook.run.launch.signals import StopNow, StopSignals, stop_signals_blocked
+from hornbook.run.launch.standby import Standby, StandbyPlan
 from hornbook.run.ledger import At, Ledger, Position
+from hornbook.settings.recipe import Recipe
 
 if TYPE_CHECKING:
     from hornbook.run.control.faults import FaultInjector
@@ -40,8 +42,8 @@ MIN_SILENCE, MIN_FIRST_SILENCE = 10.0, 300.0
 BACKOFF = (0.0, 1.0, 5.0, 30.0)
 """Seconds to wait before the first, second, ... restart without a new checkpoint between."""
 
-OpenJob = Callable[[bool], AbstractContextManager[Job]]
-"""Opens the job of the next generation; the argument says whether there was one before."""
+OpenJob = Callable[[bool, int], AbstractContextManager[Job]]
+"""Opens the job of the next generation; the arguments: whether there was one before, and its number of ranks."""
 Loop = Callable[[Job], Exit]
 
 
@@ -51,7 +53,7 @@ class Supervisor:
     def __init__(
         self,
         run: RunDir,
-        guard: GuardConfig,
+        recipe: Recipe,
         signals: StopSignals,
         *,
         quiet: bool,
@@ -59,19 +61,29 @@ class Supervisor:
         faults: "FaultInjector | None" = None,
     ) -> None:
         """`renew`: called several times a second; it keeps the run's lock."""
+        self._run, self._guard, self._signals, self._quiet, self._renew = run, recipe.guard, signals, quiet, renew
+        self.memory = CopyMemory(recipe.parallel.world) if recipe.checkpoint.memory_every else None
+        """For copies of the state; None: there are none."""
+        self._size: int | None = None
+        """Ranks of the newest generation."""
+        self._recovery = SlotKeeper(run, recipe, renew)
+        self._standby: Standby | None = None
         self._faults = faults
-        self._run, self._guard, self._signals, self._quiet, self._renew = run, guard, signals, quiet, renew
         self._restarts = 0
-        self._newest = newest_step(run)
+        self._newest = self._progress()
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         """Called with every record that this process writes between and after generations (`Ledger.listeners`)."""
 
-    def run(self, open_job: OpenJob, loop: Loop, size: int) -> Exit:
-        """Run `loop(job)` on `size` ranks; returns their exit code. Raises the lasting error, or RetriesSpentError."""
+    def run(self, open_job: OpenJob, loop: Loop, plan: StandbyPlan | None = None) -> Exit:
+        """Run `loop(job)` on the ranks of the recipe, or those that sound slots are left for; returns their exit code.
+
+        plan: of ranks that wait for a failure; None: none do. Raises the lasting error, RetriesSpentError or
+        HardwareError.
+        """
         failure = None
         try:
             while True:
-                outcome = self._run_generation(open_job, loop, size, failure)
+                outcome = self._run_generation(open_job, loop, plan, failure)
                 if outcome == Exit.INTERRUPTED:
                     raise KeyboardInterrupt
                 if not isinstance(outcome, Failure):
@@ -89,27 +101,57 @@ class Supervisor:
         except BaseException as error:
             self._note_failure(error, failure.status if failure else At())
             raise
+        finally:
+            self._dismiss_standby()
 
-    def _run_generation(self, open_job: OpenJob, loop: Loop, size: int, failure: Failure | None) -> Exit | Failure:
+    def _run_generation(
+        self, open_job: OpenJob, loop: Loop, plan: StandbyPlan | None, failure: Failure | None
+    ) -> Exit | Failure:
+        size, before = self._recovery.world(), self._size
+        if self.memory is not None and before not in (None, size):
+            self.memory.forget()  # ranks of another number hold other parts
+        self._size, devices = size, self._recovery.devices(size)
         with contextlib.ExitStack() as stack:
-            with open_job(failure is not None) as job:
+            waiting = self._take_standby(devices)
+            with open_job(failure is not None, size) as job:
                 if failure is not None:
                     cause = {"rank": failure.rank, "cause": failure.cause, "phase": failure.status.phase}
                     job.ledger.note("restart", failure.status, restarts=self._restarts, **cause)
-                ranks = stack.enter_context(running_ranks(job, loop, size, self._signals))
-            outcome = self._watch(ranks)
+                attempt, shards = job.ledger.attempt, job.inputs.corpus.shards
+                if waiting is None:
+                    started = running_ranks(job, loop, devices, self._signals, self.memory)
+                else:
+                    started = woken_ranks(waiting, attempt, self._signals)
+                ranks = stack.enter_context(started)
+            outcome = self._watch(ranks, functools.partial(Standby, plan, devices) if plan is not None else None)
             if isinstance(outcome, Failure):
-                keep_evidence(self._run, job.ledger.attempt, ranks)
+                keep_evidence(self._run, attempt, ranks)
         if self._faults is not None:
             self._faults.end_generation(self._run)
-        if isinstance(outcome, Failure) and outcome.report is None and (damage := truncated(job.inputs.corpus.shards)):
+        if isinstance(outcome, Failure) and outcome.report is None and (damage := truncated(shards)):
             raise damage  # the rank was killed (SIGBUS) where it read data that is no longer there
         return outcome
 
-    def _watch(self, ranks: Sequence[Rank]) -> Exit | Failure:
-        """Wait until all ranks have ended cleanly, or one has failed or hangs."""
+    def _take_standby(self, devices: Sequence[int]) -> Standby | None:
+        """The waiting ranks, if they are for these devices and all there; else they are dismissed."""
+        found = self._standby
+        if found is not None and found.devices == list(devices) and found.whole:
+            self._standby = None
+            return found
+        self._dismiss_standby()
+        return None
+
+    def _dismiss_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.close()
+            self._standby = None
+
+    def _watch(self, ranks: Sequence[Rank], prepare: Callable[[], Standby] | None) -> Exit | Failure:
+        """Wait until all ranks have ended cleanly, or one has failed or hangs; `prepare` once they make steps."""
         running, watchdogs = list(ranks), {rank: Watchdog(rank) for rank in ranks}
         while running:
+            if prepare is not None and self._standby is None and all(each.made_step for each in watchdogs.values()):
+                self._standby, prepare = prepare(), None
             for rank in wait_for_ends(running, PERIOD):
                 running.remove(rank)
             self._renew()
@@ -127,11 +169,14 @@ class Supervisor:
         """Count, report and wait; raise an error that a restart cannot mend."""
         if failure.lasting_error is not None:
             raise failure.lasting_error
-        newest = newest_step(self._run)
+        newest = self._progress()
         self._restarts = 1 if newest > self._newest else self._restarts + 1
         self._newest = newest
         if failure.report is not None:
             self._log(failure.report.traceback.rstrip())
+        self._recovery.note(failure)
+        if self._recovery.asks_for_check(failure):
+            self._check_machine(failure)
         if self._restarts > self._guard.max_restarts:
             raise RetriesSpentError(
                 f"{failure}; restarts without a new checkpoint: {self._guard.max_restarts}, as guard.max_restarts "
@@ -143,6 +188,27 @@ class Supervisor:
         while time.monotonic() < deadline and self._signals.received is None:
             self._renew()
             time.sleep(0.05)
+
+    def _check_machine(self, failure: Failure) -> None:
+        """Check the machine, and leave out what fails. Raises RetriesSpentError where a third try would fail too."""
+        with Ledger(self._run) as ledger:
+            attempt = max(ledger.past.attempt, 1)
+        verdict = self._recovery.check(attempt)
+        found = [each.model_dump() for each in verdict.cordoned]
+        self._note("machine_check", failure.status, cause=str(failure), cordoned=found, problems=verdict.problems)
+        for each in verdict.cordoned:
+            self._log(f"slot {each.slot} is left out from now on: {each.test}: {each.evidence}")
+        if verdict.problems:
+            raise HardwareError(f"{failure}; a check of the machine failed: {'; '.join(verdict.problems)}")
+        if self._recovery.repeated and not verdict.cordoned:
+            raise RetriesSpentError(
+                f"{failure}, the second time in the same way, and a check found the machine sound: a third try would "
+                f"fail too. {self._run.incidents} holds tracebacks; `hornbook resume {self._run.path}` tries again"
+            )
+
+    def _progress(self) -> int:
+        """Step of the newest state that ranks can go on from."""
+        return max(newest_step(self._run), -1 if self.memory is None else self.memory.newest)
 
     def _log(self, text: str) -> None:
         """Write a line to stderr and log.txt; a failure to write either must not end a run."""
@@ -193,12 +259,18 @@ class Watchdog:
     def __init__(self, rank: Rank) -> None:
         self._heartbeat = rank.heartbeat
         self._sequence = -1
+        self._first: int | None = None
         self._looked = time.monotonic()
         self.seconds = 0.0
+        self.made_step = False
+        """Whether the rank has made a step since it began to train."""
 
     def expired(self, hang_seconds: float) -> bool:
         """Read the heartbeat; whether its silence is a hang (`guard.hang_seconds`; 0: judged by earlier phases)."""
         now, status = time.monotonic(), self._heartbeat.read()
+        if status.phase != "setup":
+            self._first = status.step if self._first is None else self._first
+            self.made_step = status.step > self._first
         # If this process was kept from running too (a busy or frozen machine), that is not the rank's silence.
         self.seconds = self.seconds + min(now - self._looked, 2 * PERIOD) if status.sequence == self._sequence else 0.0
         self._looked, self._sequence = now, status.sequence
@@ -208,8 +280,10 @@ class Watchdog:
 
 
 @contextlib.contextmanager
-def running_ranks(job: Job, loop: Loop, size: int, signals: StopSignals) -> Iterator[list[Rank]]:
-    """Fork ranks that run `loop`; when the context ends, all are killed and reaped.
+def running_ranks(
+    job: Job, loop: Loop, devices: Sequence[int], signals: StopSignals, memory: CopyMemory | None = None
+) -> Iterator[list[Rank]]:
+    """Fork ranks that run `loop`, one for each device; when the context ends, all are killed and reaped.
 
     They meet in a memory file: no port, no folder, and no other process can join. A stop signal reaches either this
     process before the first fork, and all ranks inherit that it came, or every rank after the last fork.
@@ -219,15 +293,17 @@ def running_ranks(job: Job, loop: Loop, size: int, signals: StopSignals) -> Iter
         for rank in ranks:
             rank.send(number)
 
-    store = os.memfd_create("store")
+    store, size = os.memfd_create("store"), len(devices)
     connect = functools.partial(FileStore, f"/proc/self/fd/{store}", size)
     ranks: list[Rank] = []
     announces = signals.announces
     try:
         with stop_signals_blocked():
             for heartbeat in shared_heartbeats(size):
-                info = RankInfo(heartbeat.rank, size, heartbeat.rank, connect, same_devices=True)
-                ranks.append(fork_rank(heartbeat, functools.partial(_run_loop, job, loop, info, heartbeat, signals)))
+                device = devices[heartbeat.rank]
+                info = RankInfo(heartbeat.rank, size, device, connect, same_devices=True)
+                on_rank = functools.partial(job.on_rank, info, heartbeat, memory)
+                ranks.append(fork_rank(heartbeat, functools.partial(_run_loop, on_rank, loop, signals)))
             signals.pass_on = pass_on
             signals.announces = announces and not os.isatty(2)  # on a terminal rank 0 answers, which has the panel
         yield ranks
@@ -240,23 +316,33 @@ def running_ranks(job: Job, loop: Loop, size: int, signals: StopSignals) -> Iter
         os.close(store)
 
 
-def _run_loop(job: Job, loop: Loop, rank_info: RankInfo, heartbeat: Heartbeat, signals: StopSignals) -> Exit:
-    signals.patient, signals.announces = True, signals.announces and rank_info.is_rank0 and os.isatty(2)
-    job = job.on_rank(rank_info, heartbeat)
+@contextlib.contextmanager
+def woken_ranks(standby: Standby, attempt: int, signals: StopSignals) -> Iterator[list[Rank]]:
+    """Let ranks on standby train; when the context ends, all are killed and reaped."""
+
+    def pass_on(number: int) -> None:
+        for rank in standby.ranks:
+            rank.send(number)
+
+    announces = signals.announces
+    try:
+        with stop_signals_blocked():
+            signals.pass_on = pass_on
+            signals.announces = announces and not os.isatty(2)
+            standby.go(attempt)
+        yield standby.ranks
+    finally:
+        signals.pass_on, signals.announces = None, announces
+        standby.close()
+
+
+def _run_loop(on_rank: Callable[[], Job], loop: Loop, signals: StopSignals) -> Exit:
+    job = on_rank()
+    signals.patient, signals.announces = True, signals.announces and job.rank_info.is_rank0 and os.isatty(2)
     job.control.enter("setup", At())
     return loop(job)
 
 
-@contextlib.contextmanager
-def stop_signals_blocked() -> Iterator[None]:
-    """Hold stop signals back until the end of the context."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def newest_step(run: RunDir) -> str:
-    """Name of the newest checkpoint; "" before the first. Names of later steps compare greater."""
-    return next((folder.name for folder in list_checkpoints(run.checkpoints)), "")
+def newest_step(run: RunDir) -> int:
+    """Step of the newest checkpoint; -1 before the first."""
+    return next((step_of(folder) or 0 for folder in list_checkpoints(run.checkpoints)), -1)

@@ -198,10 +198,9 @@ class Console:
         self._losses.append(step.loss)
         self._recent.append((step.seconds, step.step_tokens))
         if step.skipped:
-            what = (
-                "a loss or gradient far out" if math.isfinite(step.grad_norm + step.loss) else "a non-finite gradient"
-            )
-            self.note(f"step {step.step:,}: {what}, update skipped")
+            far = "a loss or gradient far out, update skipped"
+            what = far if math.isfinite(step.grad_norm + step.loss) else "a non-finite gradient, update skipped"
+            self.note(f"step {step.step:,}: {what}")
         if self._live is not None:
             with self._terminal.surviving():
                 self._live.update(self._panel())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.evals.config import Converged, Patience
-from hornbook.files.run_status import evaluations, steps_that_count
+from hornbook.files.run_status import evaluations, events, steps_that_count
 from hornbook.optim.config.schedule import Axis, ScheduleConfig
 from hornbook.run.diagnose.runs.convergence import CONSTANT, constant_part, convergence
 from hornbook.run.diagnose.runs.curves import WINDOW, curves_of
@@ -20,6 +20,8 @@ from hornbook.run.diagnose.runs.report import evaluated_series
 from hornbook.run.job import Job
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength
+
+_STOP = "eval.stop: "
 
 
 @dataclass
@@ -78,6 +80,7 @@ class EarlyStop:
             for row in evaluated_series(curves_of(steps_that_count(job.run), (), evaluations(job.run))):
                 if row[0] <= step:
                     self._found.add(*row)
+            self._reason = _decided(job)
             job.ledger.listeners.append(self.listen)
 
     def listen(self, record: Mapping[str, Any]) -> None:
@@ -107,4 +110,10 @@ class EarlyStop:
 
     def evidence(self, step: Step, length: TrainingLength) -> dict[str, Any]:  # noqa: ARG002
         """For the ledger."""
-        return {"reason": f"eval.stop: {self._reason}"}
+        return {"reason": f"{_STOP}{self._reason}"}
+
+
+def _decided(job: Job) -> str:
+    """The reason that an earlier attempt had, if its decision is in force: it is made once."""
+    found = [str(each.get("reason", "")) for each in events(job.run) if each.get("kind") == "shorten"]
+    return next((each for each in reversed(found) if each.startswith(_STOP)), "") if job.length.cuts else ""

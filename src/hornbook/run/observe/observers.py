@@ -11,7 +11,9 @@ from hornbook.files.journal import Appender
 from hornbook.files.run_directory import RunDir, StateRecord, Status
 from hornbook.parallel.world import World
 from hornbook.run.control.interventions import Course
+from hornbook.run.diagnose.runs.history import facts_of
 from hornbook.run.diagnose.runs.report import conclusion
+from hornbook.run.diagnose.runs.rules import Diagnosis
 from hornbook.run.job import Job
 from hornbook.run.ledger import Ledger, Position, RunWriter
 from hornbook.run.memory import memory_of
@@ -135,8 +137,9 @@ class Observers:
         for console in self.consoles:
             console.note(text)
 
-    def conclude(self, run: RunDir) -> None:
-        """Show at the end of a run whether more tokens are worth it."""
+    def conclude(self, at: Position, run: RunDir) -> None:
+        """Score every validation token at the end of a run, and show whether more tokens are worth it."""
+        self.evaluation.score_all(at)
         if self.consoles and (text := conclusion(run)):
             self.note(text)
 
@@ -180,7 +183,13 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
         profile = stack.enter_context(StepProfile(job, consoles))
         metrics = Metrics(lines, bill)
         scoring = evaluation, samples, profile
-        statistics = stack.enter_context(StatisticsLog(state, job.run.statistics if output.is_rank0 else None))
+        path, facts = job.run.statistics if output.is_rank0 else None, facts_of(job.recipe, job.length.tokens)
+
+        def foresee(found: Diagnosis, step: Step) -> None:
+            observers.note(f"warning: {found.title}: {found.evidence}. {found.remedy}")
+            output.ledger.note("precursor", step, rule=found.name, text=found.evidence)
+
+        statistics = stack.enter_context(StatisticsLog(state, path, facts, foresee))
         observers = Observers(bill, metrics, state_file, consoles, *scoring, trackers, memory, statistics)
         for listener in job.ledger.listeners:
             if isinstance(listener, Alerts):

@@ -4,6 +4,7 @@ Only environment variables from a list of names are recorded: others may hold se
 these, or in the command, is hidden.
 """
 
+import functools
 import os
 import platform
 import subprocess
@@ -17,7 +18,9 @@ import psutil
 import torch
 
 from hornbook.errors import IntegrityError
+from hornbook.files.artifact import digest_file, digest_of
 from hornbook.files.file_records import FileRecord, read_record
+from hornbook.files.filesystem import walk_files
 from hornbook.files.secrets import hide_secrets
 from hornbook.parallel.world import World
 
@@ -51,6 +54,7 @@ def describe_environment(world: World, seed: int, argv: list[str]) -> dict[str, 
             "torch": torch.__version__,  # with the build (+cpu, +cu130), which the version of the package lacks
         },
         "hardware": _hardware(world),
+        "code": code_digest(),
         "threads": torch.get_num_threads(),
         "seed": seed,
         "argv": [hide_secrets(word) for word in argv],
@@ -60,9 +64,18 @@ def describe_environment(world: World, seed: int, argv: list[str]) -> dict[str, 
     }
 
 
+@functools.cache
+def code_digest() -> str:
+    """Digest over path and content of every source file of this package."""
+    package = Path(__file__).parents[2]
+    sources = (path for path in walk_files(package) if path.suffix == ".py")
+    return digest_of({path.relative_to(package).as_posix(): digest_file(path) for path in sources})
+
+
 def bits_depend_on(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an environment on which the last bits of a sum depend."""
-    return {
+    """The part of an environment on which the last bits of a sum depend; `code` is missing in those of older runs."""
+    code = {"code": environment["code"]} if "code" in environment else {}
+    return code | {
         "torch": environment["versions"]["torch"],
         "threads": environment["threads"],
         "device": environment["hardware"]["device"],

@@ -24,7 +24,7 @@ from hornbook.model.init.init import scale_to_unit_variance, with_new_head
 from hornbook.model.surgery.adapters.files import base_of, check_base, is_adapter, read_meta, tensors_digest
 from hornbook.parallel.axes.pipeline.describe import plan_pipeline
 from hornbook.parallel.world import World
-from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
+from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer, Restored
 from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.inputs import vocabulary_warning
 from hornbook.run.job import Job
@@ -82,7 +82,7 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
         checkpointer.save(state)  # from here on the run does not need the initial checkpoint
 
 
-def _first_record(job: Job, past: Monotone, environment: dict[str, Any], restored: Path | None) -> dict[str, Any]:
+def _first_record(job: Job, past: Monotone, environment: dict[str, Any], restored: Restored | None) -> dict[str, Any]:
     """The fields of the first record of this attempt."""
     start = job.start
     fields: dict[str, Any] = {"environment": environment, "argv": list(start.argv)}
@@ -113,10 +113,11 @@ def _initialize(job: Job, state: State) -> None:
 
 
 def _lines(
-    job: Job, state: State, environment: dict[str, Any], restored: Path | None, init_from: InitFrom | None
+    job: Job, state: State, environment: dict[str, Any], restored: Restored | None, init_from: InitFrom | None
 ) -> Iterator[str]:
     """The lines for people before the first step."""
-    if (source := restored or (init_from and init_from.checkpoint)) is not None:
+    source = restored.source if restored is not None else init_from and init_from.checkpoint
+    if source is not None:
         yield f"step {state.step:,} restored from {source} (attempt {job.ledger.attempt})"
     if init_from is not None and init_from.new_head:
         yield f"the head ({describe_head(job.recipe.model.head)}) is new: its values are drawn, all others were read"
@@ -173,7 +174,7 @@ def _environment(job: Job, world: World) -> dict[str, Any]:
     except (OSError, ValueError):
         job.output.write_json(job.run.env, environment)
         return now
-    changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before[key] != now[key]]
+    changed = [f"{key}: {before[key]} -> {now[key]}" for key in now if before.get(key, now[key]) != now[key]]
     return now | ({"changed": changed} if changed else {})
 
 

@@ -45,7 +45,7 @@ INJECTED: dict[str, dict[str, Any]] = {
         "layers": layers(loss_scale=lambda at: 2.0 ** (16 - at / 50)),
         "facts": Facts(peak_rate=1e-3, planned_tokens=STEPS * BATCH, is_fp16=True),
     },
-    "nonfinite_steps": {"skipped": step % 40 == 0},
+    "nonfinite_steps": {"skipped": step % 40 == 0, "gradient_norm": np.where(step % 40 == 0, np.nan, 0.6)},
     "stalled_data": {"data_seconds": np.full(STEPS, 0.02)},
     "floor_rate": {"lr": 1e-3 * np.clip(1 - (step - 20) / 400, 0.0, 1.0) + 1e-9},
     "above_unigram": {"facts": Facts(peak_rate=1e-3, unigram_loss=2.1)},
@@ -87,6 +87,10 @@ def layers_up_to(curves: Curves, count: int) -> Any:
     found = curves.layers
     cut = {each: getattr(found, each)[:count] for each in ("step", "tokens", "log_z", "loss_scale")}
     return replace(found, **cut, columns={each: column[:count] for each, column in found.columns.items()})
+
+
+def test_steps_that_the_guard_skips_are_not_counted_as_not_finite() -> None:
+    assert names(healthy(skipped=step % 40 == 0)) == set()
 
 
 def test_a_lowered_rate_is_no_plateau_and_qk_norm_bounds_logits() -> None:
@@ -134,12 +138,12 @@ def test_a_healthy_run_of_300_steps_triggers_none(tmp_path: Path, launch_run: La
 
 
 def test_a_run_without_a_learning_rate_learns_nothing(tmp_path: Path, launch_run: Launch) -> None:
-    launch_run(tmp_path / "run", *LONG, "optim.lr=1e-8", "optim.schedule.kind=constant")
+    launch_run(tmp_path / "run", *LONG, "train.tokens=27k", "optim.lr=1e-8", "optim.schedule.kind=constant")
     assert diagnosed(tmp_path / "run") == {"plateau", "above_unigram"}
 
 
 def test_a_run_with_a_far_too_high_rate_kills_its_units(tmp_path: Path, launch_run: Launch) -> None:
-    launch_run(tmp_path / "run", *LONG, "optim.lr=1.0", "optim.clip=0")
+    launch_run(tmp_path / "run", *LONG, "train.tokens=15k", "optim.lr=1.0", "optim.clip=0")
     assert "dead_units" in diagnosed(tmp_path / "run")
 
 

@@ -12,6 +12,7 @@ from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.attention.mask import AttentionMask
+from hornbook.run.observe.layers import activations
 from hornbook.run.observe.layers.activations import largest_logit
 from hornbook.run.observe.layers.weights import layer_of
 from tests.run.launcher import Launcher
@@ -60,7 +61,14 @@ def test_they_only_look_and_count_what_the_run_counts(tmp_path: Path, launch_run
     assert set(second) == {"embedding", "blocks.0", "norm"}
 
 
-@pytest.mark.parametrize("layout", ["parallel.shard=everything", "parallel.shard=optimizer", "parallel.tensor=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "parallel.shard=everything",
+        "parallel.tensor=2",
+        pytest.param("parallel.shard=optimizer", marks=pytest.mark.slow),
+    ],
+)
 def test_ranks_find_what_one_process_finds(
     tmp_path: Path, launcher: Launcher, launch_run: Launch, tiny_settings: tuple[str, ...], layout: str
 ) -> None:
@@ -102,3 +110,22 @@ def test_the_largest_logit_is_that_of_pairs_that_see_each_other() -> None:
 def test_layers_are_blocks_and_what_is_beside_them() -> None:
     names = ["encoder.blocks.11.mlp.up.weight", "blocks.3.norm1.weight", "embedding.weight", "encoder.norm.weight"]
     assert [*map(layer_of, names)] == ["encoder.blocks.11", "blocks.3", "embedding", "encoder.norm"]
+
+
+def test_growing_logits_are_told_once_with_their_time_and_remedy(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Synthetic logits in a real run: 300 * step^1.5."""
+    calls = iter(range(1, 100))
+
+    def grow(*_: Any) -> torch.Tensor:
+        return torch.tensor(300.0 * next(calls) ** 1.5)
+
+    monkeypatch.setattr(activations, "largest_logit", grow)
+    assert launch_run(tmp_path / "run", "log.statistics_every=1") == Exit.DONE
+    told = [each for each in read_records(RunDir(tmp_path / "run").events) if each["kind"] == "precursor"]
+    assert [each["rule"] for each in told] == ["attention_logits"]
+    assert "grows as tokens^1.5" in told[0]["text"]
+    text = RunDir(tmp_path / "run").log.read_text()
+    assert text.count("warning: growing attention logits") == 1
+    assert "model.attention.qk_norm" in text

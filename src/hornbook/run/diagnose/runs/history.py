@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +48,22 @@ class RunHistory:
         return curves_of(self.steps, self.statistics, self.evaluations, self._facts())
 
     def _facts(self) -> Facts:
-        recipe, state = self.recipe, self.run.read_state()
+        state = self.run.read_state()
         planned = int((state or {}).get("total_tokens", 0))
-        if recipe is None:
+        if self.recipe is None:
             return Facts(planned_tokens=planned)
-        return Facts(
-            peak_rate=float(recipe.optim.lr),
-            planned_tokens=planned,
-            unigram_loss=unigram_loss(recipe),
-            has_qk_norm=getattr(recipe.model.attention, "qk_norm", "none") != "none",
-            has_z_loss=recipe.train.loss.z_loss > 0,
-            is_fp16=recipe.train.precision == "fp16",
-        )
+        return replace(facts_of(self.recipe, planned), unigram_loss=unigram_loss(self.recipe))
+
+
+def facts_of(recipe: Recipe, planned_tokens: int) -> Facts:
+    """What a recipe alone says."""
+    return Facts(
+        peak_rate=float(recipe.optim.lr),
+        planned_tokens=planned_tokens,
+        has_qk_norm=getattr(recipe.model.attention, "qk_norm", "none") != "none",
+        has_z_loss=recipe.train.loss.z_loss > 0,
+        is_fp16=recipe.train.precision == "fp16",
+    )
 
 
 def read_history(run: RunDir) -> RunHistory:

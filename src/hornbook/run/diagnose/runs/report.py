@@ -20,7 +20,19 @@ from hornbook.run.diagnose.runs.rules import Diagnosis, judge
 from hornbook.run.diagnose.runs.stalled import stalled_shards
 
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
-TOLD += ("stop_requested", "stop", "finish", "throughput", "straggler", "rollback", "spike", "pause")
+TOLD += (
+    "stop_requested",
+    "stop",
+    "finish",
+    "throughput",
+    "straggler",
+    "rollback",
+    "spike",
+    "precursor",
+    "overlay",
+    "swap",
+    "pause",
+)
 """Kinds of records that the story of a run consists of."""
 LONGEST = 120
 """Characters of what a line says of an event."""
@@ -123,7 +135,7 @@ def story(history: RunHistory) -> list[str]:
     told = [_line(each) for each in history.events if each.get("kind") in TOLD]
     skips = sum(each.get("kind") == "skip" for each in history.events)
     if skips:
-        told.append(f"{skips} steps were refused as not finite")
+        told.append(f"{skips} updates were skipped")
     return told[-LINES:]
 
 

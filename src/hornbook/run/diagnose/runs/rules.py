@@ -120,8 +120,8 @@ def exploding_gradients(curves: Curves) -> str | None:
 
 
 def nonfinite_steps(curves: Curves) -> str | None:
-    """More than one refused update in a hundred of the newest thousand."""
-    newest = curves.skipped[-1000:]
+    """Of the newest thousand steps more than one in a hundred without a finite loss and gradient."""
+    newest = (curves.skipped & ~(np.isfinite(curves.loss) & np.isfinite(curves.gradient_norm)))[-1000:]
     count = int(newest.sum())
     if count < 2 or count <= len(newest) / 100:
         return None

@@ -1,19 +1,34 @@
-"""Writes the statistics of layers: RUN/statistics.jsonl."""
+"""Writes the statistics of layers, RUN/statistics.jsonl, and warns of logits that grow towards a limit.
 
+Attention logits and log Z grow for thousands of steps before training diverges by them, so the run says when they will
+be there: as a line, and in the ledger (`precursor`), once in an attempt.
+"""
+
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from hornbook.files.journal import Appender
+from hornbook.files.journal import Appender, current_branch, read_records
+from hornbook.run.diagnose.runs.curves import Facts, curves_of
+from hornbook.run.diagnose.runs.rules import RULES, Diagnosis, diagnosis
 from hornbook.run.state import State
 from hornbook.run.step_report import Step
+
+PRECURSORS = ("attention_logits", "output_logits")
+KEPT = 200
+"""Newest measurements that are judged."""
 
 
 class StatisticsLog:
     """Observer: a line for each measured step. Ranks other than 0 have no path, and write nothing."""
 
-    def __init__(self, state: State, path: Path | None) -> None:
-        self._state, self._path = state, path
+    def __init__(self, state: State, path: Path | None, facts: Facts, warn: Callable[[Diagnosis, Step], None]) -> None:
+        """`warn` is called where a rule of `PRECURSORS` finds something."""
+        self._state, self._path, self._facts, self._warn = state, path, facts, warn
         self._appender: Appender | None = None
+        self._records = deque[dict[str, Any]](maxlen=KEPT)
+        self._told: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -27,6 +42,20 @@ class StatisticsLog:
         if layers is None or not layers.is_due(step.step):
             return
         found = layers.measure(self._state.loader, self._state.micro_batch)
-        if self._path is not None:
-            self._appender = self._appender or Appender(self._path)
-            self._appender.append({"attempt": step.attempt, "step": step.step, "tokens": step.tokens} | found.record())
+        if self._path is None:
+            return
+        if self._appender is None:
+            past = current_branch(read_records(self._path))
+            self._records.extend(each for each in past if each["step"] < step.step)
+            self._appender = Appender(self._path)
+        record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens} | found.record()
+        self._appender.append(record)
+        self._records.append(record)
+        self._judge(step)
+
+    def _judge(self, step: Step) -> None:
+        curves = curves_of((), [*self._records], (), self._facts)
+        for name in PRECURSORS:
+            if name not in self._told and (evidence := RULES[name](curves)):
+                self._told.add(name)
+                self._warn(diagnosis(name, evidence), step)

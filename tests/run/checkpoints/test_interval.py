@@ -1,0 +1,50 @@
+"""The interval between saves that is best: it follows from measured times, and the ledger keeps it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.run.checkpoints.interval import FIRST_STEPS, best_interval, is_due
+from hornbook.run.ledger import Interval
+from tests.run.launcher import Launcher
+
+Events = Callable[..., list[dict[str, Any]]]
+
+
+def test_the_interval_is_that_of_least_loss() -> None:
+    """The share of time lost, by the formula itself, is least at the interval that is chosen."""
+    stall, seconds, hours = 0.8, 0.3, 2.0
+
+    def lost(every: int) -> float:
+        return stall / (every * seconds) + every * seconds / 2 / (hours * 3600)
+
+    best = best_interval(stall, seconds, hours)
+    assert best == 358
+    assert min(range(1, 3000), key=lost) == best
+    assert best_interval(1e-9, 10.0, 1.0) == 1
+
+
+def test_intervals_count_from_where_they_were_chosen() -> None:
+    assert [step for step in range(1, 61) if is_due(step, [])] == [FIRST_STEPS, 2 * FIRST_STEPS, 3 * FIRST_STEPS]
+    chosen = [Interval(20, 3), Interval(29, 10)]
+    assert [step for step in range(1, 61) if is_due(step, chosen)] == [20, 23, 26, 29, 39, 49, 59]
+
+
+@pytest.mark.parametrize("mode", [pytest.param("whole", marks=pytest.mark.slow), "killed"])
+def test_a_run_saves_at_the_steps_of_its_ledger(
+    tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...], events: Events, mode: str
+) -> None:
+    run = tmp_path / "run"
+    settings = (*tiny_settings, "parallel.data=2", "checkpoint.every=auto", "guard.mtbf=1e-7", "train.tokens=6400")
+    death = {"do": "SIGKILL", "generation": 0, "rank": 1, "phase": "clip", "step": 44}
+    words = ["train", "--out", str(run), *settings, "eval.every=0"]
+    started = launcher.start(words, tmp_path / "output.txt", faults=[death] if mode == "killed" else [])
+    assert started.wait() == 0, started.text
+    chosen = [Interval(each["step"], each["every"]) for each in events(run, "save_interval")]
+    assert chosen, "a save interval of 20 steps is far from the best here"
+    assert len({each.step for each in chosen}) == len(chosen)
+    saves = {each["step"] for each in events(run, "save")}
+    assert saves | {44} >= {step for step in range(1, 50) if is_due(step, chosen)}
+    assert saves <= {step for step in range(1, 50) if is_due(step, chosen)} | {50}

@@ -1,0 +1,80 @@
+"""Copies of tensors in memory: whole or not there, and every bit compared when they are read."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from hornbook.errors import IntegrityError
+from hornbook.run.checkpoints.memory_copies import CopyMemory
+
+
+def tensors(number: float) -> dict[str, Tensor]:
+    value = float(number)
+    return {
+        "a": torch.full((3, 5), value),
+        "b": torch.full((7,), value, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(value),
+    }
+
+
+def test_the_two_newest_copies_are_kept() -> None:
+    memory = CopyMemory(1)
+    copies = memory.of_rank(0)
+    assert (memory.newest, copies.steps, copies.is_new) == (-1, [], True)
+    for step in (3, 4, 5):
+        copies.write(step, {"clock": 10 * step}, tensors(step))
+    assert (memory.newest, sorted(copies.steps), copies.is_new) == (5, [4, 5], False)
+    for step in (4, 5):
+        found = tensors(0.0)
+        assert copies.read(step, found) == {"clock": 10 * step}
+        for name, tensor in tensors(step).items():
+            assert torch.equal(found[name], tensor)
+
+
+def test_a_step_counts_once_every_rank_has_it() -> None:
+    memory = CopyMemory(2)
+    for rank, steps in enumerate([(1, 2, 3), (1, 2)]):
+        for step in steps:
+            memory.of_rank(rank).write(step, {}, tensors(step))
+    assert memory.newest == 2
+    memory.of_rank(1).forget()
+    assert memory.newest == -1
+
+
+@pytest.mark.parametrize("place", ["first", "last", "header", "preamble"])
+def test_a_flipped_bit_is_found(place: str) -> None:
+    memory = CopyMemory(1)
+    copies = memory.of_rank(0)
+    copies.write(4, {}, tensors(1.0))
+    (slot,) = [each for each in memory._slots[0] if each.size]
+    offset = {"first": 4096, "last": 4096 + 64 + 64, "header": slot.size - 1, "preamble": 17}[place]
+    os.pwrite(slot._file, bytes([os.pread(slot._file, 1, offset)[0] ^ 4]), offset)
+    if place in ("header", "preamble"):
+        assert copies.steps == []
+        return
+    found = tensors(0.0)
+    with pytest.raises(IntegrityError, match=f"step 4 in memory is damaged: {'a' if place == 'first' else 'scalar'} "):
+        copies.read(4, found)
+    assert torch.equal(found["a"], torch.zeros(3, 5))  # nothing was taken from it
+
+
+def test_a_copy_of_other_tensors_is_refused() -> None:
+    copies = CopyMemory(1).of_rank(0)
+    copies.write(4, {}, tensors(1.0))
+    with pytest.raises(IntegrityError, match="other tensors"):
+        copies.read(4, {**tensors(0.0), "a": torch.zeros(5, 3)})
+
+
+def test_trust_ends_for_all_ranks_and_their_supervisor() -> None:
+    memory = CopyMemory(2)
+    for rank in (0, 1):
+        memory.of_rank(rank).write(4, {}, tensors(1.0))
+    pid = os.fork()
+    if not pid:
+        memory.of_rank(1).distrust()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert (memory.newest, memory.of_rank(0).trusted, memory.of_rank(0).steps) == (-1, False, [])

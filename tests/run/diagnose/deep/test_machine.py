@@ -1,0 +1,99 @@
+"""`hornbook doctor --deep`: sound machines pass, each fault fails a line, and the exit code says whose fault it is."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit
+from hornbook.run.diagnose.deep import machine
+from hornbook.run.diagnose.deep.machine import check_clock, check_data, check_read_back, check_throttling, slot_lines
+from hornbook.run.diagnose.deep.slots import SlotReport, run_slots
+from hornbook.run.diagnose.doctor import Check
+
+SOUND = {"fp32": ["a", "a"], "bf16": ["b", "b"]}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "DISK_BYTES", 1 << 20)
+    monkeypatch.setattr(machine, "CLOCK_SECONDS", 0.02)
+
+
+def verdicts(checks: list[Check]) -> dict[str, str]:
+    return {check.name: check.verdict for check in checks}
+
+
+@pytest.mark.parametrize(
+    ("report", "code", "wrong"),
+    [
+        (SlotReport(1, SOUND), Exit.DONE, ""),
+        (SlotReport(1, {**SOUND, "fp32": ["a", "x"]}), Exit.HARDWARE, "products"),
+        (SlotReport(1, {**SOUND, "fp32": ["x", "x"]}), Exit.HARDWARE, "products"),
+        (SlotReport(1, SOUND, "word 3 of 8"), Exit.HARDWARE, "memory"),
+    ],
+)
+def test_the_exit_code_says_that_hardware_is_suspected(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    report: SlotReport,
+    code: int,
+    wrong: str,
+) -> None:
+    reports = [SlotReport(0, SOUND, echo={"1": 900.0}), report]
+    monkeypatch.setattr(machine, "run_slots", lambda *_: reports)
+    assert main(["doctor", "--deep", "--json", "--folder", str(tmp_path)]) == code
+    found = json.loads(capsys.readouterr().out)
+    failed = [check["name"] for check in found["checks"] if check["verdict"] == "fail"]
+    assert failed == ([wrong] if wrong else [])
+    assert list(tmp_path.iterdir()) == []
+    for check in found["checks"]:
+        assert (check["verdict"] == "ok") == (check["remedy"] == ""), check
+
+
+def test_slots_answer_from_a_process_of_their_own() -> None:
+    reports = run_slots([0, 1], "cpu", 1 << 20)
+    assert verdicts(slot_lines(reports, "cpu", 1 << 20)) == {"products": "ok", "memory": "ok", "echo": "ok"}
+    assert slot_lines(reports, "cpu", 1 << 20)[2].text.startswith("1 pairs, ")
+
+
+def test_a_disk_that_gives_back_other_bytes_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(check_read_back(tmp_path))["read-back"] == "ok"
+
+    def write_wrongly(path: Path, block: bytes) -> None:
+        path.write_bytes(block[:-1] + bytes([block[-1] ^ 1]))
+
+    monkeypatch.setattr(machine, "write_file", write_wrongly)
+    assert verdicts(check_read_back(tmp_path))["read-back"] == "fail"
+
+
+def test_damaged_data_is_found(tmp_path: Path, tiny_corpus: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_corpus, data)
+    for whole in (False, True):
+        assert verdicts(check_data(data, whole=whole)) == {"data": "ok"}
+    for shard in data.glob("tokens/*/*/*.bin"):
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+    for whole in (False, True):
+        (line,) = check_data(data, whole=whole)
+        assert line.verdict == "fail"
+        assert "damaged" in line.text
+
+
+def test_clocks_and_throttling(tmp_path: Path) -> None:
+    assert verdicts(check_clock(tmp_path)) == {"clock": "ok"}
+    stat = tmp_path / "cpu.stat"
+    for throttled, verdict in ((1, "ok"), (30, "warn")):
+        stat.write_text(f"usage_usec 5\nnr_periods 100\nnr_throttled {throttled}\n")
+        assert verdicts(check_throttling(stat)) == {"throttling": verdict}
+    assert check_throttling(tmp_path / "absent") == []
+
+
+def test_data_without_deep_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--data", "x"]) == Exit.USAGE
+    assert "--data and --all-data to --deep" in capsys.readouterr().err

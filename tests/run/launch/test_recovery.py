@@ -1,0 +1,175 @@
+"""A failure that says something about the machine: it is checked, and what fails is left out of the next start."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
+from hornbook.parallel.world import RankInfo
+from hornbook.run.diagnose.deep.cordon import SECONDS, CordonList
+from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport, judge
+from hornbook.run.job import Job
+from hornbook.run.launch.heartbeat import RankStatus
+from hornbook.run.launch.rank import Failure, Report, wait_for_ends
+from hornbook.run.launch.recovery import signature
+from hornbook.run.launch.signals import StopSignals
+from hornbook.run.launch.supervisor import running_ranks
+from tests.run.launcher import Launcher, Started
+
+Events = Callable[..., list[dict[str, Any]]]
+Train = Callable[..., Started]
+TWO = ("parallel.data=2", "checkpoint.background=false")
+
+
+@pytest.fixture
+def train(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) -> Train:
+    """train(folder, faults=[...]) starts a run of two ranks."""
+
+    def start(folder: Path, **how: Any) -> Started:
+        words = ("train", "--out", str(folder), *tiny_settings, *TWO)
+        return launcher.start(words, tmp_path / "output.txt", supervisor__BACKOFF=[0.0], **how)
+
+    return start
+
+
+def fault(do: str, generation: int, step: int = 7, **where: Any) -> dict[str, Any]:
+    return {"do": do, "generation": generation, "rank": 1, "phase": "clip", "step": step, **where}
+
+
+def bad(*slots: int) -> dict[str, Any]:
+    """Slots whose products are wrong; no moment of a rank."""
+    return {"do": "bad slots", "slots": list(slots), "generation": -1}
+
+
+def test_the_same_failure_twice_is_diagnosed_and_not_tried_again(tmp_path: Path, train: Train, events: Events) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("KeyError", 0), fault("KeyError", 1)])
+    assert started.wait() == Exit.RETRIES_SPENT, started.text
+    assert len(events(run, "restart")) == 1
+    (check,) = events(run, "machine_check")
+    assert (check["cordoned"], check["problems"], check["step"]) == ([], [], 7)
+    assert "KeyError" in check["cause"]
+    evidence = json.loads((RunDir(run).incidents / "2" / "machine.json").read_text())
+    assert all(len(set(slot["golden"]["fp32"])) == 1 for slot in evidence)
+    assert "the second time in the same way, and a check found the machine sound" in started.text
+
+
+def test_another_step_or_another_error_is_another_failure(tmp_path: Path, train: Train, events: Events) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("KeyError", 0), fault("ValueError", 1), fault("KeyError", 2, step=6)])
+    assert started.wait() == Exit.DONE, started.text
+    assert len(events(run, "restart")) == 3
+    assert not events(run, "machine_check")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is one slot")
+def test_a_slot_that_fails_is_left_out(
+    tmp_path: Path, train: Train, events: Events, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    started = train(run, faults=[fault("SIGSEGV", 0), bad(1)])
+    assert started.wait() == Exit.DONE, started.text
+    (check,) = events(run, "machine_check")
+    (entry,) = check["cordoned"]
+    assert (entry["slot"], entry["test"]) == (1, "products")
+    (resume,) = events(run, "resume")
+    assert [(each["key"], each["old"], each["new"]) for each in resume["changes"]] == [("parallel.data", 2, 1)]
+    assert CordonList(RunDir(run).cordon).slots() == {1}
+    assert main(["doctor", str(run), "--uncordon"]) == Exit.DONE
+    assert "slot 1 may be used again" in capsys.readouterr().out
+    assert CordonList(RunDir(run).cordon).slots() == set()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is one slot")
+def test_without_a_sound_slot_the_run_ends(tmp_path: Path, train: Train, events: Events) -> None:
+    run = tmp_path / "run"
+    every = bad(*range(len(os.sched_getaffinity(0))))
+    started = train(run, faults=[fault("SIGSEGV", 0), every])
+    assert started.wait() == Exit.HARDWARE, started.text
+    assert "and no slot is left: replace the hardware" in started.text
+    assert events(run, "fail")[-1]["error"] == "HardwareError"
+
+
+def test_the_majority_of_slots_is_right() -> None:
+    sound = {"fp32": ["a", "a"], "bf16": ["b", "b"]}
+    odd, unsteady = {**sound, "bf16": ["c", "c"]}, {**sound, "fp32": ["a", "d"]}
+    reports = [SlotReport(slot, golden) for slot, golden in enumerate((sound, sound, odd, unsteady))]
+    faults, problems = judge(reports)
+    assert [(each.slot, each.test) for each in faults] == [(3, "products"), (2, "products")]
+    assert problems == []
+    assert judge([SlotReport(0, sound), SlotReport(1, odd)]) == (
+        [],
+        ["bf16 products differ between slots 0, 1, without a majority"],
+    )
+    broken = [SlotReport(0, sound, "word 3", {"1": None}), SlotReport(4, {}, error="was killed")]
+    assert [(each.slot, each.test) for each in judge(broken)[0]] == [(0, "memory"), (4, "answer"), (4, "echo")]
+
+
+def test_a_cordon_ends_by_itself_the_first_time(tmp_path: Path) -> None:
+    now = [1e9]
+    cordon = CordonList(tmp_path / "cordon.json", lambda: now[0])
+    cordon.add([SlotFault(1, "memory", "word 3"), SlotFault(1, "products", "differ")])
+    assert cordon.slots() == {1}
+    now[0] += SECONDS + 1
+    assert cordon.slots() == set()
+    cordon.add([SlotFault(2, "memory", "word 3")])
+    now[0] += SECONDS / 2
+    cordon.add([SlotFault(2, "memory", "word 4")])
+    now[0] += 100 * SECONDS
+    assert cordon.slots() == {2}
+    assert {each.slot for each in cordon.lift()} == {1, 2}
+    assert cordon.slots() == set()
+
+
+def test_what_counts_as_the_same_failure() -> None:
+    status = RankStatus(1, "clip", 7, 0, 0)
+    report = Report("KeyError", "'a'", "", ours=False, by_peer=False)
+    assert signature(Failure(1, "failed with KeyError: 'a'", status, report)) == (7, "KeyError")
+    assert signature(Failure(1, "was killed by SIGSEGV", status)) == (7, "SIGSEGV")
+    assert signature(Failure(0, "was silent for 12.0 s", status)) == (7, "silent in clip")
+    for outside in (
+        "was killed by SIGKILL, as the system does when memory runs out",
+        "was stopped, and silent for 4 s",
+    ):
+        assert signature(Failure(1, outside, status)) is None
+
+
+class _Member:
+    """A job as `running_ranks` needs it."""
+
+    def on_rank(self, info: RankInfo, *_: Any) -> SimpleNamespace:
+        return SimpleNamespace(rank_info=info, control=SimpleNamespace(enter=lambda *_: None))
+
+
+def test_a_generation_meets_nobody_of_another() -> None:
+    """Each has a store of its own: nothing that a rank of a former one has set, or could still set, is there."""
+
+    def arrive(job: Any) -> Exit:
+        store = job.rank_info.connect()
+        return Exit.DONE if store.add("arrivals", 1) <= 2 else Exit.DEFECT
+
+    inodes = set[int]()
+    for _ in range(3):
+        with running_ranks(cast("Job", _Member()), arrive, [0, 1], StopSignals()) as ranks:
+            waiting = list(ranks)
+            while waiting:
+                waiting = [rank for rank in waiting if rank not in wait_for_ends(waiting, 5.0)]
+            assert [rank.end.si_status for rank in ranks] == [Exit.DONE, Exit.DONE]
+            stores = [os.stat(path).st_ino for path in Path("/proc/self/fd").iterdir() if is_store(path)]
+            inodes.update(stores)
+            assert len(stores) == 1  # those of former generations are closed
+    assert len(inodes) == 3
+
+
+def is_store(path: Path) -> bool:
+    try:
+        return "memfd:store" in os.readlink(path)
+    except OSError:
+        return False

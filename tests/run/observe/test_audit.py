@@ -1,0 +1,74 @@
+"""Gradients that are computed again: whose fault it is, and nothing of training changes by it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornbook.run.observe.audit import Replay, judge
+from tests.run.launcher import Launcher, Started
+
+Events = Callable[..., list[dict[str, Any]]]
+TWO = ("parallel.data=2", "model.dropout=0.1", "checkpoint.background=false")
+A, B, C, D, X, Y = range(6)
+
+
+def test_the_verdict_names_the_rank() -> None:
+    """Rows: own digest, own again, digest of the rank before."""
+    assert judge([(A, A, D), (B, B, A), (C, C, B), (D, D, C)]) == Replay("real", [])
+    assert judge([(A, A, D), (B, X, A), (C, C, B), (D, D, C)]) == Replay("transient", [1])
+    # Rank 1 is always wrong: in its own work, and in that of rank 0; ranks 0 and 2 agree with others.
+    assert judge([(A, A, D), (X, X, Y), (C, C, B), (D, D, C)]) == Replay("persistent", [1])
+    assert judge([(A, A, B), (X, X, Y)]) == Replay("persistent", [0, 1])
+    assert judge([(A, A, A)]) == Replay("real", [])
+
+
+@pytest.fixture(scope="module")
+def whole(train_whole: Callable[..., Path]) -> Path:
+    """The same run without any interruption and audit."""
+    return train_whole(*TWO)
+
+
+@pytest.fixture
+def train(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) -> Callable[..., Started]:
+    def start(folder: Path, *words: str, **how: Any) -> Started:
+        words = ("train", "--out", str(folder), *tiny_settings, *TWO, "guard.audit_every=5", *words)
+        return launcher.start(words, tmp_path / "output.txt", supervisor__BACKOFF=[0.0], **how)
+
+    return start
+
+
+@pytest.mark.parametrize("always", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_faulty_rank_is_found_and_training_is_the_same(
+    tmp_path: Path, train: Callable[..., Started], same: Callable[[Path], None], events: Events, always: bool
+) -> None:
+    run = tmp_path / "run"
+    wrong = {"do": "wrong again", "always": always, "generation": 0, "rank": 1, "phase": "data", "step": 3}
+    started = train(run, faults=[wrong])
+    assert started.wait() == 0, started.text
+    same(run)
+    found = [(each["found"], each["ranks"], each["step"]) for each in events(run, "audit")]
+    assert found[0] == (("persistent", [0, 1], 4) if always else ("transient", [1], 4))
+    assert len(events(run, "machine_check")) == len(events(run, "restart")) == int(always)
+    assert "a transient fault" in started.text or always
+
+
+@pytest.mark.parametrize("kind", ["inf_grad"])
+def test_a_step_that_was_refused_for_a_passing_fault_is_made(
+    tmp_path: Path, train: Callable[..., Started], same: Callable[[Path], None], events: Events, kind: str
+) -> None:
+    """The gradient of one rank was infinite, and is not when it is computed again: nothing is lost."""
+    run = tmp_path / "run"
+    started = train(run, faults=[{"do": kind, "generation": 0, "rank": 1, "step": 6}])
+    assert started.wait() == 0, started.text
+    same(run)
+    assert [(each["found"], each["step"]) for each in events(run, "audit")] == [("transient", 6)]
+    assert not events(run, "skip")
+
+
+def test_ranks_that_hold_a_part_are_not_audited(tmp_path: Path, train: Callable[..., Started], events: Events) -> None:
+    started = train(tmp_path / "run", "parallel.shard=everything", "train.tokens=300")
+    assert started.wait() == 0, started.text
+    assert "ranks that hold a part of the model, or experts, are not audited" in started.text
+    assert not events(tmp_path / "run", "audit")
