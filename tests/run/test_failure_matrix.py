@@ -58,7 +58,7 @@ def test_the_outcome_of_a_row(monkeypatch: pytest.MonkeyPatch, tests: list[str],
 
 
 def test_the_plan_of_a_soak_counts_the_restarts_before_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks of a generation pass the steps of the one before again: without the number a fault would strike twice."""
+    """Ranks pass the steps of those before again: without the number a fault would strike twice."""
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks.reliability.soak import plans
     from hornbook.run.control.fault_plan import parse_plan
