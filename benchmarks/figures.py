@@ -209,8 +209,9 @@ def soak(found: dict[str, Any]) -> list[str]:
     equal = "equal to the run without faults, bit for bit" if not found["problems"] else "; ".join(found["problems"])
     return section(
         "A soak",
-        "`python -m benchmarks.reliability.soak`: one run on two ranks, a fault about every minute.",
-        f"{found['minutes']:g} minutes, seed {found['seed']}: {found['faults_struck']} faults, {found['restarts']} "
+        "`python -m benchmarks.reliability.soak`: one run on two ranks, and faults.",
+        f"{found['minutes']:g} minutes, a fault about every {found['gap']:g} s, seed {found['seed']}:",
+        f"{found['faults_struck']} faults, {found['restarts']} "
         f"restarts of ranks, {len(found['codes'])} starts, {found['steps_again']} steps made again; {equal}.",
         f"Time of steps that count over all time: {found['goodput']:.1%}, without faults "
         f"{found['goodput_undisturbed']:.1%}; the run without faults took {found['goodput_beside_undisturbed']:.1%} of "

@@ -191,7 +191,7 @@ def run(kills: int = 100) -> bool:
             kill.finish(kill.train_command(folder / "data", folder / f"reference-{shard}", settings))
         while sum(len(trial.kills) for trial in trials) < kills:
             trial = attempt(len(trials), folder)
-            shutil.rmtree(folder / f"run-{trial.number}")
+            shutil.rmtree(folder / f"run-{trial.number}", ignore_errors=True)  # a start that failed has made none
             trials.append(trial)
             verdict = "; ".join(trial.problems) or "equal to the bit"
             print(f"{trial.number:>3}  {trial.shard:<10}  {', '.join(trial.kills):<60}  {verdict}", flush=True)

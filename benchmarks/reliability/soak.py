@@ -95,7 +95,7 @@ def useful_seconds(run: RunDir) -> float:
     return sum(record["seconds"] for record in current_branch(read_records(run.metrics)))
 
 
-def run(minutes: float = 10.0, seed: int = 1) -> bool:
+def run(minutes: float = 10.0, seed: int = 1, gap: float = 60.0) -> bool:
     """Run, print, write results/soak.json; whether the run was equal to the one without faults."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -108,7 +108,7 @@ def run(minutes: float = 10.0, seed: int = 1) -> bool:
         settings = SETTINGS | {"train.tokens": steps * BATCH, "checkpoint.every": every}
         whole, soaked = RunDir(folder / "whole"), RunDir(folder / "soaked")
         codes, begun = list[int](), time.monotonic()
-        for plan in itertools.chain(plans(steps, 60 / step, every, random.Random(seed)), itertools.repeat([])):
+        for plan in itertools.chain(plans(steps, gap / step, every, random.Random(seed)), itertools.repeat([])):
             codes.append(start(data, soaked, settings, plan))
             if codes[-1] == Exit.DONE:
                 break
@@ -117,7 +117,12 @@ def run(minutes: float = 10.0, seed: int = 1) -> bool:
         start(data, whole, settings, ())
         undisturbed = time.monotonic() - begun
         problems = judge.differences(whole, soaked, steps)
-        result = figures(soaked, wall, undisturbed, problems) | {"minutes": minutes, "seed": seed, "codes": codes}
+        result = figures(soaked, wall, undisturbed, problems) | {
+            "minutes": minutes,
+            "seed": seed,
+            "gap": gap,
+            "codes": codes,
+        }
         result |= {"steps": steps, "checkpoint_every": every, "step_seconds": step}
         result["goodput_undisturbed"] = useful_seconds(whole) / undisturbed
     print({key: value for key, value in result.items() if key != "faults"}, *result["faults"], sep="\n")
@@ -149,5 +154,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="a run with a fault about every minute, and its goodput")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gap", type=float, default=60.0, help="seconds between two faults, about")
     given = parser.parse_args()
-    sys.exit(0 if run(given.minutes, given.seed) else 1)
+    sys.exit(0 if run(given.minutes, given.seed, given.gap) else 1)

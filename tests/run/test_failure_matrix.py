@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import random
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,25 @@ def test_the_outcome_of_a_row(monkeypatch: pytest.MonkeyPatch, tests: list[str],
     judged = matrix.judge(ElementTree.fromstring(f"<testsuite>{found}</testsuite>"), code)
     assert judged["outcome"] == outcome
     assert ("no strace" in judged["why"]) == any("strace" in each for each in tests)
+
+
+def test_the_plan_of_a_soak_counts_the_restarts_before_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks pass the steps of those before again: without the number a fault would strike twice."""
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.reliability.soak import plans
+    from hornbook.run.control.fault_plan import parse_plan
+
+    made = [plan for seed in range(20) for plan in plans(6000, 300, 50, random.Random(seed)) if plan]
+    assert {fault.do for plan in made for fault in parse_plan({"faults": plan}, "soak").faults} >= {
+        *("kill9", "stop", "exc", "exit", "enospc", "eio", "clock_jump", "slow", "sigterm"),
+    }
+    for plan in made:
+        generations = [fault["at"]["generation"] for fault in plan]
+        ended = [fault["do"] in ("kill9", "stop", "exc", "exit") and "to" not in fault for fault in plan]
+        assert generations == [sum(ended[:number]) for number in range(len(plan))]
+        ends = [number for number, fault in enumerate(plan) if fault.get("to") == "supervisor"]
+        assert ends in ([], [len(plan) - 1])
+    assert list(plans(6000, 300, 50, random.Random(3))) == list(plans(6000, 300, 50, random.Random(3)))
 
 
 def test_rows_of_rehearsals_are_rows_of_the_table() -> None:
