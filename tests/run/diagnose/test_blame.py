@@ -100,7 +100,8 @@ def test_attempts_and_skips(run: RunDir, tmp_path: Path) -> None:
     old = steps_that_count(copy)[3]
     first, count = old["first_sample"], old["num_samples"]
     with Appender(copy.events, chained=True) as ledger:
-        ledger.append({"kind": "rollback", "attempt": 1, "step": 4, "tokens": 0, "windows": [[first, first + count]]})
+        window = {"windows": [[first, first + count]], "effective_step": 3, "left_out": 1}
+        ledger.append({"kind": "rollback", "attempt": 1, "step": 4, "tokens": 0, **window})
     again = steps_that_count(copy)[4] | {"step": 4, "attempt": 2}
     with Appender(copy.metrics) as lines:
         lines.append(again)
