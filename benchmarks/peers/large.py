@@ -39,8 +39,9 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     model = build_model(recipe.model, shape["vocab"], device="meta")
     parallel = ParallelConfig.model_validate({"recompute": "block" if spec["recompute"] else "none"})
     precision = "float8" if spec.get("precision") == "float8" else "auto"
-    settings = TrainConfig(device=str(device), compile=spec["compile"], precision=precision)
-    engine = parallelize(model, parallel, settings)
+    settings: dict[str, Any] = {"device": str(device), "compile": spec["compile"], "precision": precision}
+    settings |= {"float8": {"emulate": device.type == "cpu"}}
+    engine = parallelize(model, parallel, TrainConfig.model_validate(settings))
     engine.load_stream(initial_values(model, recipe.model, 1))
     optimizer = build_optimizer(engine.named_parameters, parameter_roles(model), recipe.optim)
     count = shape["rows"] * shape["sequence"]
