@@ -54,7 +54,7 @@ CONSTANTS = {
 """Modules whose constants a test may set."""
 
 
-OURS = ("orphan", "truncate", "one GPU", "end token", "SIGSEGV", "bad slots")
+OURS = ("orphan", "poison", "truncate", "one GPU", "end token", "SIGSEGV", "bad slots")
 OURS += ("flip copies", "tear copy", "flip weight", "not finite", "wrong again", "kill youngest")
 """Faults that no plan of a user has."""
 SIGNALS = {"SIGKILL": "kill9", "SIGSTOP": "stop", "SIGTERM": "sigterm", "SIGINT": "sigint", "SIGUSR1": "sigusr1"}

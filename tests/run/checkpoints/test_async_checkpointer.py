@@ -116,9 +116,9 @@ def watch_steps(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> 
     """Call `act` with the number of every step that begins."""
     original = train_module.take_step
 
-    def take_step(job: Any, state: Any, length: Any) -> Any:
+    def take_step(job: Any, state: Any, *rest: Any) -> Any:
         act(state.step + 1)
-        return original(job, state, length)
+        return original(job, state, *rest)
 
     monkeypatch.setattr(train_module, "take_step", take_step)
 

@@ -552,7 +552,7 @@ def test_names_that_are_no_checkpoint(tmp_path: Path):
 @pytest.mark.parametrize("calls", [1, 2], ids=["before it writes", "while it writes"])
 def test_a_run_that_was_taken_over_leaves_checkpoints_as_they_are(tmp_path: Path, calls: int):
     before = make(tmp_path, keep=2)
-    assert before.digest
+    assert before.digests["manifest"]
     stage = tmp_path / ".tmp-step-00000004-7"  # of the process that took the run over
     stage.mkdir()
     seen: list[int] = []

@@ -102,8 +102,8 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
     original = train.take_step
 
-    def stepping(job: Any, state: Any, course: Any) -> Any:
-        taken = original(job, state, course)
+    def stepping(job: Any, state: Any, *rest: Any) -> Any:
+        taken = original(job, state, *rest)
         if state.step == step:
             raise KeyboardInterrupt
         return taken

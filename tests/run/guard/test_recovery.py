@@ -122,10 +122,10 @@ def _interrupt(patch: pytest.MonkeyPatch, where: str) -> None:
             raise KeyboardInterrupt
         return found
 
-    def stepping(job: Job, state: Any, course: Any) -> Any:
+    def stepping(job: Job, state: Any, *rest: Any) -> Any:
         if where == "later" and restores == [0, 16] and state.step == 19:
             raise KeyboardInterrupt
-        return step(job, state, course)
+        return step(job, state, *rest)
 
     patch.setattr(Ledger, "note", noting)
     patch.setattr(AsyncCheckpointer, "restore", restoring)

@@ -1,6 +1,7 @@
 """The console: whole plain lines off a terminal, a small live panel on one."""
 
 import io
+import math
 import re
 import time
 from dataclasses import replace
@@ -17,14 +18,14 @@ from tests.terminal import Shown
 HEADER = Header("demo", 3_400_000, "bf16", "cpu", 4096, 250, 1_024_000, "cosine")
 
 
-def step(number: int, loss: float = 4.0, skipped: bool = False) -> Step:
+def step(number: int, loss: float = 4.0, norm: float = 0.5, *, skipped: bool = False) -> Step:
     return Step(
         attempt=1,
         step=number,
         tokens=number * 4096,
         step_tokens=4096,
         loss=loss,
-        grad_norm=0.5,
+        grad_norm=norm,
         lr=1e-3,
         skipped=skipped,
         token_hash="00",
@@ -54,12 +55,14 @@ def test_off_a_terminal_each_interval_is_one_plain_line():
 def test_notes_and_skips_are_shown_at_once():
     stream = io.StringIO()
     with Console(HEADER, every=10, stream=stream) as console:
-        console(step(3, skipped=True))
+        console(step(3, norm=math.inf, skipped=True))
+        console(step(4, skipped=True))
         console.scored(1.25, "5 of 9 tokens")
         console.note("saved\ncheckpoint")
         console(step(10))
     text = stream.getvalue()
     assert "step 3: a non-finite gradient, update skipped" in text
+    assert "step 4: a loss or gradient far out, update skipped" in text
     assert "saved checkpoint" in text
     assert "bpb=1.2500 (5 of 9 tokens)" in text
 

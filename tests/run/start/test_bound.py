@@ -234,8 +234,8 @@ def moved(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -
     """Do something in a step, behind its arithmetic."""
     original = train.take_step
 
-    def stepping(job: Any, state: Any, length: Any) -> Any:
-        taken = original(job, state, length)
+    def stepping(job: Any, state: Any, *rest: Any) -> Any:
+        taken = original(job, state, *rest)
         if state.step == step:
             act()
         return taken
