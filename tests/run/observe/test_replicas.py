@@ -56,7 +56,7 @@ def test_a_flipped_bit_of_one_replica_is_healed(
     ranks: int,
     act: str,
 ) -> None:
-    settings = (*SETTINGS, f"parallel.data={ranks}")
+    settings = (*SETTINGS, f"parallel.data={ranks}", "train.micro_batch=1", "train.batch_tokens=192")
     whole, run = train_whole(*settings), tmp_path / "run"
     words = ["train", "--out", str(run), *tiny_settings, *settings]
     flip = {"do": "flip weight", "generation": 0, "rank": 1, "phase": "observe", "step": 7}

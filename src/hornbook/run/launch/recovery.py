@@ -80,7 +80,7 @@ class SlotKeeper:
                 f"slots that failed a check are left out ({self._run.cordon}), and {why}: replace the hardware, or "
                 f"`hornbook doctor {self._run.path} --uncordon`"
             )
-        return len(slots)
+        return next(n for n in range(len(slots), 0, -1) if self._recipe.train.num_microbatches % n == 0)
 
     def devices(self, ranks: int) -> list[int]:
         """Number of the device of each rank of this machine."""
