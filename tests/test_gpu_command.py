@@ -148,7 +148,7 @@ def test_outcomes_of_real_tests_are_known_by_name(monkeypatch: pytest.MonkeyPatc
     assert code == 0, "".join(tail)
     assert found.pop(known) == "before"
     assert set(found.values()) == {"PASSED" if torch.cuda.is_available() else "SKIPPED"}
-    assert len(said) == len(found) == 24
+    assert len(said) == len(found) == 25
     assert f"{file}::test_nccl_adds_on_one_rank" in found
 
 

@@ -16,6 +16,7 @@ from hornbook.errors import (
     DivergedError,
     DoesNotFitError,
     Exit,
+    HardwareError,
     HornbookError,
     IntegrityError,
     InUseError,
@@ -44,6 +45,7 @@ def raising(error: BaseException) -> Callable[[], Any]:
         (InUseError, Exit.IN_USE),
         (StorageError, Exit.STORAGE),
         (RankLostError, Exit.RESUMABLE),
+        (HardwareError, Exit.HARDWARE),
         (RetriesSpentError, Exit.RETRIES_SPENT),
     ],
 )
@@ -64,6 +66,7 @@ def test_every_kind_of_error_has_a_test() -> None:
         InUseError,
         StorageError,
         RankLostError,
+        HardwareError,
         RetriesSpentError,
     }
     ours = {kind for kind in HornbookError.__subclasses__() if kind.__module__ == HornbookError.__module__}

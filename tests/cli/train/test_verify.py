@@ -57,6 +57,7 @@ def test_different_runs_and_where_they_part(runs: Path, output: Output):
         "norms": True,
         "saves": True,
         "clock": False,
+        "guard": True,
         "weights": True,
         "optimizer": True,
     }

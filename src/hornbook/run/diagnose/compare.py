@@ -86,6 +86,7 @@ def compare_runs(a: RunDir, b: RunDir) -> Comparison:
         _compare("norms", common, lambda step: _differ(left[step], right[step], "gradient_norm")),
         _compare("saves", mine.keys() & theirs.keys(), lambda step: _differ(mine, theirs, step)),
         _compare("clock", saved, lambda step: _clocks(*saved[step])),
+        _compare("guard", saved, lambda step: _guards(*saved[step])),
         _compare("weights", saved, lambda step: differing_tensors(*saved[step])),
         _compare("optimizer", saved, lambda step: differing_tensors(*saved[step], prefix="trainer")),
     ]
@@ -132,9 +133,18 @@ def _saved_tensors(run: RunDir, steps: Mapping[int, Mapping[str, Any]]) -> dict[
 
 
 def _clocks(a: Path, b: Path) -> str:
-    left, right = (json.loads((folder / "trainer" / "state.json").read_bytes()) for folder in (a, b))
-    keys = [key for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key)]
+    left, right = _counters(a), _counters(b)
+    keys = [key for key in sorted(left.keys() | right.keys()) if key != "guard" and left.get(key) != right.get(key)]
     return ", ".join(f"{key} {left.get(key)} and {right.get(key)}" for key in keys)
+
+
+def _guards(a: Path, b: Path) -> str:
+    left, right = (_counters(folder).get("guard") or {} for folder in (a, b))
+    return ", ".join(key for key in sorted(left.keys() | right.keys()) if left.get(key) != right.get(key))
+
+
+def _counters(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "trainer" / "state.json").read_bytes())
 
 
 def _distance(x: Entry, y: Entry) -> str:
