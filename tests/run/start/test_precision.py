@@ -1,5 +1,8 @@
 """`train.precision = "auto"`: settled when a run starts, kept by its recipe, and said where it is slow."""
 
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -88,17 +91,31 @@ def test_mps_without_bf16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle_precision(resolved(precision="bf16", device="cpu")).recipe.train.precision == "bf16"
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_a_process_that_forks_ranks_does_not_ask_the_device_itself(
-    monkeypatch: pytest.MonkeyPatch, device: str
-) -> None:
-    """A fork copies neither a context of CUDA nor the threads of OpenMP."""
-    monkeypatch.setattr(precision, "choose_precision", lambda _device: pytest.fail("asked here"))
-    settled = settle_precision(resolved(ranks=2, device=device))
-    assert settled.recipe.train.precision in ("bf16", "fp32")
-    assert settled.origins["train.precision"].startswith("auto: ")
+def test_a_process_that_forks_ranks_does_not_ask_a_gpu_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork does not copy a context of CUDA."""
     with pytest.raises(UsageError, match=r"train\.device is 'xpu'"):
         settle_precision(resolved(ranks=2, device="xpu"))
+    monkeypatch.setattr(precision, "choose_device", lambda _name: torch.device("cuda"))
+    monkeypatch.setattr(precision, "choose_precision", lambda _device: pytest.fail("asked here"))
+    settled = settle_precision(resolved(ranks=2, device="cpu"))
+    assert settled.recipe.train.precision in ("bf16", "fp32")
+    assert settled.origins["train.precision"].startswith("auto: ")
+
+
+def test_a_measurement_of_a_cpu_starts_no_thread() -> None:
+    """A fork would lack it, and wait for it for ever."""
+    code = """if True:
+        import os, torch
+        from hornbook.model.layers.precision import bf16_ratio
+        torch.set_num_threads(4)
+        tasks = lambda: len(os.listdir("/proc/self/task"))
+        before, ratio = tasks(), bf16_ratio(torch.device("cpu"))
+        assert ratio > 0 and torch.get_num_threads() == 4
+        print(tasks() - before)
+    """
+    environ = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout.strip() == "0"
 
 
 def test_ranks_train_in_the_precision_that_was_chosen(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from hornbook.run.diagnose.rehearsal.play import Played
     from hornbook.settings.resolve import Resolved
 
-TEXT_BYTES, VOCAB = 200_000, 512
+TEXT_BYTES, VALIDATION, VOCAB = 200_000, 0.1, 512
+"""Size of the text, the share of its documents that is held out, tokens of the tokenizer."""
 
 
 def rehearse(
@@ -76,7 +77,8 @@ def _play(resolved: "Resolved", folder: Path, *, quick: bool) -> "Iterator[Playe
     for number, case in enumerate(all_cases()):
         if case.quick or not quick:
             played = rehearsal.play(number, case)
-            say(f"{verdict(played):<7}  {played.words}: {played.skipped or played.happened}")
+            told = played.skipped or "; ".join(played.problems)
+            say(f"{verdict(played):<7}  {played.words}" + (f": {told}" if told else ""))
             yield played
 
 
@@ -85,7 +87,8 @@ def make_data(folder: Path) -> Path:
     from hornbook.text.ingest.corpora.installed import write_installed_corpus
 
     write_installed_corpus(folder / "raw", max_bytes=TEXT_BYTES, seed=0)
-    hornbook("prepare", folder / "raw" / "docstrings.jsonl", "--out", folder / "data", "-q")
+    held_out = f"--text.validation={VALIDATION}"
+    hornbook("prepare", folder / "raw" / "docstrings.jsonl", "--out", folder / "data", held_out, "-q")
     hornbook("tokenize", folder / "data", "--vocab", str(VOCAB), "-q")
     return folder / "data"
 
@@ -99,9 +102,9 @@ def describe(played: "list[Played]") -> "Table":
     """The table for people."""
     from rich.markup import escape
 
-    made = table("rehearsal", ["case", "expected", "what happened"], ["seconds lost"], fold=True)
+    made = table("rehearsal", ["", "case", "expected", "what happened"], ["seconds lost"], fold=True)
     for each in played:
         told = each.skipped or "; ".join([each.happened, *each.problems])
         lost = "" if each.skipped else f"{each.seconds_lost:.1f}"
-        made.add_row(escape(each.words), escape(each.expected), escape(f"{verdict(each)}: {told}"), lost)
+        made.add_row(verdict(each), escape(each.words), escape(each.expected), escape(told), lost)
     return made

@@ -56,11 +56,11 @@ def bf16_ratio(device: torch.device) -> float:
 
     On a CPU with one thread: a process that measures may still fork, which it must not once torch has started others.
     """
-    left, right = torch.randn(SIDE, SIDE, device=device), torch.randn(SIDE, SIDE, device=device)
-    pairs = [(left, right), (left.bfloat16(), right.bfloat16())]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        left, right = torch.randn(SIDE, SIDE, device=device), torch.randn(SIDE, SIDE, device=device)
+        pairs = [(left, right), (left.bfloat16(), right.bfloat16())]
         for pair in pairs:
             _seconds(*pair)  # the first product of a kind makes its code
         rounds = [[_seconds(*pair) for pair in pairs] for _ in range(ROUNDS)]

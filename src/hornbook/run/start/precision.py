@@ -72,13 +72,13 @@ def _refuse_missing(recipe: Recipe) -> None:
 
 
 def _choose(recipe: Recipe) -> Choice:
-    """The faster precision, measured in a child process where this process will fork ranks.
+    """The faster precision; on a GPU measured in a child process where this process will fork ranks.
 
-    After a measurement here, forked ranks could use neither the GPU nor the threads of OpenMP, which a fork does not
-    copy.
+    After a measurement here forked ranks could not use the GPU. One on a CPU starts no thread that a fork would lack.
     """
-    if recipe.parallel.world == 1:
-        return choose_precision(choose_device(recipe.train.device))
+    device = choose_device(recipe.train.device)
+    if recipe.parallel.world == 1 or device.type == "cpu":
+        return choose_precision(device)
     command = [sys.executable, "-m", __name__, recipe.train.device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

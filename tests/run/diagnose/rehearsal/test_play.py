@@ -72,14 +72,34 @@ def test_an_equal_run_has_no_differences(tmp_path: Path, launch_run: Launch) -> 
 
 def test_a_case_that_needs_more_ranks_is_skipped_with_the_reason(rehearsal: Rehearsal) -> None:
     case = next(case for case in all_cases() if case.ranks == 2)
-    assert rehearsal.play(3, case).skipped == "needs 2 ranks, the run has 1"
+    assert rehearsal.play(3, case).skipped == "needs 2 ranks, the run has 1: --parallel.data 2"
+
+
+def test_without_validation_text_no_evaluation_is_killed(rehearsal: Rehearsal) -> None:
+    """It would never begin, and the case fail because its fault never struck."""
+    case = next(case for case in all_cases() if case.evaluates)
+    assert rehearsal.play(4, case).skipped == "the data has no validation text"
+    rehearsal.evaluates = True
+    Here.codes, Here.train = [1], lambda _: None
+    played = rehearsal.play(4, case)
+    assert not played.skipped
+    assert played.problems == ["exit codes 1 instead of died, 0"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "told"),
+    [(["0"], "exit 0"), (["75", "0"], "exit 75, then exit 0"), (["-9", "0"], "killed, then exit 0")],
+)
+def test_what_happened_is_told_in_words(tmp_path: Path, codes: list[str], told: str) -> None:
+    assert play.happened(RunDir(tmp_path), codes) == told
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--parallel.data", "2", "--parallel.shard", "everything")])
 def test_a_recipe_survives_its_rehearsal(tmp_path: Path, tiny_corpus: Path, words: tuple[str, ...]) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "hornbook", "rehearse", "tiny", *words, "--data", str(tiny_corpus), "--json"]
+    data = () if words else ("--data", str(tiny_corpus))  # else of its own
+    command = [sys.executable, "-m", "hornbook", "rehearse", "tiny", *words, *data, "--json"]
     environ = os.environ | {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run(
         [*command, "--out", str(out)], capture_output=True, text=True, check=False, env=environ, timeout=1000

@@ -26,6 +26,8 @@ class Case:
     quick: bool = False
     ranks: int = 1
     """How many it needs at least."""
+    evaluates: bool = False
+    """Whether it needs validation text: without any, a run never enters an evaluation."""
     ledger: Sequence[str] = ()
     """Kinds of records that must be there."""
     outside: Literal["", "stop_file", "second_start"] = ""

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,12 @@ from hornbook.run.control.faults import FaultInjector
 from hornbook.run.diagnose.rehearsal.cases import Case
 from hornbook.run.diagnose.rehearsal.judge import differences, not_finite
 from hornbook.run.diagnose.rehearsal.scale import STEPS
+from hornbook.run.inputs import compile_for
 from hornbook.run.job import Start
-from hornbook.run.launch.launch import launch
+from hornbook.run.launch.launch import launch, read_inputs
 from hornbook.run.launch.rank import die_with
 from hornbook.run.launch.supervisor import preload
+from hornbook.run.start.precision import settle_precision
 from hornbook.settings.resolve import Resolved, override, resolve
 from hornbook.settings.sources import command_line_source
 
@@ -55,13 +58,18 @@ class Rehearsal:
     """A scaled recipe, the folder of its runs, and the run without any fault."""
 
     def __init__(self, resolved: Resolved, folder: Path) -> None:
-        self.resolved, self.folder = resolved, folder
+        self.resolved, self.folder = settle_precision(resolved), folder
         self.world = resolved.recipe.parallel.world
+        self.evaluates = False
+        """Whether the data has validation text."""
         self.reference, self.seconds = RunDir(folder / "reference"), 0.0
 
     def play_reference(self) -> None:
         """Train without interruption, twice: the first one compiles kernels. Raises HornbookError if that fails."""
-        preload()  # else every run would
+        inputs = read_inputs(self.resolved, Start(quiet=True))
+        self.evaluates = bool(inputs.corpus.validation)
+        preload()  # what follows is done once here, and not by every run
+        compile_for(inputs)
         for name in ("first", "reference"):
             run, began = RunDir(self.folder / name), time.monotonic()
             code = Process(self.resolved, run, Start(), run.path.with_suffix(".log")).wait()
@@ -74,9 +82,9 @@ class Rehearsal:
 
     def play(self, number: int, case: Case) -> Played:
         """Play one case and compare."""
-        played = Played(case.words, describe(case.ends, self.world), rows=case.rows)
-        if case.ranks > self.world:
-            played.skipped = f"needs {case.ranks} ranks, the run has {self.world}"
+        played = Played(case.words, describe(case, self.world), rows=case.rows)
+        played.skipped = self._why_not(case)
+        if played.skipped:
             return played
         run, began = RunDir(self.folder / f"case-{number:02}"), time.monotonic()
         codes = self._starts(case, run, played)
@@ -88,6 +96,12 @@ class Rehearsal:
             self._judge(case, run, played)
         played.happened = happened(run, codes)
         return played
+
+    def _why_not(self, case: Case) -> str:
+        """Why a case cannot be played; "" where it can."""
+        if case.ranks > self.world:
+            return f"needs {case.ranks} ranks, the run has {self.world}: --parallel.data {case.ranks}"
+        return "the data has no validation text" if case.evaluates and not self.evaluates else ""
 
     def _starts(self, case: Case, run: RunDir, played: Played) -> list[str]:
         """Start, and resume until it is done; returns the exit codes."""
@@ -204,27 +218,29 @@ def _train(parent: int, resolved: Resolved, run: RunDir, start: Start, log: Path
         os._exit(code)
 
 
-def describe(ends: str, world: int) -> str:
+def describe(case: Case, world: int) -> str:
     """What is expected of a run, for people."""
-    if ends == "restart":
+    if case.finite:
+        return "leaves the step out, stays finite"
+    if case.ends == "restart":
         return "ranks restart, equal" if world > 1 else "ends; resume, equal"
     return {
         "finish": "goes on, equal",
         "stop": "saves, exit 75; resume, equal",
         "dies": "ends; resume, equal",
         "gives_up": "exit 9; resume, equal",
-    }[ends]
+    }[case.ends]
 
 
 def happened(run: RunDir, codes: Sequence[str]) -> str:
     """What a run made of its faults, in short."""
     records = list(read_records(run.events)) if run.events.exists() else []
-    kinds = [record["kind"] for record in records]
-    counted = {"restart": "restart", "skip": "step skipped", "checkpoint_damaged": "older checkpoint used"}
-    words = [f"exit {', '.join(codes)}"]
-    words += [f"{kinds.count(kind)} {text}" for kind, text in counted.items() if kind in kinds]
+    kinds = Counter(record["kind"] for record in records)
+    counted = {"restart": "restart", "skip": "step left out", "checkpoint_damaged": "older checkpoint used"}
+    words = [", then ".join("killed" if code.startswith("-") else f"exit {code}" for code in codes)]
+    words += [f"{kinds[kind]} {text}" for kind, text in counted.items() if kinds[kind]]
     if again := steps_again(run):
-        words.append(f"{again} steps again")
+        words.append(f"{again} steps made again")
     return "; ".join(words)
 
 
