@@ -1,5 +1,6 @@
 """Damaged, foreign and impossible places, through the command line: what is said, which exit code, nothing lost."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch
 from hornbook.cli.main import main
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
+from hornbook.run import train
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import verify_folder
 from hornbook.run.diagnose.compare import compare_runs
@@ -182,11 +185,19 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", str(place)], check=True)
 
 
+@pytest.mark.parametrize("lacking", ["bytes", "inodes"])
 def test_a_full_disk_ends_the_run_and_loses_nothing(
-    whole: Path, tiny_settings: tuple[str, ...], disk: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    whole: Path,
+    tiny_settings: tuple[str, ...],
+    disk: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+    lacking: str,
 ):
     size = verify_folder(whole / "checkpoints" / NEWEST).total_bytes
-    place = disk(f"size={size * 2 // 1024 + 100}k")
+    entries, files = len([*whole.rglob("*")]), len([*(whole / "checkpoints" / NEWEST).rglob("*")])
+    place = disk(
+        f"size={size * 2 // 1024 + 100}k" if lacking == "bytes" else f"size=100m,nr_inodes={entries - files * 3 // 2}"
+    )
     capsys.readouterr()
     assert main(["train", "--out", str(place / "run"), *tiny_settings]) == 7
     said = capsys.readouterr().err
@@ -195,9 +206,53 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
     assert saved
     assert all(verify_folder(folder).step for folder in saved)
     assert not list((place / "run").rglob(".tmp-*"))
-    disk("size=100m")
+    disk("size=100m,nr_inodes=1000")
     assert main(["resume", str(place / "run")]) == 0
     assert_equal_to(whole, place / "run")
+
+
+@pytest.mark.parametrize("ballast", [True, False])
+def test_a_run_with_ballast_saves_and_stops_on_a_disk_that_others_fill(
+    whole: Path,
+    tiny_settings: tuple[str, ...],
+    disk: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ballast: bool,
+):
+    """Somebody else fills the disk behind step 3 of a run that has saved nothing yet."""
+    place, really = disk("size=20m"), train.take_step
+
+    def step_on_a_disk_that_fills(*given: Any) -> Any:
+        step = really(*given)
+        if step.step == 3:
+            with contextlib.suppress(OSError), (place / "filler").open("wb", buffering=0) as filler:
+                for size in (1 << 16, 1):
+                    with contextlib.suppress(OSError):
+                        while True:
+                            filler.write(bytes(size))
+        return step
+
+    monkeypatch.setattr(train, "take_step", step_on_a_disk_that_fills)
+    size = verify_folder(whole / "checkpoints" / NEWEST).total_bytes
+    words = [f"checkpoint.ballast={3 * size if ballast else 0}"]
+    assert main(["train", "--out", str(place / "run"), *tiny_settings, *words]) == (75 if ballast else 7)
+    run = RunDir(place / "run")
+    saved = [verify_folder(folder).step for folder in list_checkpoints(run.checkpoints)]
+    assert bool(saved) == ballast
+    if not ballast:
+        return
+    (stop,) = (record for record in read_records(run.events) if record["kind"] == "stop_requested")
+    assert (stop["reason"], stop["step"]) == ("full disk", saved[0])
+    assert saved[0] < 12
+    assert not run.ballast.exists()
+    capsys.readouterr()
+    assert main(["resume", str(run.path)]) == 7  # no scheduler starts it again and again
+    assert f"cannot reserve {3 * size:,} bytes (checkpoint.ballast)" in capsys.readouterr().err
+    (place / "filler").unlink()
+    assert main(["resume", str(run.path)]) == 0
+    assert_equal_to(whole, run.path)
+    assert run.ballast.stat().st_size == 3 * size
 
 
 def test_a_read_only_place_is_refused_by_its_name(

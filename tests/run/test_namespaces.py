@@ -20,8 +20,9 @@ TWO = ("parallel.data=2", "train.micro_batch=1", "checkpoint.background=false")
 PROGRAM = ("-m", "hornbook.cli.main")
 IMPATIENT = """
 import sys, hornbook.run.train
+import hornbook.run.checkpoints.async_checkpointer as saves
 from hornbook.cli.main import main
-hornbook.run.train.MIN_TIMEOUT = hornbook.run.train.MAX_TIMEOUT = 8.0
+hornbook.run.train.MIN_TIMEOUT = hornbook.run.train.MAX_TIMEOUT = saves.MIN_DEADLINE = 8.0
 sys.exit(main(sys.argv[1:]))
 """
 SETUP = """
@@ -153,4 +154,5 @@ def test_a_host_that_falls_off_in_training_ends_the_run_and_no_process_is_left(
     cut = f"(while [ ! -s {metrics} ]; do sleep 0.1; done; ip -n h2 link set eth0 down) &"
     codes, texts, _ = hosts(long, long, before=cut, program=("-c", IMPATIENT))
     assert codes == [Exit.RESUMABLE] * 2, texts
-    assert "another rank went away" in texts[0]
+    for text in texts:  # in a step, or in a save
+        assert "another rank went away" in text or "did not do its part of a checkpoint" in text

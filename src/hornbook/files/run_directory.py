@@ -108,6 +108,7 @@ class RunDir:
         self.checkpoints = self.path / "checkpoints"
         self.base = self.path / "base"
         self.cordon = self.path / "cordon.json"
+        self.ballast = self.path / "ballast"
         self._identity: tuple[int, int] | None = None
         self.guards: list[Callable[[], None]] = []
         """Called by `check_owner`: they raise where this process must write nothing more here."""

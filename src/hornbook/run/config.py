@@ -124,6 +124,9 @@ class CheckpointConfig(Config):
     memory_every: Count = Field(default=0, ge=0)
     """Steps between copies of the state in memory, for restarts of ranks that died; 0: none. Two are kept, of all that
     a rank holds, where hornbook starts the ranks itself on one machine. Runs that train adapters have none."""
+    ballast: Count = Field(default=0, ge=0)
+    """Bytes that the run holds free on its disk (a file `ballast`): where the disk is full, they make room for records
+    and for the checkpoint with which the run then stops (exit code 75). 0: none, older checkpoints make room."""
 
 
 class GuardConfig(Config):

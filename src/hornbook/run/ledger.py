@@ -6,6 +6,7 @@ that a lost or altered line is found.
 """
 
 import copy
+import functools
 import json
 import os
 import time
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from hornbook.errors import IntegrityError, StorageError
+from hornbook.files.ballast import with_room
 from hornbook.files.durable import write_atomic
+from hornbook.files.filesystem import exists
 from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
@@ -248,7 +251,7 @@ class Ledger:
             return
         self._run.check_owner()
         self._appender.check()
-        self._appender.append(record)
+        with_room(self._run.ballast, functools.partial(self._appender.append, record))
         self._appender.sync()
         self._first = self._first or self._appender.head
         self._last = At(at.step, at.tokens)
@@ -273,6 +276,13 @@ class RunWriter:
     is_rank0: bool = True
     owner: dict[str, Any] = field(default_factory=lambda: process_identity(os.getpid()))
     """The process that a person started; state.json names it."""
+    ballast: int = 0
+    """Bytes of `checkpoint.ballast`."""
+
+    @property
+    def is_disk_full(self) -> bool:
+        """Whether the ballast was given up for what this attempt writes."""
+        return self.ballast > 0 and self.is_rank0 and not exists(self.run.ballast)
 
     def on_rank(self, rank: int) -> Self:
         """The writer of one rank of several."""
@@ -281,7 +291,7 @@ class RunWriter:
     def write(self, path: Path, text: str) -> None:
         """Replace a small file atomically. Raises StorageError."""
         if self.is_rank0:
-            write_atomic(path, text)
+            with_room(self.run.ballast, functools.partial(write_atomic, path, text))
 
     def write_json(self, path: Path, value: Any) -> None:
         """Replace a small JSON file atomically. Raises StorageError."""

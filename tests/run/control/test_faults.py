@@ -16,6 +16,7 @@ from hornbook.run.control.fault_plan import check_plan, parse_plan, read_plan
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher, Started
 
+Branch = Callable[[Path], list[dict[str, Any]]]
 Events = Callable[..., list[dict[str, Any]]]
 Start = Callable[..., Started]
 
@@ -86,6 +87,7 @@ def test_a_fault_that_cannot_happen_here_is_refused(tiny_settings: tuple[str, ..
         ({"do": "kill9", "at": {"step": 1, "rank": 1}}, r"faults\.0 \(kill9\): there is no rank 1, the run has 1"),
         ({"do": "stop", "to": "supervisor", "at": {"step": 1}}, "has no supervisor"),
         ({"do": "stop", "at": {"step": 0, "phase": "setup"}}, "have a phase 'setup'"),
+        ({"do": "netcut", "at": {"step": 1}}, "has no connections"),
     )
     for fault, told in cases:
         with pytest.raises(UsageError, match=told):
@@ -122,6 +124,33 @@ def test_faults_of_two_ranks_in_two_generations(tmp_path: Path, start: Start, ev
     causes = [each["cause"] for each in events(run, "restart")]
     assert causes == ["failed with KeyError: 'injected by the fault plan'", "ended with exit code 9"]
     verify_chain(RunDir(run).events)
+
+
+def test_ranks_whose_connections_end_restart_to_the_same_bits(
+    tmp_path: Path, start: Start, train_whole: Callable[..., Path], branch: Branch, events: Events
+) -> None:
+    run, whole = tmp_path / "run", train_whole("parallel.data=2", "checkpoint.background=false")
+    started = start(run, plan('do = "netcut"\nat = {step = 6, rank = 1}'), "parallel.data=2")
+    assert started.wait() == 0, started.text
+    (fault,), (restart,) = events(run, "fault"), events(run, "restart")
+    assert (fault["do"], fault["rank"], restart["step"]) == ("netcut", 1, 6)
+    assert "RankLostError" in restart["cause"]
+    assert branch(run) == branch(whole)
+    assert verify_chain(RunDir(run).events)
+
+
+def test_a_save_on_a_full_disk_gives_ballast_up_and_all_ranks_stop(
+    tmp_path: Path, start: Start, events: Events
+) -> None:
+    run = tmp_path / "run"
+    words = ("parallel.data=2", "checkpoint.ballast=1000000")
+    started = start(run, plan('do = "enospc"\nat = {step = 4, phase = "save"}'), *words)
+    assert started.wait() == Exit.RESUMABLE, started.text
+    (released,), (stop,) = events(run, "ballast_released"), events(run, "stop_requested")
+    assert (released["step"], stop["step"], stop["reason"]) == (4, 4, "full disk")
+    assert [each["step"] for each in events(run, "save")][-1] == 4
+    assert start(run, "").wait() == 0
+    assert events(run, "finish")
 
 
 @pytest.mark.parametrize("kind", ["nan_batch", "inf_grad"])

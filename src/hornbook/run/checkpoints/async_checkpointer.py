@@ -109,6 +109,7 @@ class AsyncCheckpointer:
             lambda manifest: bound.why_foreign(job.run, job.ledger.now, manifest),
             job.run.check_owner,
             steps_back(job),
+            job.run.ballast,
         )
         self._background = job.recipe.checkpoint.background and job.recipe.checkpoint.every != 0
         self._buffers: Buffers | None = None
@@ -251,6 +252,7 @@ class AsyncCheckpointer:
         self._exchange.cancel()
         if futures.wait([save.written], GRACE_SECONDS).done:
             save.written.result()
+        self._exchange.refuse_silence()
         limit = deadline(self._slowest)
         raise StorageError(
             f"the save of step {save.snapshot.step:,} was given up after {limit:.0f} s: the disk does "

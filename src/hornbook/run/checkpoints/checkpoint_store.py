@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornbook.errors import IntegrityError, StorageError
+from hornbook.files.ballast import is_full, release
 from hornbook.files.durable import clean_folder, discard, storage_errors, write_atomic
 from hornbook.files.filesystem import exists, is_folder, list_folder
 from hornbook.run.checkpoints.commit import (
@@ -50,7 +51,8 @@ class Note:
     """An event of a checkpoint, for the ledger."""
 
     kind: str
-    """`checkpoint_damaged`, `checkpoint_abandoned`, `checkpoint_removed`, `litter_removed` or `tidying_failed`."""
+    """`checkpoint_damaged`, `checkpoint_abandoned`, `checkpoint_removed`, `litter_removed`, `ballast_released` or
+    `tidying_failed`."""
     path: str
     text: str
 
@@ -66,16 +68,19 @@ class CheckpointStore:
         why_foreign: Callable[[Manifest], str | None] = lambda _: None,
         check_owner: Callable[[], None] = lambda: None,
         back: int = 0,
+        ballast: Path | None = None,
     ) -> None:
         """`why_foreign`: why an undamaged checkpoint is not one of this run; None: it is.
 
         `back`: steps that the run must be able to go back; 0: it does not go back.
+        ballast: a file to delete where the disk is full and no older checkpoint makes room; None: there is none.
         `check_owner` raises where another process has taken the run over, whose checkpoints must stay as they are.
         """
         self._directory = directory
         self._config = config
         self._exchange = exchange or Exchange()
         self._why_foreign, self._check_owner, self._back = why_foreign, check_owner, back
+        self._ballast = ballast
         self.digests: dict[str, str] = {}
         """Of the newest save, for the ledger: of its `manifest`, and of its `tensors`; set on rank 0."""
         self._verified: Path | None = None
@@ -121,7 +126,12 @@ class CheckpointStore:
             self._directory.mkdir(exist_ok=True)  # without parents: a run that was moved is not made anew
             self._clean()
             self._make_room()
-        folder, manifest = commit(self._directory, write, manifest)
+        try:
+            folder, manifest = commit(self._directory, write, manifest)
+        except StorageError as error:
+            if not (is_full(error) and self._give_up_ballast()) or shared.begun:
+                raise
+            folder, manifest = commit(self._directory, write, manifest)
         self._verified, self.digests = folder, {"manifest": manifest.digest, "tensors": manifest.tensors}
         try:
             self._tidy(folder, manifest.score)
@@ -210,10 +220,19 @@ class CheckpointStore:
             if free >= needed:
                 self._remove(chosen, "removed early: the disk is nearly full")
                 return
+        if self._give_up_ballast() and shutil.disk_usage(self._directory).free >= needed:
+            return
         raise StorageError(
             f"cannot save in {self._directory}: a checkpoint needs {needed:,} bytes and "
             f"{shutil.disk_usage(self._directory).free:,} are free; free some space, or lower checkpoint.keep"
         )
+
+    def _give_up_ballast(self) -> bool:
+        """Free the space that is held for a full disk; whether there was any."""
+        if self._ballast is None or not release(self._ballast):
+            return False
+        self._notes.append(Note("ballast_released", str(self._ballast), "deleted: the disk is full"))
+        return True
 
     def _surplus(self, keep: int, *, scarce: bool = False) -> list[Path]:
         """Checkpoints that need not be kept, newest first; `keep`: number of newest ones to keep; scarce: no others."""

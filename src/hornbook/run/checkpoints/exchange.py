@@ -32,6 +32,8 @@ class Exchange:
         """Whether this rank creates, publishes and deletes checkpoints."""
         self._store = store
         self._count = 0
+        self._awaited: int | None = None
+        """The rank that a thread waits for."""
         self._leaving = threading.Event()
 
     def cancel(self) -> None:
@@ -51,15 +53,23 @@ class Exchange:
     def get(self, rank: int, *keys: str) -> tuple[str, Any]:
         """The first of the keys that a rank has set, and its value; waits for one. Raises RankLostError on `cancel`."""
         assert self._store is not None
+        self._awaited = rank
         while True:
             for key in keys:
                 if self._store.check([key]):
-                    return key, json.loads(self._store.get(key))
+                    found = json.loads(self._store.get(key))
+                    self._awaited = None
+                    return key, found
             if self._leaving.wait(POLL_SECONDS):
-                raise RankLostError(
-                    f"rank {rank} did not do its part of a checkpoint: it died or hangs. Start all ranks again: they "
-                    "go on from the newest checkpoint"
-                )
+                self.refuse_silence()
+
+    def refuse_silence(self) -> None:
+        """Raise RankLostError where a thread waits for another rank, or for the store behind a link that is down."""
+        if self._awaited is not None:
+            raise RankLostError(
+                f"rank {self._awaited} did not do its part of a checkpoint: it died, hangs or cannot be reached. Start "
+                "all ranks again: they go on from the newest checkpoint"
+            )
 
     def decide(self, action: Callable[[], str]) -> str:
         """Run `action` on rank 0; every rank returns its answer or raises its HornbookError."""
@@ -83,12 +93,15 @@ class SharedSave:
 
     def __init__(self, exchange: Exchange, state: "Snapshot") -> None:
         self._exchange, self._state = exchange, state
+        self.begun = False
+        """Whether other ranks take part by now, which they do once."""
         key = exchange.next_key()
         self._stage, self._end, self._rank = f"{key}/stage", f"{key}/end", f"{key}/rank-{{}}"
 
     def write(self, stage: Path) -> None:
         """On rank 0: fill an empty folder together with the other ranks. Raises OSError, StorageError."""
         self._state.create(stage)
+        self.begun = True
         self._exchange.set(self._stage, stage.name)
         self._state.fill(stage)
         for rank in range(1, self._exchange.size):

@@ -31,7 +31,7 @@ from hornbook.settings.fields import Config, Duration
 if TYPE_CHECKING:
     from hornbook.run.control.faults import FaultInjector
 
-REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file")
+REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file", "full disk")
 """Sources of a stop; ranks exchange the index, because a collective reduces numbers."""
 
 
@@ -154,6 +154,8 @@ class Control:
             return self.signals.received
         if any(request.action == "stop" for request in taken):
             return "request"
+        if self._output.is_disk_full:
+            return "full disk"
         return "STOP file" if self._output.is_rank0 and exists(stop_file(self._output.run)) else ""
 
     def _files(self) -> list[Path]:

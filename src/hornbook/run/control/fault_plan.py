@@ -152,6 +152,13 @@ class SlowFault(Fault):
     """In so many steps."""
 
 
+class NetworkFault(Fault):
+    """A network that breaks."""
+
+    do: Literal["netcut"]
+    """The connections of the rank to others end, as by a switch that forgets them."""
+
+
 class ClockFault(Fault):
     """A clock that is set while the run goes on."""
 
@@ -162,7 +169,7 @@ class ClockFault(Fault):
 
 
 AnyFault = Annotated[
-    SignalFault | ErrorFault | ExitFault | NumberFault | FileFault | DiskFault | SlowFault | ClockFault,
+    SignalFault | ErrorFault | ExitFault | NumberFault | FileFault | DiskFault | SlowFault | ClockFault | NetworkFault,
     Field(discriminator="do"),
 ]
 
@@ -215,6 +222,8 @@ def check_plan(plan: FaultPlan, recipe: Recipe) -> None:
             raise UsageError(f"{where}: there is no rank {fault.at.rank}, the run has {world}")
         if isinstance(fault, SignalFault) and fault.to == "supervisor" and world == 1:
             raise UsageError(f"{where}: a run of one rank has no supervisor")
+        if isinstance(fault, NetworkFault) and world == 1:
+            raise UsageError(f"{where}: a run of one rank has no connections")
         if fault.phase == "setup" and world == 1:
             raise UsageError(f"{where}: only ranks that a supervisor starts have a phase 'setup'")
         if fault.phase in PASSES and stages > 1:

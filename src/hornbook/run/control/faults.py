@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from hornbook.run.control.fault_plan import (
     ExitFault,
     FaultPlan,
     FileFault,
+    NetworkFault,
     NumberFault,
     SignalFault,
     SlowFault,
@@ -145,6 +147,8 @@ def act(fault: AnyFault, at: Position, run: RunDir, is_asked: Callable[[], bool]
             time.sleep(fault.seconds)
         case ClockFault():
             set_clock(fault.seconds)
+        case NetworkFault():
+            cut_connections()
         case NumberFault():
             weights = [shard.tensor.detach() for shard in _state(at).engine.shards.values()]
             flip(max(weights, key=Tensor.numel))
@@ -235,6 +239,15 @@ def set_clock(seconds: float) -> None:
     now, now_ns = time.time, time.time_ns
     time.time = lambda: now() + seconds
     time.time_ns = lambda: now_ns() + int(seconds * 1e9)
+
+
+def cut_connections() -> None:
+    """End every TCP connection of this process; whoever uses one, on either side, meets an error."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6):
+                connection.getpeername()  # an error where it only listens
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _state(at: Position) -> "State":

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
+from hornbook.files.ballast import reserve
 from hornbook.files.filesystem import is_file
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock, process_identity
@@ -196,7 +197,8 @@ def _follow(
         raise UsageError(f"{run.path} of rank 0 is not seen here: --out must be on a file system all machines share")
     ledger = Ledger(run, silent=silent)
     ledger.attempt = attempt
-    output = RunWriter(run, ledger) if owner is None else RunWriter(run, ledger, owner=owner)
+    output = RunWriter(run, ledger, ballast=inputs.recipe.checkpoint.ballast)
+    output = output if owner is None else dataclasses.replace(output, owner=owner)
     if start.faults is not None:
         start.faults.begin(ledger)
     return Job(inputs, start, output, Control(output, signals, faults=start.faults))
@@ -278,9 +280,11 @@ def alerts_of(recipe: Recipe, run: RunDir) -> list[Alerts]:
 def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) -> Iterator[Job]:
     """One attempt: its ledger, and the first files of a new run. The caller holds the run's lock."""
     run.clean()
+    ballast = inputs.recipe.checkpoint.ballast
+    reserve(run.ballast, ballast)
     with Ledger(run) as ledger:
         ledger.listeners += alerts_of(inputs.recipe, run)
-        output, lock = RunWriter(run, ledger), inputs.corpus.lock()
+        output, lock = RunWriter(run, ledger, ballast=ballast), inputs.corpus.lock()
         if start.faults is not None:
             start.faults.begin(ledger)
         job = Job(inputs, start, output, Control(output, signals, faults=start.faults))

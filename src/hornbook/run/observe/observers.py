@@ -1,12 +1,15 @@
 """Observers of a run: each gets every finished step, and none changes the state of training."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from hornbook.errors import StorageError
+from hornbook.files.ballast import with_room
 from hornbook.files.journal import Appender
 from hornbook.files.run_directory import RunDir, StateRecord, Status
 from hornbook.parallel.world import World
@@ -42,13 +45,13 @@ STATE_SECONDS = 1.0
 class Metrics:
     """One line in metrics.jsonl per step; nothing on ranks other than 0, which have no appender."""
 
-    def __init__(self, appender: Appender | None, bill: StepBill) -> None:
-        self._appender, self._bill = appender, bill
+    def __init__(self, appender: Appender | None, bill: StepBill, ballast: Path) -> None:
+        self._appender, self._bill, self._ballast = appender, bill, ballast
 
     def __call__(self, step: Step) -> None:
         record = {**step.record(), **self._bill.take_record()}
         if self._appender is not None:
-            self._appender.append(record)
+            with_room(self._ballast, functools.partial(self._appender.append, record))
 
     def sync(self) -> dict[str, Any]:
         """Return when every line is on disk: size and digest of the file, for the ledger (`Appender.extent`)."""
@@ -181,7 +184,7 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
 
         bill = StepBill(job.inputs, state.engine.world, notify, consoles)
         profile = stack.enter_context(StepProfile(job, consoles))
-        metrics = Metrics(lines, bill)
+        metrics = Metrics(lines, bill, job.run.ballast)
         scoring = evaluation, samples, profile
         path, facts = job.run.statistics if output.is_rank0 else None, facts_of(job.recipe, job.length.tokens)
 
