@@ -1,13 +1,17 @@
 """The ledger: order, chain, replay."""
 
+import errno
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hornbook.errors import IntegrityError, StorageError
+from hornbook.files.ballast import reserve
 from hornbook.files.journal import read_records, verify_chain
 from hornbook.files.run_directory import RunDir
-from hornbook.run.ledger import At, Ledger, Monotone, replay
+from hornbook.run.ledger import At, Ledger, Monotone, RunWriter, replay
 
 
 def test_each_start_is_an_attempt(tmp_path: Path) -> None:
@@ -88,3 +92,27 @@ def test_a_full_disk_is_not_noted_on_the_full_disk(tmp_path: Path) -> None:
     with pytest.raises(StorageError), Ledger(run):
         raise StorageError("full")
     assert list(read_records(run.events)) == []
+
+
+def test_a_record_that_meets_a_full_disk_is_written_in_place_of_ballast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, write = RunDir(tmp_path).create(), os.write
+
+    def on_a_full_disk(file: int, data: bytes) -> int:
+        if not run.ballast.exists():
+            return write(file, data)
+        write(file, data[:9])  # what still fits
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Ledger(run) as ledger:
+        ledger.note("start", At())
+        reserve(run.ballast, 10_000)
+        output = RunWriter(run, ledger, ballast=10_000)
+        assert not output.is_disk_full
+        monkeypatch.setattr(os, "write", on_a_full_disk)
+        ledger.note("save", At(4))
+        assert output.is_disk_full
+        assert not replace(output, is_rank0=False).is_disk_full
+    assert [record["kind"] for record in read_records(run.events)] == ["start", "save"]
+    assert verify_chain(run.events) == 2

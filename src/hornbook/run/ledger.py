@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from hornbook.errors import IntegrityError, StorageError
-from hornbook.files.ballast import with_room
+from hornbook.files.ballast import release, with_room
 from hornbook.files.durable import write_atomic
 from hornbook.files.filesystem import exists
 from hornbook.files.journal import Appender, read_records, verify_chain
@@ -283,6 +283,11 @@ class RunWriter:
     def is_disk_full(self) -> bool:
         """Whether the ballast was given up for what this attempt writes."""
         return self.ballast > 0 and self.is_rank0 and not exists(self.run.ballast)
+
+    def drop_ballast(self) -> None:
+        """Free the space that a finished run no longer needs."""
+        if self.ballast and self.is_rank0:
+            release(self.run.ballast)
 
     def on_rank(self, rank: int) -> Self:
         """The writer of one rank of several."""

@@ -125,6 +125,7 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
             control.refuse_rest(state)
             job.ledger.note("finish", state)
             observers.state_file.write("finished")
+            job.output.drop_ballast()
             return Exit.DONE
 
 

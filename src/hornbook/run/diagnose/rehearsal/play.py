@@ -240,7 +240,7 @@ def happened(run: RunDir, codes: Sequence[str]) -> str:
     words = [", then ".join("killed" if code.startswith("-") else f"exit {code}" for code in codes)]
     words += [f"{kinds[kind]} {text}" for kind, text in counted.items() if kinds[kind]]
     if again := steps_again(run):
-        words.append(f"{again} steps made again")
+        words.append(f"{again} step{'s' * (again > 1)} made again")
     return "; ".join(words)
 
 
