@@ -5,8 +5,9 @@
 Cells are families x layouts x precisions: 20 steps of tiny models whose sizes divide by nothing
 (`tests/parallel/odd.py`), with dropout, clipping that bites, 7 microbatches of unequal weight and tied embeddings, on
 forked ranks of one thread. A layout that a recipe would be refused with is told with the reason. Results are written
-after each cell; the command goes on where it stopped, and measures cells of earlier code again. `--seconds N` stops it
-at the end of the cell that is under way then. `--quick`: two ranks, three steps, float64; nothing is written.
+after each cell; the command goes on where it stopped, and when no cell is missing measures those of earlier code
+again. `--seconds N` stops it at the end of the cell that is under way then. `--quick`: two ranks, three steps, float64;
+nothing is written.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def measure(do: Runs, layout: Layout, family: str, precision: str, steps: int) -
 
 
 def cells(quick: bool) -> list[tuple[Layout, str, str]]:
-    """Layout, family and precision of every cell: first those of few ranks, which take seconds, then by precision.
+    """Layout, family and precision of every cell: by precision, first those of few ranks, which take seconds.
 
     Models of one family follow one another.
     """
@@ -79,7 +80,7 @@ def cells(quick: bool) -> list[tuple[Layout, str, str]]:
         for each in layouts
         if family in each.families
     ]
-    return sorted(found, key=lambda cell: (cell[0].ranks > FEW_RANKS, PRECISIONS.index(cell[2])))
+    return sorted(found, key=lambda cell: (PRECISIONS.index(cell[2]), cell[0].ranks > FEW_RANKS))
 
 
 def matrix(figures: Figures, quick: bool, seconds: float) -> bool:
@@ -95,12 +96,11 @@ def matrix(figures: Figures, quick: bool, seconds: float) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         do = Runs(server, Path(folder))
         try:
-            for key, cell in named.items():
-                if found.get(key, {}).get("source") == source:
-                    continue
+            left = [key for key in named if found.get(key, {}).get("source") != source]
+            for key in sorted(left, key=lambda key: key in found):
                 if time.monotonic() - begin > seconds:
                     return False
-                made = found[key] = {**measure(do, *cell, 3 if quick else STEPS), "source": source}
+                made = found[key] = {**measure(do, *named[key], 3 if quick else STEPS), "source": source}
                 told = made["reason"] or {name: f"{made['difference'][name]:.1e}" for name in FIGURES}
                 print(f"{key}: {made['state']} {told}", flush=True)
                 if not quick:

@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_killed_runs_end_equal_to_the_uninterrupted_one(
     tmp_path: Path, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
 ):
