@@ -1,6 +1,7 @@
 """What a rank holds between two microbatches of a step, measured: `tests/parallel/test_bytes_of_state.py`."""
 
 import gc
+import time
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def held(rank_info: RankInfo, settings: dict[str, Any]) -> int:
 
         def measured(**words: bool) -> None:
             if words["last"]:
-                found.append(live_bytes() - before)
+                found.append(settled_bytes() - before)
             begin(**words)
 
         engine._data_parallel.begin_microbatch = measured
@@ -52,6 +53,15 @@ def held(rank_info: RankInfo, settings: dict[str, Any]) -> int:
             engine.clip_gradients(1.0)
             engine.step(optimizer)
         return found[-1]
+
+
+def settled_bytes() -> int:
+    """`live_bytes` once it stays: gloo's threads let go of the tensors of a collective a moment after it is done."""
+    before, now = -1, live_bytes()
+    while now != before:
+        time.sleep(0.1)
+        before, now = now, live_bytes()
+    return now
 
 
 def live_bytes() -> int:

@@ -89,6 +89,7 @@ def test_the_same_run_twice_is_equal(tmp_path: Path):
         "norms": (6, 0, None),
         "saves": (0, 0, None),
         "clock": (3, 0, None),
+        "guard": (3, 0, None),
         "weights": (3, 0, None),
         "optimizer": (3, 0, None),
     }
@@ -215,11 +216,12 @@ def test_what_one_run_lacks_is_a_difference_or_is_not_compared(tmp_path: Path, t
         "norms": (6, 0, None),
         "saves": (0, 0, None),
         "clock": (2, 1, 4),
+        "guard": (2, 0, None),
         "weights": (2, 1, 4),
         "optimizer": (2, 0, None),
     }
     assert comparison.parts[4].detail == ("clock None and 32" if turned else "clock 32 and None")
-    assert comparison.parts[5].detail == "1 tensors are in one only, b first"
+    assert comparison.parts[6].detail == "1 tensors are in one only, b first"
 
 
 def test_runs_without_metrics_are_compared_by_their_checkpoints(tmp_path: Path):
