@@ -70,7 +70,7 @@ class SlotKeeper:
         ranks, slots = self._recipe.parallel.world, self.slots
         axes = axis_ranks(self._recipe.parallel)
         others = [name for name, size in axes.items() if size > 1 and name != "parallel.data"]
-        if slots and self._device == "cpu" and len(slots) < self._known:
+        if slots and self._device == "cpu":
             os.sched_setaffinity(0, {self._cores[slot] for slot in slots})  # forks stay on these cores
         if slots and (self._known < ranks or len(slots) >= ranks):  # more ranks than slots share them anyway
             return ranks
@@ -100,6 +100,7 @@ class SlotKeeper:
 
     def check(self, attempt: int) -> Verdict:
         """Check the slots that ranks have; those that fail are left out from now on."""
+        os.sched_setaffinity(0, self._cores)  # the check of a slot takes the core of its number among all
         reports = check_slots(self.slots, self._device, CHECK_BYTES, self._renew)
         faults, problems = judge(reports)
         self._keep(attempt, reports)
