@@ -14,7 +14,13 @@ import pytest
 from hornbook.errors import DivergedError, Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.run.config import CommandAlert, FileAlert, WebhookAlert
+from hornbook.run.inputs import open_inputs
+from hornbook.run.job import Start
+from hornbook.run.launch.launch import _follow
+from hornbook.run.launch.signals import StopSignals
+from hornbook.run.ledger import At
 from hornbook.run.observe.alerts import Alerts, event_of
+from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]
@@ -106,6 +112,18 @@ def test_a_run_alerts_of_its_end_and_of_its_failure(tmp_path: Path, launch_run: 
     ]
     assert events == [["finish"], ["pause", "fail"]]
     assert "alert: finish at step 12" in RunDir(tmp_path / "good").log.read_text()
+
+
+def test_a_rank_that_joins_an_attempt_alerts_too(tmp_path: Path, launch_run: Launch) -> None:
+    """One that waited on standby opens the ledger itself."""
+    assert launch_run(tmp_path / "run", "log.alerts=[{kind = 'file'}]") == Exit.DONE
+    run = RunDir(tmp_path / "run")
+    inputs = open_inputs(resolve(str(run.recipe), environ={}))
+    job = _follow(inputs, run, Start("resume"), StopSignals(), 1, silent=False)
+    with job.ledger:
+        job.ledger.note("spike", At(1, 128), text="a test")
+    told = [json.loads(line)["event"] for line in (run.path / "alerts.jsonl").read_text().splitlines()]
+    assert told == ["finish", "spike"]
 
 
 def test_the_supervisor_alerts_of_restarts_and_failures(

@@ -123,7 +123,10 @@ class Supervisor:
                 else:
                     started = woken_ranks(waiting, attempt, self._signals)
                 ranks = stack.enter_context(started)
-            outcome = self._watch(ranks, functools.partial(Standby, plan, devices) if plan is not None else None)
+            prepare = None
+            if plan is not None and plan.ranks == size:
+                prepare = functools.partial(Standby, plan, devices)
+            outcome = self._watch(ranks, prepare)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, attempt, ranks)
         if self._faults is not None:
