@@ -32,6 +32,11 @@ class MemoryTier:
         """`copies`: None where nothing outlives this process; `every`: steps between two copies, 0: none."""
         self._copies, self._every, self._world = copies, every, world
         self._ledger, self._say = ledger, say
+        if every and copies is None:
+            say(
+                "warning: checkpoint.memory_every: copies in memory are of several ranks that hornbook starts itself "
+                "on one machine: none are made"
+            )
         self._has_looked = False
         """Whether this attempt has asked for the memory of its copies."""
         self._start: int | None = None
