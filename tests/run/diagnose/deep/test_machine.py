@@ -124,3 +124,6 @@ def test_clocks_and_throttling(tmp_path: Path) -> None:
 def test_data_without_deep_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--data", "x"]) == Exit.USAGE
     assert "--data and --all-data to --deep" in capsys.readouterr().err
+    for words in (["--deep"], ["--data", "x"], ["--step", "3", "--uncordon"]):  # not taken for a report of the run
+        assert main(["doctor", "run", *words]) == Exit.USAGE
+        assert "with a run, give --step N or --uncordon" in capsys.readouterr().err
