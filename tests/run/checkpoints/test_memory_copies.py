@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hornbook.errors import IntegrityError
 from hornbook.parallel.world import World
+from hornbook.run.checkpoints import memory_copies
 from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.checkpoints.memory_tier import MemoryTier
 from hornbook.run.ledger import Ledger
@@ -38,6 +39,30 @@ def test_the_two_newest_copies_are_kept() -> None:
         assert copies.read(step, found) == {"clock": 10 * step}
         for name, tensor in tensors(step).items():
             assert torch.equal(found[name], tensor)
+
+
+def test_a_copy_that_was_not_finished_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it ended: at each tensor, or once all were copied."""
+    memory = CopyMemory(1)
+    copies = memory.of_rank(0)
+    for step in (3, 4):
+        copies.write(step, {}, tensors(step))
+    for left in range(len(tensors(0.0))):
+        calls, digest = iter(range(left)), memory_copies._digest
+
+        def die(*arguments: Any, calls: Any = calls, digest: Any = digest) -> int:
+            if next(calls, None) is None:
+                raise InterruptedError
+            return digest(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory_copies, "_digest", die)
+            with pytest.raises(InterruptedError):
+                copies.write(5, {}, tensors(5.0))
+        assert (memory.newest(1), copies.steps) == (4, [4])
+    found = tensors(0.0)
+    copies.read(4, found)
+    assert torch.equal(found["a"], tensors(4.0)["a"])
 
 
 def test_a_step_counts_once_every_rank_has_it() -> None:
