@@ -127,3 +127,8 @@ def test_a_recipe_with_a_secret_is_refused(tmp_path: Path, launch_run: Callable[
     with pytest.raises(UsageError, match=r"^eval\.prompt holds what looks like a password or token"):
         launch_run(tmp_path / "run", "eval.prompt=my key is ghp_" + "aB3dE6gH9j" * 4)
     assert not (tmp_path / "run").exists()
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    before = (tmp_path / "run" / "events.jsonl").read_bytes()
+    with pytest.raises(UsageError, match=r"^eval\.prompt holds what looks like a password or token"):
+        launch_run(tmp_path / "run", "eval.prompt=my key is ghp_" + "aB3dE6gH9j" * 4, mode="resume")
+    assert (tmp_path / "run" / "events.jsonl").read_bytes() == before

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NotRequired, Self, TypedDict, cast
 
-from hornbook.errors import StorageError
+from hornbook.errors import StorageError, UsageError
 from hornbook.files.durable import TEMPORARY, storage_errors, sync_directory, write_atomic
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.files.journal import finite
@@ -121,6 +121,12 @@ class RunDir:
     def exists(self) -> bool:
         """Whether a run was started here. Raises OSError."""
         return is_file(self.recipe) or is_file(self.state) or is_folder(self.checkpoints)
+
+    def must_exist(self) -> Self:
+        """The same directory. Raises UsageError where no run was started here."""
+        if not self.exists():
+            raise UsageError(f"{self.path} holds no run: `hornbook runs ls FOLDER` lists runs")
+        return self
 
     def create(self) -> Self:
         """Make the folders and write a probe file into each. Raises StorageError naming the path."""

@@ -57,8 +57,6 @@ class Job:
     rank_info: RankInfo = field(default_factory=RankInfo)
     copies: RankCopies | None = None
     """Where this rank keeps copies of the state that outlive it; None: nowhere."""
-    suppressed: frozenset[tuple[str, int]] = frozenset()
-    """Decisions of the guard that are not taken, as (kind, step): what would have been without them."""
 
     def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat, memory: CopyMemory | None = None) -> Self:
         """The same job on one rank of several, with its part of the memory for copies."""

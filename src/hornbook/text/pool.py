@@ -38,8 +38,12 @@ _DIED = (
 
 def choose_workers(requested: int, tasks: int) -> int:
     """How many processes: as requested, or one per core that this process may use; never more than tasks."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(requested or cores or 1, tasks))
+    return max(1, min(requested or usable_cores(), tasks))
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _end_with_parent() -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from hornbook.run.checkpoints import interval
 from hornbook.run.checkpoints.interval import FIRST_STEPS, best_interval, is_due
 from hornbook.run.ledger import Interval
 from tests.run.launcher import Launcher
@@ -30,6 +32,19 @@ def test_intervals_count_from_where_they_were_chosen() -> None:
     assert [step for step in range(1, 61) if is_due(step, [])] == [FIRST_STEPS, 2 * FIRST_STEPS, 3 * FIRST_STEPS]
     chosen = [Interval(20, 3), Interval(29, 10)]
     assert [step for step in range(1, 61) if is_due(step, chosen)] == [20, 23, 26, 29, 39, 49, 59]
+
+
+def test_after_the_run_went_back_time_is_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves of steps 20 and 40, then a rollback to before 40, and 40 again: no step lies between these two."""
+    noted = list[dict[str, Any]]()
+    world, now = SimpleNamespace(broadcast=lambda value: value), [0.0]
+    ledger = SimpleNamespace(note=lambda kind, at, **fields: noted.append({"kind": kind, "step": at.step, **fields}))
+    monkeypatch.setattr(interval.time, "monotonic", lambda: now[0])
+    kept = interval.SaveInterval(1.0, [], cast("Any", world), cast("Any", ledger))
+    for step, moment in ((20, 10.0), (40, 20.0), (40, 25.0), (30, 30.0), (60, 60.0)):
+        now[0] = moment + 0.01  # each holds the loop for a hundredth of a second
+        kept.measure(cast("Any", SimpleNamespace(step=step)), moment)
+    assert [(each["step"], round(each["step_seconds"], 2)) for each in noted] == [(60, 1.0)]
 
 
 @pytest.mark.parametrize("mode", [pytest.param("whole", marks=pytest.mark.slow), "killed"])

@@ -1,13 +1,20 @@
 """Copies of tensors in memory: whole or not there, and every bit compared when they are read."""
 
 import os
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from hornbook.errors import IntegrityError
+from hornbook.parallel.world import World
+from hornbook.run.checkpoints import memory_copies
 from hornbook.run.checkpoints.memory_copies import CopyMemory
+from hornbook.run.checkpoints.memory_tier import MemoryTier
+from hornbook.run.ledger import Ledger
+from hornbook.run.state import State
 
 
 def tensors(number: float) -> dict[str, Tensor]:
@@ -23,10 +30,10 @@ def tensors(number: float) -> dict[str, Tensor]:
 def test_the_two_newest_copies_are_kept() -> None:
     memory = CopyMemory(1)
     copies = memory.of_rank(0)
-    assert (memory.newest, copies.steps, copies.is_new) == (-1, [], True)
+    assert (memory.newest(1), copies.steps) == (-1, [])
     for step in (3, 4, 5):
         copies.write(step, {"clock": 10 * step}, tensors(step))
-    assert (memory.newest, sorted(copies.steps), copies.is_new) == (5, [4, 5], False)
+    assert (memory.newest(1), sorted(copies.steps)) == (5, [4, 5])
     for step in (4, 5):
         found = tensors(0.0)
         assert copies.read(step, found) == {"clock": 10 * step}
@@ -34,14 +41,38 @@ def test_the_two_newest_copies_are_kept() -> None:
             assert torch.equal(found[name], tensor)
 
 
+def test_a_copy_that_was_not_finished_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it ended: at each tensor, or once all were copied."""
+    memory = CopyMemory(1)
+    copies = memory.of_rank(0)
+    for step in (3, 4):
+        copies.write(step, {}, tensors(step))
+    for left in range(len(tensors(0.0))):
+        calls, digest = iter(range(left)), memory_copies._digest
+
+        def die(*arguments: Any, calls: Any = calls, digest: Any = digest) -> int:
+            if next(calls, None) is None:
+                raise InterruptedError
+            return digest(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory_copies, "_digest", die)
+            with pytest.raises(InterruptedError):
+                copies.write(5, {}, tensors(5.0))
+        assert (memory.newest(1), copies.steps) == (4, [4])
+    found = tensors(0.0)
+    copies.read(4, found)
+    assert torch.equal(found["a"], tensors(4.0)["a"])
+
+
 def test_a_step_counts_once_every_rank_has_it() -> None:
     memory = CopyMemory(2)
     for rank, steps in enumerate([(1, 2, 3), (1, 2)]):
         for step in steps:
             memory.of_rank(rank).write(step, {}, tensors(step))
-    assert memory.newest == 2
+    assert memory.newest(2) == 2
     memory.of_rank(1).forget()
-    assert memory.newest == -1
+    assert (memory.newest(2), memory.newest(1)) == (-1, 3)  # ranks of a slot that is left out have none
 
 
 @pytest.mark.parametrize("place", ["first", "last", "header", "preamble"])
@@ -77,4 +108,28 @@ def test_trust_ends_for_all_ranks_and_their_supervisor() -> None:
         memory.of_rank(1).distrust()
         os._exit(0)
     os.waitpid(pid, 0)
-    assert (memory.newest, memory.of_rank(0).trusted, memory.of_rank(0).steps) == (-1, False, [])
+    assert (memory.newest(2), memory.of_rank(0).trusted, memory.of_rank(0).steps) == (-1, False, [])
+
+
+def test_a_rank_that_has_memory_asks_as_one_that_has_none() -> None:
+    """After a death within the first copy one rank has a copy and another none: both enter the same collectives."""
+    calls: list[list[Any]] = [[], []]
+    for rank, written in enumerate((True, False)):
+        copies = CopyMemory(1).of_rank(0)
+        if written:
+            copies.write(1, {}, tensors(1.0))
+            copies.write(2, {}, tensors(2.0))
+
+        def gather(value: Any, _: Any, rank: int = rank) -> list[Any]:
+            calls[rank].append(value)
+            return [value]
+
+        world = SimpleNamespace(all_gather_values=gather, rank=rank)
+        spec = SimpleNamespace(surgery=())
+        state = SimpleNamespace(step=4, spec=spec, tensors=lambda: tensors(3.0), counters=dict)
+        tier = MemoryTier(copies, 1, cast("World", world), cast("Ledger", None), print)
+        for _ in range(2):
+            tier.copy_if_due(cast("State", state))
+        assert copies.steps == [4, 4] if not written else 4 in copies.steps
+    assert len(calls[0]) == len(calls[1]) == 2
+    assert calls[0][0] == 0 < calls[1][0]

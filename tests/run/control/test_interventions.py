@@ -17,6 +17,8 @@ from hornbook.run.control.control import Request, write_request
 from hornbook.run.control.interventions import propose
 from hornbook.run.diagnose.compare import compare_runs
 from hornbook.run.diagnose.verify import check_run
+from hornbook.run.job import Start
+from hornbook.run.launch.launch import launch
 from hornbook.run.start.bound import recipe_in_force
 from hornbook.settings.resolve import ConfigError, Resolved, resolve
 from tests.run.launcher import Launcher
@@ -76,24 +78,49 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("die", [3, 4, 5, 6, 7, 8, 9])
+@pytest.fixture(scope="module")
+def told_several(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...]) -> Path:
+    """A run that was told `SEVERAL`, and never interrupted."""
+    return trained_whole(tmp_path_factory, tiny_settings, "checkpoint.background=false", told=SEVERAL)
+
+
+def trained_whole(
+    folders: pytest.TempPathFactory, settings: tuple[str, ...], *words: str, told: dict[int, Any], **how: Any
+) -> Path:
+    """A run that was told settings at steps, trained without any interruption."""
+    folder = folders.mktemp("told") / "whole"
+    for step, changes in told.items():
+        ask(folder, step, *changes, **how)
+    assert launch(resolve(None, (*settings, *words), environ={}), RunDir(folder), Start()) == Exit.DONE
+    return folder
+
+
+def at(quick: tuple[int, ...], *steps: int) -> list[Any]:
+    """Steps as parameters; those that are not among the quick ones are slow."""
+    return [pytest.param(step, marks=() if step in quick else pytest.mark.slow) for step in steps]
+
+
+@pytest.mark.parametrize("die", at((3, 5, 6, 9), 3, 4, 5, 6, 7, 8, 9))
 def test_kills_make_no_difference(
-    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch, die: int
+    tmp_path: Path,
+    launch_run: Launch,
+    branch: Branch,
+    told_several: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    die: int,
 ) -> None:
     """Saves are at 4 and 8: a checkpoint from before a change makes it again at the same step."""
-    for name in ("whole", "parts"):
-        for step, settings in SEVERAL.items():
-            ask(tmp_path / name, step, *settings)
-    launch_run(tmp_path / "whole", "checkpoint.background=false")
+    for step, settings in SEVERAL.items():
+        ask(tmp_path / "parts", step, *settings)
     kill_after(monkeypatch, die)
     assert launch_run(tmp_path / "parts", "checkpoint.background=false") == Exit.INTERRUPTED
     monkeypatch.undo()
     assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
-    assert branch(tmp_path / "parts") == branch(tmp_path / "whole")
-    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert branch(tmp_path / "parts") == branch(told_several)
+    assert weights(tmp_path / "parts") == weights(told_several)
     assert check_run(RunDir(tmp_path / "parts")).ok
-    assert compare_runs(RunDir(tmp_path / "parts"), RunDir(tmp_path / "whole")).equal
-    assert recipe_in_force(RunDir(tmp_path / "parts")) == recipe_in_force(RunDir(tmp_path / "whole"))
+    assert compare_runs(RunDir(tmp_path / "parts"), RunDir(told_several)).equal
+    assert recipe_in_force(RunDir(tmp_path / "parts")) == recipe_in_force(RunDir(told_several))
 
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -342,25 +369,37 @@ def activation_of(folder: Path, step: int) -> str:
     return read_hf(RunDir(folder).checkpoints / f"step-{step:08d}")[0].mlp.activation  # pyright: ignore
 
 
-@pytest.mark.parametrize("die", [5, 6, 7, 9, 10])
-def test_a_blend_goes_on_after_a_kill_bit_for_bit(
-    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch, die: int
+BLENDED = ("checkpoint.every=2", "checkpoint.background=false", "model.mlp=mlp")
+BLEND = "model.mlp.activation=relu"
+
+
+@pytest.fixture(scope="module")
+def blended(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...]) -> Path:
+    """A run whose activation changes from step 5 on over 4 steps, never interrupted."""
+    return trained_whole(tmp_path_factory, tiny_settings, *BLENDED, told={5: (BLEND,)}, blend="4 steps")
+
+
+def test_a_blend_begins_with_the_activation_of_before(
+    tmp_path: Path, launch_run: Launch, branch: Branch, blended: Path
 ) -> None:
-    """From step 5 on over 4 steps; saves are at 4, 6 (inside), 8 (inside), 10 and 12."""
-    words = ("checkpoint.every=2", "checkpoint.background=false", "model.mlp=mlp")
-    launch_run(tmp_path / "plain", *words)
-    for name in ("whole", "parts"):
-        ask(tmp_path / name, 5, "model.mlp.activation=relu", blend="4 steps")
-    launch_run(tmp_path / "whole", *words)
-    whole, plain = branch(tmp_path / "whole"), branch(tmp_path / "plain")
+    launch_run(tmp_path / "plain", *BLENDED)
+    whole, plain = branch(blended), branch(tmp_path / "plain")
     assert whole[:6] == plain[:6]  # the first step of a blend has none of the new activation
     assert whole[6] != plain[6]
+
+
+@pytest.mark.parametrize("die", at((5, 7, 10), 5, 6, 7, 9, 10))
+def test_a_blend_goes_on_after_a_kill_bit_for_bit(
+    tmp_path: Path, launch_run: Launch, branch: Branch, blended: Path, monkeypatch: pytest.MonkeyPatch, die: int
+) -> None:
+    """From step 5 on over 4 steps; saves are at 4, 6 (inside), 8 (inside), 10 and 12."""
+    ask(tmp_path / "parts", 5, BLEND, blend="4 steps")
     kill_after(monkeypatch, die)
-    assert launch_run(tmp_path / "parts", *words) == Exit.INTERRUPTED
+    assert launch_run(tmp_path / "parts", *BLENDED) == Exit.INTERRUPTED
     monkeypatch.undo()
     assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
-    assert branch(tmp_path / "parts") == whole
-    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+    assert branch(tmp_path / "parts") == branch(blended)
+    assert weights(tmp_path / "parts") == weights(blended)
     names = [activation_of(tmp_path / "parts", step) for step in (4, 6, 8, 10, 12)]
     assert names == ["gelu_tanh", "gelu_tanh", "gelu_tanh", "relu", "relu"]
 
@@ -399,9 +438,19 @@ def test_another_optimizer_has_new_state_and_the_rate_rises_again(
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
+OTHERS = ("adam", "lion", "rmsprop", "adagrad", "lamb", "soap")
+"""Optimizers that swap as one of the quick ones does."""
+
+
 @pytest.mark.parametrize(
     "kind",
-    ["adam", "sgd", "lion", "rmsprop", "adagrad", "adafactor", "lamb", "muon", "soap", "schedule_free", "adamw8bit"],
+    [
+        *("sgd", "adafactor", "muon", "schedule_free", "adamw8bit"),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("adam", "lion", "rmsprop", "adagrad", "lamb", "soap")
+        ),
+    ],
 )
 def test_every_optimizer_takes_over_and_hands_back_after_any_kill(
     tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -167,7 +167,7 @@ def call(*words: str) -> str:
     return text.getvalue()
 
 
-@pytest.mark.parametrize("recipe", ["tiny-bert", "tiny-t5"])
+@pytest.mark.parametrize("recipe", [pytest.param("tiny-bert", marks=pytest.mark.slow), "tiny-t5"])
 def test_encoders_and_pairs(recipe: str, marked_corpus: Path, tmp_path: Path) -> None:
     words = (f"data.path={marked_corpus}", *TINY_RUN, "train.tokens=640")
     assert main(["-q", "train", recipe, "--out", str(tmp_path / "run"), *words]) == 0

@@ -88,25 +88,12 @@ def test_a_torch_that_is_too_old_fails(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("threads", "remedy"), [(99, "wait for each other"), (1, "idle"), (4, "")])
 def test_threads_against_cores(monkeypatch: pytest.MonkeyPatch, threads: int, remedy: str):
-    class Process:
-        def cpu_affinity(self) -> list[int]:
-            return [0, 1, 2, 3]
-
-    monkeypatch.setattr("psutil.Process", Process)
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)
     monkeypatch.setattr("psutil.cpu_count", lambda **_: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     check = one(doctor.check_threads())
     assert remedy in check.remedy
     assert (check.verdict == "ok") == (remedy == "")
-
-
-def test_threads_where_no_affinity_can_be_asked(monkeypatch: pytest.MonkeyPatch):
-    """As on macOS."""
-    monkeypatch.setattr("psutil.Process", object)
-    monkeypatch.setattr("psutil.cpu_count", lambda **_: 4)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert one(doctor.check_threads()).text.startswith("4 for 4 cores")
 
 
 def test_a_disk_that_cannot_be_written_fails(tmp_path: Path):

@@ -189,9 +189,9 @@ def test_a_shorter_run_is_compared_as_far_as_it_goes(tmp_path: Path):
 def test_nothing_to_compare_is_told(tmp_path: Path):
     with pytest.raises(UsageError, match="no step and no checkpoint in common"):
         compare_runs(make(tmp_path / "a"), RunDir(tmp_path / "b").create())
-    with pytest.raises(UsageError, match="no run there"):
+    with pytest.raises(UsageError, match="holds no run"):
         compare_runs(RunDir(tmp_path / "a"), RunDir(tmp_path / "absent"))
-    with pytest.raises(UsageError, match="absent: no run there"):
+    with pytest.raises(UsageError, match="absent holds no run"):
         compare_runs(RunDir(tmp_path / "absent"), RunDir(tmp_path / "a"))
 
 

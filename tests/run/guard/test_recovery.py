@@ -1,6 +1,5 @@
 """Runs that heal: what the guard does within the loop, and that nothing else changes by it."""
 
-import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,15 +7,16 @@ from typing import Any
 
 import pytest
 
-import hornbook.run.launch.launch as launching
 import hornbook.run.train as loop
 from hornbook.errors import DivergedError, Exit
 from hornbook.files.journal import read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.diagnose.verify import check_run
-from hornbook.run.job import Job
+from hornbook.run.job import Job, Start
+from hornbook.run.launch.launch import launch
 from hornbook.run.ledger import Ledger
+from hornbook.settings.resolve import resolve
 from tests.run.guard.poison import Poison, poison
 from tests.run.launcher import Launcher
 
@@ -59,13 +59,10 @@ def without(window: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def clean(tiny_settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that never had the samples of `WINDOW`."""
-    from hornbook.run.job import Start
-    from hornbook.settings.resolve import resolve
-
     folder = tmp_path_factory.mktemp("clean") / "run"
     with pytest.MonkeyPatch.context() as patch:
         without(WINDOW, patch)
-        launching.launch(resolve(None, (*tiny_settings, *RUN), environ={}), RunDir(folder), Start())
+        launch(resolve(None, (*tiny_settings, *RUN), environ={}), RunDir(folder), Start())
     return folder
 
 
@@ -190,13 +187,11 @@ def test_observing_changes_nothing(tmp_path: Path, launch_run: Launch, branch: B
     assert (would["would"], would["rule"], would["onset"]) == ("rollback", "D0", 21)
 
 
-def test_a_decision_may_be_left_out(
-    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decision_may_be_left_out(tmp_path: Path, tiny_settings: tuple[str, ...], events: Events) -> None:
     poison(BAD)
-    monkeypatch.setattr(launching, "Job", functools.partial(Job, suppressed=frozenset({("rollback", 23)})))
+    start = Start(suppressed=frozenset({("rollback", 23)}))
     with pytest.raises(DivergedError, match="4 steps in a row, up to step 24"):
-        launch_run(tmp_path / "run", *RUN)
+        launch(resolve(None, (*tiny_settings, *RUN), environ={}), RunDir(tmp_path / "run"), start)
     (left,) = events(tmp_path / "run", "suppressed")
     assert (left["decision"], left["rule"], left["step"]) == ("rollback", "D0", 23)
 

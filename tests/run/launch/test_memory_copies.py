@@ -36,7 +36,8 @@ def kill(step: int, generation: int = 0, **where: Any) -> dict[str, Any]:
     return {"do": "SIGKILL", "generation": generation, "rank": 1, "phase": "clip", "step": step, **where}
 
 
-@pytest.mark.parametrize("shard", ["none", pytest.param("everything", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["none", "everything"])
 def test_killed_ranks_go_on_from_the_step_before(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, shard: str
 ) -> None:
@@ -67,6 +68,7 @@ def test_ranks_that_waited_take_over(
     assert started.wait() == 0, started.text
     same(run)
     assert [each["attempt"] for each in events(run, "restart")] == [2, 3, 4]
+    assert [each["restarts"] for each in events(run, "restart")] == [1, 1, 1]  # each restart made progress
     states = [(3, 7, 11), (0, 4, 8)][memory.endswith("=0")]
     assert tuple(each["step"] for each in events(run, "resume")) == states
 
@@ -83,6 +85,17 @@ def test_ranks_that_were_killed_while_they_waited_are_made_anew(
     assert [each["step"] for each in events(run, "resume")] == [9]
 
 
+def test_a_save_that_a_death_cut_off_is_made_again(tmp_path: Path, train: Train, events: Events) -> None:
+    """It was under way in the background when the ranks died, and the copy in memory is of the same step."""
+    run = tmp_path / "run"
+    killed = kill(4, phase="data")
+    started = train(run, "checkpoint.background=true", "checkpoint.keep=9", faults=[killed])
+    assert started.wait() == 0, started.text
+    assert [(each["step"], each["checkpoint"]) for each in events(run, "resume")] == [(4, "memory")]
+    assert [each["step"] for each in events(run, "save")] == [4, 8, 12]
+
+
+@pytest.mark.slow
 def test_a_death_within_a_copy_leaves_the_one_before(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events
 ) -> None:

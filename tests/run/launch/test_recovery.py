@@ -16,11 +16,13 @@ from hornbook.parallel.world import RankInfo
 from hornbook.run.diagnose.deep.cordon import SECONDS, CordonList
 from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport, judge
 from hornbook.run.job import Job
+from hornbook.run.launch import recovery
 from hornbook.run.launch.heartbeat import RankStatus
 from hornbook.run.launch.rank import Failure, Report, wait_for_ends
-from hornbook.run.launch.recovery import signature
+from hornbook.run.launch.recovery import SlotKeeper, signature
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.launch.supervisor import running_ranks
+from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher, Started
 
 Events = Callable[..., list[dict[str, Any]]]
@@ -61,6 +63,7 @@ def test_the_same_failure_twice_is_diagnosed_and_not_tried_again(tmp_path: Path,
     assert "the second time in the same way, and a check found the machine sound" in started.text
 
 
+@pytest.mark.slow
 def test_another_step_or_another_error_is_another_failure(tmp_path: Path, train: Train, events: Events) -> None:
     run = tmp_path / "run"
     started = train(run, faults=[fault("KeyError", 0), fault("ValueError", 1), fault("KeyError", 2, step=6)])
@@ -126,6 +129,31 @@ def test_a_cordon_ends_by_itself_the_first_time(tmp_path: Path) -> None:
     assert cordon.slots() == {2}
     assert {each.slot for each in cordon.lift()} == {1, 2}
     assert cordon.slots() == set()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is one slot")
+def test_a_slot_keeps_its_core_while_others_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of slot 1 is of core 1, also while core 0 is left out; when the cordon ends, core 0 is back."""
+    cores, checked = sorted(os.sched_getaffinity(0)), list[set[int]]()
+
+    def check(slots: list[int], *_: Any) -> list[SlotReport]:
+        checked.append(os.sched_getaffinity(0))
+        return [SlotReport(slot) for slot in slots]
+
+    monkeypatch.setattr(recovery, "check_slots", check)
+    run = RunDir(tmp_path / "run").create()
+    keeper = SlotKeeper(run, resolve(None, ["parallel.data=1"], environ={}).recipe, lambda: None)
+    try:
+        CordonList(run.cordon).add([SlotFault(0, "memory", "word 3")])
+        assert keeper.world() == 1
+        assert os.sched_getaffinity(0) == {*cores[1:]}
+        keeper.check(1)
+        assert checked == [{*cores}]
+        CordonList(run.cordon).lift()
+        assert keeper.world() == 1
+        assert os.sched_getaffinity(0) == {*cores}
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def test_what_counts_as_the_same_failure() -> None:

@@ -19,6 +19,7 @@ from hornbook.run.launch.launch import launch
 from hornbook.run.launch.signals import STOPPING, StopSignals
 from hornbook.settings.resolve import resolve
 from tests.processes import wait_until
+from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -153,29 +154,30 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str
     return folder
 
 
-def run_until_step_ten(tiny_settings: tuple[str, ...], folder: Path, number: int) -> int:
-    """Train in a process of its own, send it a signal after ten steps, return its exit code."""
-    words = [sys.executable, "-m", "hornbook", "train", "--out", str(folder), *tiny_settings, *LONG]
-    worker = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-    metrics = folder / "metrics.jsonl"
-    wait_until(lambda: worker.poll() is not None or (metrics.exists() and metrics.read_bytes().count(b"\n") >= 10))
-    worker.send_signal(number)
-    return worker.wait(120)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_stopped_or_killed_process_goes_on_bit_for_bit(
-    tmp_path: Path, tiny_settings: tuple[str, ...], whole_run: Path, branch: Branch, *, number: int, code: int
+    tmp_path: Path,
+    launcher: Launcher,
+    tiny_settings: tuple[str, ...],
+    whole_run: Path,
+    branch: Branch,
+    *,
+    number: int,
+    code: int,
 ) -> None:
+    """The signal comes from outside, after ten steps or some more."""
     run = RunDir(tmp_path / "run")
-    assert run_until_step_ten(tiny_settings, run.path, number) == code
+    words = ["train", "--out", str(run.path), *tiny_settings, *LONG]
+    started = launcher.start(words, tmp_path / "log")
+    wait_until(lambda: run.metrics.exists() and run.metrics.read_bytes().count(b"\n") >= 10)
+    os.kill(started.pid, number)
+    assert started.wait() == code, started.text
     verb = ["resume", str(run.path)]
     if number == signal.SIGKILL:
         verb = ["train", "--out", str(run.path), "--resume", "auto", *tiny_settings, *LONG]
-    words = [sys.executable, "-m", "hornbook", *verb, "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    again = launcher.start([*verb, "--json"], tmp_path / "again")
+    assert again.wait() == 0, again.text
+    answer = json.loads(again.text.splitlines()[-1])
     assert (answer["status"], answer["step"], answer["attempt"]) == ("finished", 150, 2)
     assert branch(run.path) == branch(whole_run)
     assert checkpoint_bytes(run.path, 150) == checkpoint_bytes(whole_run, 150)

@@ -115,7 +115,7 @@ def test_a_killed_rank_comes_back_bit_for_bit(
     assert f"rank {rank} was killed by SIGKILL" in RunDir(run).log.read_text()
 
 
-@pytest.mark.parametrize("phase", ["data", "clip"])
+@pytest.mark.parametrize("phase", ["data", pytest.param("clip", marks=pytest.mark.slow)])
 def test_a_death_while_a_save_is_written(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, phase: str
 ) -> None:
@@ -138,7 +138,7 @@ def test_both_ranks_killed_at_once(tmp_path: Path, train: Train, same: Callable[
     assert len(events(tmp_path / "run", "restart")) == 1
 
 
-@pytest.mark.parametrize("after", [0.0, 0.05])
+@pytest.mark.parametrize("after", [0.0, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_a_rank_killed_in_setup(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, after: float
 ) -> None:
@@ -163,7 +163,13 @@ def test_five_deaths_in_a_row(tmp_path: Path, train: Train, same: Callable[[Path
 
 
 @pytest.mark.parametrize(
-    ("name", "to"), [("SIGTERM", "supervisor"), ("SIGTERM", "rank"), ("SIGINT", "supervisor"), ("SIGUSR1", "rank")]
+    ("name", "to"),
+    [
+        ("SIGTERM", "supervisor"),
+        ("SIGUSR1", "rank"),
+        pytest.param("SIGTERM", "rank", marks=pytest.mark.slow),
+        pytest.param("SIGINT", "supervisor", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_stops_all_ranks_after_the_same_step(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, to: str, name: str
@@ -262,7 +268,7 @@ def test_ranks_that_outlive_their_supervisor_keep_the_run(tmp_path: Path, train:
             os.kill(orphan, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_rank_is_found_and_replaced(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, rank: int
 ) -> None:
@@ -355,7 +361,7 @@ def test_ranks_that_choose_other_tokens_go_on_with_those_of_rank_0(tmp_path: Pat
     assert json.loads(sample.read_text())["text"] != ""
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_defect_is_tried_again_and_its_traceback_kept(
     tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, rank: int
 ) -> None:
@@ -380,7 +386,7 @@ def test_requests_reach_all_ranks(tmp_path: Path, train: Train, same: Callable[[
     same(run.path)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_shard_that_is_truncated_in_a_run_is_told(
     tmp_path: Path, tiny_corpus: Path, train: Train, events: Events, ranks: int
 ) -> None:

@@ -14,7 +14,13 @@ import pytest
 from hornbook.errors import DivergedError, Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.run.config import CommandAlert, FileAlert, WebhookAlert
+from hornbook.run.inputs import open_inputs
+from hornbook.run.job import Start
+from hornbook.run.launch.launch import _follow
+from hornbook.run.launch.signals import StopSignals
+from hornbook.run.ledger import At
 from hornbook.run.observe.alerts import Alerts, event_of
+from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]
@@ -108,21 +114,29 @@ def test_a_run_alerts_of_its_end_and_of_its_failure(tmp_path: Path, launch_run: 
     assert "alert: finish at step 12" in RunDir(tmp_path / "good").log.read_text()
 
 
+def test_a_rank_that_joins_an_attempt_alerts_too(tmp_path: Path, launch_run: Launch) -> None:
+    """One that waited on standby opens the ledger itself."""
+    assert launch_run(tmp_path / "run", "log.alerts=[{kind = 'file'}]") == Exit.DONE
+    run = RunDir(tmp_path / "run")
+    inputs = open_inputs(resolve(str(run.recipe), environ={}))
+    job = _follow(inputs, run, Start("resume"), StopSignals(), 1, silent=False)
+    with job.ledger:
+        job.ledger.note("spike", At(1, 128), text="a test")
+    told = [json.loads(line)["event"] for line in (run.path / "alerts.jsonl").read_text().splitlines()]
+    assert told == ["finish", "spike"]
+
+
 def test_the_supervisor_alerts_of_restarts_and_failures(
     tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...]
 ) -> None:
-    on = 'log.alerts=[{kind = "file", events = ["restart", "fail", "finish"]}]'
+    on = ('log.alerts=[{kind = "file", events = ["restart", "fail", "finish"]}]', "checkpoint.background=false")
     kill = {"rank": 1, "phase": "clip", "step": 6, "generation": 0, "do": "SIGKILL"}
-    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, "parallel.data=2", on]
-    assert launcher.start(words, tmp_path / "log", faults=[kill]).wait() == Exit.DONE
-    failing = ["train", "--out", str(tmp_path / "bad"), *tiny_settings, "parallel.data=2", on]
-    failing += ["optim.lr=1e30", "optim.clip=0", "guard.max_skips=1"]
-    assert launcher.start(failing, tmp_path / "log2").wait() == Exit.DIVERGED
-    events = [
-        [json.loads(line)["event"] for line in (tmp_path / name / "alerts.jsonl").read_text().splitlines()]
-        for name in ("run", "bad")
-    ]
-    assert events == [["restart", "finish"], ["fail"]]
+    error = {**kill, "step": 7, "generation": 1, "do": "KeyError"}
+    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, "parallel.data=2", *on, "guard.max_restarts=1"]
+    started = launcher.start(words, tmp_path / "log", faults=[kill, error])
+    assert started.wait() == Exit.RETRIES_SPENT, started.text
+    lines = (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["restart", "fail"]
 
 
 def test_a_recovery_is_no_alert_and_a_failed_save_is_one_of_the_disk() -> None:

@@ -2,11 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
-from hornbook.run.observe.audit import Replay, judge
+from hornbook.run.job import Job
+from hornbook.run.observe.audit import Audit, Replay, judge
+from hornbook.run.state import State
+from hornbook.settings.recipe import Recipe
 from tests.run.launcher import Launcher, Started
 
 Events = Callable[..., list[dict[str, Any]]]
@@ -67,8 +72,18 @@ def test_a_step_that_was_refused_for_a_passing_fault_is_made(
     assert not events(run, "skip")
 
 
-def test_ranks_that_hold_a_part_are_not_audited(tmp_path: Path, train: Callable[..., Started], events: Events) -> None:
-    started = train(tmp_path / "run", "parallel.shard=everything", "train.tokens=300")
-    assert started.wait() == 0, started.text
-    assert "ranks that hold a part of the model, or experts, are not audited" in started.text
-    assert not events(tmp_path / "run", "audit")
+def test_ranks_that_hold_a_part_are_not_audited() -> None:
+    said = list[str]()
+    for parallel, ranks, data in (("none", 2, 2), ("optimizer", 2, 2), ("everything", 2, 2), ("none", 4, 2)):
+        recipe = Recipe()
+        recipe = recipe.model_copy(
+            update={
+                "guard": recipe.guard.model_copy(update={"audit_every": 5}),
+                "parallel": recipe.parallel.model_copy(update={"shard": parallel}),
+            }
+        )
+        world = SimpleNamespace(size=ranks, data_size=data)
+        state = SimpleNamespace(engine=SimpleNamespace(world=world, model=torch.nn.Linear(2, 2)))
+        audit = Audit(cast("Job", SimpleNamespace(recipe=recipe, ledger=None)), cast("State", state), said.append)
+        assert audit.possible == (len(said) == 0)
+    assert said == ["warning: guard.audit_every: ranks that hold a part of the model, or experts, are not audited"] * 2

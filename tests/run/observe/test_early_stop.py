@@ -26,7 +26,7 @@ def shortened(folder: Path) -> list[tuple[int, str]]:
 REASON = "eval.stop: no validation loss below"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_it_ends_all_ranks_by_the_ledger(
     tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...], branch: Branch, ranks: int
 ) -> None:
@@ -55,9 +55,3 @@ def test_a_resume_goes_by_what_was_decided_and_by_losses_of_before(
     assert launch_run(run.path, mode="resume") == Exit.DONE
     assert [step for step, _ in shortened(run.path)] == [3]
     assert branch(run.path) == branch(tmp_path / "whole")
-
-
-def test_without_it_nothing_is_shortened(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
-    launch_run(tmp_path / "run", "eval.every=1")
-    assert shortened(tmp_path / "run") == []
-    assert len(branch(tmp_path / "run")) == 12

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from hornbook.errors import Exit
 from hornbook.files.journal import verify_chain
 from hornbook.files.run_directory import RunDir
-from hornbook.run.observe.replicas import Difference, blame, combined, differences, digests
+from hornbook.run.control.control import Request, write_request
+from hornbook.run.observe.replicas import Difference, ReplicaCheck, blame, combined, differences, digests
 from tests.run.launcher import Launcher
 
 Events = Callable[..., list[dict[str, Any]]]
@@ -43,6 +45,23 @@ def test_the_majority_is_right() -> None:
     assert blame([1, 2, 3], names, {1: [8, 2], 2: [1, 2], 3: [1, 2]}) == Difference([1], 2, ["a"])
     assert blame([0, 1], names, {0: [1, 2], 1: [1, 9]}) == Difference([0, 1], None, ["b"])
     assert blame([0, 1, 2], names, {0: [1, 2], 1: [3, 2], 2: [1, 9]}) == Difference([0, 1, 2], None, ["a", "b"])
+
+
+def test_every_save_is_of_a_state_that_was_compared(
+    tmp_path: Path, launch_run: Callable[..., Any], events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a schedule, that of a stop, and the last one."""
+    compared = set[int]()
+
+    def compare(_: ReplicaCheck, state: Any, *, saving: bool) -> None:
+        compared.update([state.step] if saving else [])
+
+    monkeypatch.setattr(ReplicaCheck, "compare_if_due", compare)
+    run = RunDir(tmp_path / "run").create()
+    write_request(run, Request(action="stop", at_step=6))
+    assert launch_run(run.path) == Exit.RESUMABLE
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    assert {each["step"] for each in events(run.path, "save")} == {4, 6, 8, 12} == compared
 
 
 @pytest.mark.parametrize(("ranks", "act"), [(2, "restart"), pytest.param(3, "copy", marks=pytest.mark.slow)])

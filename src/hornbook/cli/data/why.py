@@ -8,8 +8,9 @@ import typer
 
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import DryRun
-from hornbook.cli.train.runs import existing_run, step_place
+from hornbook.cli.train.runs import step_place
 from hornbook.errors import UsageError
+from hornbook.files.run_directory import RunDir
 from hornbook.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _skipped(place: str, attempt: int | None) -> "tuple[Blame, dict[str, Any], l
 
     if attempt is not None:
         raise UsageError(f"--attempt {attempt} belongs to one step: RUN@STEP")
-    run = existing_run(Path(place))
+    run = RunDir(Path(place)).must_exist()
     blame = blame_skipped(run)
     return blame, {"run": str(run.path), "step": None, **_measured(blame)}, []
 

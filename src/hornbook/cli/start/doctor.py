@@ -25,7 +25,8 @@ def doctor(
         Path | None, typer.Argument(metavar="RUN", help="A run directory; without it, this machine is checked.")
     ] = None,
     step: Annotated[
-        int | None, typer.Option(help="Compute this step of the run again; name the first module that is not finite.")
+        int | None,
+        typer.Option(min=1, help="Compute this step of the run again; name the first module that is not finite."),
     ] = None,
     folder: Annotated[Path, typer.Option(help="A folder on the disk to measure.")] = Path(),
     deep: Annotated[bool, typer.Option("--deep", help="Look for faulty hardware: products, memory, disk.")] = False,
@@ -45,8 +46,10 @@ def doctor(
         if uncordon or (not deep and (data is not None or all_data)):
             raise UsageError("--uncordon belongs to a run, --data and --all-data to --deep: hornbook doctor --deep")
         return _deep(folder, data, whole=all_data) if deep else _machine(folder)
+    if deep or data is not None or all_data or (uncordon and step is not None):
+        raise UsageError("with a run, give --step N or --uncordon; `hornbook doctor --deep` checks the machine")
     if uncordon:
-        return _uncordon(run)
+        return _uncordon(RunDir(run).must_exist())
     if step is not None:
         from hornbook.run.diagnose.runs.nonfinite import recompute
 
@@ -111,11 +114,9 @@ def _code(checks: "Sequence[Check]") -> Exit:
     return Exit.DONE if not failed else Exit.STORAGE if failed <= {"disk", "read-back"} else Exit.USAGE
 
 
-def _uncordon(run: Path) -> Result:
+def _uncordon(run: RunDir) -> Result:
     from hornbook.run.diagnose.deep.cordon import CordonList
 
-    if not RunDir(run).exists():
-        raise UsageError(f"{run} holds no run")
-    lifted = CordonList(RunDir(run).cordon).lift()
+    lifted = CordonList(run.cordon).lift()
     text = "\n".join(f"slot {each.slot} may be used again ({each.test}: {each.evidence})" for each in lifted)
-    return Result({"lifted": [each.model_dump() for each in lifted]}, text or f"{run}: no slot was left out")
+    return Result({"lifted": [each.model_dump() for each in lifted]}, text or f"{run.path}: no slot was left out")

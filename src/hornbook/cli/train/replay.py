@@ -10,7 +10,6 @@ import typer
 
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import people
-from hornbook.cli.train.runs import existing_run
 from hornbook.cli.train.training import load_torch
 from hornbook.cli.train.verify import describe_comparison
 from hornbook.errors import Exit
@@ -43,7 +42,7 @@ def replay(
     All decisions of its ledger are made again at their steps: settings that it was told, skipped data, restarts. With
     --without, exit code 3 says that the runs part before the decision.
     """
-    directory = existing_run(run)
+    directory = RunDir(run).must_exist()
     if list_:
         return _listed(directory)
     load_torch()

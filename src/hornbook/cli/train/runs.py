@@ -56,7 +56,7 @@ def show(run: Run) -> Result:
     """Show one run: status, loss, validation, checkpoints and events."""
     from hornbook.run.observe.console import sparkline
 
-    directory = existing_run(run)
+    directory = RunDir(run).must_exist()
     summary, steps = summarize(directory), steps_that_count(directory)
     saved, ledger = [_checkpoint(path) for path in list_checkpoints(directory.checkpoints)], events(directory)
     value = {
@@ -90,7 +90,7 @@ def compare(
 
     if len(runs) < 2:
         raise UsageError("name at least two runs: hornbook runs compare RUN_A RUN_B")
-    directories = [existing_run(path) for path in runs]
+    directories = [RunDir(path).must_exist() for path in runs]
     settings = different_settings([recipe_in_force(directory).model_dump(mode="json") for directory in directories])
     metrics = [_measurements(directory) for directory in directories]
     held_out, note = _held_out(directories)
@@ -114,20 +114,12 @@ def different_settings(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]
     return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
 
 
-def existing_run(path: Path) -> RunDir:
-    """The run at a path. Raises UsageError where there is none."""
-    run = RunDir(path)
-    if not run.exists():
-        raise UsageError(f"{path} holds no run: `hornbook runs ls FOLDER` lists runs")
-    return run
-
-
 def step_place(place: str) -> tuple[RunDir, int]:
     """The run and the step that `RUN@STEP` names. Raises UsageError."""
     path, _, step = place.rpartition("@")
     if not path or not (step.isascii() and step.isdecimal()):
         raise UsageError(f"{place!r}: write RUN@STEP, such as runs/mine@100")
-    return existing_run(Path(path)), int(step)
+    return RunDir(Path(path)).must_exist(), int(step)
 
 
 def _row(row: Summary) -> tuple[str, ...]:

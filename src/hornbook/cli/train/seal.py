@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from hornbook.cli.result import Result
-from hornbook.cli.train.runs import existing_run
 from hornbook.cli.train.verify import describe_checkup
 from hornbook.errors import Exit, UsageError
+from hornbook.files.run_directory import RunDir
 
 
 def seal(
@@ -32,7 +32,7 @@ def seal(
         return Result(value, describe_checkup(checkup), Exit.DONE if checkup.ok else Exit.INTEGRITY)
     if out is None:
         raise UsageError(f"hornbook seal {run} needs --out FOLDER")
-    made = seal_run(existing_run(run), out, weights=weights)
+    made = seal_run(RunDir(run).must_exist(), out, weights=weights)
     size = sum(each["bytes"] for each in made["files"].values())
     text = f"{out}: {len(made['files']):,} files, {size:,} bytes\nhead {made['head']}"
     return Result({"seal": str(out), "head": made["head"], "files": len(made["files"]), "bytes": size}, text)

@@ -9,7 +9,6 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, split_targets
-from hornbook.cli.train.runs import existing_run
 from hornbook.errors import UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import summarize
@@ -68,7 +67,7 @@ def _target(targets: list[str], settings: list[str]) -> tuple[RunDir, str]:
     usage = "hornbook tell RUN save | stop | KEY=VALUE..."
     if not targets:
         raise UsageError(f"name a run: {usage}")
-    run, actions = existing_run(Path(targets[0])), targets[1:]
+    run, actions = RunDir(Path(targets[0])).must_exist(), targets[1:]
     if settings and not actions:
         return run, "set"
     if not settings and len(actions) == 1 and actions[0] in ("save", "stop"):

@@ -119,6 +119,9 @@ class AsyncCheckpointer:
         self._slowest = 0.0
         """Seconds of the slowest save so far, or of one on a slow disk."""
         self._failures = 0
+        self._owes = False
+        """Whether the state came from a copy in memory, and a save of this step was lost with the ranks before."""
+        self._course = job.course
         every = job.recipe.checkpoint.memory_every
         self._interval = SaveInterval(job.recipe.guard.mtbf, job.ledger.past.save_intervals, world, job.ledger)
         self._replicas = ReplicaCheck(job.recipe.guard.hash_every, world, job.ledger, observers.note)
@@ -135,9 +138,11 @@ class AsyncCheckpointer:
 
     def restore(self, state: State) -> Restored | None:
         """Read the newest state into `state`: a copy in memory, else the newest checkpoint that verifies, else None."""
-        found = None
-        if self.memory.restore(state, self._store.newest_step):
+        found, on_disk = None, self._store.newest_step
+        if self.memory.restore(state, on_disk):
             found = Restored("memory", "the copy in memory")
+            every = self._course.before(state.step).recipe.checkpoint.every
+            self._owes = state.step > on_disk and self._is_due(state.step, every)
         elif (folder := self._store.restore(state)) is not None:
             self._saved_step = state.step
             found = Restored(folder.name, str(folder))
@@ -151,9 +156,10 @@ class AsyncCheckpointer:
         return self._store.newest_up_to(step)
 
     def save(self, state: State, *, final: bool = False) -> None:
-        """Return when this step is on disk; StorageError if it cannot be written."""
+        """Return when this step is on disk. Raises StorageError if it cannot be written, and ReplicasDifferError."""
         self._settle(state)
         if self._saved_step != state.step:
+            self._replicas.compare_if_due(state, saving=True)
             self._begin(state, None, final=final)
             self._settle(state, may_fail=False)
 
@@ -164,8 +170,8 @@ class AsyncCheckpointer:
         ReplicasDifferError.
         """
         self.memory.judge(step)
-        due = self._interval.is_due(state.step) if every == "auto" else is_due(state.step, every)
-        self._replicas.compare_if_due(state, saving=due or step.final or self.memory.is_due(state))
+        due = self._is_due(state.step, every)
+        self._replicas.compare_if_due(state, saving=due or self.memory.is_due(state))
         if due and not step.final:
             self._control.enter("save", state)
             begun = time.monotonic()
@@ -173,6 +179,9 @@ class AsyncCheckpointer:
             if every == "auto":
                 self._interval.measure(state, begun)
         self.memory.copy_if_due(state)
+
+    def _is_due(self, step: int, every: int | Literal["auto"]) -> bool:
+        return self._interval.is_due(step) if every == "auto" else is_due(step, every)
 
     def try_save(self, state: State) -> None:
         """Begin a scheduled save. The first failure is noted, and the run goes on."""
@@ -185,7 +194,14 @@ class AsyncCheckpointer:
             self._settle(state)
 
     def poll(self, state: State) -> None:
-        """Record a save that has reached the disk since the last step."""
+        """Record a save that has reached the disk since the last step; begin again one that ranks died in.
+
+        Else ranks that die in each save would go on from copies in memory for ever, and never have a checkpoint.
+        """
+        if self._owes:
+            self._owes = False
+            self._control.enter("save", state)
+            self.try_save(state)
         if self._in_flight is not None and self._in_flight.written.done():
             self._settle(state)
 

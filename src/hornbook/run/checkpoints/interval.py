@@ -49,11 +49,13 @@ class SaveInterval:
     def measure(self, state: State, begun: float) -> None:
         """Take note of a save that held the loop from `begun` (of the monotonic clock) until now; choose the interval.
 
-        A step of which the ledger knows the choice, since the run was here before, keeps it.
+        A step of which the ledger knows the choice, since the run was here before, keeps it. Nothing is known of the
+        time of a step at the first save, nor at the first after the run went back.
         """
         now, before = time.monotonic(), self._saved
         self._saved = state.step, now
-        if before is None or any(each.step == state.step for each in self._intervals):
+        known = any(each.step == state.step for each in self._intervals)
+        if known or before is None or before[0] >= state.step:
             return
         stall, seconds = now - begun, (begun - before[1]) / (state.step - before[0])
         every = self._world.broadcast(best_interval(stall, seconds, self._hours))

@@ -48,12 +48,11 @@ class CopyMemory:
         for rank in range(len(self._slots)):
             self.of_rank(rank).forget()
 
-    @property
-    def newest(self) -> int:
-        """The newest step of which every rank has a copy; -1 where there is none, or none is trusted."""
+    def newest(self, ranks: int) -> int:
+        """The newest step of which each of so many ranks has a copy; -1 where there is none, or none is trusted."""
         if not self._trust[0]:
             return -1
-        held = [{slot.step for slot in slots} for slots in self._slots]
+        held = [{slot.step for slot in slots} for slots in self._slots[:ranks]]
         return max(set[int].intersection(*held), default=-1)
 
 
@@ -77,10 +76,10 @@ class RankCopies:
         """Steps of which there is a whole copy."""
         return [slot.step for slot in self._slots if slot.step >= 0] if self.trusted else []
 
-    @property
-    def is_new(self) -> bool:
-        """Whether no copy was made yet: the memory of the next ones is not there."""
-        return not any(slot.size for slot in self._slots)
+    def missing_bytes(self, tensors: Mapping[str, Tensor]) -> int:
+        """Bytes of memory that copies of these tensors need beyond what the slots hold already."""
+        size = _Layout.of(tensors).size
+        return sum(max(size - slot.size, 0) for slot in self._slots)
 
     def write(self, step: int, counters: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Copy the state of a step over the older of the copies. Raises OSError where there is no memory for it."""
@@ -97,11 +96,6 @@ class RankCopies:
         """Drop all copies: the state comes from elsewhere, and they are of steps that may go otherwise now."""
         for slot in self._slots:
             slot.clear()
-
-
-def copied_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes of memory that the copies of a rank need."""
-    return SLOTS * _Layout.of(tensors).size
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from hornbook.errors import IntegrityError
 from hornbook.model.config.surgery import adapter_of
 from hornbook.parallel.world import AXES, World
-from hornbook.run.checkpoints.memory_copies import RankCopies, copied_bytes
+from hornbook.run.checkpoints.memory_copies import RankCopies
 from hornbook.run.ledger import Ledger
 from hornbook.run.memory import available_bytes
 from hornbook.run.state import State
@@ -32,6 +32,13 @@ class MemoryTier:
         """`copies`: None where nothing outlives this process; `every`: steps between two copies, 0: none."""
         self._copies, self._every, self._world = copies, every, world
         self._ledger, self._say = ledger, say
+        if every and copies is None:
+            say(
+                "warning: checkpoint.memory_every: copies in memory are of several ranks that hornbook starts itself "
+                "on one machine: none are made"
+            )
+        self._has_looked = False
+        """Whether this attempt has asked for the memory of its copies."""
         self._start: int | None = None
         """Step of the copy that this attempt went on from."""
         self._scaled = False
@@ -77,17 +84,23 @@ class MemoryTier:
         """Copy the state, if this is the step for it."""
         if not self.is_due(state) or self._copies is None:
             return
-        if self._copies.is_new and not self._has_room(state):
+        if not self._has_looked and not self._has_room(state):
             return
+        self._has_looked = True
         self._copies.write(state.step, state.counters(), state.tensors())
 
     def _has_room(self, state: State) -> bool:
-        """Whether every machine has memory for the copies of its ranks; adapters have no copies."""
+        """Whether every machine has memory for the copies of its ranks; adapters have no copies.
+
+        Every rank asks at its first copy, even one that has memory from before: after a death within a copy another
+        rank may have none.
+        """
         assert self._copies is not None
         if adapter_of(state.spec.surgery) is not None:
             why = "checkpoint.memory_every: runs that train adapters have no copies in memory"
         else:
-            needed = int(sum(self._world.all_gather_values(copied_bytes(state.tensors()), AXES)) * HEADROOM)
+            missing = self._copies.missing_bytes(state.tensors())
+            needed = int(sum(self._world.all_gather_values(missing, AXES)) * HEADROOM)
             free = min(self._world.all_gather_values(available_bytes(), AXES))
             why = (
                 f"checkpoint.memory_every: copies need {needed:,} bytes of memory, and {free:,} are free: none are made"

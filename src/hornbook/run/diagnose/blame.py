@@ -19,12 +19,11 @@ from hornbook.data.loader.loader import Loader, merge_ranges, positions_of
 from hornbook.errors import HornbookError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_status import steps_that_count
 from hornbook.parallel.engine import Engine
 from hornbook.run.diagnose.piece_text import non_text_share, repeats
 from hornbook.run.diagnose.weights_at import weights_before
 from hornbook.run.ledger import read_past
-from hornbook.run.observe.exposure import StepSamples, learned, loader_of, samples_of_step
+from hornbook.run.observe.exposure import StepFinder, StepSamples, learned, loader_of, samples_of_step
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 REFERENCE_ROWS = 64
@@ -130,13 +129,14 @@ def blame_skipped(run: RunDir) -> Blame:
 
     The weights are those of the newest checkpoint, which has not learned from them either.
     """
-    loader, past, done = loader_of(run), read_past(run), steps_that_count(run)
+    loader, past = loader_of(run), read_past(run)
+    finder = StepFinder(run, loader)
     ranges = [np.arange(first, end) for first, end in merge_ranges(past.skipped_ranges)]
-    refused = [samples_of_step(run, loader, each["step"]).positions for each in done if each.get("skipped")]
+    refused = [finder.samples(step).positions for step, each in finder.steps.items() if each.get("skipped")]
     if not ranges and not refused:
         return Blame([], problem="the run skipped nothing")
     positions = np.unique(np.concatenate([*ranges, *refused]))
-    return _judge(run, loader, positions, done[-1]["step"] + 1 if done else 1, learned(run).end)
+    return _judge(run, loader, positions, max(finder.steps, default=0) + 1, learned(run).end)
 
 
 def _judge(run: RunDir, loader: Loader, positions: Int64[np.ndarray, " n"], before: int, unread: int) -> Blame:
@@ -148,8 +148,8 @@ def _judge(run: RunDir, loader: Loader, positions: Int64[np.ndarray, " n"], befo
         return Blame(_sorted(pieces), problem=str(error))
     judged = _Losses(engine, loader)
     nats, counts = judged.of(positions)
-    usual = judged.usual(positions_of(0, max(len(positions), REFERENCE_ROWS), merge_ranges(
-        [*read_past(run).skipped_ranges, (0, unread)])))  # fmt: skip
+    taken = merge_ranges([*read_past(run).skipped_ranges, (0, unread)])
+    usual = judged.usual(positions_of(0, max(len(positions), REFERENCE_ROWS), taken))
     total = max(float(counts.sum()), 1.0)
     sums = zip(pieces, nats.tolist(), counts.tolist(), strict=True)
     found = [_with_loss(*each, usual, total) for each in sums]

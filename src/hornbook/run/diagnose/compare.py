@@ -73,8 +73,7 @@ class Comparison:
 def compare_runs(a: RunDir, b: RunDir) -> Comparison:
     """Compare all that both runs have. UsageError where there is nothing, IntegrityError for a damaged file."""
     for run in (a, b):
-        if not run.exists():
-            raise UsageError(f"{run.path}: no run there")
+        run.must_exist()
     left, right = ({record["step"]: record for record in steps_that_count(run)} for run in (a, b))
     saved, mine, theirs = _common_checkpoints(a, b), _saved_tensors(a, left), _saved_tensors(b, right)
     common = sorted(left.keys() & right.keys())

@@ -23,6 +23,7 @@ from hornbook.kernels.team import team_library
 from hornbook.model.layers.precision import choose_precision
 from hornbook.run.diagnose.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
 from hornbook.run.start.environment import package_version
+from hornbook.text.pool import usable_cores
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -111,10 +112,15 @@ def check_devices() -> list[Check]:
     return checks
 
 
+def drop_cached(file: int) -> None:
+    """Ask the system to forget what it holds of a file in memory, where it can be asked (not on macOS)."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def check_threads() -> list[Check]:
     """Number of torch's CPU threads, compared with the cores that this process may use."""
-    cores = len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
-    threads = torch.get_num_threads()
+    cores, threads = usable_cores(), torch.get_num_threads()
     text = f"{threads} for {cores} cores, {torch.backends.cpu.get_cpu_capability()}"
     physical, remedy = min(cores, psutil.cpu_count(logical=False) or cores), ""
     if threads > cores:

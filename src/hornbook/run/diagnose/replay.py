@@ -132,13 +132,12 @@ def list_decisions(run: RunDir) -> list[DecisionRecord]:
 def plan_replay(
     run: RunDir, first: int | None = None, end: int | None = None, without: str | None = None
 ) -> ReplayPlan:
-    """How the steps after `first` (None: all) up to `end` (None: the last) are done again.
+    """How the steps after `first` (None or 0: all) up to `end` (None: the last) are done again.
 
     Raises UsageError where the run does not have them, or no such decision; IntegrityError for a damaged ledger.
     """
-    if not run.exists():
-        raise UsageError(f"{run.path}: no run there")
-    check_ledger(run)
+    check_ledger(run.must_exist())
+    first = first or None
     steps = steps_that_count(run)
     last = int(steps[-1]["step"]) if steps else 0
     end = last if end is None else end

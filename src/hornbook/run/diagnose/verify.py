@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.errors import HornbookError, IntegrityError
 from hornbook.files.filesystem import exists, is_file
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
@@ -61,14 +61,9 @@ def check_run(run: RunDir, *, read_data: bool = False, with_data: bool = True) -
     `read_data` reads every byte of the token shards; otherwise their digests and sizes are compared. Without
     `with_data` the data may be elsewhere.
     """
-    if not run.exists():
-        raise UsageError(f"{run.path}: no run there")
-    checkup = Checkup()
-    checkup.try_check("ledger", lambda: _check_ledger(run))
-    past = read_past(run) if checkup.ok else Monotone()
+    checkup, past = check_records(run.must_exist())
     if is_file(run.recipe):
         checkup.try_check("recipe", lambda: _check_recipe(run, past))
-    checkup.try_check("metrics", lambda: _check_metrics(run, past))
     if past.interventions:
         checkup.try_check("settings", lambda: _check_settings(run, past))
     for folder in list_checkpoints(run.checkpoints):
@@ -79,6 +74,15 @@ def check_run(run: RunDir, *, read_data: bool = False, with_data: bool = True) -
     if with_data and exists(run.data_lock):
         checkup.try_check("data", lambda: _check_data(run, read_data))
     return checkup
+
+
+def check_records(run: RunDir) -> tuple[Checkup, Monotone]:
+    """(the chain of the ledger and the metrics against it, what the ledger says)."""
+    checkup = Checkup()
+    checkup.try_check("ledger", lambda: _check_ledger(run))
+    past = read_past(run) if checkup.ok else Monotone()
+    checkup.try_check("metrics", lambda: _check_metrics(run, past))
+    return checkup, past
 
 
 def _check_ledger(run: RunDir) -> str:

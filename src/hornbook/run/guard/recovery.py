@@ -38,15 +38,14 @@ def open_guard(job: Job) -> Guard | None:
     axis, warmup = Axis(length.planned, length.batches), getattr(recipe.optim.schedule, "warmup", None)
     steps = 0 if warmup is None else length.batches.steps(0, round(axis.tokens(warmup)))
     whole = length.batches.steps(0, length.planned)
-    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.suppressed | job.start.suppressed)
+    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.start.suppressed)
 
 
-class Recovery:
-    """The guard's hands, for one attempt or several within a process."""
+class StepJudge:
+    """Gives the steps of an attempt to its guard, and what the guard finds to the ledger."""
 
-    def __init__(self, job: Job, state: State, saver: AsyncCheckpointer, observers: Observers) -> None:
-        self.job, self._state, self._saver, self._observers = job, state, saver, observers
-        self._world = state.engine.world
+    def __init__(self, job: Job, state: State) -> None:
+        self.job, self._state = job, state
 
     @property
     def verdict(self) -> int:
@@ -149,6 +148,27 @@ class Recovery:
         tokens = min(PROBE_TOKENS, inputs.recipe.train.batch_tokens)
         return self._evaluator.rows(max(tokens // len(inputs.corpus.validation), inputs.recipe.train.sequence))
 
+    def _decide(self, finding: Detection) -> Action:
+        guard, recipe = self._state.guard, self.job.course.recipe
+        assert guard is not None
+        swaps = [word for word in guard.config.swaps if self._changes(self.job.course, word)]
+        return decide(finding, self.job.ledger.now.decisions, recipe.guard.mode, guard.spans, swaps)
+
+    def _changes(self, course: Course, word: str) -> tuple[SettingChange, ...]:
+        """What a setting would change; nothing where the run does not have it."""
+        try:
+            return propose(course.resolved, [word], self._state.matched_rate)
+        except UsageError:
+            return ()
+
+
+class Recovery(StepJudge):
+    """The guard's hands, for one attempt or several within a process."""
+
+    def __init__(self, job: Job, state: State, saver: AsyncCheckpointer, observers: Observers) -> None:
+        super().__init__(job, state)
+        self._saver, self._observers, self._world = saver, observers, state.engine.world
+
     # ---- at a step boundary
 
     def act(self, intervener: Intervener) -> Intervener:
@@ -176,19 +196,6 @@ class Recovery:
         if not checkpoint:
             raise self._pause(finding, f"there is no checkpoint of step {action.effective_step:,} or before")
         return self._go_back(intervener, finding, action, checkpoint)
-
-    def _decide(self, finding: Detection) -> Action:
-        guard, recipe = self._state.guard, self.job.course.recipe
-        assert guard is not None
-        swaps = [word for word in guard.config.swaps if self._changes(self.job.course, word)]
-        return decide(finding, self.job.ledger.now.decisions, recipe.guard.mode, guard.spans, swaps)
-
-    def _changes(self, course: Course, word: str) -> tuple[SettingChange, ...]:
-        """What a setting would change; nothing where the run does not have it."""
-        try:
-            return propose(course.resolved, [word], self._state.matched_rate)
-        except UsageError:
-            return ()
 
     def _pause(self, finding: Detection, why: str) -> DivergedError:
         job = self.job

@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,7 @@ def _follow(
         raise UsageError(f"{run.path} of rank 0 is not seen here: --out must be on a file system all machines share")
     ledger = Ledger(run, silent=silent)
     ledger.attempt = attempt
+    ledger.listeners += alerts_of(inputs.recipe, run)
     output = RunWriter(run, ledger, ballast=inputs.recipe.checkpoint.ballast)
     output = output if owner is None else dataclasses.replace(output, owner=owner)
     if start.faults is not None:
@@ -219,15 +220,15 @@ def refuse_start(recipe: Recipe, run: RunDir, start: Start) -> None:
     require_trackers(recipe.log)
     refuse_if_held(run)
     if start.mode == "start":
-        refuse_secrets(recipe)
+        refuse_secrets((dotted(path), value) for path, value in leaves(recipe))
 
 
-def refuse_secrets(recipe: Recipe) -> None:
-    """Raise UsageError where a setting holds a password or token: files of the run would keep it."""
-    for path, value in leaves(recipe):
-        if any(holds_secret(str(each), dotted(path)) for each in (value if isinstance(value, list) else [value])):
+def refuse_secrets(settings: Iterable[tuple[str, Any]]) -> None:
+    """Raise UsageError where a setting (key, value) holds a password or token: files of the run would keep it."""
+    for key, value in settings:
+        if any(holds_secret(str(each), key) for each in (value if isinstance(value, list) else [value])):
             raise UsageError(
-                f"{dotted(path)} holds what looks like a password or token, and every file of the run would keep it: "
+                f"{key} holds what looks like a password or token, and every file of the run would keep it: "
                 "leave it out, and give it to the program that needs it by an environment variable (an alert"
                 " takes env:NAME as its url)"
             )
@@ -236,6 +237,7 @@ def refuse_secrets(recipe: Recipe) -> None:
 def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
     """(A resume with the settings that `resolved` changes, the recipe of the run at its first step with these)."""
     past, changes = read_past(run), changed_settings(run, resolved.recipe)
+    refuse_secrets((change.key, change.new) for change in changes)
     ends = ends_interventions(changes, past.interventions)
     start = dataclasses.replace(start, changes=changes, ends_interventions=ends)
     if not past.interventions:

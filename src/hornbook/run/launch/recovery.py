@@ -70,8 +70,8 @@ class SlotKeeper:
         ranks, slots = self._recipe.parallel.world, self.slots
         axes = axis_ranks(self._recipe.parallel)
         others = [name for name, size in axes.items() if size > 1 and name != "parallel.data"]
-        if slots and self._device == "cpu" and len(slots) < self._known:
-            os.sched_setaffinity(0, {self._cores[slot] for slot in slots})  # forks stay on these cores
+        if slots and self._device == "cpu":
+            _stay_on({self._cores[slot] for slot in slots})
         if slots and (self._known < ranks or len(slots) >= ranks):  # more ranks than slots share them anyway
             return ranks
         if not slots or others or self._recipe.parallel.replicas > 1:
@@ -100,6 +100,7 @@ class SlotKeeper:
 
     def check(self, attempt: int) -> Verdict:
         """Check the slots that ranks have; those that fail are left out from now on."""
+        _stay_on({*self._cores})  # the check of a slot takes the core of its number among all
         reports = check_slots(self.slots, self._device, CHECK_BYTES, self._renew)
         faults, problems = judge(reports)
         self._keep(attempt, reports)
@@ -110,6 +111,12 @@ class SlotKeeper:
         self._run.incidents.mkdir(exist_ok=True)  # without parents: a run that was moved is not made anew
         folder.mkdir(exist_ok=True)
         write_atomic(folder / "machine.json", json.dumps([asdict(each) for each in reports], indent=1) + "\n")
+
+
+def _stay_on(cores: set[int]) -> None:
+    """Bind this process, and the forks that follow, to cores."""
+    if os.sched_getaffinity(0) != cores:
+        os.sched_setaffinity(0, cores)
 
 
 def signature(failure: Failure) -> tuple[int, str] | None:

@@ -40,6 +40,11 @@ class StandbyPlan:
     signals: StopSignals
     memory: CopyMemory | None
 
+    @property
+    def ranks(self) -> int:
+        """For how many ranks they are built; a generation of fewer, some slots being left out, has none on standby."""
+        return self.inputs.recipe.parallel.world
+
 
 class Standby:
     """Waiting ranks, one for each device."""

@@ -64,7 +64,7 @@ class Supervisor:
         self._run, self._guard, self._signals, self._quiet, self._renew = run, recipe.guard, signals, quiet, renew
         self.memory = CopyMemory(recipe.parallel.world) if recipe.checkpoint.memory_every else None
         """For copies of the state; None: there are none."""
-        self._size: int | None = None
+        self._size = recipe.parallel.world
         """Ranks of the newest generation."""
         self._recovery = SlotKeeper(run, recipe, renew)
         self._standby: Standby | None = None
@@ -107,8 +107,8 @@ class Supervisor:
     def _run_generation(
         self, open_job: OpenJob, loop: Loop, plan: StandbyPlan | None, failure: Failure | None
     ) -> Exit | Failure:
-        size, before = self._recovery.world(), self._size
-        if self.memory is not None and before not in (None, size):
+        size = self._recovery.world()
+        if self.memory is not None and size != self._size:
             self.memory.forget()  # ranks of another number hold other parts
         self._size, devices = size, self._recovery.devices(size)
         with contextlib.ExitStack() as stack:
@@ -123,7 +123,10 @@ class Supervisor:
                 else:
                     started = woken_ranks(waiting, attempt, self._signals)
                 ranks = stack.enter_context(started)
-            outcome = self._watch(ranks, functools.partial(Standby, plan, devices) if plan is not None else None)
+            prepare = None
+            if plan is not None and plan.ranks == size:
+                prepare = functools.partial(Standby, plan, devices)
+            outcome = self._watch(ranks, prepare)
             if isinstance(outcome, Failure):
                 keep_evidence(self._run, attempt, ranks)
         if self._faults is not None:
@@ -208,7 +211,7 @@ class Supervisor:
 
     def _progress(self) -> int:
         """Step of the newest state that ranks can go on from."""
-        return max(newest_step(self._run), -1 if self.memory is None else self.memory.newest)
+        return max(newest_step(self._run), -1 if self.memory is None else self.memory.newest(self._size))
 
     def _log(self, text: str) -> None:
         """Write a line to stderr and log.txt; a failure to write either must not end a run."""

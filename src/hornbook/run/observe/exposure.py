@@ -136,31 +136,48 @@ class StepSamples:
 
 
 def samples_of_step(run: RunDir, loader: Loader, step: int, attempt: int | None = None) -> StepSamples:
-    """The samples of a step: as it counts, or as an attempt did it before the run went back.
-
-    UsageError where the run, or the attempt, has no such step; IntegrityError where the data is not what it was.
-    """
-    done = [record for record in read_records(run.metrics) if record.get("step") == step]
-    counts = next((each for each in current_branch(read_records(run.metrics)) if each["step"] == step), None)
-    record = next((each for each in reversed(done) if each["attempt"] == attempt), None) if attempt else counts
-    if record is None:
-        of = f"attempt {attempt} of {run.path}" if attempt else str(run.path)
-        raise UsageError(f"{of} has not done step {step}: its metrics do not have it")
-    for skipped in _skipped_until(run, record["attempt"]):
-        free = positions_of(0, record["num_samples"], merge_ranges([*skipped, (0, record["first_sample"])]))
-        if loader.index.batch(free, loader.micro_batch).token_hash == record["token_hash"]:
-            others = {each["attempt"] for each in done if each["token_hash"] != record["token_hash"]}
-            return StepSamples(record, free, tuple(sorted(others)))
-    raise IntegrityError(
-        f"step {step} read tokens {record['token_hash']}, the data has others now: it was changed. "
-        f"`hornbook verify {run.path} --data` names the shard"
-    )
+    """The samples of one step: `StepFinder.samples`."""
+    return StepFinder(run, loader).samples(step, attempt)
 
 
-def _skipped_until(run: RunDir, attempt: int) -> list[list[tuple[int, int]]]:
-    """Skipped ranges that an attempt may have known: all up to its end, and those of before it."""
-    records = list(read_records(run.events))
-    known = [
-        replay(each for each in records if each["attempt"] <= last).skipped_ranges for last in (attempt, attempt - 1)
-    ]
-    return known[:1] if known[0] == known[1] else known
+class StepFinder:
+    """Finds the samples of steps in the records of a run, which it reads once."""
+
+    def __init__(self, run: RunDir, loader: Loader) -> None:
+        """Raises IntegrityError where the records are damaged."""
+        self._run, self._loader = run, loader
+        lines, self._events = list(read_records(run.metrics)), list(read_records(run.events))
+        self.steps = {each["step"]: each for each in current_branch(lines)}
+        """The record of each step by its last attempt."""
+        self._lines: dict[int, list[dict[str, Any]]] = {}
+        for each in lines:
+            self._lines.setdefault(each["step"], []).append(each)
+
+    def samples(self, step: int, attempt: int | None = None) -> StepSamples:
+        """The samples of a step: as it counts, or as an attempt did it before the run went back.
+
+        UsageError where the run, or the attempt, has no such step; IntegrityError where the data is not what it was.
+        """
+        run, index, done = self._run, self._loader.index, self._lines.get(step, [])
+        of_attempt = next((each for each in reversed(done) if each["attempt"] == attempt), None)
+        record = of_attempt if attempt else self.steps.get(step)
+        if record is None:
+            of = f"attempt {attempt} of {run.path}" if attempt else str(run.path)
+            raise UsageError(f"{of} has not done step {step}: its metrics do not have it")
+        for skipped in self._skipped_until(record["attempt"]):
+            free = positions_of(0, record["num_samples"], merge_ranges([*skipped, (0, record["first_sample"])]))
+            if index.batch(free, self._loader.micro_batch).token_hash == record["token_hash"]:
+                others = {each["attempt"] for each in done if each["token_hash"] != record["token_hash"]}
+                return StepSamples(record, free, tuple(sorted(others)))
+        raise IntegrityError(
+            f"step {step} read tokens {record['token_hash']}, the data has others now: it was changed. "
+            f"`hornbook verify {run.path} --data` names the shard"
+        )
+
+    def _skipped_until(self, attempt: int) -> list[list[tuple[int, int]]]:
+        """Skipped ranges that an attempt may have known: all up to its end, and those of before it."""
+        known = [
+            replay(each for each in self._events if each["attempt"] <= last).skipped_ranges
+            for last in (attempt, attempt - 1)
+        ]
+        return known[:1] if known[0] == known[1] else known

@@ -89,6 +89,8 @@ class ReplicaCheck:
         """`every`: steps between two comparisons; 0: none."""
         self._every = every if world.size > 1 else 0
         self._world, self._ledger, self._say = world, ledger, say
+        if every and world.size == 1:
+            say("warning: guard.hash_every: one rank has no replica to compare with")
         self._agreed: int | None = None
         """Newest step at which the ranks agreed."""
 

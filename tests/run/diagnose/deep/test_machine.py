@@ -1,6 +1,7 @@
 """`hornbook doctor --deep`: sound machines pass, each fault fails a line, and the exit code says whose fault it is."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.run.diagnose.deep import machine
+from hornbook.run.diagnose.deep import machine, slots
 from hornbook.run.diagnose.deep.machine import check_clock, check_data, check_read_back, check_throttling, slot_lines
 from hornbook.run.diagnose.deep.slots import SlotReport, run_slots
 from hornbook.run.diagnose.doctor import Check
@@ -60,6 +61,32 @@ def test_slots_answer_from_a_process_of_their_own() -> None:
     assert slot_lines(reports, "cpu", 1 << 20)[2].text.startswith("1 pairs, ")
 
 
+def test_a_slot_whose_neighbour_died_is_not_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot send anything any more, and is sound all the same."""
+
+    def lose(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer\nand so on")
+
+    monkeypatch.setattr(slots.dist, "init_process_group", lose)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
+    alone = slots.be_slot(0, 0, 2, "cpu", 1 << 16, str(tmp_path / "store"))
+    assert (alone.alone, alone.error, len(alone.golden["fp32"])) == ("Connection closed by peer", "", slots.ROUNDS)
+    dead = SlotReport(1, error="was killed within the check")
+    faults, problems = slots.judge([alone, dead])
+    assert [(fault.slot, fault.test) for fault in faults] == [(1, "answer")]
+    assert problems == []
+    assert slots.judge([alone, alone])[1] == ["slot 0 cannot reach the others: Connection closed by peer"]
+
+
+def test_without_what_linux_alone_has_it_checks_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    monkeypatch.setattr(machine, "run_slots", lambda numbers, *_: [SlotReport(each, SOUND) for each in numbers])
+    found = verdicts(machine.examine(tmp_path))
+    assert found["read-back"] == found["products"] == "ok"
+
+
 def test_a_disk_that_gives_back_other_bytes_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdicts(check_read_back(tmp_path))["read-back"] == "ok"
 
@@ -97,3 +124,6 @@ def test_clocks_and_throttling(tmp_path: Path) -> None:
 def test_data_without_deep_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--data", "x"]) == Exit.USAGE
     assert "--data and --all-data to --deep" in capsys.readouterr().err
+    for words in (["--deep"], ["--data", "x"], ["--step", "3", "--uncordon"]):  # not taken for a report of the run
+        assert main(["doctor", "run", *words]) == Exit.USAGE
+        assert "with a run, give --step N or --uncordon" in capsys.readouterr().err

@@ -14,12 +14,14 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.errors import DivergedError, Exit, UsageError
 from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import steps_that_count
 from hornbook.run.diagnose.runs import deaths
 from hornbook.run.diagnose.runs.deaths import classify, texts
 from hornbook.run.diagnose.runs.nonfinite import recompute
 from hornbook.run.diagnose.runs.report import RunReport, diagnose_run
 from hornbook.run.diagnose.runs.stacks import parse_stacks, read_stacks
 from hornbook.run.ledger import At, Ledger
+from tests.run.guard.poison import poison
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]
@@ -90,6 +92,8 @@ def test_nothing_is_wrong_with_a_finished_run(finished: RunDir, capsys: pytest.C
         ("RetriesSpentError", "rank 1 was killed by SIGKILL (step 7, clip); restarts", "killed", 1),
         ("RetriesSpentError", "rank 1 was silent for 12.0 s (step 7, data); restarts", "hang", 8),
         ("UsageError", "optim.lr", "usage", 2),
+        ("DivergedError", "paused at step 7: the run diverges since step 5 (D2), and all rollbacks", "paused", 5),
+        ("HardwareError", "slots that failed a check are left out, and no slot is left", "hardware", 8),
         ("ZeroDivisionError", "division by zero", "defect", 1),
     ],
 )
@@ -157,8 +161,26 @@ def test_damaged_records_are_named_and_the_rest_is_told(finished: RunDir) -> Non
     report = diagnose_run(finished)
     assert "the line at byte 0 is not a JSON object" in only(report).evidence
     assert report.code == Exit.INTEGRITY
-    with pytest.raises(UsageError, match="no run there"):
+    with pytest.raises(UsageError, match="holds no run"):
         diagnose_run(RunDir(finished.path / "nowhere"))
+
+
+def test_whatever_is_damaged_the_rest_is_told(finished: RunDir, tiny_corpus: Path) -> None:
+    """Lines that are JSON and no steps, lines that are not, data that is not what its index says, a ledger gone."""
+    data = finished.path.parent / "data"
+    shutil.copytree(tiny_corpus, data)
+    (data / "tokens" / "index.json").write_text("{}")
+    with Ledger(finished) as ledger:
+        ledger.attempt = 1
+        change = {"key": "data.path", "old": "", "new": str(data), "gone": False}
+        ledger.note("intervention", At(12, 0), changes=[change])
+    finished.memory.write_text("no line of it\n")
+    finished.metrics.write_text('{"attempt": 1, "step": 1}\n')
+    told = [each.evidence.partition(":")[0] for each in diagnose_run(finished).findings]
+    assert told == ["metrics", "memory", "data", "series"]
+    finished.events.unlink()
+    evidence = [each.evidence for each in diagnose_run(finished).findings]
+    assert "it has no records, though the run began: it was cut or deleted" in evidence[0]
 
 
 def test_the_shards_that_were_waited_for_are_named(finished: RunDir) -> None:
@@ -213,6 +235,20 @@ def test_a_diverged_step_is_computed_again_and_its_module_named(
     assert main(["doctor", str(tmp_path / "run"), "--step", "2"]) == Exit.DIVERGED
     assert "step 2 again, from initial values: loss nan; first not finite: blocks.0." in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_step_behind_what_the_guard_refused_is_made_again_too(tmp_path: Path, launch_run: Launch) -> None:
+    """Without the guard the steps between would apply a gradient that is far too large."""
+    undo = poison((range(360, 364), 1e12))
+    try:
+        words = ("train.tokens=12288", "checkpoint.every=90", "optim.clip=0")
+        assert launch_run(tmp_path / "run", *words) == Exit.DONE
+        steps = steps_that_count(RunDir(tmp_path / "run"))
+        assert [each["step"] for each in steps if each["skipped"]] == [91]
+        found = recompute(RunDir(tmp_path / "run"), 93)
+    finally:
+        undo()
+    assert (found.checkpoint, found.loss) == ("step-00000090", steps[92]["loss"])
 
 
 def test_a_step_made_again_has_the_loss_that_was_recorded(finished: RunDir, branch: Any) -> None:

@@ -124,24 +124,26 @@ LONG = ("train.tokens=38400", "model.layers=2", "checkpoint.every=0", "log.stati
 
 
 def diagnosed(folder: Path) -> set[str]:
-    return names(read_history(RunDir(folder)).curves()) - {"stalled_data"}  # other tests run beside it
+    return names(read_history(RunDir(folder)).curves) - {"stalled_data"}  # other tests run beside it
 
 
 def test_a_healthy_run_of_300_steps_triggers_none(tmp_path: Path, launch_run: Launch) -> None:
     launch_run(tmp_path / "run", *LONG, "optim.lr=0.003", "optim.schedule.warmup=20 steps", "eval.every=50")
     history = read_history(RunDir(tmp_path / "run"))
-    assert len(history.curves()) == 300
-    assert len(history.curves().layers) == 15
+    assert len(history.curves) == 300
+    assert len(history.curves.layers) == 15
     assert history.unreadable == {}
     assert diagnosed(tmp_path / "run") == set()
     assert unigram_loss(history.recipe or Recipe()) == pytest.approx(2.6, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_run_without_a_learning_rate_learns_nothing(tmp_path: Path, launch_run: Launch) -> None:
     launch_run(tmp_path / "run", *LONG, "train.tokens=27k", "optim.lr=1e-8", "optim.schedule.kind=constant")
     assert diagnosed(tmp_path / "run") == {"plateau", "above_unigram"}
 
 
+@pytest.mark.slow
 def test_a_run_with_a_far_too_high_rate_kills_its_units(tmp_path: Path, launch_run: Launch) -> None:
     launch_run(tmp_path / "run", *LONG, "train.tokens=15k", "optim.lr=1.0", "optim.clip=0")
     assert "dead_units" in diagnosed(tmp_path / "run")

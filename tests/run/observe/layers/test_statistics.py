@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,14 +13,22 @@ from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.attention.mask import AttentionMask
+from hornbook.run.diagnose.runs.curves import Facts
+from hornbook.run.job import Start
+from hornbook.run.launch.launch import launch
 from hornbook.run.observe.layers import activations
 from hornbook.run.observe.layers.activations import largest_logit
+from hornbook.run.observe.layers.statistics_log import StatisticsLog
 from hornbook.run.observe.layers.weights import layer_of
+from hornbook.run.state import State
+from hornbook.run.step_report import Step
+from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
 ON, OFF = "log.statistics_every=4", "log.statistics_every=0"
+DIVIDED = (ON, "model.layers=2", "train.tokens=1024")
 
 
 def statistics(folder: Path) -> list[dict[str, Any]]:
@@ -61,36 +70,36 @@ def test_they_only_look_and_count_what_the_run_counts(tmp_path: Path, launch_run
     assert set(second) == {"embedding", "blocks.0", "norm"}
 
 
+@pytest.fixture(scope="module")
+def of_one_process(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What one process finds in the run that the layouts divide."""
+    run = RunDir(tmp_path_factory.mktemp("statistics") / "one")
+    assert launch(resolve(None, (*tiny_settings, *DIVIDED), environ={}), run, Start(quiet=True)) == Exit.DONE
+    return statistics(run.path)
+
+
 @pytest.mark.parametrize(
     "layout",
     [
-        "parallel.shard=everything",
-        "parallel.tensor=2",
-        pytest.param("parallel.shard=optimizer", marks=pytest.mark.slow),
+        ("parallel.shard=everything", "parallel.data=2"),
+        pytest.param(("parallel.tensor=2",), marks=pytest.mark.slow),
+        ("parallel.pipeline.stages=2",),
+        pytest.param(("parallel.shard=optimizer", "parallel.data=2"), marks=pytest.mark.slow),
     ],
 )
 def test_ranks_find_what_one_process_finds(
-    tmp_path: Path, launcher: Launcher, launch_run: Launch, tiny_settings: tuple[str, ...], layout: str
+    tmp_path: Path,
+    launcher: Launcher,
+    of_one_process: list[dict[str, Any]],
+    tiny_settings: tuple[str, ...],
+    layout: tuple[str, ...],
 ) -> None:
-    launch_run(tmp_path / "one", ON)
-    words = [*tiny_settings, ON, layout, *(() if "tensor" in layout else ("parallel.data=2",))]
+    words = [*tiny_settings, *DIVIDED, *layout]
     started = launcher.start(["train", "--out", str(tmp_path / "two"), *words], tmp_path / "two.log")
     assert started.wait() == Exit.DONE, started.text
-    one, two = statistics(tmp_path / "one"), statistics(tmp_path / "two")
-    assert [each["layers"] for each in two] == [each["layers"] for each in one]
-    for mine, theirs in zip(two, one, strict=True):
-        assert [*numbers(mine)] == pytest.approx([*numbers(theirs)], rel=5e-3, abs=1e-6)
-
-
-def test_stages_find_what_one_process_finds(
-    tmp_path: Path, launcher: Launcher, launch_run: Launch, tiny_settings: tuple[str, ...]
-) -> None:
-    more = [ON, "model.layers=2"]
-    launch_run(tmp_path / "one", *more)
-    words = [*tiny_settings, *more, "parallel.pipeline.stages=2"]
-    started = launcher.start(["train", "--out", str(tmp_path / "two"), *words], tmp_path / "two.log")
-    assert started.wait() == Exit.DONE, started.text
-    for mine, theirs in zip(statistics(tmp_path / "two"), statistics(tmp_path / "one"), strict=True):
+    two = statistics(tmp_path / "two")
+    assert [each["layers"] for each in two] == [each["layers"] for each in of_one_process]
+    for mine, theirs in zip(two, of_one_process, strict=True):
         assert [*numbers(mine)] == pytest.approx([*numbers(theirs)], rel=5e-3, abs=1e-6)
 
 
@@ -110,6 +119,21 @@ def test_the_largest_logit_is_that_of_pairs_that_see_each_other() -> None:
 def test_layers_are_blocks_and_what_is_beside_them() -> None:
     names = ["encoder.blocks.11.mlp.up.weight", "blocks.3.norm1.weight", "embedding.weight", "encoder.norm.weight"]
     assert [*map(layer_of, names)] == ["encoder.blocks.11", "blocks.3", "embedding", "encoder.norm"]
+
+
+def test_a_damaged_file_and_a_run_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of the past that cannot be read ends no run; steps that were left behind are not judged with new ones."""
+    path = tmp_path / "statistics.jsonl"
+    path.write_text("no line of it\n")
+    found = SimpleNamespace(record=dict)
+    layers = SimpleNamespace(is_due=lambda _: True, measure=lambda *_: found)
+    state = cast("State", SimpleNamespace(layers=layers, loader=None, micro_batch=1))
+    judged = list[list[int]]()
+    monkeypatch.setattr(StatisticsLog, "_judge", lambda log, _: judged.append([each["step"] for each in log._records]))
+    with StatisticsLog(state, path, Facts(), print) as log:
+        for attempt, step in ((1, 10), (1, 20), (1, 30), (2, 20)):
+            log(cast("Step", SimpleNamespace(attempt=attempt, step=step, tokens=step)))
+    assert judged == [[10], [10, 20], [10, 20, 30], [10, 20]]
 
 
 def test_growing_logits_are_told_once_with_their_time_and_remedy(

@@ -1,5 +1,6 @@
 """Trackers that raise, hang or are slow: the run has the same steps, goes on, ends, and is told once."""
 
+import shutil
 import sys
 import threading
 import time
@@ -12,7 +13,8 @@ import pytest
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.observe.trackers import tracker
+from hornbook.run.ledger import At, Ledger
+from hornbook.run.observe.trackers import packages, tracker
 from hornbook.run.observe.trackers.tracker import TrackerThread
 
 Launch = Callable[..., Exit]
@@ -73,6 +75,21 @@ def test_a_tracker_gets_every_step_and_evaluation(
     assert wandb.begun[0]["mode"] == "offline"
     assert wandb.begun[0]["project"] == "p"
     assert wandb.begun[0]["config"]["train"]["batch_tokens"] == 128
+    assert trackio.begun[0]["name"] == wandb.begun[0]["id"]
+
+
+def test_a_tracker_knows_the_attempts_of_a_run_and_no_other_run(tmp_path: Path) -> None:
+    """One in a folder of the same name, or made anew in the same folder, is another run."""
+    found = set[str]()
+    for place in ("one/runs/small", "two/runs/small", "one/runs/small"):
+        run = RunDir(tmp_path / place)
+        shutil.rmtree(run.path, ignore_errors=True)
+        for attempt in (1, 2):
+            with Ledger(run.create()) as ledger:
+                ledger.note("start" if attempt == 1 else "resume", At())
+            found.add(packages._identity(run))
+    assert len(found) == 3
+    assert all(each.startswith("small-") for each in found)
 
 
 def fail() -> None:
@@ -129,6 +146,24 @@ def test_a_slow_one_delays_no_step_and_drops_what_does_not_fit() -> None:
     assert 4 <= len(seen) <= 6
     assert seen[-1] == -1
     assert warnings == ["warning: slow is too slow: some steps do not reach it"]
+
+
+def test_a_second_signal_waits_for_no_tracker() -> None:
+    gate, warnings = threading.Event(), list[str]()
+    hanging: Any = SimpleNamespace(name="slow", step=lambda _: gate.wait(), close=lambda: None)
+    step: Any = SimpleNamespace(record=lambda: {"step": 1})
+    started = time.monotonic()
+
+    def interrupted() -> None:
+        with TrackerThread(hanging, warnings.append) as thread:
+            thread(step)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert time.monotonic() - started < tracker.CLOSE_SECONDS / 2
+    assert warnings == ["warning: slow does not end: the run ends without it"]
+    gate.set()
 
 
 def test_without_the_package_the_remedy_is_named(

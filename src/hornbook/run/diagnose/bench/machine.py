@@ -15,7 +15,7 @@ from hornbook.files.durable import TEMPORARY, storage_errors, write_file
 from hornbook.model.layers.products import is_widened
 from hornbook.parallel.world import DATA, World
 from hornbook.run.diagnose.bench.saved import device_name
-from hornbook.run.diagnose.doctor import DISK_BYTES, disk_rate, matmul_rate, timed
+from hornbook.run.diagnose.doctor import DISK_BYTES, disk_rate, drop_cached, matmul_rate, timed
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIDES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
@@ -83,8 +83,7 @@ def _read_rate(folder: Path) -> float:
         write_file(probe, os.urandom(1 << 20) * (DISK_BYTES >> 20))
         file = os.open(probe, os.O_RDONLY)
         try:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_cached(file)
 
             def read() -> None:
                 while os.read(file, 1 << 20):

@@ -18,7 +18,8 @@ from hornbook.data.shards.shard import BLOCK_BYTES, TokenShard
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import TEMPORARY, storage_error, write_file
 from hornbook.run.diagnose.deep.slots import SlotReport, judge, run_slots
-from hornbook.run.diagnose.doctor import Check, Verdict
+from hornbook.run.diagnose.doctor import Check, Verdict, drop_cached
+from hornbook.text.pool import usable_cores
 
 MEMORY_BYTES = 1 << 30
 """Memory that all slots of a CPU write patterns into between them; of a GPU each."""
@@ -40,7 +41,7 @@ def _line(name: str, text: str, verdict: Verdict = "ok", remedy: str = "", value
 def examine(folder: Path, data: Path | None = None, *, whole: bool = False) -> list[Check]:
     """All checks; `folder` is on the disk to check, `whole` reads all of the data. Uses no network."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    slots = torch.cuda.device_count() if device == "cuda" else len(os.sched_getaffinity(0))
+    slots = torch.cuda.device_count() if device == "cuda" else usable_cores()
     free = psutil.virtual_memory().available // 4
     num_bytes = MEMORY_BYTES if device == "cuda" else min(MEMORY_BYTES, free) // slots
     reports = run_slots(range(slots), device, num_bytes)
@@ -88,7 +89,7 @@ def check_read_back(folder: Path) -> list[Check]:
     try:
         write_file(probe, block)
         with probe.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            drop_cached(file.fileno())
             begun = time.perf_counter()
             same = xxhash.xxh3_64_digest(file.read()) == xxhash.xxh3_64_digest(block)
             rate = DISK_BYTES / 1e6 / (time.perf_counter() - begun)

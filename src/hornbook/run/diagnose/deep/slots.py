@@ -49,6 +49,8 @@ class SlotReport:
     """What is wrong with its memory; "" where nothing is."""
     echo: dict[str, Any] = field(default_factory=dict)
     """By the number, among the slots checked, of the one it sent to: MB/s, or None where other bytes came back."""
+    alone: str = ""
+    """Why it could not exchange bytes with the others; "" where it did."""
     error: str = ""
     """Why it could not be checked."""
 
@@ -117,13 +119,16 @@ def be_slot(slot: int, number: int, slots: int, device: str, num_bytes: int, sto
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[slot % len(cores)]})
     golden, memory = golden_products(where, slot), memory_pattern(where, num_bytes)
-    echo = dict[str, Any]()
-    if slots > 1:
+    if slots == 1:
+        return SlotReport(slot, golden, memory)
+    try:
         group = PrefixStore("group", FileStore(store, slots))
         timeout = datetime.timedelta(seconds=SECONDS / 3)
         dist.init_process_group("gloo", store=group, rank=number, world_size=slots, timeout=timeout)
         echo = echo_all(number, slots)
         dist.barrier()
+    except RuntimeError as error:  # another slot died or hangs: that is no fault of this one
+        return SlotReport(slot, golden, memory, alone=f"{error}".splitlines()[0])
     return SlotReport(slot, golden, memory, echo)
 
 
@@ -214,6 +219,8 @@ def judge(reports: Sequence[SlotReport]) -> tuple[list[SlotFault], list[str]]:
         others = [reports[int(other)].slot for other in wrong]
         faults += [SlotFault(other, "echo", f"other bytes came back to slot {each.slot}") for other in others]
     problems = list[str]()
+    if not any(each.error for each in reports) and (alone := [each for each in reports if each.alone]):
+        problems.append(f"slot {alone[0].slot} cannot reach the others: {alone[0].alone}")
     for dtype in ("fp32", "bf16"):
         steady = {each.slot: each.golden[dtype][0] for each in reports if len(set(each.golden.get(dtype, ()))) == 1}
         counts = Counter(steady.values())

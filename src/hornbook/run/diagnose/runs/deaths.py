@@ -10,7 +10,6 @@ from typing import Any
 
 from hornbook.errors import IntegrityError
 from hornbook.files.filesystem import is_file, is_folder, list_folder
-from hornbook.files.journal import read_records
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import read_manifest
 from hornbook.run.diagnose.runs.history import RunHistory, at_step, gigabytes
@@ -82,13 +81,15 @@ def classify(error: str, text: str) -> str:
         return "hang"
     if error == "RetriesSpentError" and "was killed by SIGKILL" in text:
         return "killed"
+    if error == "DivergedError":
+        return "paused" if text.startswith("paused at step") and "(D0)" not in text else "diverged"
     names = {
-        "DivergedError": "diverged",
         "IntegrityError": "damaged_data",
         "StorageError": "storage",
         "TakenOverError": "storage",
         "InUseError": "storage",
         "UsageError": "usage",
+        "HardwareError": "hardware",
     }
     return names.get(error, "defect")
 
@@ -101,7 +102,7 @@ def _first_skip(history: RunHistory) -> int | None:
 
 def _memory(history: RunHistory) -> str:
     """The categories of the newest line of memory.jsonl, the largest first; "" where memory was not measured."""
-    lines = list(read_records(history.run.memory)) if is_file(history.run.memory) else []
+    lines = history.memory
     if not lines:
         return ""
     names = ("parameters", "gradients", "optimizer", "activations", "buffers", "other")

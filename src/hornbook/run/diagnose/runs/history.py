@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hornbook.errors import HornbookError, UsageError
+from hornbook.errors import HornbookError
 from hornbook.files.filesystem import is_folder, list_folder
 from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
@@ -30,7 +30,10 @@ class RunHistory:
     steps: list[dict[str, Any]] = field(default_factory=list)
     statistics: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
+    memory: list[dict[str, Any]] = field(default_factory=list)
     recipe: Recipe | None = None
+    curves: Curves = field(default_factory=lambda: curves_of(()))
+    """The series that rules judge."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """What is wrong with a file, by what it holds."""
 
@@ -42,17 +45,6 @@ class RunHistory:
     def newest(self, *kinds: str) -> dict[str, Any] | None:
         """The newest record of the ledger of these kinds."""
         return next((each for each in reversed(self.events) if each.get("kind") in kinds), None)
-
-    def curves(self) -> Curves:
-        """The series that rules judge."""
-        return curves_of(self.steps, self.statistics, self.evaluations, self._facts())
-
-    def _facts(self) -> Facts:
-        state = self.run.read_state()
-        planned = int((state or {}).get("total_tokens", 0))
-        if self.recipe is None:
-            return Facts(planned_tokens=planned)
-        return replace(facts_of(self.recipe, planned), unigram_loss=unigram_loss(self.recipe))
 
 
 def facts_of(recipe: Recipe, planned_tokens: int) -> Facts:
@@ -68,10 +60,10 @@ def facts_of(recipe: Recipe, planned_tokens: int) -> Facts:
 
 def read_history(run: RunDir) -> RunHistory:
     """UsageError where there is no run; damaged files do not end the reading."""
-    from hornbook.run.start.bound import recipe_in_force  # imports torch
+    from hornbook.run.diagnose.verify import check_records  # imports torch
+    from hornbook.run.start.bound import recipe_in_force
 
-    if not run.exists():
-        raise UsageError(f"{run.path}: no run there")
+    run.must_exist()
     unreadable: dict[str, str] = {}
 
     def read(what: str, act: Any, default: Any) -> Any:
@@ -81,16 +73,19 @@ def read_history(run: RunDir) -> RunHistory:
             unreadable[what] = str(error) or repr(error)
             return default
 
-    return RunHistory(
-        run,
-        status_of(run),
-        read("ledger", lambda: events(run), []),
-        read("metrics", lambda: steps_that_count(run), []),
-        read("statistics", lambda: current_branch(read_records(run.statistics)), []),
-        read("evaluations", lambda: evaluations(run), []),
-        read("recipe", lambda: recipe_in_force(run), None),
-        unreadable,
-    )
+    checkup = read("records", lambda: check_records(run)[0], None)
+    unreadable |= {each.what: each.text for each in (checkup.findings if checkup is not None else ()) if not each.ok}
+    ledger, recipe = read("ledger", lambda: events(run), []), read("recipe", lambda: recipe_in_force(run), None)
+    steps = read("metrics", lambda: steps_that_count(run), [])
+    statistics = read("statistics", lambda: current_branch(read_records(run.statistics)), [])
+    scored = read("evaluations", lambda: evaluations(run), [])
+    memory = read("memory", lambda: list(read_records(run.memory)), [])
+    planned = int((run.read_state() or {}).get("total_tokens", 0))
+    facts = Facts(planned_tokens=planned) if recipe is None else facts_of(recipe, planned)
+    if recipe is not None:
+        facts = replace(facts, unigram_loss=read("data", lambda: unigram_loss(recipe), None))
+    curves = read("series", lambda: curves_of(steps, statistics, scored, facts), curves_of(()))
+    return RunHistory(run, status_of(run), ledger, steps, statistics, scored, memory, recipe, curves, unreadable)
 
 
 def unigram_loss(recipe: Recipe) -> float | None:

@@ -18,15 +18,15 @@ from hornbook.errors import UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import distributed
-from hornbook.run.checkpoints.commit import list_checkpoints
-from hornbook.run.checkpoints.manifest import verify_folder
-from hornbook.run.checkpoints.path import step_of
 from hornbook.run.control.interventions import Course
+from hornbook.run.diagnose.weights_at import newest_before
+from hornbook.run.guard.recovery import StepJudge, open_guard
 from hornbook.run.inputs import open_inputs
 from hornbook.run.job import Job, Start, silent_job
 from hornbook.run.ledger import read_past
 from hornbook.run.start.bound import base_recipe
 from hornbook.run.state import State
+from hornbook.run.step_report import count_skips
 from hornbook.run.train import build_state, compute_gradients, take_step
 from hornbook.settings.resolve import Resolved
 
@@ -57,12 +57,10 @@ class Recomputed:
 
 def recompute(run: RunDir, step: int) -> Recomputed:
     """Make step `step` again. UsageError where the run has no such step, or no checkpoint before it."""
-    if not run.exists():
-        raise UsageError(f"{run.path}: no run there")
-    past = read_past(run)
+    past = read_past(run.must_exist())
     base = Resolved(base_recipe(run, past), {})
-    older = [folder for folder in list_checkpoints(run.checkpoints) if (step_of(folder) or 0) < step]
-    if step < 1 or (not older and past.init_from):
+    before = newest_before(run, past, step)
+    if before is None and past.init_from:
         raise UsageError(f"{run.path} has no checkpoint before step {step}: those before it were deleted")
     inputs = open_inputs(base)
     inputs.loader.micro_batch = base.recipe.train.micro_rows
@@ -73,19 +71,19 @@ def recompute(run: RunDir, step: int) -> Recomputed:
         job = silent_job(inputs, run, Start("resume", quiet=True))
         state = build_state(inputs, ParallelConfig(), world)
         state.layers, state.fewer_rows, state.saved_course = None, list(past.fewer_rows), job.saved_course
-        if older:
-            verify_folder(older[0])
-            state.read(older[0])
+        state.guard = open_guard(job)
+        if before is not None:
+            state.read(before)
         else:
             state.fill(inputs.initial_values())
         state.loader.skip(past.skipped_ranges)
         course = _to_step(job, state, step)
-        return _watch(job, state, course, older[0].name if older else "")
+        return _watch(job, state, course, "" if before is None else before.name)
 
 
 def _to_step(job: Job, state: State, step: int) -> Course:
     """Make the steps up to `step` - 1; returns the settings in force at `step`."""
-    course = job.course.before(state.step)
+    course, judge = job.course.before(state.step), StepJudge(job, state)
     while True:
         while course.due(state.step) is not None:
             course = course.next()
@@ -97,7 +95,10 @@ def _to_step(job: Job, state: State, step: int) -> Course:
             raise UsageError(f"{job.run.path} ends with step {state.step}, so it has no step {step}")
         if state.step == step - 1:
             return course
-        take_step(job, state, course)
+        searching = state.engine.scaler is not None and not state.engine.scaler.spent
+        made = take_step(job, state, course)
+        state.skips_in_a_row = count_skips(state.skips_in_a_row, skipped=made.skipped, searching=searching)
+        judge.after(made, course)  # what it clips and refuses is part of the step
 
 
 def _watch(job: Job, state: State, course: Course, checkpoint: str) -> Recomputed:

@@ -65,9 +65,11 @@ class RunReport:
             "storage": Exit.STORAGE,
             "out_of_memory": Exit.DOES_NOT_FIT,
             "diverged": Exit.DIVERGED,
+            "paused": Exit.DIVERGED,
             "above_unigram": Exit.DIVERGED,
             "usage": Exit.USAGE,
             "hang": Exit.HARDWARE,
+            "hardware": Exit.HARDWARE,
         }
         return codes.get(failed[0], Exit.DEFECT) if failed else Exit.DONE
 
@@ -79,7 +81,7 @@ class RunReport:
 def diagnose_run(run: RunDir) -> RunReport:
     """Read a run and judge it. UsageError where there is none."""
     history = read_history(run)
-    curves = history.curves()
+    curves = history.curves
     state: Mapping[str, Any] = run.read_state() or {}
     return RunReport(
         str(run.path),

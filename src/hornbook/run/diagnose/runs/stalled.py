@@ -6,7 +6,7 @@ from typing import Any
 
 from hornbook.errors import HornbookError
 from hornbook.run.diagnose.runs.history import RunHistory
-from hornbook.run.inputs import open_loader
+from hornbook.run.observe.exposure import loader_of
 
 WORST, ROWS, SHOWN = 5, 64, 3
 """Steps that are looked at, rows of each, and shards that are named."""
@@ -18,12 +18,9 @@ def stalled_shards(history: RunHistory, steps: int = 200) -> str:
         each for each in history.steps[-steps:] if "first_sample" in each and each.get("data_seconds") is not None
     ]
     worst = sorted(newest, key=lambda each: -each["data_seconds"])[:WORST]
-    recipe = history.recipe
-    if recipe is None or recipe.data.path is None or not worst:
-        return ""
     try:
-        loader = open_loader(recipe, recipe.data.path)
-        counts = Counter(shard for step in worst for shard in _shards(loader.index, step))
+        index = loader_of(history.run).index
+        counts = Counter(shard for step in worst for shard in _shards(index, step))
     except (HornbookError, OSError):  # the data is gone, or damaged: that is told elsewhere
         return ""
     named = ", ".join(f"{shard} ({count} rows)" for shard, count in counts.most_common(SHOWN))

@@ -4,11 +4,13 @@ Attention logits and log Z grow for thousands of steps before training diverges 
 be there: as a line, and in the ledger (`precursor`), once in an attempt.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from hornbook.errors import IntegrityError
 from hornbook.files.journal import Appender, current_branch, read_records
 from hornbook.run.diagnose.runs.curves import Facts, curves_of
 from hornbook.run.diagnose.runs.rules import RULES, Diagnosis, diagnosis
@@ -45,9 +47,11 @@ class StatisticsLog:
         if self._path is None:
             return
         if self._appender is None:
-            past = current_branch(read_records(self._path))
-            self._records.extend(each for each in past if each["step"] < step.step)
+            with contextlib.suppress(IntegrityError):  # the doctor says so: a damaged record of the past ends no run
+                self._records.extend(current_branch(read_records(self._path)))
             self._appender = Appender(self._path)
+        while self._records and self._records[-1]["step"] >= step.step:
+            self._records.pop()  # the run went back
         record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens} | found.record()
         self._appender.append(record)
         self._records.append(record)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.extras import install_command
+from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.config import LogConfig, TrackioConfig, WandbConfig
 from hornbook.run.observe.trackers.event_files import EventFiles, require_tensorboard
@@ -62,15 +63,22 @@ class PackageTracker:
     def _open(self) -> Any:
         """Import the package and begin a run that a later attempt goes on with."""
         module = importlib.import_module(self._config.kind)
-        common: dict[str, Any] = {"project": self._config.project, "name": self._run.name, "resume": "allow"}
-        common["config"] = plain(self._recipe)
+        identity = _identity(self._run)
+        common: dict[str, Any] = {"project": self._config.project, "resume": "allow", "config": plain(self._recipe)}
         if isinstance(self._config, WandbConfig):
             os.environ.setdefault("WANDB_SILENT", "true")
-            common |= {"mode": self._config.mode, "dir": str(self._run.path), "id": _identity(self._run)}
+            common |= {"mode": self._config.mode, "dir": str(self._run.path), "id": identity, "name": self._run.name}
+        else:
+            common["name"] = identity  # by which Trackio knows a run that goes on
         module.init(**common)
         return module
 
 
 def _identity(run: RunDir) -> str:
-    """The same for all attempts of a run: letters, digits and dashes of its path's end."""
-    return "".join(each if each.isalnum() else "-" for each in "-".join(run.path.resolve().parts[-2:]))[:64]
+    """The same for all attempts of a run, and of no other: its name, and how its ledger begins.
+
+    Another run in a folder of the same name, or in the same folder later, is not taken for one that goes on.
+    """
+    first = next(read_records(run.events), {})
+    name = "".join(each if each.isalnum() else "-" for each in run.name)
+    return f"{name[:48]}-{str(first.get('sha', ''))[:12]}"

@@ -15,6 +15,8 @@ QUEUE = 16_384
 """Records that may wait."""
 CLOSE_SECONDS = 10.0
 """Longest wait for a tracker at the end of a run: for what is in the queue, then for it to close."""
+LEAVE_SECONDS = 0.5
+"""The same where a second signal asked to leave at once."""
 
 
 class Tracker(Protocol):
@@ -48,8 +50,11 @@ class TrackerThread:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self.close(LEAVE_SECONDS)
+        else:
+            self.close()
 
     def __call__(self, step: Step) -> None:
         """Pass on the metrics of a step."""
