@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.reliability import kill
 from benchmarks.reliability.peers import damage, kills, verdict
-from benchmarks.reliability.peers.sides import EVERY, KILLED, SAVED, STEPS, Facts, Place, Side, run, sides
+from benchmarks.reliability.peers.sides import EVERY, KILLED, SAVED, STEPS, Place, Side, run, sides
 
 NAME = "peers"
 

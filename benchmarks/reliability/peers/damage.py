@@ -24,12 +24,12 @@ def _file(side: Side, run: Path, role: str) -> Path:
     return run / side.newest / side.files[role] if side.files[role] else run / side.newest
 
 
-def _largest(path: Path, number: int) -> tuple[int, int]:
-    """Begin and bytes of a tensor in a file of torch's: of those of the largest size, the `number`-th."""
+def _largest(path: Path, *, last: bool) -> tuple[int, int]:
+    """Begin and bytes of a tensor in a file of torch's: the first or last one of those of the largest size."""
     with zipfile.ZipFile(path) as archive:
         members = [each for each in archive.infolist() if "/data/" in each.filename]
         size = max(each.file_size for each in members)
-        chosen = [each for each in members if each.file_size == size][number]
+        chosen = [each for each in members if each.file_size == size][-1 if last else 0]
     raw = path.read_bytes()[chosen.header_offset :][:30]
     begin = chosen.header_offset + 30 + int.from_bytes(raw[26:28], "little") + int.from_bytes(raw[28:30], "little")
     return begin, size
@@ -39,7 +39,7 @@ def _values(side: Side, run: Path, role: str) -> tuple[Path, int, int]:
     """A file, and where in it numbers of weights or moments are."""
     path = _file(side, run, role)
     if zipfile.is_zipfile(path):
-        return path, *_largest(path, 1 if role == "moments" and not side.files[role] else 0)
+        return path, *_largest(path, last=role == "moments")  # which are saved behind the weights
     size = path.stat().st_size
     return path, size // 2 // 4 * 4, size - size // 2
 

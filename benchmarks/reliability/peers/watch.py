@@ -1,4 +1,4 @@
-"""What a program of a peer says of itself, step by step; it knows torch alone, for peers have interpreters of their own.
+"""What a program of a peer says of itself, step by step. It needs torch alone: peers have interpreters of their own.
 
 A line of JSON for the start of the process, one for each step with digests of what the step begins from, and one for
 the end. The driver compares them with those of the uninterrupted run.
