@@ -228,7 +228,7 @@ class Torchft(Torchrun):
 
     def facts(self) -> dict[str, Any]:
         ranks = {record["step"]: record["ranks"] for path in self._logs() for record in read_records(path)}
-        return {"share_of_data": sum(ranks.values()) / (2 * self.steps)}
+        return super().facts() | {"share_of_data": sum(ranks.values()) / (2 * self.steps)}
 
 
 def newest_record(path: Path) -> int:
