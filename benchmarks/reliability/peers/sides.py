@@ -18,7 +18,7 @@ from hornbook.files.filesystem import exists
 from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
 
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).parents[1] / "programs"
 STEPS, EVERY, SAVED, KILLED, ROWS = 16, 4, 8, 10, 80
 """Steps, steps between saves, the save that is struck, the step before which a run with whole saves dies, and rows of
 data: ten steps are an epoch, so all saves but those of `AT_BEST` are within one."""
@@ -103,7 +103,7 @@ def environment(place: Place) -> dict[str, str]:
 def _program(name: str, python: str, more: Mapping[str, Any]) -> Callable[[Place, int | None], list[str]]:
     def command(place: Place, kill_at: int | None) -> list[str]:
         spec = {"run": str(place.run), "facts": str(place.facts), "steps": STEPS, "every": EVERY, "rows": ROWS}
-        return [python, str(HERE / f"{name}_program.py"), json.dumps(spec | {"kill_at": kill_at} | dict(more))]
+        return [python, str(PROGRAMS / f"resume_{name}.py"), json.dumps(spec | {"kill_at": kill_at} | dict(more))]
 
     return command
 

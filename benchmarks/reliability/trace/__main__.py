@@ -61,7 +61,7 @@ def play(job: Job, plan: list[Fault]) -> dict[str, Any]:
             first = first or (now if step else 0.0)
             if struck and "seconds" not in struck[-1] and step > struck[-1]["at"]:
                 struck[-1]["seconds"] = now - struck[-1]["time"]
-            if pending and step >= pending[0].step:
+            if pending and step >= pending[0].step and (not struck or "seconds" in struck[-1]):
                 struck.append(asdict(pending[0]) | {"at": step, "time": now})
                 strike(job, pending.pop(0))
                 print(f"{now:6.1f} s  {struck[-1]}", flush=True)

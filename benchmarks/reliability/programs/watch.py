@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 
-VOCABULARY, SEQUENCE, ROWS, LAYERS, WIDTH, HEADS, DROPOUT = 300, 64, 8, 2, 64, 2, 0.1
+from model import Shape
+
+SHAPE = Shape(vocabulary=300, sequence=64, rows=8, layers=2, width=64, heads=2, dropout=0.1)
 """Of the model that every framework trains."""
 
 
 def tokens(count: int) -> torch.Tensor:
-    """The data: random ids of `count` rows, the same in every process; (count, SEQUENCE)."""
-    return torch.randint(VOCABULARY, (count, SEQUENCE), generator=torch.Generator().manual_seed(7))
+    """The data: random ids of `count` rows, the same in every process; (count, sequence)."""
+    return torch.randint(SHAPE.vocabulary, (count, SHAPE.sequence), generator=torch.Generator().manual_seed(7))
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:

@@ -1,4 +1,4 @@
-"""A small GPT-2 under transformers' Trainer. Usage: trainer_program.py '{"run": FOLDER, "facts": FILE, ...}'.
+"""A small GPT-2 under transformers' Trainer. Usage: resume_trainer.py '{"run": FOLDER, "facts": FILE, ...}'.
 
 As its documentation has it: checkpoints every n steps, `resume_from_checkpoint=True` where there is one. Nothing of it
 is changed; `training_step` is overridden to look at the state and at the loss.
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
-from watch import DROPOUT, HEADS, LAYERS, ROWS, SEQUENCE, VOCABULARY, WIDTH, Watch, tokens
+from watch import SHAPE, Watch, tokens
 
 
 class WatchedTrainer(Trainer):
@@ -21,7 +21,7 @@ class WatchedTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, *arguments: Any, **keywords: Any) -> torch.Tensor:
         """As it is."""
-        assert self.optimizer is not None
+        assert isinstance(self.optimizer, torch.optim.Optimizer)
         self.watch.step(self.state.global_step, model, self.optimizer, [inputs["input_ids"]])
         loss = super().training_step(model, inputs, *arguments, **keywords)
         self.watch.loss(float(loss))
@@ -32,14 +32,15 @@ def main() -> None:
     """Train, or go on."""
     spec = json.loads(sys.argv[1])
     set_seed(1)
-    sizes = {"n_layer": LAYERS, "n_embd": WIDTH, "n_head": HEADS, "n_positions": SEQUENCE, "vocab_size": VOCABULARY}
-    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), DROPOUT)
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **dropout, bos_token_id=0, eos_token_id=0))
+    sizes = {"n_layer": SHAPE.layers, "n_embd": SHAPE.width, "n_head": SHAPE.heads, "n_positions": SHAPE.sequence}
+    sizes |= {"vocab_size": SHAPE.vocabulary, "bos_token_id": 0, "eos_token_id": 0}
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), SHAPE.dropout)
+    model = GPT2LMHeadModel(GPT2Config(**sizes, **dropout))
     arguments = TrainingArguments(
         output_dir=spec["run"],
         max_steps=spec["steps"],
         save_steps=spec["every"],
-        per_device_train_batch_size=ROWS,
+        per_device_train_batch_size=SHAPE.rows,
         learning_rate=1e-3,
         seed=1,
         use_cpu=True,
@@ -51,7 +52,7 @@ def main() -> None:
     trainer = WatchedTrainer(model=model, args=arguments, train_dataset=rows)
     trainer.watch = Watch(spec["facts"], spec["kill_at"])
     trainer.train(resume_from_checkpoint=any(Path(spec["run"]).glob("checkpoint-*")))
-    assert trainer.optimizer is not None
+    assert isinstance(trainer.optimizer, torch.optim.Optimizer)
     trainer.watch.end(model, trainer.optimizer)
 
 
