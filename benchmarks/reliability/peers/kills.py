@@ -85,5 +85,5 @@ def changes(log: Iterator[str], disk: Path) -> Iterator[tuple[int, Call]]:
             continue
         text = waiting.pop(thread, "") + text
         opens = name in OPENS.split(",")
-        if str(disk) in text and "= -1" not in text and (not opens or re.search("O_CREAT|O_WRONLY|O_RDWR", text)):
+        if f"{disk}/" in text and "= -1" not in text and (not opens or re.search("O_CREAT|O_WRONLY|O_RDWR", text)):
             yield root, Call(name, text.replace(f"{disk}/", "").strip())

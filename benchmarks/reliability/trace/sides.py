@@ -210,8 +210,8 @@ class Torchft(Torchrun):
             "TORCHFT_LIGHTHOUSE": f"http://localhost:{ports[0]}",
             "NUM_REPLICA_GROUPS": "2",
         }
-        house = "import sys; from torchft._torchft import lighthouse_main; sys.exit(lighthouse_main())"
-        words = [self.python, "-c", house, "--min_replicas", "1", "--bind", f"[::]:{ports[0]}"]
+        house = (Path(self.home) / "bin" if self.home else Path(self.python).parent) / "torchft_lighthouse"
+        words = [self.python, str(house), "--min_replicas", "1", "--bind", f"[::]:{ports[0]}"]
         made = [([*words, "--quorum_tick_ms", "100", "--join_timeout_ms", "10000"], paths)]
         for group in range(2):
             words = [self.python, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--max-restarts", "100"]
