@@ -1,6 +1,6 @@
 """One seeded trace of faults, and the time that each side needs to come to the end of the same number of steps.
 
-    python -m benchmarks.reliability.trace [--side NAME ...] [--steps 1000] [--seed 1] [--again]
+    python -m benchmarks.reliability.trace [--side NAME ...] [--steps 300] [--seed 1] [--again]
 
 Two ranks on this machine (gloo), a model of 0.7M parameters, a checkpoint every 50 steps. Faults come from outside:
 SIGKILL of a rank, of both, of the whole job, SIGSTOP for ever, a rank that is stopped half of the time for ten seconds,
@@ -109,7 +109,7 @@ def main(names: list[str], steps: int, seed: int, *, again: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability.trace")
     parser.add_argument("--side", action="append", default=[], choices=tuple(SIDES))
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="measure what is on file once more")
     given = parser.parse_args()

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("kill", "kill", "kill", "both", "hang", "hang", "slow", "slow", "disk", "job")
+KINDS = ("kill", "kill", "both", "hang", "slow", "disk", "job")
 """What strikes: SIGKILL of a rank, or of both; SIGSTOP of a rank for ever; a rank that runs half of the time for a
 while; the newest checkpoint cut in half and every process of the job killed; the latter alone."""
 SLOW_SECONDS, SLICE_SECONDS = 10.0, 0.1
