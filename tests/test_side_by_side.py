@@ -116,8 +116,13 @@ def test_the_page_tells_loss_and_end_of_each_side() -> None:
         return {"version": "", "undisturbed": {"seconds": plain, "weights": "a"}, "faults": end}
 
     sides = {"torchrun": side(100, 300, "b"), "hornbook": side(50, 100, "a"), "torchft": {"missing": "not here"}}
-    found = {"sides": sides, "trace": [], "steps": 100, "every": 5, "seed": 1, "timeout": 60}
+    sides["Lightning"] = side(100, 540, "")
+    found = {"sides": sides, "trace": [], "steps": 100, "every": 5, "seed": 1, "timeout": 60, "limit": 540.0}
     lines = sides_page.trace(found)
     assert "| hornbook | 50 | 100 | 50 | 50% |  |  | 1 | 0 | those without faults |" in lines
     assert "| torchrun | 100 | 300 | 200 | 33% | 0.33 | 0.25 | 1 | 0 | others |" in lines
+    late = (
+        "| Lightning | 100 | > 540 | > 440 | < 19% | < 0.19 | < 0.11 | 1 | 0 | none: at step 100 when time was over |"
+    )
+    assert late in lines
     assert "torchft: not here." in lines

@@ -74,7 +74,7 @@ def trace(found: dict[str, Any]) -> list[str]:
         f"{found['every']}, faults of seed {found['seed']} from outside at the same steps for all. Collectives of",
         f"torchrun and Lightning fail after {found['timeout']} s instead of torch's 30 minutes, in their favour;",
         "torchft has the 5 and 30 s of its example. A start with a damaged checkpoint is helped by an operator who",
-        "needs no time. Goodput: time without faults over time with them, of the same side. Goal: at most half of the",
+        f"needs no time. A side has {found['limit']:.0f} s. Goodput: time without faults over time with them, of the same side. Goal: at most half of the",
         "time of the others.",
         "",
         *([f"Versions: {', '.join(versions)}."] if versions else []),
@@ -88,16 +88,17 @@ def trace(found: dict[str, Any]) -> list[str]:
 def _job(name: str, side: Mapping[str, Any], ours: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """One line: times and what came out."""
     plain, struck = side["undisturbed"], side["faults"]
-    lost = struck["seconds"] - plain["seconds"]
-    beside: list[Any] = ["", ""]
+    ended, lost = bool(struck["weights"]), struck["seconds"] - plain["seconds"]
+    more, less = ("", "") if ended else ("> ", "< ")
+    beside = ["", ""]
     if ours is not None and name != OURS:
         our_loss = ours["faults"]["seconds"] - ours["undisturbed"]["seconds"]
-        beside = [f"{ours['faults']['seconds'] / struck['seconds']:.2f}", f"{our_loss / lost:.2f}"]
-    end = "those without faults" if struck["weights"] == plain["weights"] != "" else "others"
-    end = end if struck["weights"] else f"none: at step {struck['step']} when time was over"
+        beside = [f"{less}{ours['faults']['seconds'] / struck['seconds']:.2f}", f"{less}{our_loss / lost:.2f}"]
+    end = "those without faults" if struck["weights"] == plain["weights"] else "others"
+    end = end if ended else f"none: at step {struck['step']} when time was over"
     share = f", of {struck['share_of_data']:.0%} of the data" if "share_of_data" in struck else ""
-    seconds = [f"{each:.0f}" for each in (plain["seconds"], struck["seconds"], lost)]
-    goodput = f"{plain['seconds'] / struck['seconds']:.0%}" if struck["weights"] else ""
+    seconds = [f"{plain['seconds']:.0f}", f"{more}{struck['seconds']:.0f}", f"{more}{lost:.0f}"]
+    goodput = f"{less}{plain['seconds'] / struck['seconds']:.0%}"
     return name, *seconds, goodput, *beside, struck["starts"], struck["steps_again"], end + share
 
 

@@ -63,6 +63,7 @@ def play(job: Job, plan: list[Fault]) -> dict[str, Any]:
                 struck[-1]["seconds"] = now - struck[-1]["time"]
             if pending and step >= pending[0].step and (not struck or "seconds" in struck[-1]):
                 struck.append(asdict(pending[0]) | {"at": step, "time": now})
+                starts += pending[0].kind in ("disk", "job")
                 strike(job, pending.pop(0))
                 print(f"{now:6.1f} s  {struck[-1]}", flush=True)
             elif (code := job.code()) is not None:
@@ -84,6 +85,7 @@ def main(names: list[str], steps: int, seed: int, *, again: bool) -> None:
     results = report.known(NAME)
     same = (results.get("steps"), results.get("seed")) == (steps, seed)
     figures: dict[str, Any] = {"steps": steps, "seed": seed, "every": EVERY, "timeout": TIMEOUT_SECONDS}
+    figures["limit"] = LIMIT_SECONDS
     figures |= {"trace": [asdict(each) for each in faults.trace(steps, seed)]}
     figures["sides"] = results["sides"] if same else {}
     with tempfile.TemporaryDirectory() as name:
