@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.refinery import figures as refinery_figures
+from benchmarks.reliability import sides_page
 from benchmarks.report import RESULTS, machine_line, rows_of, section
 from benchmarks.start.quickstart_matrix import HEADER, cells
 from benchmarks.training import layouts_page
@@ -436,6 +437,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             kill_ranks,
             failure_matrix,
             soak,
+            *sides_page.SECTIONS,
             statistics_cost,
             quickstart,
             cold_start,
