@@ -9,9 +9,9 @@ from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import block_norms, count_parameters, stacks_of
 from hornbook.model.config.position import AddedPositionPart
-from hornbook.parallel.axes.pipeline.cuts import stage_costs
-from hornbook.parallel.axes.pipeline.schedules import rank_of
 from hornbook.parallel.config import ParallelConfig
+from hornbook.plan.cuts import stage_costs
+from hornbook.plan.schedules import rank_of
 
 
 def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequence: int) -> list[int]:
