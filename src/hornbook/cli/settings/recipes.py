@@ -121,7 +121,7 @@ def state_line(state: dict[str, int], ranks: int) -> str:
 
 def _kept(recipe: "Recipe", vocab: int) -> "SavedBytes | None":
     """Bytes kept for backward of a microbatch; None where they are not known before the model runs."""
-    from hornbook.plan.activations import activation_bytes
+    from hornbook.plan.share import activation_bytes
 
     try:
         return activation_bytes(recipe, vocab, recipe.train.micro_rows)

@@ -20,8 +20,8 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import distributed
-from hornbook.plan.activations import activation_bytes
 from hornbook.plan.held import held_values
+from hornbook.plan.share import activation_bytes
 from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed
 from hornbook.run.inputs import Inputs, compile_for

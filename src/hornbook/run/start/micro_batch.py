@@ -19,8 +19,8 @@ from hornbook.model.heads.head import device_chunk_bytes
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.host import BETWEEN
 from hornbook.parallel.offload.offload import moves_activations
-from hornbook.plan.activations import activation_bytes
 from hornbook.plan.held import held_values
+from hornbook.plan.share import activation_bytes
 from hornbook.progress import size_text
 from hornbook.run.job import Job
 from hornbook.run.memory import free_memory
