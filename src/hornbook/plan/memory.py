@@ -120,11 +120,11 @@ class Holding(Protocol):
         """What each block keeps of a microbatch; `model` is the rank's share."""
         ...
 
-    def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
+    def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows, /) -> Ends:
         """What stands around the blocks; `vocab` is the rank's share."""
         ...
 
-    def communication(self, recipe: Recipe, held: int, largest: int) -> int:
+    def communication(self, recipe: Recipe, held: int, largest: int, /) -> int:
         """Buffers; `largest` values has the largest block."""
         ...
 
