@@ -47,7 +47,8 @@ def judge(point: Published, shares: Shares | None = None) -> Error:
         time = math.log(step.total / point.seconds)
     if point.memory is not None and shares is None:
         found = estimate_memory(point.recipe, point.vocab, point.cluster.device, point.holding)
-        memory = math.log(max(each.peak.total for each in found) / point.memory)
+        peak = max(each.peak.total - (0 if point.by_driver else each.peak.runtime) for each in found)
+        memory = math.log(peak / point.memory)
     return Error(point, time, memory)
 
 

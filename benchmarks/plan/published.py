@@ -39,6 +39,8 @@ class Published:
     """Of a step."""
     memory: float | None
     """Bytes of the fullest device."""
+    by_driver: bool
+    """They are the driver's, so that the runtime is among them; else what torch allocated."""
     out_of_memory: bool
     shape: str
 
@@ -89,6 +91,7 @@ def _published(point: dict[str, Any]) -> Published:
         holding=_holding(source, point),
         seconds=_seconds(point, recipe, vocab, cluster),
         memory=size or None,
+        by_driver="BLOOM" in source,
         out_of_memory=bool(measured.get("oom")),
         shape=f"{cluster} {layout} micro {rows} x {sequence}, {sequences} rows, {point['recompute']}",
     )
@@ -183,14 +186,19 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
     sequences = batch.get("global_seqs") or (batch.get("tokens", 0) // sequence) or (rows or 0) * data * accumulated
     if not sequences:
         raise Incomplete("batch")
-    rows = rows or max(sequences // data, 1)
+    rows = rows or (1 if stages > 1 else max(sequences // data, 1))
     if stages > 1 and "torchtitan" in point["source"]["what"]:
         rows = 1  # microbatches of a pipeline: the local batch is cut into single rows
     expert = math.gcd(layout.get("ep") or 1, data)
     shard, replicas = _shard(layout, data)
-    schedule = {"stages": stages}
+    schedule: dict[str, Any] = {"stages": stages}
     if stages > 1 and (layout.get("vpp") or 1) > 1:
         schedule |= {"schedule": "interleaved", "chunks": layout["vpp"]}
+    layers, all_stages = point["model"]["layers"], stages * schedule.get("chunks", 1)
+    if all_stages > layers:
+        raise Incomplete("layers for so many stages")
+    if stages > 1 and layers % all_stages == 0 and "nanotron" not in point["source"]["what"]:
+        schedule["cuts"] = list(range(layers // all_stages, layers, layers // all_stages))
     parallel = ParallelConfig.model_validate(
         {
             "data": data // expert,
@@ -242,17 +250,17 @@ def _traffic(source: str, layout: dict[str, Any], recipe: Recipe) -> Traffic:
     if layout.get("overlap") is False:
         return Traffic(4.0, 2.0, beside_data=False)
     if fsdp:
-        return Traffic(2.0 if "MPT" in source else 4.0, 2.0, beside_tensor=hidden)
+        return Traffic(2.0 if "MPT" in source else 4.0, 2.0, beside_tensor=hidden, again=0.5)
     old = any(word in source for word in ("2021", "BLOOM", "MT-NLG", "vTrain"))
     return Traffic(2.0 if old else 4.0, 2.0, beside_data=not old, beside_tensor=0.0 if old else 0.3)
 
 
 def _holding(source: str, point: dict[str, Any]) -> MixedHolding:
     if "torchtitan" in source:  # float32 weights, of which FSDP gathers bfloat16
-        return MixedHolding(4.0, 4.0, 8.0, gated_values=4, logit_bytes=10.0)
+        return MixedHolding(4.0, 4.0, 8.0, gated_values=4, logit_bytes=10.0, keeps_products=True)
     if any(word in source for word in ("2021", "BLOOM", "MT-NLG", "Korthikanti", "vTrain")):
         gradients = 2.0 if "fp16 (grads" in point["precision"] else 4.0
-        return MixedHolding(gradients=gradients, stores_scores=True)
+        return MixedHolding(gradients=gradients, stores_scores=True, logit_bytes=10.0)
     return MixedHolding(logit_bytes=8.0)
 
 

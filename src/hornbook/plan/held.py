@@ -4,6 +4,8 @@ What lies on which stage is as in `hornbook.parallel.axes.pipeline.stages`, what
 `hornbook.parallel.axes.tensor.tables`: of what does not divide evenly, the larger part.
 """
 
+from collections.abc import Sequence
+
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import ModelConfig
@@ -33,6 +35,18 @@ def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequen
         total = sum(blocks[number] for number in held)
         found.append(total + _ends(model, vocab, parallel.tensor, set(held)))
     return found
+
+
+def held_experts(model: ModelConfig, tensor: int, expert: int, blocks: Sequence[int]) -> int:
+    """Of a rank's values those of experts, shared ones not among them; blocks: numbers of those it has."""
+    decoder, *encoder = stacks_of(model)
+    layers = [stack.layer(number) for stack in (*encoder, decoder) for number in range(stack.layers)]
+    parts = [(layers[number], layers[number].mlp) for number in blocks]
+    return sum(
+        3 * layer.width * _share(layer.hidden, tensor) * _share(part.count, expert)
+        for layer, part in parts
+        if isinstance(part, ExpertsConfig)
+    )
 
 
 @kept_by_model

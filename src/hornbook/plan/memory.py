@@ -17,7 +17,7 @@ from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_byt
 from hornbook.parallel.config import BlockRecompute
 from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
-from hornbook.plan.held import held_values
+from hornbook.plan.held import held_experts, held_values
 from hornbook.plan.memo import kept_by_model
 from hornbook.plan.schedules import Order, rank_of, rank_order
 from hornbook.plan.share import rows_of, share_of, tensor_share
@@ -64,9 +64,9 @@ class PhaseMemory(Config):
     temporaries: int = 0
     """A block that is computed again, gradients of its activations, copies for the update."""
     communication: int = 0
-    """Gathered weights, buckets of gradients, channels."""
+    """Gathered weights, buckets of gradients."""
     runtime: int = 0
-    """Interpreter, libraries, the device's context."""
+    """Interpreter, libraries, the device's context, channels of collectives."""
 
     @property
     def total(self) -> int:
@@ -112,8 +112,9 @@ class Ends:
 class Holding(Protocol):
     """How a trainer holds state and activations; all methods are of one rank."""
 
-    def state(self, recipe: Recipe, held: int) -> dict[str, int]:
-        """Bytes of weights, gradients and optimizer for `held` values, by category."""
+    def state(self, recipe: Recipe, held: int, experts: int, /) -> dict[str, int]:
+        """Bytes of weights, gradients and optimizer for `held` values, by category; `experts` of them are of experts,
+        which ranks of the axis `expert` do not have in common."""
         ...
 
     def blocks(self, recipe: Recipe, model: ModelConfig, rows: Rows, /) -> list[BlockBytes]:
@@ -138,7 +139,7 @@ class HornbookHolding:
     def __init__(self, device: Device) -> None:
         self._device = device
 
-    def state(self, recipe: Recipe, held: int) -> dict[str, int]:
+    def state(self, recipe: Recipe, held: int, _experts: int) -> dict[str, int]:
         """float32, or bfloat16 with `bf16-pure`; moments as the optimizer declares them."""
         found = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
         offload = recipe.parallel.offload
@@ -249,13 +250,13 @@ class _Estimate:
         recomputed = max((self._blocks[number].whole for number in again), default=0)
         block = max(recomputed, *(self._blocks[number].whole for number in own), 0)
         largest = held // max(len(own), 1)
-        state = self.holding.state(recipe, held)
+        state = self.holding.state(recipe, held, held_experts(recipe.model, parallel.tensor, parallel.expert, own))
         common = PhaseMemory(
             weights=state["weights"],
             gradients=state["gradients"],
             optimizer=state["optimizer"],
-            communication=self.holding.communication(recipe, held, largest) + self._channels(),
-            runtime=CPU_RUNTIME if self.device.is_cpu else GPU_RUNTIME,
+            communication=self.holding.communication(recipe, held, largest),
+            runtime=CPU_RUNTIME if self.device.is_cpu else GPU_RUNTIME + self._channels(),
         )
         has_head = last in own
         phases = {

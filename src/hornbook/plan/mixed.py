@@ -1,8 +1,8 @@
 """Memory of trainers that keep 16-bit weights beside a float32 copy, with fused kernels, as Megatron-LM does.
 
 For a GPT block this is Korthikanti et al. 2022 (arXiv 2205.05198): s b h (10 + 24 / t + 5 a s / (h t)) bytes on each of
-t tensor ranks, everything over t with sequence parallelism, without the last term where attention is computed again; and
-for the state Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054).
+t tensor ranks, everything over t with sequence parallelism, without the last term where attention is computed again;
+for the state see Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054).
 """
 
 from dataclasses import dataclass
@@ -34,18 +34,25 @@ class MixedHolding:
     """Attention is written out, and its probabilities are stored: before flash attention."""
     gated_values: int = 3
     """Values kept of each inner dim of a gated MLP: gate, up, product; 4 where the activation has its own kernel."""
+    keeps_products: bool = False
+    """With `selective` recomputation every other product is kept, and what attention gives (torchtitan's choice), in
+    place of all but the probabilities."""
     logit_bytes: float = 4.0
     """Bytes of each logit while the loss is computed."""
     gathered: float = 2.0
     """Bytes of a gathered weight where weights are sharded (ZeRO 3)."""
 
-    def state(self, recipe: Recipe, held: int) -> dict[str, int]:
-        """Shared over data ranks as `parallel.shard` says."""
+    def state(self, recipe: Recipe, held: int, experts: int = 0) -> dict[str, int]:
+        """Shared over data and context ranks as `parallel.shard` says; experts over those that have the same ones."""
         parallel = recipe.parallel
-        ranks = parallel.data // parallel.replicas * parallel.expert
+        ranks = parallel.data // parallel.replicas * parallel.context.ranks
         level = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
         each = {"weights": (self.weights, 3), "gradients": (self.gradients, 2), "optimizer": (self.optimizer, 1)}
-        return {name: round(size * held / (ranks if level >= at else 1)) for name, (size, at) in each.items()}
+
+        def shared(at: int) -> float:
+            return (held - experts) / (ranks * parallel.expert) + experts / ranks if level >= at else held
+
+        return {name: round(size * shared(at)) for name, (size, at) in each.items()}
 
     def blocks(self, recipe: Recipe, model: ModelConfig, rows: Rows) -> list[BlockBytes]:
         """Of each block of a decoder or an encoder."""
@@ -59,10 +66,12 @@ class MixedHolding:
         logits = round(self.logit_bytes * rows.tokens * vocab)
         return Ends(first, 0, 2 * stream + logits, 0)
 
-    def communication(self, recipe: Recipe, _held: int, largest: int) -> int:
+    def communication(self, recipe: Recipe, held: int, largest: int) -> int:
         """Gathered weights of two blocks, and the gradients of one."""
         if recipe.parallel.shard != "everything":
             return 0
+        if recipe.parallel.pipeline.stages > 1:  # gathered for all microbatches, whose gradients are summed whole
+            return round((self.gathered + self.gradients) * held)
         return round((2 * self.gathered + self.gradients) * largest)
 
 
@@ -85,7 +94,18 @@ class _Block:
     @cached_property
     def total(self) -> int:
         """Bytes."""
+        if self.again and self.holding.keeps_products:
+            return self._products
         return self._around + self._attention + self._mlp
+
+    @property
+    def _products(self) -> int:
+        """The block's input, what attention gives, and half of the products' results."""
+        narrow, tokens, layer = self.rows.narrow.tokens, self.rows.tokens, self.layer
+        inner = (1 if layer.mlp.kind == "mlp" else 2) * layer.hidden
+        heads = layer.head_dim * (layer.heads + 2 * layer.kv_heads)
+        kept = narrow * layer.width + tokens * layer.head_dim * layer.heads + narrow * layer.width
+        return ITEM * (kept + tokens * (inner + heads) // 2) + 4 * tokens * layer.heads
 
     @property
     def _around(self) -> int:

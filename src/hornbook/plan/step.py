@@ -39,6 +39,8 @@ class Traffic:
     """Of a value that is gathered."""
     beside_data: bool = True
     """Messages of data ranks run beside computing."""
+    again: float = 0.0
+    """Share of a block's forward pass that `selective` recomputation repeats, or attention if that is more."""
     beside_tensor: float = 0.0
     """Share of tensor ranks' messages that computing hides."""
 
@@ -115,6 +117,8 @@ class _Step:
         found["pipeline"] = self._group(parallel.pipeline.stages, stride)
         inside = parallel.tensor
         found["data"] = self._group(parallel.data_ranks * parallel.context.ranks, inside)
+        if parallel.replicas == 1:
+            found["shard"] = found["data"]
         return found
 
     # ---- A microbatch
@@ -174,7 +178,8 @@ class _Step:
         if isinstance(recompute, BlockRecompute):
             again = each.forward + each.sent if number % recompute.every == 0 else 0.0
         else:
-            again = each.again if isinstance(recompute, SelectiveRecompute) else 0.0
+            selective = isinstance(recompute, SelectiveRecompute)
+            again = max(each.again, self.traffic.again * each.forward) if selective else 0.0
         return _Passes(each.forward, each.backward, again, each.sent)
 
     @cached_property
@@ -253,7 +258,7 @@ class _Step:
         held, over = max(self._held), groups["data"]
         gradients, weights = traffic.gradient_bytes * held, traffic.weight_bytes * held
         if parallel.shard == "everything":
-            within = groups["shard"] if parallel.replicas > 1 else over
+            within = groups["shard"]
             gathers = 2 if parallel.reshard else 1
             each = gathers * within.gather(weights) + within.gather(gradients)
             across = groups["replica"].all_reduce(gradients / within.ranks) if parallel.replicas > 1 else 0.0
