@@ -152,10 +152,27 @@ def test_parts_of_a_step() -> None:
 def test_a_pipeline_waits_as_its_formula_says() -> None:
     """Even stages without a head: 15 of 16 blocks are alike, and (p - 1) / m of a step is idle."""
     words = ["model.layers=16", "parallel.pipeline=4", "train.micro_batch=4", "train.batch_tokens=262144"]
-    recipe = resolve("tiny", [*words, "model.vocab=64", "train.sequence=512", "train.precision=bf16"], {}).recipe
+    recipe = resolve(
+        "tiny",
+        [*words, "model.vocab=64", "model.position.length=512", "train.sequence=512", "train.precision=bf16"],
+        {},
+    ).recipe
     found = estimate_step(recipe, 64, parse_cluster("4xH100"))
     microbatches = 262144 // 512 // 4
     assert found.bubble == pytest.approx(3 / microbatches * (found.compute + found.tensor), rel=0.15)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_recipe_has_a_plan(name: str) -> None:
+    """A part that does not say what it keeps, or of which a rank's share is not known, fails here."""
+    recipe = resolve(name, environ={}).recipe
+    if any(recipe.model.layer(number).attention.kind == "delta" for number in range(recipe.model.layers)):
+        with pytest.raises(UsageError, match="DeltaAttentionConfig does not say what it keeps"):
+            plan_run(recipe, parse_cluster("8xH100"))
+        return
+    found = plan_run(recipe, parse_cluster("64xB200"))
+    assert 0 < found.best.mfu < 1
+    assert found.best.worst.peak.weights >= 4 * found.parameters
 
 
 # ---- The command
