@@ -21,13 +21,13 @@ from hornbook.optim.config.average import NoAverage
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel.axes.pipeline.cuts import settle_cuts
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.offload.offload import hosted, map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
+from hornbook.plan.cuts import settle_cuts
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course

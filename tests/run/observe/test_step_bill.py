@@ -13,7 +13,6 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.flops import step_operations
 from hornbook.optim.optimizer import Optimizer
-from hornbook.run.diagnose.bench import saved
 from hornbook.run.diagnose.bench.saved import device_name, machine_file, write
 from hornbook.run.observe import step_bill
 from hornbook.settings.resolve import resolve
@@ -25,7 +24,7 @@ Events = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(autouse=True)
 def _nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(saved, "bench_folder", lambda: tmp_path / "bench")
+    monkeypatch.setenv("HORNBOOK_HOME", str(tmp_path))
 
 
 def bills(folder: Path) -> dict[int, dict[str, Any]]:

@@ -4,9 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import LayerPart, Model, Problems, Rows, keys_seen
+from hornbook.model.config.part import LayerPart, Model, Problems, Product, Rows, keys_seen
 from hornbook.model.config.tiling import kept_pairs, kept_pairs_across
 from hornbook.settings.fields import OPEN, Count, Number
+
+
+def _probabilities(model: Model, rows: Rows, window: int | None, head_dim: int) -> int:
+    """Bytes kept of attention's probabilities, or of what they are made of again."""
+    if rows.fused:
+        return 4 * rows.tokens * model.heads
+    pairs = 0 if rows.rebuilding else kept_pairs(rows.sequence, model, window, head_dim)
+    return rows.itemsize * rows.rows * model.heads * pairs
 
 
 class FullAttentionConfig(LayerPart):
@@ -46,6 +54,10 @@ class FullAttentionConfig(LayerPart):
     def num_matmul_weights(self, model: Model) -> int:
         return model.width * model.head_dim * 2 * (model.heads + model.kv_heads)
 
+    def products(self, model: Model) -> list[Product]:
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        return [Product(model.width, queries + 2 * keys, "columns"), Product(queries, model.width, "inner")]
+
     def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
         keys = keys_seen(sequence, self.window, bidirectional=model.kind == "encoder")
         return self.pair_flops(model) * keys, self.pair_flops(model) * sequence
@@ -56,8 +68,7 @@ class FullAttentionConfig(LayerPart):
     def saved_bytes(self, model: Model, rows: Rows) -> int:
         """Queries, keys and values, what the heads found, and probabilities where they are few."""
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        pairs = 0 if rows.rebuilding else kept_pairs(rows.sequence, model, self.window, model.head_dim)
-        kept = rows.values(2 * (queries + keys)) + rows.itemsize * rows.rows * model.heads * pairs
+        kept = rows.values(2 * (queries + keys)) + _probabilities(model, rows, self.window, model.head_dim)
         kept += rows.stacked(model.width * (queries + 2 * keys)) + rows.cast(model.width * queries)
         if self.qk_norm == "head":
             kept += 4 * rows.tokens * (model.heads + model.kv_heads)
@@ -70,8 +81,10 @@ class FullAttentionConfig(LayerPart):
     def saved_bytes_across(self, model: Model, rows: Rows, source: Rows) -> int:
         """The same of attention from a decoder's rows to the encoder's states; those are not counted."""
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        pairs = 0 if rows.rebuilding else kept_pairs_across(rows.sequence, source.sequence, model.head_dim)
+        lengths = rows.sequence, source.sequence
+        pairs = 0 if rows.rebuilding or rows.fused else kept_pairs_across(*lengths, model.head_dim)
         kept = rows.values(2 * queries) + source.values(2 * keys) + rows.itemsize * rows.rows * model.heads * pairs
+        kept += 4 * rows.tokens * model.heads * rows.fused
         kept += 2 * rows.cast(model.width * (queries + keys))
         if self.qk_norm == "head":
             kept += 4 * (rows.tokens * model.heads + source.tokens * model.kv_heads)
@@ -131,18 +144,29 @@ class LatentAttentionConfig(LayerPart):
         up = self.kv_rank * model.heads * (self.nope_dim + self.value_dim)
         return query + down + up + model.heads * self.value_dim * width
 
+    def products(self, model: Model) -> list[Product]:
+        width, rank, queries = model.width, self.query_rank, model.heads * (self.nope_dim + self.rope_dim)
+        query = (
+            [Product(width, rank), Product(rank, queries, "columns")] if rank else [Product(width, queries, "columns")]
+        )
+        return [
+            *query,
+            Product(width, self.kv_rank + self.rope_dim),
+            Product(self.kv_rank, model.heads * (self.nope_dim + self.value_dim), "columns"),
+            Product(model.heads * self.value_dim, width, "inner"),
+        ]
+
     def rotary_dims(self, _model: Model) -> int:
         return self.rope_dim
 
     def saved_bytes(self, model: Model, rows: Rows) -> int:
         """Latents, queries, keys and values, what the heads found, and probabilities where they are few."""
         dims, rank = self.nope_dim + self.rope_dim, self.query_rank
-        pairs = 0 if rows.rebuilding else kept_pairs(rows.sequence, model, None, dims)
         normed = 0 if rank is None else 4 * rows.tokens + rows.values(rank if rows.rebuilding else 2 * rank)
         # The norm keeps a copy of the latent, which lies beside the shared key.
         latent = 4 * rows.tokens + rows.values(2 * self.kv_rank + self.rope_dim)
         heads = rows.values(model.heads * (2 * dims + self.nope_dim + 2 * self.value_dim))
-        probabilities = rows.itemsize * rows.rows * model.heads * pairs
+        probabilities = _probabilities(model, rows, None, dims)
         return normed + latent + heads + probabilities + rows.cast(self.num_matmul_weights(model))
 
     def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
@@ -180,6 +204,11 @@ class DeltaAttentionConfig(LayerPart):
     def num_matmul_weights(self, model: Model) -> int:
         keys, values = self.widths(model)
         return model.width * (2 * keys + 3 * values + 2 * (self.value_heads or model.heads))
+
+    def products(self, model: Model) -> list[Product]:
+        keys, values = self.widths(model)
+        gates = 2 * (self.value_heads or model.heads)
+        return [Product(model.width, 2 * keys + 2 * values + gates), Product(values, model.width)]
 
     def widths(self, model: Model) -> tuple[int, int]:
         """(width of all keys, width of all values)."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from hornbook.errors import UsageError
-from hornbook.model.config.part import LayerPart, Model, Part, Problems, Rows
+from hornbook.model.config.part import LayerPart, Model, Part, Problems, Product, Rows
 from hornbook.settings.fields import OPEN, Count, Number
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
@@ -26,6 +26,10 @@ class _MLP(LayerPart):
 
     def num_matmul_weights(self, model: Model) -> int:
         return self.projections * model.width * model.hidden
+
+    def products(self, model: Model) -> list[Product]:
+        inner = (self.projections - 1) * model.hidden
+        return [Product(model.width, inner, "columns"), Product(model.hidden, model.width, "inner")]
 
 
 class PlainMLPConfig(_MLP):
@@ -148,6 +152,14 @@ class ExpertsConfig(LayerPart):
 
     def num_matmul_weights(self, model: Model) -> int:
         return self._weights(model, self.active)
+
+    def products(self, model: Model) -> list[Product]:
+        width, each = model.width, {"uses": self.active, "experts": self.count}
+        found = [Product(width, self.count), Product(width, 2 * model.hidden, "columns", **each)]
+        found.append(Product(model.hidden, width, "inner", **each))
+        if (shared := self.shared_hidden) is not None:
+            found += [Product(width, 2 * shared, "columns"), Product(shared, width, "inner")]
+        return found
 
     def num_expert_weights(self, model: Model) -> int:
         """Values of all experts but the shared one."""

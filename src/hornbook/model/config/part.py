@@ -7,9 +7,9 @@ of `LayerPart`. Everything but `build` is arithmetic on settings.
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from hornbook.errors import UsageError
 from hornbook.settings.fields import Config
@@ -39,11 +39,20 @@ class Rows:
     """Results of cheap calls are made again in backward (`hornbook.model.layers.saved_tensors`)."""
     source: int | None = None
     """Tokens of a row that the encoder of an encoder-decoder reads; by default as many as `sequence`."""
+    stream_ranks: int = 1
+    """Tensor ranks that the residual stream between products is divided over (`parallel.sequence`)."""
+    fused: bool = False
+    """Attention is the fused kernel of a GPU: it keeps no probabilities, but a sum for each query and head."""
 
     @property
     def tokens(self) -> int:
         """Tokens of all rows."""
         return self.rows * self.sequence
+
+    @property
+    def narrow(self) -> "Rows":
+        """What of the rows a rank has of the residual stream."""
+        return self if self.stream_ranks == 1 else replace(self, sequence=-(-self.sequence // self.stream_ranks))
 
     def values(self, number: int) -> int:
         """Bytes of so many values for each token."""
@@ -62,6 +71,21 @@ class Rows:
         if self.tokens < FEW_ROWS:
             return self.cast(weights)
         return 0 if self.rebuilding else self.itemsize * weights
+
+
+class Product(NamedTuple):
+    """A product with weights that each token goes through; weights of one product count as one matrix."""
+
+    inner: int
+    """Values of a token that go in."""
+    columns: int
+    """Values that come out."""
+    cut: Literal["columns", "inner", "none"] = "none"
+    """Which side tensor ranks divide."""
+    uses: int = 1
+    """Times that each token is multiplied, of experts."""
+    experts: int = 0
+    """Matrices that the tokens are spread over; 0: there is one."""
 
 
 class Part(Config):
@@ -96,6 +120,10 @@ class LayerPart(Part):
     def num_matmul_weights(self, model: Model) -> int:
         """Weights of one layer that each position is multiplied by; by default all of its parameters."""
         return self.num_parameters(model)
+
+    def products(self, model: Model, /) -> list[Product]:
+        """Products of a token with weights in one layer; by default one of all `num_matmul_weights`."""
+        return [Product(model.width, -(-method(self, "num_matmul_weights")(model) // model.width))]
 
     def saved_bytes(self, _model: Model, _rows: Rows, /) -> int:
         """Bytes that one layer keeps for backward, all but its input."""

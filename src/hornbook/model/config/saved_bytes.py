@@ -59,6 +59,20 @@ def saved_bytes(
     return SavedBytes(ends, shared, kept, head, recomputed + states)
 
 
+@dataclass(frozen=True)
+class BlockBytes:
+    """Bytes that one block keeps: all, and where it is computed again."""
+
+    whole: int
+    stream: int
+
+
+def block_bytes(model: ModelConfig, rows: Rows) -> list[BlockBytes]:
+    """Of each block, an encoder's first. Raises UsageError as `saved_bytes` does."""
+    stacks = _stacks(model, rows)
+    return [BlockBytes(stack.block(i), stack.stream) for stack in stacks for i in range(stack.model.layers)]
+
+
 def _stacks(model: ModelConfig, rows: Rows) -> "list[_Stack]":
     """The encoder, if there is one, then the model itself."""
     if model.kind != "encoder_decoder":
@@ -77,7 +91,7 @@ class _Stack:
 
     @property
     def stream(self) -> int:
-        return self.rows.stream(self.model)
+        return self.rows.narrow.stream(self.model)
 
     @property
     def ends(self) -> int:
@@ -132,6 +146,7 @@ def _block(model: ModelConfig, number: int, rows: Rows) -> int:
     """Bytes that a block keeps, its input included."""
     layer = model.layer(number)
     attention, mlp = (method(part, "saved_bytes")(layer, rows) for part in (layer.attention, layer.mlp))
+    rows = rows.narrow
     drops = 2 * _dropped(model.dropout, rows) + 2 * (rows.itemsize * rows.rows if model.stochastic_depth else 0)
     if isinstance(model.block, Parallel):
         return attention + mlp + drops + _parallel_norms(model, rows)

@@ -1,5 +1,7 @@
 """Sizes of the tiles in which attention is computed on a CPU (`hornbook.model.attention.tiles`), as arithmetic."""
 
+from functools import cache
+
 from hornbook.model.config.part import Model
 
 QUERIES = 128
@@ -18,7 +20,11 @@ def kept_pairs(sequence: int, model: Model, window: int | None, head_dim: int) -
     head_dim: width of a query. The row is one document of more than a few queries
     (`hornbook.model.attention.attend.FEW_QUERIES`).
     """
-    bidirectional = model.kind == "encoder"
+    return _kept_pairs(sequence, model.kind == "encoder", window, head_dim)
+
+
+@cache
+def _kept_pairs(sequence: int, bidirectional: bool, window: int | None, head_dim: int) -> int:
     seen = [_interval(query, sequence, window, bidirectional) for query in range(sequence)]
     if sum(end - start - 1 for start, end in seen) > KEPT * sequence * head_dim:
         return 0

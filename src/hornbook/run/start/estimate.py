@@ -16,16 +16,16 @@ from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.layers.transfer import fetch
 from hornbook.model.surgery.operate import trained_parameters
 from hornbook.optim.config.clipping import AnyClip
-from hornbook.parallel.axes.held import held_values
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import distributed
+from hornbook.plan.held import held_values
+from hornbook.plan.share import activation_bytes
 from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed
 from hornbook.run.inputs import Inputs, compile_for
 from hornbook.run.memory import free_memory, memory_of
-from hornbook.run.start.activations import activation_bytes
 from hornbook.run.state import State
 from hornbook.run.train import build_state
 from hornbook.run.training_length import TrainingLength

@@ -16,14 +16,14 @@ from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import state_bytes
 from hornbook.model.config.parameter_count import embedding_rows
 from hornbook.model.heads.head import device_chunk_bytes
-from hornbook.parallel.axes.held import held_values
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.host import BETWEEN
 from hornbook.parallel.offload.offload import moves_activations
+from hornbook.plan.held import held_values
+from hornbook.plan.share import activation_bytes
 from hornbook.progress import size_text
 from hornbook.run.job import Job
 from hornbook.run.memory import free_memory
-from hornbook.run.start.activations import activation_bytes
 from hornbook.run.state import State
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved

@@ -9,7 +9,7 @@ from hornbook.data.loader.loader import Loader
 from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import StepOperations
 from hornbook.optim.optimizer import Optimizer
-from hornbook.run.diagnose.bench import measures, saved, step
+from hornbook.run.diagnose.bench import measures, step
 from hornbook.run.diagnose.bench.accumulation import compare_accumulation
 from hornbook.run.diagnose.bench.measures import utilisation
 from hornbook.run.diagnose.bench.peak import Peak
@@ -24,7 +24,7 @@ AMPLE = 1e6
 
 @pytest.fixture(autouse=True)
 def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(saved, "bench_folder", lambda: tmp_path / "bench")
+    monkeypatch.setenv("HORNBOOK_HOME", str(tmp_path))
     monkeypatch.setattr("hornbook.run.diagnose.doctor.MATMUL_SECONDS", 0.01)
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from hornbook.model.context import Auxiliary
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.pipeline.messages import Key, Messages
-from hornbook.parallel.axes.pipeline.schedules import Action, Order, rank_order
 from hornbook.parallel.axes.pipeline.sharded import ShardedStages
 from hornbook.parallel.axes.pipeline.split import WeightGradients, gradients_of_inputs
 from hornbook.parallel.axes.pipeline.stages import Layout, StageModel
 from hornbook.parallel.runner import Step
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
+from hornbook.plan.schedules import Action, Order, rank_order
 
 AHEAD = 3
 """Passes whose receives are posted: the present one and those behind it."""

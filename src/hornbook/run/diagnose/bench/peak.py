@@ -1,15 +1,14 @@
 """The rate of matrix products that MFU is a share of: a known GPU's published one, else the measured one."""
 
 import os
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from hornbook.run.diagnose.bench.saved import device_name, read_machine
+from hornbook.plan.hardware import device_of_driver
+from hornbook.plan.measured import read_machine
+from hornbook.run.diagnose.bench.saved import device_name
 
 
 @dataclass(frozen=True)
@@ -20,18 +19,12 @@ class Peak:
     source: str
 
 
-@cache
-def published_peaks() -> list[dict[str, Any]]:
-    """The table `peaks.toml`."""
-    return tomllib.loads(Path(__file__).with_name("peaks.toml").read_text(encoding="utf-8"))["device"]
-
-
 def published_peak(name: str, precision: str) -> Peak | None:
     """Of a GPU by the name that its driver gives; None where it is not known, or has no such arithmetic."""
-    for entry in published_peaks():
-        if all(word in name for word in entry["words"]) and precision in entry:
-            return Peak(entry[precision] * 1e12, f"published for {entry['name']}, {precision} dense")
-    return None
+    device = device_of_driver(name)
+    if device is None or (rate := getattr(device, precision, None)) is None:
+        return None
+    return Peak(rate * 1e12, f"published for {device.name}, {precision} dense")
 
 
 def known_peak(device: torch.device, precision: str) -> Peak | None:
@@ -39,7 +32,7 @@ def known_peak(device: torch.device, precision: str) -> Peak | None:
     name = device_name(device)
     if device.type == "cuda" and (found := published_peak(name, precision)) is not None:
         return found
-    return measured_peak(read_machine(name), precision)
+    return measured_peak(next(iter(read_machine(name)), None), precision)
 
 
 def measured_peak(machine: dict[str, Any] | None, precision: str) -> Peak | None:

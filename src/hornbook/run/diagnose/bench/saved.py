@@ -19,20 +19,8 @@ import torch
 from hornbook.errors import StorageError
 from hornbook.files.durable import write_atomic
 from hornbook.files.journal import finite
+from hornbook.plan.measured import FORMAT, bench_folder, folder_name
 from hornbook.settings.recipe import Recipe
-
-FORMAT = 1
-_UNSAFE = re.compile(r"[^A-Za-z0-9.]+")
-
-
-def bench_folder() -> Path | None:
-    """The folder of all measurements; None where the user has no home."""
-    if home := os.environ.get("HORNBOOK_HOME"):
-        return Path(home) / "bench"
-    with contextlib.suppress(RuntimeError):
-        named = os.environ.get("XDG_CACHE_HOME")
-        return (Path(named) if named else Path.home() / ".cache") / "hornbook" / "bench"
-    return None
 
 
 def device_name(device: torch.device, processor_info: Path = Path("/proc/cpuinfo")) -> str:
@@ -53,7 +41,7 @@ def device_name(device: torch.device, processor_info: Path = Path("/proc/cpuinfo
 def machine_file(name: str) -> Path | None:
     """The measurements of the device of a name (`device_name`)."""
     folder = bench_folder()
-    return None if folder is None else folder / _UNSAFE.sub("-", name).strip("-") / "machine.json"
+    return None if folder is None else folder / folder_name(name) / "machine.json"
 
 
 def step_file(name: str, recipe: Recipe) -> Path | None:
@@ -63,7 +51,7 @@ def step_file(name: str, recipe: Recipe) -> Path | None:
         return None
     parts = {part: getattr(recipe, part).model_dump(mode="json") for part in ("model", "train", "parallel", "optim")}
     digest = hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=4).hexdigest()
-    return machine.with_name(f"{_UNSAFE.sub('-', recipe.name)}-{digest}.json")
+    return machine.with_name(f"{folder_name(recipe.name)}-{digest}.json")
 
 
 def write(path: Path | None, value: Mapping[str, Any], *, named: bool = False) -> Path | None:
@@ -82,15 +70,3 @@ def write(path: Path | None, value: Mapping[str, Any], *, named: bool = False) -
             raise
         return None
     return path
-
-
-def read_machine(name: str) -> dict[str, Any] | None:
-    """The saved measurements of a device; None where there are none, or they cannot be read."""
-    path = machine_file(name)
-    if path is None:
-        return None
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None

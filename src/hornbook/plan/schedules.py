@@ -239,19 +239,25 @@ class Durations(NamedTuple):
 
 def simulate(
     orders: Sequence[Order],
-    durations: Durations = Durations(),  # noqa: B008 - never changed
+    durations: Durations | Sequence[Durations] = Durations(),  # noqa: B008 - never changed
     shares: Sequence[float] | None = None,
     *,
     crossing: bool = False,
 ) -> list[list[Pass]]:
     """When each rank computes what: as soon as the rank is free and what the pass needs has come.
 
-    shares: cost of each stage as a share of the mean rank's; by default all stages cost the same. crossing: F with the
+    durations: of a whole rank, or of each stage. shares: cost of each stage as a share of the mean rank's; by default
+    all stages cost the same, and with durations of each stage there are none. crossing: F with the
     B behind it is one piece of work, as where kernels of both overlap (DualPipe); hornbook computes one after the
     other. Raises ValueError where the orders wait for each other for ever.
     """
     stages = 1 + max(action.stage for order in orders for action in order)
-    shares = shares or [len(orders) / stages] * stages
+    if isinstance(durations, Durations):
+        shares = shares or [len(orders) / stages] * stages
+        forward, inputs, weights, message = durations
+        times = [Durations(share * forward, share * inputs, share * weights, message) for share in shares]
+    else:
+        times = list(durations)
     works = [_works(order, crossing=crossing) for order in orders]
     ended: dict[tuple[str, int, int], tuple[float, int]] = {}
     timed: list[list[Pass]] = [[] for _ in orders]
@@ -262,10 +268,11 @@ def simulate(
                 needed = [ended.get(each) for action in waiting[0] for each in needs(action, stages)]
                 if None in needed:
                     break
-                come = [at + durations.message * (where != rank) for at, where in filter(None, needed)]
+                message = times[waiting[0][0].stage].message
+                come = [at + message * (where != rank) for at, where in filter(None, needed)]
                 start = max([timed[rank][-1].end if timed[rank] else 0.0, *come])
                 for action in waiting[0]:
-                    end = start + durations.of(action.kind) * shares[action.stage]
+                    end = start + times[action.stage].of(action.kind)
                     timed[rank].append(Pass(action, start, end))
                     start = end
                 ended |= dict.fromkeys(map(_key, waiting.popleft()), (start, rank))

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hornbook.model.config.model import ModelConfig
-from hornbook.parallel.axes.pipeline.cuts import Bounds, stage_costs
-from hornbook.parallel.axes.pipeline.schedules import bubble, chart, plan, rank_of, simulate
 from hornbook.parallel.config import ParallelConfig
+from hornbook.plan.cuts import Bounds, stage_costs
+from hornbook.plan.schedules import bubble, chart, plan, rank_of, simulate
 
 CHARTED = 12
 """Microbatches that a chart shows at most."""

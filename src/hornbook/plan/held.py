@@ -4,14 +4,17 @@ What lies on which stage is as in `hornbook.parallel.axes.pipeline.stages`, what
 `hornbook.parallel.axes.tensor.tables`: of what does not divide evenly, the larger part.
 """
 
+from collections.abc import Sequence
+
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import block_norms, count_parameters, stacks_of
 from hornbook.model.config.position import AddedPositionPart
-from hornbook.parallel.axes.pipeline.cuts import stage_costs
-from hornbook.parallel.axes.pipeline.schedules import rank_of
 from hornbook.parallel.config import ParallelConfig
+from hornbook.plan.cuts import stage_costs
+from hornbook.plan.memo import kept_by_model
+from hornbook.plan.schedules import rank_of
 
 
 def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequence: int) -> list[int]:
@@ -19,7 +22,7 @@ def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequen
     pipeline = parallel.pipeline
     if parallel.tensor == parallel.expert == pipeline.stages == 1:
         return [count_parameters(model, vocab)]
-    blocks, total = _blocks(model, parallel), 0
+    blocks, total = _blocks(model, parallel.tensor, parallel.expert), 0
     if pipeline.stages == 1:
         bounds: tuple[int, ...] = (0, len(blocks))
     else:
@@ -34,7 +37,20 @@ def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequen
     return found
 
 
-def _blocks(model: ModelConfig, parallel: ParallelConfig) -> list[int]:
+def held_experts(model: ModelConfig, tensor: int, expert: int, blocks: Sequence[int]) -> int:
+    """Of a rank's values those of experts, shared ones not among them; blocks: numbers of those it has."""
+    decoder, *encoder = stacks_of(model)
+    layers = [stack.layer(number) for stack in (*encoder, decoder) for number in range(stack.layers)]
+    parts = [(layers[number], layers[number].mlp) for number in blocks]
+    return sum(
+        3 * layer.width * _share(layer.hidden, tensor) * _share(part.count, expert)
+        for layer, part in parts
+        if isinstance(part, ExpertsConfig)
+    )
+
+
+@kept_by_model
+def _blocks(model: ModelConfig, tensor: int, expert: int) -> list[int]:
     """Of each block, an encoder's first."""
     decoder, *encoder = stacks_of(model)
     found = []
@@ -42,8 +58,8 @@ def _blocks(model: ModelConfig, parallel: ParallelConfig) -> list[int]:
         crossed = bool(encoder) and stack is decoder
         for number in range(stack.layers):
             layer = stack.layer(number)
-            attention = _attention(layer, parallel.tensor) * (2 if crossed else 1)
-            found.append(attention + _mlp(layer, parallel) + block_norms(stack, number, crossed=crossed))
+            attention = _attention(layer, tensor) * (2 if crossed else 1)
+            found.append(attention + _mlp(layer, tensor, expert) + block_norms(stack, number, crossed=crossed))
     return found
 
 
@@ -84,8 +100,8 @@ def _attention(layer: ModelConfig, ranks: int) -> int:
     return whole  # a part without a table
 
 
-def _mlp(layer: ModelConfig, parallel: ParallelConfig) -> int:
-    part, whole, ranks = layer.mlp, layer.mlp.num_parameters(layer), parallel.tensor
+def _mlp(layer: ModelConfig, ranks: int, expert: int) -> int:
+    part, whole = layer.mlp, layer.mlp.num_parameters(layer)
     inner = _share(layer.hidden, ranks)
     if isinstance(part, PlainMLPConfig | GLUConfig):
         before = part.projections - 1
@@ -93,7 +109,7 @@ def _mlp(layer: ModelConfig, parallel: ParallelConfig) -> int:
     if isinstance(part, ExpertsConfig):
         shared = part.shared_hidden or 0
         router = whole - part.num_expert_weights(layer) - 3 * layer.width * shared
-        experts = _share(part.count, parallel.expert)
+        experts = _share(part.count, expert)
         return router + 3 * layer.width * (inner * experts + _share(shared, ranks))
     return whole
 

@@ -1,12 +1,14 @@
 """Where the blocks of a model are cut into stages: evenly by cost, or as `parallel.pipeline.cuts` says."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import block_costs
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.config import ParallelConfig
+from hornbook.plan.memo import kept_by_model
 
 Bounds = tuple[int, ...]
 """First block of each stage, then the number of blocks; those of an encoder come first."""
@@ -17,6 +19,11 @@ def cut_by_cost(costs: Sequence[float], stages: int, last: float = 0.0) -> Bound
 
     costs: of each block. last: cost of the last stage beside its blocks, which is the head's.
     """
+    return _cut(tuple(costs), stages, last)
+
+
+@cache
+def _cut(costs: tuple[float, ...], stages: int, last: float) -> Bounds:
     sums = [0.0, *accumulate(costs)]
     count = len(costs)
     if count < stages:
@@ -39,10 +46,13 @@ def cut_by_cost(costs: Sequence[float], stages: int, last: float = 0.0) -> Bound
     return answer[2]
 
 
+_block_costs = kept_by_model(block_costs)
+
+
 def stage_costs(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequence: int) -> tuple[Bounds, list[float]]:
     """The cut of a configuration, and the cost of each stage as a share of the mean rank's."""
     pipeline = parallel.pipeline
-    costs, head = block_costs(model, vocab, sequence)
+    costs, head = _block_costs(model, vocab, sequence)
     bounds = (0, *pipeline.cuts, len(costs)) if pipeline.cuts else cut_by_cost(costs, pipeline.all_stages, head)
     found = [sum(costs[first:end]) for first, end in pairwise(bounds)]
     found[-1] += head

@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from hornbook.parallel.axes.pipeline.cuts import cut_by_cost
-from hornbook.parallel.axes.pipeline.schedules import (
+from hornbook.plan.cuts import cut_by_cost
+from hornbook.plan.schedules import (
     SPLIT,
     Action,
     Durations,

@@ -1,0 +1,61 @@
+"""Time of collectives by latency and bandwidth (alpha-beta), on devices in groups that a fast link joins.
+
+A ring moves (p - 1) / p of the bytes through each device for a gather or a reduce-scatter, twice that for a sum
+(Thakur et al. 2005). Of a group of which k devices lie in each domain, a ring through all domains crosses between them
+once for each of k rings, so that a device has min(link, k x network).
+"""
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+from hornbook.plan.hardware import Cluster
+
+LINK_LATENCY = 6e-6
+"""Seconds that a step of a collective takes at least, within a domain."""
+NETWORK_LATENCY = 15e-6
+"""The same between domains."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that exchange something."""
+
+    ranks: int
+    inside: int
+    """Of them, in one domain."""
+    bandwidth: float
+    """Bytes per second of each."""
+
+    @property
+    def latency(self) -> float:
+        """Seconds of one call, however few bytes."""
+        across = ceil(self.ranks / self.inside)
+        return LINK_LATENCY * ceil(log2(max(self.inside, 1)) + 1) + NETWORK_LATENCY * ceil(log2(across))
+
+    def gather(self, num_bytes: float) -> float:
+        """Seconds to gather so many bytes in all, or to sum and scatter them."""
+        if self.ranks == 1:
+            return 0.0
+        return self.latency + (self.ranks - 1) / self.ranks * num_bytes / self.bandwidth
+
+    def all_reduce(self, num_bytes: float) -> float:
+        """Seconds to sum so many bytes."""
+        return 2 * self.gather(num_bytes)
+
+    def all_to_all(self, num_bytes: float) -> float:
+        """Seconds in which each rank sends so many bytes in all, evenly to the others; those of other domains share
+        the device's own network card."""
+        if self.ranks == 1:
+            return 0.0
+        return self.latency + (self.ranks - 1) / self.ranks * num_bytes / self.bandwidth
+
+    def send(self, num_bytes: float) -> float:
+        """Seconds of a message to the next rank."""
+        return 0.0 if self.ranks == 1 else self.latency + num_bytes / self.bandwidth
+
+
+def group(cluster: Cluster, ranks: int, stride: int, link: float, network: float) -> Group:
+    """A group of `ranks` whose numbers are `stride` apart; link, network: bytes per second that are reached."""
+    inside = max(min(ranks, cluster.domain // max(stride, 1)), 1)
+    bandwidth = link if inside >= ranks else min(link, network * inside)
+    return Group(ranks, inside, bandwidth)

@@ -1,0 +1,201 @@
+"""Devices and clusters: what `hardware.toml` knows, and what a cluster such as `64x8xH100` is. No torch."""
+
+import os
+import platform
+import re
+import tomllib
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+from hornbook.errors import UsageError
+from hornbook.plan.measured import read_machine
+from hornbook.settings.fields import Config
+
+PRECISIONS = {"auto": "bf16", "bf16-pure": "bf16", "float8": "fp8"}
+"""`train.precision` -> the key of its products in the table, where they differ."""
+_CLUSTER = re.compile(r"(?:(?P<first>\d+)x)?(?:(?P<second>\d+)x)?(?P<device>[^\d\sx].*|this)", re.IGNORECASE)
+CPU_EFFICIENCY = 0.6
+"""Share of its nominal rate that a CPU is taken to reach in products, where `hornbook bench` has measured nothing."""
+CPU_BANDWIDTH = 20.0
+"""GB/s of a CPU's memory that nobody measured."""
+
+
+class Device(Config):
+    """A device by its data sheet; units as in `hardware.toml`."""
+
+    name: str
+    words: tuple[str, ...] = ()
+    bf16: float | None = None
+    fp16: float | None = None
+    fp8: float | None = None
+    fp4: float | None = None
+    fp32: float = Field(gt=0)
+    memory: float = Field(gt=0)
+    """GiB."""
+    bandwidth: float = Field(gt=0)
+    """GB/s."""
+    node: int = Field(default=1, ge=1)
+    domain: int = Field(default=1, ge=1)
+    link: float = Field(default=10.0, gt=0)
+    network: float = Field(default=1.0, gt=0)
+    watts: float = 0.0
+    source: str = ""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU, whose ranks share its cores and memory."""
+        return not self.words
+
+    def rate(self, precision: str) -> float:
+        """Operations per second of products in `train.precision`, at the peak; of fp32 where it has no other."""
+        found = getattr(self, PRECISIONS.get(precision, precision), None) or self.bf16 or self.fp16
+        return 1e12 * (self.fp32 if precision == "fp32" or found is None else found)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that a process can allocate at most."""
+        return int(self.memory * 2**30)
+
+
+class Cluster(Config):
+    """Devices of one kind: `count` in all, `node` of them in a machine."""
+
+    device: Device
+    count: int = Field(default=1, ge=1)
+    node: int = Field(default=1, ge=1)
+
+    @property
+    def domain(self) -> int:
+        """Devices that the fast link joins."""
+        return max(self.device.domain, min(self.node, self.device.domain))
+
+    def __str__(self) -> str:
+        if self.device.is_cpu:
+            return self.device.name
+        return f"{self.count} x {self.device.name}"
+
+
+@cache
+def known_devices() -> tuple[Device, ...]:
+    """The devices of `hardware.toml`."""
+    text = Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8")
+    return tuple(Device.model_validate(entry) for entry in tomllib.loads(text)["device"])
+
+
+def device_of_driver(name: str) -> Device | None:
+    """The device of a name that its driver gives; None where it is not known."""
+    return next((each for each in known_devices() if all(word in name for word in each.words)), None)
+
+
+def device_named(text: str) -> Device:
+    """The device that a person names: `H100`, `a100-40gb`. Raises UsageError with the known ones."""
+    wanted = _letters(text)
+    found = [each for each in known_devices() if _letters(each.name).startswith(wanted)]
+    exact = [each for each in found if _letters(each.name) == wanted]
+    sxm = [each for each in found if "SXM" in each.name]  # the form that machines of eight have
+    if choice := [*exact, *sxm, *found]:
+        return choice[0]
+    if sized := [each for each in known_devices() if _is_sized(each, wanted)]:  # `h100-80gb`
+        return next((each for each in sized if "SXM" in each.name), sized[0])
+    known = ", ".join(sorted(each.name for each in known_devices()))
+    raise UsageError(
+        f"--cluster: there is no device {text!r}. Known are {known}, and `this` for this machine. Another one is a "
+        "table in hornbook/plan/hardware.toml: its rates, memory, bandwidth and links"
+    )
+
+
+def parse_cluster(text: str) -> Cluster:
+    """`8xH100`, `64x8xH100` (machines, devices of each), `H100` or `this`. Raises UsageError."""
+    match = _CLUSTER.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--cluster {text!r}: write 8xH100, 64x8xH100 (machines x devices) or this")
+    numbers = [int(each) for each in (match["first"], match["second"]) if each is not None]
+    if 0 in numbers:
+        raise UsageError(f"--cluster {text!r}: no devices; write 1 or more")
+    if match["device"].lower() == "this":
+        return this_cluster().model_copy(update={"count": numbers[-1]} if numbers else {})
+    device = device_named(match["device"])
+    if len(numbers) == 2:
+        return Cluster(device=device, count=numbers[0] * numbers[1], node=numbers[1])
+    count = numbers[0] if numbers else 1
+    return Cluster(device=device, count=count, node=min(count, device.node))
+
+
+def _is_sized(device: Device, wanted: str) -> bool:
+    """Whether a name is that of the device with its memory behind it."""
+    memory = re.fullmatch(re.escape(_letters(device.name.split()[0])) + r"(?:sxm)?([1-9]\d*)gb", wanted)
+    return memory is not None and 0.9 < device.memory / float(memory[1]) < 1.05
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+# ---- This machine
+
+
+def this_cluster(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> Cluster:
+    """The GPUs of this machine, or its CPU."""
+    names = []
+    with suppress(OSError):
+        for info in sorted(drivers.glob("*/information")):
+            if found := re.search(r"^Model:\s*(.+)$", info.read_text(), re.MULTILINE):
+                names.append(found[1].strip())
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None:
+        names = names[: len([each for each in shown.split(",") if each.strip() not in ("", "-1")])]
+    if names and (device := device_of_driver(names[0])) is not None:
+        return Cluster(device=device, count=len(names), node=len(names))
+    return Cluster(device=this_cpu())
+
+
+def this_cpu(processor_info: Path = Path("/proc/cpuinfo")) -> Device:
+    """This CPU: by what `hornbook bench` measured of it, else by its clock and vector units."""
+    text = ""
+    with suppress(OSError):
+        text = processor_info.read_text()
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    model = found[1].strip() if found else platform.processor() or platform.machine()
+    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    measured = next(iter(read_machine(f"{model}, *, {threads} threads")), {})
+    rates = {name: rate / 1e3 for name, rate in measured.get("products", {}).items() if name in ("fp32", "bf16")}
+    nominal = CPU_EFFICIENCY * _nominal_tera(text, threads)
+    source = "measured by hornbook bench" if rates else "its clock and vector units (hornbook bench measures it)"
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device(
+        name=model or "CPU",
+        fp32=rates.get("fp32", nominal),
+        bf16=rates.get("bf16", rates.get("fp32", nominal)),
+        memory=min(pages, *_limits(pages)) / 2**30,
+        bandwidth=measured.get("memory_bandwidth", CPU_BANDWIDTH),
+        source=source,
+    )
+
+
+def _nominal_tera(text: str, threads: int) -> float:
+    """TFLOP/s of fp32: two products with sum of a vector register in each cycle."""
+    clock = re.search(r"^cpu MHz\s*:\s*([\d.]+)", text, re.MULTILINE)
+    width = 16 if " avx512f" in text else 8 if " avx2" in text else 4
+    return threads * (float(clock[1]) if clock else 2500.0) * 1e6 * width * 4 / 1e12
+
+
+def _limits(most: int) -> list[int]:
+    """Limits on the memory of this container, as control groups version 2 and 1 say them."""
+    found = [most]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            found.append(int((Path("/sys/fs/cgroup") / name).read_text()))
+    return found
+
+
+# ---- Prices
+
+
+@cache
+def prices() -> tuple[str, dict[str, float]]:
+    """(when and from where, name of a device -> dollars of an hour)."""
+    table = tomllib.loads(Path(__file__).with_name("prices.toml").read_text(encoding="utf-8"))
+    return f"{table['date']}, {table['source']}", table["hour"]

@@ -1,0 +1,67 @@
+"""What a device reaches in training: its data sheet, times the shares of `calibration.toml`."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hornbook.plan.hardware import Device
+from hornbook.settings.fields import Config
+
+NARROW = ("float8", "mxfp8", "nvfp4", "fp8", "fp4")
+"""Precisions of products in 8 bits or fewer."""
+
+
+class Shares(Config):
+    """Shares of the data sheet that are reached."""
+
+    products: float
+    narrow: float
+    attention: float
+    bandwidth: float
+    link: float
+    network: float
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one device: operations and bytes per second."""
+
+    products: float
+    """Of products in blocks."""
+    wide: float
+    """Of products in 16 bits, or fp32: the head."""
+    attention: float
+    bandwidth: float
+    link: float
+    network: float
+
+
+@cache
+def calibration() -> dict[str, Shares]:
+    """Kind of device -> shares; `default` for others."""
+    table = tomllib.loads(Path(__file__).with_name("calibration.toml").read_text(encoding="utf-8"))
+    return {name: Shares.model_validate(entry) for name, entry in table.items()}
+
+
+def shares_of(device: Device) -> Shares:
+    """The shares of a device: of its own name, of its first word, or the default ones."""
+    if device.is_cpu:  # its rates are measured
+        return Shares(products=1.0, narrow=1.0, attention=0.5, bandwidth=1.0, link=1.0, network=1.0)
+    table = calibration()
+    return table.get(device.name) or table.get(device.name.split()[0]) or table["default"]
+
+
+def rates_of(device: Device, precision: str, shares: Shares | None = None) -> Rates:
+    """What the device reaches in `train.precision`."""
+    shares = shares or shares_of(device)
+    narrow = precision in NARROW
+    wide = device.rate("bf16" if narrow else precision)
+    return Rates(
+        products=device.rate(precision) * (shares.narrow if narrow else shares.products),
+        wide=wide * shares.products,
+        attention=wide * shares.attention,
+        bandwidth=1e9 * device.bandwidth * shares.bandwidth,
+        link=1e9 * device.link * shares.link,
+        network=1e9 * device.network * shares.network,
+    )

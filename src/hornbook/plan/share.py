@@ -1,0 +1,86 @@
+"""What a rank computes of a model, as a configuration: its heads, its inner width, its part of each row.
+
+Of what does not divide evenly a rank has the larger part, as in `hornbook.plan.held`.
+"""
+
+from typing import Any
+
+from hornbook.errors import UsageError
+from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
+from hornbook.model.config.model import LayerConfig, ModelConfig
+from hornbook.model.config.part import Rows
+from hornbook.model.config.saved_bytes import SavedBytes, saved_bytes
+from hornbook.plan.memo import kept_by_model
+from hornbook.settings.recipe import Recipe
+
+
+def activation_bytes(recipe: Recipe, vocab: int, rows: int) -> SavedBytes:
+    """Bytes that a rank of a run on CPUs keeps of `rows` rows; `auto` precision counts as bf16, and a masked model as
+    if it predicted all tokens.
+
+    Raises UsageError where they are not known before the model runs.
+    """
+    if recipe.surgery:
+        raise UsageError("what a model after surgery keeps for backward is not known before it runs")
+    return saved_bytes(recipe.model, vocab, rows_of(recipe, rows), recipe.parallel.recompute)
+
+
+def rows_of(recipe: Recipe, rows: int, *, fused: bool = False) -> Rows:
+    """The rows of a microbatch as a rank has them; fused: attention is a GPU's kernel."""
+    parallel = recipe.parallel
+    return Rows(
+        rows,
+        -(-recipe.train.sequence // parallel.context.ranks),
+        itemsize=4 if recipe.train.precision == "fp32" else 2,
+        rebuilding=parallel.recompute.kind == "selective",
+        stream_ranks=parallel.tensor if parallel.sequence else 1,
+        fused=fused,
+    )
+
+
+def share_of(values: int, ranks: int) -> int:
+    """The larger part of what ranks divide."""
+    return -(-values // ranks)
+
+
+@kept_by_model
+def tensor_share(model: ModelConfig, ranks: int) -> ModelConfig:
+    """The model as one of `ranks` tensor ranks computes it, but for its vocabulary."""
+    if ranks == 1:
+        return model
+
+    def layer(each: LayerConfig) -> LayerConfig:
+        parts: dict[str, Any] = {}
+        if each.attention is not None:
+            parts["attention"] = _attention(model.model_copy(update={"attention": each.attention}), ranks)
+        if each.mlp is not None:
+            parts["mlp"] = _mlp(model.model_copy(update={"mlp": each.mlp}), ranks)
+        return each.model_copy(update=parts)
+
+    parts = {name: [layer(each) for each in getattr(model, name)] for name in ("first", "pattern")}
+    parts |= {"attention": _attention(model, ranks), "mlp": _mlp(model, ranks)}
+    return model.model_copy(update=parts | {"heads": share_of(model.heads, ranks)})
+
+
+def _attention(layer: ModelConfig, ranks: int) -> Any:
+    part = layer.attention
+    if isinstance(part, FullAttentionConfig):
+        keys = max(layer.kv_heads // ranks, 1)
+        return part.model_copy(update={"kv_heads": keys, "head_dim": layer.head_dim})
+    if isinstance(part, DeltaAttentionConfig):  # has no table: each rank computes all
+        head = layer.width // layer.heads
+        whole = {"key_heads": layer.heads, "value_heads": layer.heads, "key_dim": head, "value_dim": head}
+        return part.model_copy(update={name: getattr(part, name) or size for name, size in whole.items()})
+    assert isinstance(part, LatentAttentionConfig) or not hasattr(part, "rope_dim")
+    return part
+
+
+def _mlp(layer: ModelConfig, ranks: int) -> Any:
+    part = layer.mlp
+    if isinstance(part, PlainMLPConfig | GLUConfig | ExpertsConfig):
+        parts = {"hidden": share_of(layer.hidden, ranks)}
+        if isinstance(part, ExpertsConfig) and part.shared_hidden is not None:
+            parts["shared_hidden"] = share_of(part.shared_hidden, ranks)
+        return part.model_copy(update=parts)
+    return part
