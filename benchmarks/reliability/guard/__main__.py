@@ -34,22 +34,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420.0, help="after which no further place begins")
     parser.add_argument("--cost-seconds", type=float, default=60.0, help="of each model")
     parser.add_argument("--healthy", type=int, default=1_000_000)
-    parser.add_argument("--recorded", type=int, default=4_000)
+    parser.add_argument("--recorded", type=int, default=6_000)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--anew", action="store_true", help="measure places again that are on file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data = prepare(folder) if {"healthy", "poison"} & set(options.parts) else folder
 
         def poisoned_places() -> dict[str, Any]:
             done = [] if options.anew else report.known("guard").get("poison", {}).get("found", [])
+            data = prepare(folder / "poison")
             return summary(poison(data, folder, options.places, done, options.seconds))
 
         measures: dict[str, Callable[[], dict[str, Any]]] = {
             "bloom": bloom,
             "cost": lambda: cost(options.cost_seconds),
-            "healthy": lambda: healthy(data, folder, options.healthy, options.recorded),
+            "healthy": lambda: healthy(
+                prepare(folder / "healthy", with_rulers=False), folder, options.healthy, options.recorded
+            ),
             "poison": poisoned_places,
         }
         for part in options.parts:
