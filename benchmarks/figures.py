@@ -234,6 +234,54 @@ def statistics_cost(found: dict[str, Any]) -> list[str]:
     )
 
 
+def guard(found: dict[str, Any]) -> list[str]:
+    """The guard against other rules, and what it costs: the parts that were measured."""
+    parts = {"bloom": _spike, "healthy": _false_alarms, "poison": _poison, "cost": _guard_cost}
+    lines = [line for name, write in parts.items() if name in found for line in write(found[name])]
+    return section("The guard", "`python -m benchmarks.reliability.guard`.", "", *lines)
+
+
+def _spike(found: dict[str, Any]) -> list[str]:
+    rows = [(rule, ", ".join(map(str, steps)) or "never") for rule, steps in found["skips"].items()]
+    told = f"BLOOM's spike, replayed: clipped from {found['first']['D1a']} on. Iterations that are refused:"
+    return [told, *rows_of(["rule", "iterations"], rows)]
+
+
+def _false_alarms(found: dict[str, Any]) -> list[str]:
+    ours, theirs = found["skips"]["hornbook"], found["skips"]["OLMo-core"]
+    return [
+        f"{found['steps']:,} healthy steps, drawn in blocks from {found['recorded']:,} recorded ones: {ours:,} refused "
+        f"({theirs:,} by six standard deviations over the mean), {found['clips']:,} clipped, {found['rollbacks']} "
+        "times back (goals: 200 refused, 1 back).",
+        "",
+    ]
+
+
+def _poison(found: dict[str, Any]) -> list[str]:
+    rows = [
+        (rule, f"{each['mean']:+.4f}", f"{each['worst']:+.4f}", f"{each['within_noise']} of {found['places']}")
+        for rule, each in found["excess"].items()
+    ]
+    return [
+        f"{found['batches']} batches of random tokens in a run of {found['steps']} steps, at {found['places']} places: "
+        "held-out loss at the end, over that of the run that never had them. Within noise: no more than two of the "
+        f"deviations ({found['noise']:.4f}) by which two runs differ that never had them.",
+        *rows_of(["rule", "mean (nats)", "worst", "within noise"], rows),
+    ]
+
+
+def _guard_cost(found: dict[str, Any]) -> list[str]:
+    rows = [
+        (name, f"{1e3 * each['seconds']['off']:.1f}", f"{each['share']:+.2%}", f"{each['error']:.2%}")
+        for name, each in found["models"].items()
+    ]
+    return [
+        "Steps with the guard and without in turn (goal: 1 %); the guard alone takes "
+        f"{found['host_microseconds']:.0f} us on the host.",
+        *rows_of(["model", "step (ms)", "more", "standard error"], rows),
+    ]
+
+
 def _recovery(mode: str, seconds: dict[str, dict[str, float]]) -> str:
     how = {"plain": "From checkpoints alone", "healing": "With ranks on standby and a copy in memory of every step"}
     again, new = (seconds[name] for name in ("recovery_seconds", "new_step_seconds"))
@@ -439,6 +487,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             soak,
             *sides_page.SECTIONS,
             statistics_cost,
+            guard,
             quickstart,
             cold_start,
             quickstart_matrix,

@@ -15,15 +15,16 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 6_250,
+    "cli": 6_450,
     "data": 4_650,
     "evals": 880,
-    "files": 1_620,
+    "files": 1_800,
     "kernels": 1_050,
-    "model": 13_200,
+    "model": 13_300,
     "optim": 3_800,
     "parallel": 7_100,
-    "run": 18_200,
+    "plan": 2_300,
+    "run": 18_400,
     "settings": 2_600,
     "studio": 800,
     "text": 16_750,

@@ -211,12 +211,14 @@ def test_a_step_beyond_its_limits_is_refused_and_says_nothing_about_the_scale(pr
     engine.zero_gradients()
     losses = engine.forward_backward([batch], weight := float(batch.weights.sum()))
     norm, loss = float(engine.clip_gradients(0.0)), float(losses["loss"]) / weight
-    for limits in (StepLimits(norm=0.99 * norm), StepLimits(loss=0.99 * loss)):
+    spike = StepLimits(spike_norm=0.99 * norm, spike_loss=0.99 * loss)
+    for limits in (StepLimits(norm=0.99 * norm), StepLimits(loss=0.99 * loss), spike):
         assert take_step(engine, optimizer, batch, limits=limits) == 0.0
         assert engine.step_and_fetch(optimizer, losses["loss"])[0] is False
         assert same_bits(snapshot(engine, optimizer), before)
         assert (engine.scaler and engine.scaler.state()) == scale
-    assert take_step(engine, optimizer, batch, limits=StepLimits(norm=1.01 * norm, loss=1.01 * loss)) == 1.0
+    halves = {"spike_norm": 0.99 * norm, "spike_loss": 1.01 * loss}  # a spike is both in one step
+    assert take_step(engine, optimizer, batch, limits=StepLimits(norm=1.01 * norm, loss=1.01 * loss, **halves)) == 1.0
     assert not same_bits(snapshot(engine, optimizer), before)
 
 

@@ -138,7 +138,7 @@ class GuardConfig(Config):
     out its data, and pauses the run (exit code 5) where that does not help; `auto` may lower the learning rate and
     change settings (`guard.swaps`) before it pauses; `observe` writes to the ledger what `safe` would do; `off`."""
     window: Count = Field(default=256, ge=32)
-    """Steps over which median and deviation are taken."""
+    """Steps over which the deviation is taken; the median is that of the last 32."""
     clip_z: Number = Field(default=6.0, gt=0)
     """Gradients whose norm is beyond are clipped to three deviations over the median."""
     skip_norm_z: Number = Field(default=12.0, gt=0)

@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Literal, TypeVar
 
 from hornbook.errors import HornbookError, UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 
 Where = Literal["here", "ray"]
 Task = TypeVar("Task")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.model.hf import certificate
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports

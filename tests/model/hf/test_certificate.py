@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import Exit, IntegrityError, UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import LMHead, ModelConfig

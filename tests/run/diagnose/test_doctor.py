@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.model.layers.precision import Choice
 from hornbook.run.diagnose import doctor, doctor_ranks
 from hornbook.run.diagnose.doctor import Check, diagnose, worst

@@ -66,6 +66,24 @@ def test_it_judges_after_warm_up_and_enough_steps() -> None:
     assert guard_of().limits(1_000) is None  # it has seen nothing
 
 
+def test_random_text_is_refused_from_its_first_step_and_left_out_while_the_loss_falls() -> None:
+    """Loss and norm of twelve batches of random tokens, as a small run had them: neither is far out by itself."""
+    guard = guard_of()
+    for number, (loss, norm) in enumerate(noise(250, loss=0.0, norm=1.3), 1):
+        list(guard.judge(seen(number, 6.0 - 0.007 * number + 3 * loss, norm)))
+    limits = guard.limits(251)
+    assert limits is not None
+    assert limits.spike_loss < 5.55 < limits.loss
+    assert limits.spike_norm < 5.2 < limits.norm
+    for refused in range(1, 13):
+        found = [each.rule for each in guard.judge(seen(250 + refused, 5.55, 5.2, applied=False, in_a_row=refused))]
+        assert found == (["D1b", "D1c"] if refused == 1 else ["D1b"])
+        if guard.pending is not None:
+            break
+    assert guard.pending is not None
+    assert (guard.pending.rule, guard.pending.onset, guard.pending.step) == ("D1b", 251, 259)
+
+
 def test_a_run_that_stays_high_asks_to_go_back_to_its_onset_and_one_that_recovers_does_not() -> None:
     for stays in (True, False):
         guard = guard_of()

@@ -16,6 +16,7 @@ from hornbook.run.diagnose.verify import check_run
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.launch import launch
 from hornbook.run.ledger import Ledger
+from hornbook.run.start.init_from import init_from_fork
 from hornbook.settings.resolve import resolve
 from tests.run.guard.poison import Poison, poison
 from tests.run.launcher import Launcher
@@ -99,6 +100,23 @@ def test_a_kill_around_the_decision_changes_no_bit(
     attempts = [each["attempt"] for each in read_records(RunDir(tmp_path / "run").metrics)]
     assert attempts == sorted(attempts)
     assert attempts[-1] == 3
+
+
+def test_a_fork_takes_no_decision_of_its_parent(
+    tmp_path: Path, launch_run: Launch, events: Events, branch: Branch
+) -> None:
+    """The parent paused over a finding, which its checkpoint of that step holds."""
+    undo = poison(BAD)
+    with pytest.raises(DivergedError, match="there is no checkpoint of step 18 or before"):
+        launch_run(tmp_path / "run", *RUN, "checkpoint.every=23")
+    undo()
+    parent = RunDir(tmp_path / "run")
+    saved = json.loads((parent.checkpoints / "step-00000023" / "trainer" / "state.json").read_text())
+    assert saved["guard"]["pending"]["rule"] == "D0"
+    recipe = resolve(str(parent.recipe), (), environ={}).recipe
+    assert launch_run(tmp_path / "fork", *RUN, init_from=init_from_fork(parent, 23, recipe, recipe)) == Exit.DONE
+    assert events(tmp_path / "fork", "rollback") == events(tmp_path / "fork", "pause") == []
+    assert [each["step"] for each in branch(tmp_path / "fork")] == list(range(24, 41))
 
 
 def _interrupt(patch: pytest.MonkeyPatch, where: str) -> None:
@@ -210,3 +228,25 @@ def test_a_gradient_far_out_is_refused_and_one_that_stands_out_is_clipped(
     (skip,) = events(tmp_path / "run", "skip")
     assert (skip["rule"], skip["in_a_row"], skip["first_sample"]) == ("D1b", 1, 360)
     assert skip["z_norm"] > 40
+
+
+@pytest.mark.parametrize("first", [360, 361])
+def test_a_step_that_meets_a_stage_of_the_mixture_is_not_measured_by_those_before(
+    tmp_path: Path, launch_run: Launch, first: int
+) -> None:
+    """The gradients of step 91, which would be clipped, are those of other data: a stage begins with it, or in it."""
+    poison((range(360, 364), 1e3))
+    stages = f"data.stages=[{{from_tokens={first * 32}, weights={{notes=1}}}}]"
+    assert launch_run(tmp_path / "run", "train.tokens=12800", "optim.clip=0", stages) == Exit.DONE
+    steps = {each["step"]: each for each in read_records(RunDir(tmp_path / "run").metrics)}
+    assert [step for step, each in steps.items() if each["skipped"] or "clipped" in each] == []
+    assert steps[91]["gradient_norm"] > 100 * steps[90]["gradient_norm"]
+
+
+def test_fp16_without_a_scale_goes_back(tmp_path: Path, launch_run: Launch, events: Events) -> None:
+    """From step 21 on every gradient overflows: the scale falls to 1, and then nothing explains it."""
+    poison((range(80, 160), float("inf")))
+    assert launch_run(tmp_path / "run", *RUN, "train.precision=fp16") == Exit.DONE
+    (back,) = events(tmp_path / "run", "rollback")
+    assert (back["rule"], back["onset"], back["inputs"]) == ("D4", 21, {"scale": 1.0})
+    assert back["step"] == 36

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from hornbook.run.guard.statistics import NORMAL, RobustWindow, median_distance, middle_of, theil_sen
+from hornbook.run.guard.statistics import NORMAL, RobustWindow, TrendWindow, median_distance, middle_of, theil_sen
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 11, 256])
@@ -67,3 +67,26 @@ def test_the_slope_is_not_moved_by_outliers() -> None:
     line = [0.5 * each for each in range(20)]
     line[3] = 1e30
     assert theil_sen(line) == pytest.approx(0.5)
+
+
+def test_a_falling_series_hides_nothing() -> None:
+    """A loss that falls by five of its deviations within a window: what stands out by ten is still seen."""
+    draw, window, plain = random.Random(3), TrendWindow(256), RobustWindow(256)
+    for number in range(400):
+        value = 6.0 - 0.002 * number + draw.gauss(0, 0.1)
+        window.add(value)
+        plain.add(value)
+    assert window.deviation == pytest.approx(0.1, rel=0.25)
+    assert window.z(6.0 - 0.8 + 1.0) > 8
+    assert plain.z(6.0 - 0.8 + 1.0) < 6
+
+
+def test_a_trend_window_goes_on_from_its_state() -> None:
+    draw, window, other = random.Random(4), TrendWindow(64), TrendWindow(64)
+    for _ in range(100):
+        window.add(draw.gauss(2, 0.1))
+    other.load(json.loads(json.dumps(window.state())))
+    for each in (2.5, 1.9, 2.0, 2.1):
+        window.add(each)
+        other.add(each)
+    assert (window.middle, window.deviation, window.state()) == (other.middle, other.deviation, other.state())

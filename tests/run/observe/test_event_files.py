@@ -10,7 +10,7 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.files.run_directory import RunDir
 from hornbook.run.observe.trackers.event_files import EventFiles
 

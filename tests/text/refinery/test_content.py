@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.text.config.content import (
     BoilerplateConfig,
     CodeConfig,

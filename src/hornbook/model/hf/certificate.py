@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.label_answers import text_place

@@ -20,7 +20,11 @@ class StepLimits:
     norm: float = math.inf
     """With a gradient norm beyond this the update is refused,"""
     loss: float = math.inf
-    """or with a mean loss per target token beyond this."""
+    """or with a mean loss per target token beyond this,"""
+    spike_norm: float = math.inf
+    """or with a norm beyond this"""
+    spike_loss: float = math.inf
+    """and a loss beyond this, both in one step."""
 
 
 class NormClip(Config):

@@ -158,6 +158,8 @@ class _Units:
 
 def _cut(gradients: Sequence[Tensor], norm: Tensor, limits: StepLimits) -> Tensor:
     """The norm of gradients after those that stand out were cut; a step that does not keeps every bit."""
+    if norm.device.type == "cpu" and not float(norm) > limits.norm_over:
+        return norm  # the comparison needs no wait here
     over = norm > limits.norm_over
     _scale(gradients, torch.where(over, limits.norm_to / (norm + 1e-6), 1.0))
     return torch.where(over, limits.norm_to, norm)

@@ -107,7 +107,9 @@ def refusal(norm: Tensor, objective: Tensor, loss: Tensor, weight: float, limits
     nonfinite = found_nonfinite(norm, objective)
     if limits is None:
         return Refusal(nonfinite, nonfinite)
-    beyond = (norm > limits.norm) | (loss > limits.loss * max(weight, 1.0))
+    weight = max(weight, 1.0)
+    beyond = (norm > limits.norm) | (loss > limits.loss * weight)
+    beyond |= (norm > limits.spike_norm) & (loss > limits.spike_loss * weight)
     return Refusal(torch.maximum(nonfinite, beyond.float()), nonfinite)
 
 

@@ -17,8 +17,8 @@ from typing import Literal
 import psutil
 import torch
 
-from hornbook.extras import install_command
 from hornbook.files.durable import TEMPORARY, storage_error, write_file
+from hornbook.files.extras import install_command
 from hornbook.kernels.team import team_library
 from hornbook.model.layers.precision import choose_precision
 from hornbook.run.diagnose.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks

@@ -7,7 +7,7 @@ and rewound with the checkpoint; what was decided is in the ledger, and is not.
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hornbook.optim.config.clipping import StepLimits
@@ -22,7 +22,7 @@ from hornbook.run.guard.detectors import (
     SpikeWatch,
 )
 from hornbook.run.guard.policy import Detection, Rule, Spans
-from hornbook.run.guard.statistics import RobustWindow
+from hornbook.run.guard.statistics import TrendWindow
 
 ARMED_AFTER = 64
 """Steps after which it judges, if the warm-up of the learning rate is over."""
@@ -112,7 +112,7 @@ class Guard:
             return None
         found = self._thresholds()
         if self.suppresses("clip", step):
-            found = StepLimits(norm=found.norm, loss=found.loss)
+            found = replace(found, norm_over=math.inf, norm_to=math.inf)
         if self.suppresses("skip", step):
             found = StepLimits(norm_over=found.norm_over, norm_to=found.norm_to)
         return found
@@ -123,7 +123,9 @@ class Guard:
     def _thresholds(self) -> StepLimits:
         config, exp = self.config, lambda z: _single(math.exp(min(self._norm.at(z), 88.0)))
         loss = self._loss.at(config.skip_loss_z) if self._high_losses < HIGH_LOSSES else math.inf
-        return StepLimits(exp(config.clip_z), exp(CLIP_TO_Z), exp(config.skip_norm_z), loss)
+        ran_up = max(self._norm_zs[-(RUN_UP - 1) :], default=0.0) > SPIKE_NORM_Z
+        spike = (-math.inf if ran_up else exp(SPIKE_NORM_Z)), self._loss.at(SPIKE_LOSS_Z)
+        return StepLimits(exp(config.clip_z), exp(CLIP_TO_Z), exp(config.skip_norm_z), loss, *spike)
 
     # ---- after a step
 
@@ -140,7 +142,7 @@ class Guard:
         if (rule := self._rule_of_step(seen, z_loss, z_norm)) is not None:
             yield Detection(rule, seen.step, seen.step, inputs)
         yield from self._spike(seen, inputs)
-        yield from self._count(seen, z_loss, by_loss=rule == "D1b" and z_norm <= self.config.skip_norm_z)
+        yield from self._count(seen, z_loss, by_loss=rule == "D1b" and not self._is_out(z_loss, z_norm))
         if seen.is_finite:
             self._loss.add(seen.loss)
             self._norm.add(_log(seen.norm))
@@ -152,9 +154,16 @@ class Guard:
         config = self.config
         if not seen.is_finite:
             return "D0"
-        if z_norm > config.skip_norm_z or (z_loss > config.skip_loss_z and self._high_losses < HIGH_LOSSES):
+        if self._is_out(z_loss, z_norm) or (z_loss > config.skip_loss_z and self._high_losses < HIGH_LOSSES):
             return "D1b"
         return "D1a" if z_norm > config.clip_z else None
+
+    def _is_out(self, z_loss: float, z_norm: float) -> bool:
+        """Whether a step is far out whatever the losses before it were: by its norm, or as part of a spike."""
+        return z_norm > self.config.skip_norm_z or self._is_spike(z_loss)
+
+    def _is_spike(self, z_loss: float) -> bool:
+        return z_loss > SPIKE_LOSS_Z and max(self._norm_zs) > SPIKE_NORM_Z
 
     def _spike(self, seen: Seen, inputs: dict[str, Any]) -> Iterator[Detection]:
         if self._watch is not None:
@@ -164,7 +173,7 @@ class Guard:
                 self._ask("D2", seen, self._watch.onset, {"spike": self._watch.step})
             if over is not False:
                 self._watch = None
-        elif inputs.get("z_loss", 0.0) > SPIKE_LOSS_Z and max(self._norm_zs) > SPIKE_NORM_Z:
+        elif self._is_spike(inputs.get("z_loss", 0.0)):
             onset = self.onset(seen.step)
             self._watch = SpikeWatch(seen.step, onset, self._loss.middle, self._loss.deviation)
             yield Detection("D1c", seen.step, onset, inputs)
@@ -190,8 +199,8 @@ class Guard:
 
     def rearm(self) -> None:
         """Learn anew what is usual: the settings, or the data, are others now."""
-        self._loss = RobustWindow(self.config.window)
-        self._norm = RobustWindow(self.config.window, LEAST_LOG_DEVIATION)
+        self._loss = TrendWindow(self.config.window)
+        self._norm = TrendWindow(self.config.window, LEAST_LOG_DEVIATION)
         self._drift, self._watch = Drift(), None
         self._norm_zs, self._flagged, self._skips = [], [], []
         self._high_losses, self._loss_is_out = 0, False

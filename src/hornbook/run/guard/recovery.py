@@ -76,6 +76,17 @@ class StepJudge:
             fields = {**guard.pending.fields(), "text": action.text}
             self.job.ledger.note("observed", state, would=action.kind, **fields)
             guard.let_go()
+        if self._meets_stage(step):
+            guard.rearm()
+
+    def _meets_stage(self, step: Step) -> bool:
+        """Whether a stage of the mixture begins within this step or the next: what was usual is no measure for it."""
+        loader = self._state.loader
+        starts = [stage.first for stage in loader.index.stages[1:]]
+        if not starts:
+            return False
+        last = positions_of(loader.clock, step.num_samples, loader.skipped)[-1]
+        return any(step.first_sample < start <= last for start in starts)
 
     def _seen(self, step: Step) -> Seen:
         state, scaler = self._state, self._state.engine.scaler

@@ -22,6 +22,24 @@ CUT_TO = 4.0
 """What it is cut to."""
 CUT_FROM = 32
 """Values from which on one is cut: fewer do not say what is usual."""
+NEAR = 32
+"""Values whose median is the middle of a series with a trend."""
+
+
+class Newest:
+    """The last values of a series, also in order."""
+
+    def __init__(self, size: int, values: Sequence[float] = ()) -> None:
+        self.size = size
+        self.values = [float(each) for each in values[-size:]]
+        self.ordered = sorted(self.values)
+
+    def add(self, value: float) -> None:
+        """Take one in, and let the oldest go where there are more than `size`."""
+        self.values.append(value)
+        insort(self.ordered, value)
+        if len(self.values) > self.size:
+            del self.ordered[bisect_left(self.ordered, self.values.pop(0))]
 
 
 class RobustWindow:
@@ -29,21 +47,19 @@ class RobustWindow:
 
     def __init__(self, size: int, floor: float = 0.0) -> None:
         """`floor`: the least deviation, in the unit of the series."""
-        self.size, self._floor = size, floor
-        self._values: list[float] = []
-        self._sorted: list[float] = []
+        self._newest, self._floor, self._share = Newest(size), floor, 1 / size
         self._usual = 0.0
         """Moving average of the deviation."""
         self.middle, self.deviation = 0.0, 1.0
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._newest.values)
 
     def z(self, value: float) -> float:
         """Distance from the median in deviations; infinite for a value that is not finite, 0 without values."""
         if not math.isfinite(value):
             return math.inf
-        return (value - self.middle) / self.deviation if self._values else 0.0
+        return (value - self.middle) / self.deviation if len(self) else 0.0
 
     def at(self, z: float) -> float:
         """The value at a distance."""
@@ -53,28 +69,60 @@ class RobustWindow:
         """Accept a finite value, cut where it stands out above."""
         if len(self) >= CUT_FROM and self.z(value) > OUTLIER:
             value = self.at(CUT_TO)
-        self._values.append(value)
-        insort(self._sorted, value)
-        if len(self._values) > self.size:
-            del self._sorted[bisect_left(self._sorted, self._values.pop(0))]
-        self._measure(1 / self.size)
+        self._newest.add(value)
+        self._measure(self._newest)
 
-    def _measure(self, share: float) -> None:
-        self.middle = middle_of(self._sorted)
-        found = NORMAL * median_distance(self._sorted, self.middle)
+    def _measure(self, newest: Newest) -> None:
+        self.middle = middle_of(newest.ordered)
+        self._widen(NORMAL * median_distance(newest.ordered, self.middle))
+
+    def _widen(self, found: float) -> None:
+        """The deviation is `found`, or the least that is allowed."""
         floor = max(self._floor, LEAST_SHARE * abs(self.middle), 1e-9)
         self.deviation = max(found, KEPT_SHARE * self._usual, floor)
-        self._usual += (self.deviation - self._usual) * (share if self._usual else 1.0)
+        self._usual += (self.deviation - self._usual) * (self._share if self._usual else 1.0)
 
     def state(self) -> dict[str, Any]:
         """What `load` takes."""
-        return {"values": list(self._values), "usual": self._usual, "middle": self.middle, "deviation": self.deviation}
+        values = list(self._newest.values)
+        return {"values": values, "usual": self._usual, "middle": self.middle, "deviation": self.deviation}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take over what `state()` returned."""
-        self._values = [float(each) for each in state["values"][-self.size :]]
-        self._sorted = sorted(self._values)
+        self._newest = Newest(self._newest.size, state["values"])
         self._usual, self.middle, self.deviation = state["usual"], state["middle"], state["deviation"]
+
+
+class TrendWindow(RobustWindow):
+    """Values of a series that rises or falls: how far each was from the median of the few before it.
+
+    The middle is the median of the last `NEAR` values. The deviation is that of the distances of `size` values from the
+    middle before each: in a window of values themselves a loss that falls makes the deviation large, and what stands
+    out would hide in it.
+    """
+
+    def __init__(self, size: int, floor: float = 0.0) -> None:
+        """`floor`: the least deviation, in the unit of the series."""
+        super().__init__(NEAR, floor)
+        self._distances, self._share = Newest(size), 1 / size
+
+    def _measure(self, newest: Newest) -> None:
+        if len(newest.values) > 1:
+            self._distances.add(abs(newest.values[-1] - self.middle))
+        self.middle = middle_of(newest.ordered)
+        self._widen(NORMAL * middle_of(self._distances.ordered) if self._distances.values else 0.0)
+
+    def __len__(self) -> int:
+        return len(self._distances.values)
+
+    def state(self) -> dict[str, Any]:
+        """What `load` takes."""
+        return {**super().state(), "distances": list(self._distances.values)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state()` returned."""
+        super().load(state)
+        self._distances = Newest(self._distances.size, state["distances"])
 
 
 def middle_of(ordered: Sequence[float]) -> float:

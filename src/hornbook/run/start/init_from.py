@@ -67,6 +67,8 @@ class InitFrom:
             return
         verify_folder(self.checkpoint)
         state.read(self.checkpoint)
+        if state.guard is not None:
+            state.guard.reset()  # what the parent found is no business of this run, which cannot go back from it either
 
 
 def checkpoint_step(run: RunDir, step: int | None) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, steps_that_count
 from hornbook.run.config import LogConfig

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.config import LogConfig, TrackioConfig, WandbConfig

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.errors import UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.step import Columns, Decision
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.text.ingest.document import Document, Rejected
 from hornbook.text.ingest.formats.web import html
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.extras import install_command
+from hornbook.files.extras import install_command
 from hornbook.text.ingest.charsets import BOM, UnfitRow
 from hornbook.text.ingest.compressions import Stream, decompressed
 from hornbook.text.ingest.document import Document, ReadOptions, Row, read_at_once, short

@@ -7,13 +7,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 
 
 def install_command(extra: str, root: Path = _ROOT) -> str:
     """A shell command that installs `extra`, from a package index only if hornbook was installed from one.
 
-    root: the folder two levels above the package, which is the repository where hornbook runs from a clone.
+    root: the folder three levels above this file, which is the repository where hornbook runs from a clone.
     """
     if (root / "pyproject.toml").is_file() and (root / "src" / "hornbook").is_dir():
         what = ["-e", f"{root}[{extra}]"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hornbook import extras
-from hornbook.extras import install_command
+from hornbook.files import extras
+from hornbook.files.extras import install_command
 
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def words(root: Path) -> list[str]:
