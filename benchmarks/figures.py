@@ -252,8 +252,8 @@ def _false_alarms(found: dict[str, Any]) -> list[str]:
     return [
         f"{found['steps']:,} healthy steps, drawn in blocks from {found['recorded']:,} recorded ones: {ours:,} refused "
         f"({theirs:,} by six standard deviations over the mean), {found['clips']:,} clipped, {found['rollbacks']} "
-        "times back (goals: 200 refused, 1 back). Files with a line of one sign sixty times in succession were left out: "
-        "the guard refuses steps over such rows.",
+        "times back (goals: 200 refused, 1 back). Files with a line of one sign sixty times in succession were left "
+        "out: the guard refuses steps over such rows.",
         "",
     ]
 
