@@ -148,7 +148,7 @@ def plan_replay(
     past = read_past(run)
     origin = InitFrom.from_record(past.init_from)
     if first is not None:
-        origin = InitFrom("fork", checkpoint_path(run.path, first))
+        origin = InitFrom("replay", checkpoint_path(run.path, first))
     elif origin is not None and not is_folder(origin.checkpoint):
         raise UsageError(
             f"{origin.checkpoint}, which {run.path} started from, is not there: --from STEP replays from a checkpoint"

@@ -34,7 +34,8 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 class InitFrom:
     """The checkpoint that a new run starts from."""
 
-    kind: Literal["import", "fork"]
+    kind: Literal["import", "fork", "replay"]
+    """Its weights alone; all of it, for a run of its own; all of it, for the run of the checkpoint trained again."""
     checkpoint: Path
     skipped_ranges: tuple[tuple[int, int], ...] = ()
     """Samples [from, to) that the parent skipped, where the new run reads the data in the same order."""
@@ -67,7 +68,7 @@ class InitFrom:
             return
         verify_folder(self.checkpoint)
         state.read(self.checkpoint)
-        if state.guard is not None:
+        if state.guard is not None and self.kind == "fork":
             state.guard.reset()  # what the parent found is no business of this run, which cannot go back from it either
 
 
