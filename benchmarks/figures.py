@@ -277,7 +277,7 @@ def _guard_cost(found: dict[str, Any]) -> list[str]:
         for name, each in found["models"].items()
     ]
     return [
-        "Steps with the guard and without in turn (goal: 1 %); the guard alone takes "
+        f"Steps with the guard and without in turn, threads: {found['threads']} (goal: 1 %); the guard alone takes "
         f"{found['host_microseconds']:.0f} us on the host.",
         *rows_of(["model", "step (ms)", "more", "standard error"], rows),
     ]

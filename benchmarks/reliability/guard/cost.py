@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from benchmarks.reliability.guard.rules import Ours
 from benchmarks.reliability.statistics_cost import MODELS
 from hornbook.files.run_directory import RunDir
@@ -40,7 +42,11 @@ WARM_UP = 3
 def cost(seconds: float) -> dict[str, Any]:
     """Of each model, measured for so many seconds each."""
     models = {"width 64, 256 tokens a step": SMALLEST, **MODELS}
-    return {"host_microseconds": host(), "models": {name: _measure(words, seconds) for name, words in models.items()}}
+    return {
+        "threads": torch.get_num_threads(),
+        "host_microseconds": host(),
+        "models": {name: _measure(words, seconds) for name, words in models.items()},
+    }
 
 
 def host(steps: int = 4_000) -> float:
