@@ -5,7 +5,7 @@ All count training compute as C = 6 N D, where N is what the law counts: all par
 
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,6 +19,7 @@ Parameters = Literal["all", "without embeddings"]
 """What N counts."""
 OPERATIONS = 6.0
 """Of training, per parameter and token: two forward, four backward."""
+CONSTANTS = ("E", "A", "B", "alpha", "beta")
 SERVING = 2.0
 """Of a served token, per parameter."""
 
@@ -130,11 +131,13 @@ class RepeatedLaw(SumLaw):
 
     def repeated_loss(self, parameters: float, tokens: float, unique: float) -> float:
         """Loss of `tokens`, read from `unique` ones."""
+        useful = min(parameters, self.size_for(min(unique, tokens)))
+        return self.loss(_worth(useful, parameters / useful - 1, self.model), self.worth(tokens, unique))
+
+    def worth(self, tokens: float, unique: float) -> float:
+        """New tokens that `tokens`, read from `unique` ones, are worth."""
         unique = min(unique, tokens)
-        useful = min(parameters, self.size_for(unique))
-        return self.loss(
-            _worth(useful, parameters / useful - 1, self.model), _worth(unique, tokens / unique - 1, self.data)
-        )
+        return _worth(unique, tokens / unique - 1, self.data)
 
     def constrained(self, compute: float, unique: float) -> Allocation:
         """The allocation of least loss for 6 N D = compute, where there are `unique` tokens to read."""
@@ -151,6 +154,26 @@ class RepeatedLaw(SumLaw):
 def _worth(first: float, repetitions: float, decay: float) -> float:
     """What `first` units, and `repetitions` times as many again, are worth in new ones."""
     return first * (1 + decay * -math.expm1(-max(repetitions, 0.0) / decay))
+
+
+class FittedLaw(SumLaw):
+    """A law of one's own runs, with the bootstrap samples that its intervals come from."""
+
+    kind: Literal["fitted"] = "fitted"  # pyright: ignore[reportIncompatibleVariableOverride]
+    samples: tuple[tuple[float, float, float, float, float], ...] = Field(min_length=1)
+    """(E, A, B, alpha, beta) of runs drawn with replacement."""
+    compute: tuple[float, float]
+    """Least and most operations of the runs: beyond, the law extrapolates."""
+
+    def laws(self) -> Iterator[SumLaw]:
+        """The law of each sample."""
+        for values in self.samples:
+            constants = dict(zip(CONSTANTS, values, strict=True))
+            yield SumLaw(name=self.name, parameters=self.parameters, source=self.source, **constants)
+
+    def loss_interval(self, parameters: float, tokens: float) -> tuple[float, float]:
+        """90 % interval of the loss."""
+        return interval(each.loss(parameters, tokens) for each in self.laws())
 
 
 class PowerLaw(Law):
@@ -183,6 +206,17 @@ class KaplanLaw(PowerLaw):
     def loss(self, parameters: float, tokens: float) -> float:
         """See `Law`."""
         return ((self.Nc / parameters) ** (self.alpha_N / self.alpha_D) + self.Dc / tokens) ** self.alpha_D
+
+
+def interval(values: Iterable[float]) -> tuple[float, float]:
+    """Ends of the 90 % interval of samples, between which they are interpolated."""
+    ordered = sorted(values)
+    ends = []
+    for share in (0.05, 0.95):
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        ends.append(ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]))
+    return ends[0], ends[1]
 
 
 AnyLaw = Annotated[SumLaw | RepeatedLaw | PowerLaw | KaplanLaw, Field(discriminator="kind")]
