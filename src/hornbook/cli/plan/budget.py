@@ -80,7 +80,12 @@ def budget_result(
     if _given(resolved, "train.tokens") and resolved.origins["train.tokens"] == COMMAND_LINE:
         raise UsageError("--budget and train.tokens both say how long to train: leave one out")
     listed = prices()[1].get(cluster.device.name)
-    text = None if data is None else measured_text(data)
+    text = None
+    if data is not None:
+        text, vocab = measured_text(data)
+        if resolved.recipe.model.vocab is None:
+            model = resolved.recipe.model.model_copy(update={"vocab": vocab})
+            resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
     question = Question(
         budget=parse_budgets(budgets),
         cluster=cluster,
@@ -142,8 +147,12 @@ def read_law(path: Path) -> "FittedLaw":
         ) from error
 
 
-def measured_text(data: Path) -> "TextSource":
-    """What preparation kept of the text of a data folder, and the tokens that came of it. Raises UsageError."""
+def measured_text(data: Path) -> "tuple[TextSource, int]":
+    """(what preparation kept of the text of a data folder, and the tokens of it; rows of an embedding for them).
+
+    Raises UsageError.
+    """
+    from hornbook.model.config.parameter_count import rounded_rows
     from hornbook.plan.scaling.budget import TextSource
 
     funnel, index = (_read_json(data / name) for name in ("funnel.json", "tokens/index.json"))
@@ -152,7 +161,8 @@ def measured_text(data: Path) -> "TextSource":
         read, kept = total["in"]["bytes"], total["kept"]["text_bytes"]
         splits = [(shard["split"], shard["tokens"]) for shard in index["shards"]]
         train = sum(tokens for split, tokens in splits if split == "train")
-        return TextSource(tokens=train, retention=kept / read, bytes_per_token=read / train)
+        text = TextSource(tokens=train, retention=kept / read, bytes_per_token=read / train)
+        return text, rounded_rows(index["vocab_size"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UsageError(f"--data {data}: its counts cannot be read, or nothing is in it; prepare it again") from error
 
@@ -171,9 +181,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 # ---- What people and programs read
 
 
-def budget_json(found: "BudgetPlan") -> dict[str, object]:
+def budget_json(found: "BudgetPlan") -> dict[str, Any]:
     """All of it, with what follows from it."""
-    value: dict[str, object] = found.model_dump(mode="json")
+    value = found.model_dump(mode="json")
     value["choices"] = [_choice_json(each) for each in found.choices]
     value["own"] = found.own and _choice_json(found.own)
     value["main"] = _choice_json(found.main)
@@ -181,7 +191,7 @@ def budget_json(found: "BudgetPlan") -> dict[str, object]:
     return value
 
 
-def _choice_json(choice: "Choice") -> dict[str, object]:
+def _choice_json(choice: "Choice") -> dict[str, Any]:
     return choice.model_dump(mode="json") | {"ratio": choice.ratio, "operations": choice.operations}
 
 
