@@ -1,13 +1,10 @@
 """What a plan says in words: why its best layout is the best, why a faster one does not fit, what to look out for."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
+from hornbook.plan.search.result import Layout, Plan
 from hornbook.settings.recipe import Recipe
-
-if TYPE_CHECKING:
-    from hornbook.plan.planner import Layout, Plan
 
 PARTS = {
     "compute": "computing",
@@ -26,7 +23,7 @@ EPOCHS = 4
 """Epochs from which repeated text is worth less than new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
 
-def reasons(plan: "Plan") -> Iterator[str]:
+def reasons(plan: Plan) -> Iterator[str]:
     """Why the best layout is before the next, and why one that would be faster does not fit."""
     best = plan.best
     if not best.fits:
@@ -39,12 +36,12 @@ def reasons(plan: "Plan") -> Iterator[str]:
         yield f"{_named(missed)} would take {missed.step.total:.3g} s, {_short_of(plan, missed)}"
 
 
-def _named(layout: "Layout") -> str:
+def _named(layout: Layout) -> str:
     again = f", recompute {layout.recompute}" if layout.recompute != "none" else ""
     return f"{layout.name} with {layout.micro_batch} rows{again}"
 
 
-def _before(best: "Layout", after: "Layout") -> str:
+def _before(best: Layout, after: Layout) -> str:
     gaps = {name: value - getattr(best.step, name) for name, value in after.step}
     name = max(gaps, key=lambda each: gaps[each])
     slower = after.step.total / best.step.total - 1
@@ -55,7 +52,7 @@ def _before(best: "Layout", after: "Layout") -> str:
     return f"{text}which takes {100 * slower:.0f} % longer: {part}"
 
 
-def _short_of(plan: "Plan", layout: "Layout") -> str:
+def _short_of(plan: Plan, layout: Layout) -> str:
     """How much memory a layout lacks, and what takes most of it."""
     peak, room = layout.worst.peak, plan.cluster.device.memory * 2**30
     return f"and does not fit: {peak.total / 2**30:.1f} of {room / 2**30:.0f} GiB, {_largest(peak)}"
@@ -66,7 +63,7 @@ def _largest(peak: PhaseMemory) -> str:
     return f"{getattr(peak, name) / 2**30:.1f} GiB of them {name}"
 
 
-def warnings(recipe: Recipe, plan: "Plan") -> Iterator[str]:
+def warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
     """What to look out for, with what to do about it."""
     yield from _memory_warnings(plan)
     yield from _shape_warnings(recipe, plan)
@@ -76,7 +73,7 @@ def warnings(recipe: Recipe, plan: "Plan") -> Iterator[str]:
         yield f"{epochs:g} epochs: beyond {EPOCHS} repeated text is worth less than new text (arXiv 2305.16264)"
 
 
-def _memory_warnings(plan: "Plan") -> Iterator[str]:
+def _memory_warnings(plan: Plan) -> Iterator[str]:
     best = plan.best
     peak, device = best.worst.peak, plan.cluster.device
     logits = max((rank.phases["loss"].logits for rank in best.memory), default=0)
@@ -90,7 +87,7 @@ def _memory_warnings(plan: "Plan") -> Iterator[str]:
         )
 
 
-def _shape_warnings(recipe: Recipe, plan: "Plan") -> Iterator[str]:
+def _shape_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
     if plan.vocab % 64:
         more = -(-plan.vocab // 64) * 64
         yield (
@@ -110,7 +107,7 @@ def _shape_warnings(recipe: Recipe, plan: "Plan") -> Iterator[str]:
         )
 
 
-def _layout_warnings(recipe: Recipe, plan: "Plan") -> Iterator[str]:
+def _layout_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
     best, device = plan.best, plan.cluster.device
     parallel = best.parallel
     if parallel.tensor > plan.cluster.domain:
