@@ -42,6 +42,9 @@ class Device(Config):
     link: float = Field(default=10.0, gt=0)
     network: float = Field(default=1.0, gt=0)
     watts: float = 0.0
+    threads: int = 0
+    """Of a CPU: threads that compute, and cores that this process may use."""
+    cores: int = 0
     source: str = ""
 
     @property
@@ -159,7 +162,8 @@ def this_cpu(processor_info: Path = Path("/proc/cpuinfo")) -> Device:
         text = processor_info.read_text()
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     model = found[1].strip() if found else platform.processor() or platform.machine()
-    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    threads = int(os.environ.get("OMP_NUM_THREADS") or cores)
     measured = next(iter(read_machine(f"{model}, *, {threads} threads")), {})
     rates = {name: rate / 1e3 for name, rate in measured.get("products", {}).items() if name in ("fp32", "bf16")}
     nominal = CPU_EFFICIENCY * _nominal_tera(text, threads)
@@ -171,6 +175,8 @@ def this_cpu(processor_info: Path = Path("/proc/cpuinfo")) -> Device:
         bf16=rates.get("bf16", rates.get("fp32", nominal)),
         memory=min(pages, *_limits(pages)) / 2**30,
         bandwidth=measured.get("memory_bandwidth", CPU_BANDWIDTH),
+        threads=threads,
+        cores=cores,
         source=source,
     )
 

@@ -6,8 +6,7 @@ trainer holds what it holds is a `Holding`: hornbook's own is here, others' are 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
@@ -19,7 +18,7 @@ from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
 from hornbook.plan.held import held_experts, held_values
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.schedules import Order, rank_of, rank_order
+from hornbook.plan.schedules import Order, rank_order, stages_of
 from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
@@ -131,6 +130,8 @@ class Holding(Protocol):
 
 
 _block_bytes = kept_by_model(block_bytes)
+_saved_bytes = kept_by_model(saved_bytes)
+_rank_order = lru_cache(1024)(rank_order)
 
 
 class HornbookHolding:
@@ -155,7 +156,7 @@ class HornbookHolding:
 
     def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
         """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
-        found = saved_bytes(model, vocab, rows, recipe.parallel.recompute)
+        found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
         return Ends(found.ends, found.shared, found.head, head_bytes(model, vocab, rows, chunk))
 
@@ -224,12 +225,8 @@ class _Estimate:
         if pipeline.stages == 1:
             return {0: range(len(self._blocks))}
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
-        spans = [range(first, end) for first, end in pairwise(bounds)]
-        return {
-            stage: span
-            for stage, span in enumerate(spans)
-            if rank_of(pipeline.schedule, stage, pipeline.stages) == rank
-        }
+        stages = stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
+        return {stage: range(bounds[stage], bounds[stage + 1]) for stage in stages}
 
     def _kept(self, number: int) -> int:
         recompute = self.recipe.parallel.recompute
@@ -283,8 +280,8 @@ class _Estimate:
         if pipeline.schedule in ("gpipe", "1f1b"):
             count = microbatches if pipeline.schedule == "gpipe" else min(microbatches, pipeline.stages - rank)
             return count * sum(of_stage.values()), float(count)
-        few = min(microbatches, 4 * pipeline.all_stages)  # schedules repeat themselves from there on
-        order = rank_order(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
+        few = min(microbatches, 4 * pipeline.stages)  # schedules repeat themselves from there on
+        order = _rank_order(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
         most = most_held(order, of_stage)
         return most, most / max(sum(of_stage.values()), 1)
 

@@ -10,7 +10,7 @@ from hornbook.errors import Exit
 
 if TYPE_CHECKING:
     from hornbook.plan.hardware import Cluster
-    from hornbook.plan.planner import Layout, Plan
+    from hornbook.plan.search.result import Layout, Plan
     from hornbook.settings.resolve import Resolved
 
 BAR = 34
