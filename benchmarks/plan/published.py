@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.plan.trainers import DeepSpeedHolding, FusedHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
@@ -39,8 +40,6 @@ class Published:
     """Of a step."""
     memory: float | None
     """Bytes of the fullest device."""
-    by_driver: bool
-    """They are the driver's, so that the runtime is among them; else what torch allocated."""
     out_of_memory: bool
     shape: str
 
@@ -91,15 +90,14 @@ def _published(point: dict[str, Any]) -> Published:
         holding=_holding(source, point),
         seconds=_seconds(point, recipe, vocab, cluster),
         memory=size or None,
-        by_driver="BLOOM" in source,
         out_of_memory=bool(measured.get("oom")),
         shape=f"{cluster} {layout} micro {rows} x {sequence}, {sequences} rows, {point['recompute']}",
     )
 
 
 def _unit(source: str) -> float:
-    """Bytes of what a source calls GB: tools of the driver and torch print GiB by that name."""
-    return 2**30 if "BLOOM" in source or "nanotron" in source else 1e9
+    """Bytes of what a source calls GB. BLOOM's are thousands of nvidia-smi's MiB: 80 were read of a GPU of 79.3 GiB."""
+    return 1000 * 2**20 if "BLOOM" in source else 2**30 if "nanotron" in source else 1e9
 
 
 # ---- Model
@@ -197,8 +195,10 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
     layers, all_stages = point["model"]["layers"], stages * schedule.get("chunks", 1)
     if all_stages > layers:
         raise Incomplete("layers for so many stages")
-    if stages > 1 and layers % all_stages == 0 and "nanotron" not in point["source"]["what"]:
-        schedule["cuts"] = list(range(layers // all_stages, layers, layers // all_stages))
+    ends = 2 if "BLOOM" in point["source"]["what"] and layers % all_stages else 0  # embedding and head count as blocks
+    if stages > 1 and (layers + ends) % all_stages == 0 and "nanotron" not in point["source"]["what"]:
+        each = (layers + ends) // all_stages
+        schedule["cuts"] = [end - ends // 2 for end in range(each, layers + ends, each)]
     parallel = ParallelConfig.model_validate(
         {
             "data": data // expert,
@@ -258,10 +258,14 @@ def _traffic(source: str, layout: dict[str, Any], recipe: Recipe) -> Traffic:
 def _holding(source: str, point: dict[str, Any]) -> MixedHolding:
     if "torchtitan" in source:  # float32 weights, of which FSDP gathers bfloat16
         return MixedHolding(4.0, 4.0, 8.0, gated_values=4, logit_bytes=10.0, keeps_products=True)
-    if any(word in source for word in ("2021", "BLOOM", "MT-NLG", "Korthikanti", "vTrain")):
+    if "BLOOM" in source:
+        is_bf16 = "bf16" in point["precision"]
+        gradients = 2.0 + 4.0 * is_bf16
+        return DeepSpeedHolding(gradients=gradients, stores_scores=True, logit_bytes=10.0, is_bf16=is_bf16)
+    if any(word in source for word in ("2021", "MT-NLG", "Korthikanti", "vTrain")):
         gradients = 2.0 if "fp16 (grads" in point["precision"] else 4.0
         return MixedHolding(gradients=gradients, stores_scores=True, logit_bytes=10.0)
-    return MixedHolding(logit_bytes=8.0)
+    return FusedHolding() if "SimuMax" in source else MixedHolding(logit_bytes=8.0)
 
 
 # ---- What was measured

@@ -64,9 +64,9 @@ class MixedHolding:
         stream = rows.narrow.stream(model)
         first = rows.narrow.tokens * model.width if model.dropout else 0
         logits = round(self.logit_bytes * rows.tokens * vocab)
-        return Ends(first, 0, 2 * stream + logits, 0)
+        return Ends(first, 0, 2 * stream, logits)
 
-    def communication(self, recipe: Recipe, held: int, largest: int) -> int:
+    def communication(self, recipe: Recipe, held: int, largest: int, /) -> int:
         """Gathered weights of two blocks, and the gradients of one."""
         if recipe.parallel.shard != "everything":
             return 0
