@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.plan.trainers import DeepSpeedHolding, FusedHolding
+from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
@@ -40,6 +40,8 @@ class Published:
     """Of a step."""
     memory: float | None
     """Bytes of the fullest device."""
+    by_driver: bool
+    """They are the driver's, so that the runtime is among them; else what torch allocated."""
     out_of_memory: bool
     shape: str
 
@@ -64,8 +66,6 @@ def _published(point: dict[str, Any]) -> Published:
         raise Incomplete("suspect")
     if "fp4" in point["precision"]:
         raise Incomplete("products of 4 bits")
-    if point.get("method"):
-        raise Incomplete("fine-tuning")
     model, vocab = _model(point["model"])
     cluster = _cluster(point["hardware"])
     parallel, rows, sequence, sequences = _layout(point, cluster)
@@ -90,6 +90,7 @@ def _published(point: dict[str, Any]) -> Published:
         holding=_holding(source, point),
         seconds=_seconds(point, recipe, vocab, cluster),
         memory=size or None,
+        by_driver="BLOOM" in source,
         out_of_memory=bool(measured.get("oom")),
         shape=f"{cluster} {layout} micro {rows} x {sequence}, {sequences} rows, {point['recompute']}",
     )
@@ -176,7 +177,7 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
         data = cluster.count // (tensor * stages * context)
     if data * tensor * stages * context != cluster.count:
         raise Incomplete("layout")
-    sequence = batch.get("seq_len")
+    sequence = batch.get("seq_len") or batch.get("seq_len_longest")
     if not sequence:
         raise Incomplete("batch")
     rows = batch.get("micro") or batch.get("local_batch")
@@ -224,6 +225,8 @@ def _is_sequence_parallel(point: dict[str, Any]) -> bool:
 
 def _shard(layout: dict[str, Any], data: int) -> tuple[str, int]:
     zero, fsdp = layout.get("zero"), layout.get("fsdp")
+    if layout == {"fsdp": 1, "dp": 1}:
+        return "none", 1
     if zero == 3 or (fsdp and fsdp != "zero2-like") or "fsdp" in layout:
         if isinstance(fsdp, int) and fsdp < data and data % fsdp == 0:
             return "everything", data // fsdp
@@ -236,6 +239,8 @@ def _shard(layout: dict[str, Any], data: int) -> tuple[str, int]:
 
 def _recompute(point: dict[str, Any]) -> str:
     text = point["recompute"] or ""
+    if "under FSDP" in text:
+        return "block" if point["hardware"]["n_gpus"] > 1 else "none"
     if text.startswith("full") or text == "block":
         return "block"
     return "selective" if "selective" in text else "none"
@@ -255,7 +260,9 @@ def _traffic(source: str, layout: dict[str, Any], recipe: Recipe) -> Traffic:
     return Traffic(2.0 if old else 4.0, 2.0, beside_data=not old, beside_tensor=0.0 if old else 0.3)
 
 
-def _holding(source: str, point: dict[str, Any]) -> MixedHolding:
+def _holding(source: str, point: dict[str, Any]) -> Holding:
+    if chosen := point.get("method"):
+        return FrozenHolding(chosen["kind"], chosen["quantization"], chosen["trainable"])
     if "torchtitan" in source:  # float32 weights, of which FSDP gathers bfloat16
         return MixedHolding(4.0, 4.0, 8.0, gated_values=4, logit_bytes=10.0, keeps_products=True)
     if "BLOOM" in source:

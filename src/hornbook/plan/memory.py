@@ -129,6 +129,10 @@ class Holding(Protocol):
         """Buffers; `largest` values has the largest block."""
         ...
 
+    def runtime(self, recipe: Recipe, /) -> int:
+        """What a process holds before it has a model, and channels of collectives."""
+        ...
+
 
 _block_bytes = kept_by_model(block_bytes)
 
@@ -170,6 +174,15 @@ class HornbookHolding:
             return item * whole + recipe.train.item_bytes * largest
         bucket = int((parallel.bucket_mb or 25) * 2**20)
         return 2 * min(bucket, recipe.train.item_bytes * held)
+
+    def runtime(self, recipe: Recipe) -> int:
+        """Interpreter and libraries, or a device's context."""
+        return CPU_RUNTIME if self._device.is_cpu else gpu_runtime(recipe)
+
+
+def gpu_runtime(recipe: Recipe) -> int:
+    """Context and kernels of a process on a GPU, and channels to others."""
+    return GPU_RUNTIME + (CHANNELS if recipe.parallel.world > 1 else 0)
 
 
 def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
@@ -256,7 +269,7 @@ class _Estimate:
             gradients=state["gradients"],
             optimizer=state["optimizer"],
             communication=self.holding.communication(recipe, held, largest),
-            runtime=CPU_RUNTIME if self.device.is_cpu else GPU_RUNTIME + self._channels(),
+            runtime=self.holding.runtime(recipe),
         )
         has_head = last in own
         phases = {
@@ -270,9 +283,6 @@ class _Estimate:
         }
         found = {name: common.model_copy(update=more) for name, more in phases.items()}
         return RankMemory(rank=rank, parameters=held, under_way=under_way, phases=found)
-
-    def _channels(self) -> int:
-        return 0 if self.device.is_cpu or self.recipe.parallel.world == 1 else CHANNELS
 
     def _most_held(self, rank: int, of_stage: dict[int, int]) -> tuple[int, float]:
         """(bytes of all microbatches under way, how many full stages that is)."""

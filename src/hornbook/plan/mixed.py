@@ -15,7 +15,7 @@ from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes
 from hornbook.parallel.config import SelectiveRecompute
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.memory import Ends
+from hornbook.plan.memory import Ends, gpu_runtime
 from hornbook.settings.recipe import Recipe
 
 ITEM = 2
@@ -73,6 +73,10 @@ class MixedHolding:
         if recipe.parallel.pipeline.stages > 1:  # gathered for all microbatches, whose gradients are summed whole
             return round((self.gathered + self.gradients) * held)
         return round((2 * self.gathered + self.gradients) * largest)
+
+    def runtime(self, recipe: Recipe, /) -> int:
+        """As any process on a GPU."""
+        return gpu_runtime(recipe)
 
 
 @kept_by_model
