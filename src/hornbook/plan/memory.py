@@ -11,10 +11,11 @@ from itertools import pairwise
 from typing import Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
+from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
-from hornbook.parallel.config import BlockRecompute
+from hornbook.parallel.config import BETWEEN, BlockRecompute
 from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
 from hornbook.plan.held import held_experts, held_values
@@ -24,15 +25,6 @@ from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-LOGIT_BYTES = 2048
-"""Bytes per row of the vocabulary while the loss of a chunk is computed on a CPU (`hornbook.model.heads.head`)."""
-LOGIT_COPIES = 5
-"""On another device a chunk of logits and its copies in float32 take at most so many times the chunk: the loss as it is
-written out, in 16 bits."""
-DEVICE_SHARE = 64
-"""On a GPU logits take at most one part in so many of its memory."""
-BETWEEN = 2**28
-"""Bytes of activations on their way to the host or back, each."""
 CPU_RUNTIME = 500 * 2**20
 """Interpreter, torch and compiled kernels of a process, measured."""
 GPU_RUNTIME = 600 * 2**20
@@ -190,7 +182,7 @@ def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
 
     chunk: bytes of logits that a device holds at once; 0 on a CPU.
     """
-    logits = LOGIT_COPIES * min(4 * rows.tokens * vocab, chunk) if chunk else LOGIT_BYTES * vocab
+    logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk) if chunk else CHUNK_BYTES * vocab
     return logits + 4 * vocab * (model.embedding.width or model.width)
 
 
