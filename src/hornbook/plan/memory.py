@@ -10,10 +10,11 @@ from functools import cached_property, lru_cache
 from typing import Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
+from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
-from hornbook.parallel.config import BlockRecompute
+from hornbook.parallel.config import BETWEEN, BlockRecompute
 from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
 from hornbook.plan.held import held_experts, held_values
@@ -23,15 +24,6 @@ from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-LOGIT_BYTES = 2048
-"""Bytes per row of the vocabulary while the loss of a chunk is computed on a CPU (`hornbook.model.heads.head`)."""
-LOGIT_COPIES = 5
-"""On another device a chunk of logits and its copies in float32 take at most so many times the chunk: the loss as it is
-written out, in 16 bits."""
-DEVICE_SHARE = 64
-"""On a GPU logits take at most one part in so many of its memory."""
-BETWEEN = 2**28
-"""Bytes of activations on their way to the host or back, each."""
 CPU_RUNTIME = 500 * 2**20
 """Interpreter, torch and compiled kernels of a process, measured."""
 GPU_RUNTIME = 600 * 2**20
@@ -128,6 +120,10 @@ class Holding(Protocol):
         """Buffers; `largest` values has the largest block."""
         ...
 
+    def runtime(self, recipe: Recipe, /) -> int:
+        """What a process holds before it has a model, and channels of collectives."""
+        ...
+
 
 _block_bytes = kept_by_model(block_bytes)
 _saved_bytes = kept_by_model(saved_bytes)
@@ -172,13 +168,22 @@ class HornbookHolding:
         bucket = int((parallel.bucket_mb or 25) * 2**20)
         return 2 * min(bucket, recipe.train.item_bytes * held)
 
+    def runtime(self, recipe: Recipe) -> int:
+        """Interpreter and libraries, or a device's context."""
+        return CPU_RUNTIME if self._device.is_cpu else gpu_runtime(recipe)
+
+
+def gpu_runtime(recipe: Recipe) -> int:
+    """Context and kernels of a process on a GPU, and channels to others."""
+    return GPU_RUNTIME + (CHANNELS if recipe.parallel.world > 1 else 0)
+
 
 def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
     """Bytes while the loss of some tokens is computed: logits, their copies, a product of the matrix's size.
 
     chunk: bytes of logits that a device holds at once; 0 on a CPU.
     """
-    logits = LOGIT_COPIES * min(4 * rows.tokens * vocab, chunk) if chunk else LOGIT_BYTES * vocab
+    logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk) if chunk else CHUNK_BYTES * vocab
     return logits + 4 * vocab * (model.embedding.width or model.width)
 
 
@@ -253,7 +258,7 @@ class _Estimate:
             gradients=state["gradients"],
             optimizer=state["optimizer"],
             communication=self.holding.communication(recipe, held, largest),
-            runtime=CPU_RUNTIME if self.device.is_cpu else GPU_RUNTIME + self._channels(),
+            runtime=self.holding.runtime(recipe),
         )
         has_head = last in own
         phases = {
@@ -267,9 +272,6 @@ class _Estimate:
         }
         found = {name: common.model_copy(update=more) for name, more in phases.items()}
         return RankMemory(rank=rank, parameters=held, under_way=under_way, phases=found)
-
-    def _channels(self) -> int:
-        return 0 if self.device.is_cpu or self.recipe.parallel.world == 1 else CHANNELS
 
     def _most_held(self, rank: int, of_stage: dict[int, int]) -> tuple[int, float]:
         """(bytes of all microbatches under way, how many full stages that is)."""
