@@ -6,6 +6,7 @@ Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages 
 from collections.abc import Iterator
 from functools import cached_property
 from math import gcd
+from typing import Any
 
 from pydantic import Field
 
@@ -55,6 +56,12 @@ class Layout(Config):
         """The rank that holds the most."""
         return max(self.memory, key=lambda each: each.peak.total)
 
+    def slowed(self, factor: float) -> "Layout":
+        """The layout where every part of a step takes `factor` times as long."""
+        step = StepTime.model_validate({name: factor * seconds for name, seconds in self.step})
+        rates = {name: getattr(self, name) / factor for name in ("tokens_per_second", "mfu", "mfu_palm", "hfu")}
+        return self.model_copy(update=rates | {"step": step})
+
 
 class Plan(Config):
     """The layouts of a run on a cluster, the best first."""
@@ -72,6 +79,10 @@ class Plan(Config):
     price: float | None = None
     """Dollars for an hour of a device."""
     price_source: str = ""
+    anchor: str = ""
+    """What runs on this machine measured, where times follow it."""
+    time_factor: float = 1.0
+    """Times are so many times those of data sheets and benchmarks, by that."""
     warnings: list[str] = Field(default_factory=list)
 
     @property
@@ -96,6 +107,20 @@ class Plan(Config):
         watts = self.cluster.device.watts * self.cluster.count * POWER_SHARE
         return None if seconds is None or not watts else seconds / 3.6e6 * watts
 
+    def record(self) -> dict[str, Any]:
+        """As JSON, each layout with what depends on the length of the run."""
+        return self.model_dump(mode="json") | {"layouts": [self._record(each) for each in self.layouts]}
+
+    def _record(self, layout: Layout) -> dict[str, Any]:
+        return layout.model_dump(mode="json") | {
+            "peak_bytes": layout.worst.peak.total,
+            "peak_phase": layout.worst.peak_phase,
+            "step_seconds": layout.step.total,
+            "seconds": self.seconds(layout),
+            "dollars": self.cost(layout),
+            "kilowatt_hours": self.kilowatt_hours(layout),
+        }
+
 
 def plan_run(recipe: Recipe, cluster: Cluster, *, search: bool = False, price: float | None = None) -> Plan:
     """The plan of a recipe as it is, or with `search` of the layouts that fill the cluster.
@@ -106,6 +131,18 @@ def plan_run(recipe: Recipe, cluster: Cluster, *, search: bool = False, price: f
     vocab = vocabulary(recipe)
     found = _search(recipe, vocab, cluster) if search else [_own(recipe, vocab, cluster)]
     remedy = "" if found[0].fits else _smallest(recipe, vocab, cluster)
+    return _described(recipe, vocab, cluster, found, price).model_copy(update={"remedy": remedy})
+
+
+def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
+    """The plan of a recipe's own layout, with the precision and rows of a run that begins.
+
+    Raises UsageError for parts that do not say what they keep.
+    """
+    return _described(recipe, vocab, cluster, [estimate_layout(recipe, vocab, cluster)])
+
+
+def _described(recipe: Recipe, vocab: int, cluster: Cluster, found: list[Layout], price: float | None = None) -> Plan:
     listed = prices()[1].get(cluster.device.name)
     plan = Plan(
         name=recipe.name,
@@ -115,7 +152,6 @@ def plan_run(recipe: Recipe, cluster: Cluster, *, search: bool = False, price: f
         tokens=recipe.train.tokens,
         cluster=cluster,
         layouts=found,
-        remedy=remedy,
         price=listed if price is None else price,
         price_source=("" if listed is None else prices()[0]) if price is None else "as given",
     )
@@ -152,6 +188,7 @@ def traffic_of(recipe: Recipe) -> Traffic:
 
 def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     """Memory and time of a recipe whose number of rows is known."""
+    cluster = cluster.shared(recipe.parallel.world)
     memory = estimate_memory(recipe, vocab, cluster.device)
     step = estimate_step(recipe, vocab, cluster, traffic_of(recipe))
     batch, parallel = recipe.train.batch_tokens, recipe.parallel
