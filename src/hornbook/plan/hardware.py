@@ -46,6 +46,8 @@ class Device(Config):
     """Of a CPU: threads that compute, and cores that this process may use."""
     cores: int = 0
     source: str = ""
+    at_once: int = Field(default=1, ge=1)
+    """Ranks of a CPU that reach these rates beside each other: by its cores, and the threads of each."""
 
     @property
     def is_cpu(self) -> bool:
@@ -69,6 +71,19 @@ class Cluster(Config):
     device: Device
     count: int = Field(default=1, ge=1)
     node: int = Field(default=1, ge=1)
+    machine: str = ""
+    """Pattern of the name under which measurements of this machine lie; "" for a cluster of a data sheet."""
+
+    def shared(self, ranks: int) -> "Cluster":
+        """As each of `ranks` ranks finds it: those of a CPU share its cores and its memory's bandwidth."""
+        if not self.device.is_cpu or ranks == 1:
+            return self
+        device = self.device
+        part = min(1.0, device.at_once / ranks)
+        rates = {"fp32": device.fp32 * part, "bf16": device.bf16 and device.bf16 * part}
+        return self.model_copy(
+            update={"device": device.model_copy(update=rates | {"bandwidth": device.bandwidth / ranks})}
+        )
 
     @property
     def domain(self) -> int:
@@ -151,20 +166,32 @@ def this_cluster(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> Cluster:
     if shown is not None:
         names = names[: len([each for each in shown.split(",") if each.strip() not in ("", "-1")])]
     if names and (device := device_of_driver(names[0])) is not None:
-        return Cluster(device=device, count=len(names), node=len(names))
-    return Cluster(device=this_cpu())
+        return Cluster(device=device, count=len(names), node=len(names), machine=names[0])
+    device = this_cpu()
+    return Cluster(device=device, machine=_measured_name(device.name, cpu_threads()))
 
 
-def this_cpu(processor_info: Path = Path("/proc/cpuinfo")) -> Device:
-    """This CPU: by what `hornbook bench` measured of it, else by its clock and vector units."""
-    text = ""
+def cpu_threads() -> int:
+    """Threads that a process computes with, unless `train.threads` says so."""
+    return int(os.environ.get("OMP_NUM_THREADS") or _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _measured_name(model: str, threads: int) -> str:
+    return f"{model}, *, {threads} threads"
+
+
+def this_cpu(processor_info: Path = Path("/proc/cpuinfo"), threads: int | None = None) -> Device:
+    """This CPU with so many threads: by what `hornbook bench` measured of it, else by its clock and vector units."""
+    text, threads = "", threads or cpu_threads()
     with suppress(OSError):
         text = processor_info.read_text()
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     model = found[1].strip() if found else platform.processor() or platform.machine()
-    cores = len(os.sched_getaffinity(0))
-    threads = int(os.environ.get("OMP_NUM_THREADS") or cores)
-    measured = next(iter(read_machine(f"{model}, *, {threads} threads")), {})
+    measured = next(iter(read_machine(_measured_name(model, threads))), {})
     rates = {name: rate / 1e3 for name, rate in measured.get("products", {}).items() if name in ("fp32", "bf16")}
     nominal = CPU_EFFICIENCY * _nominal_tera(text, threads)
     source = "measured by hornbook bench" if rates else "its clock and vector units (hornbook bench measures it)"
@@ -176,8 +203,9 @@ def this_cpu(processor_info: Path = Path("/proc/cpuinfo")) -> Device:
         memory=min(pages, *_limits(pages)) / 2**30,
         bandwidth=measured.get("memory_bandwidth", CPU_BANDWIDTH),
         threads=threads,
-        cores=cores,
+        cores=_cores(),
         source=source,
+        at_once=max(_cores() // threads, 1),
     )
 
 

@@ -57,8 +57,19 @@ def plan_run(
         _check_precision(precision, cluster)
     vocab = vocabulary(recipe)
     compared = _search(recipe, vocab, cluster, top, precisions) if search else _Compared([_own(recipe, vocab, cluster)])
-    found = compared.layouts
-    remedy = "" if found[0].fits else _smallest(recipe, vocab, cluster, precisions)
+    remedy = "" if compared.layouts[0].fits else _smallest(recipe, vocab, cluster, precisions)
+    return _described(recipe, vocab, cluster, compared, price).model_copy(update={"remedy": remedy})
+
+
+def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
+    """The plan of a recipe's own layout, with the precision and rows of a run that begins.
+
+    Raises UsageError for parts that do not say what they keep.
+    """
+    return _described(recipe, vocab, cluster, _Compared([estimate_layout(recipe, vocab, cluster)]))
+
+
+def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared, price: float | None = None) -> Plan:
     listed = prices()[1].get(cluster.device.name)
     plan = Plan(
         name=recipe.name,
@@ -67,10 +78,9 @@ def plan_run(
         batch_tokens=recipe.train.batch_tokens,
         tokens=recipe.train.tokens,
         cluster=cluster,
-        layouts=_with_front(found),
+        layouts=_with_front(compared.layouts),
         missed=compared.missed,
         estimates=compared.estimates,
-        remedy=remedy,
         price=listed if price is None else price,
         price_source=("" if listed is None else prices()[0]) if price is None else "as given",
     )
@@ -135,6 +145,7 @@ def traffic_of(recipe: Recipe) -> Traffic:
 
 def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     """Memory and time of a recipe whose number of rows is known."""
+    cluster = cluster.shared(recipe.parallel.world)
     memory = estimate_memory(recipe, vocab, cluster.device)
     step = estimate_step(recipe, vocab, cluster, traffic_of(recipe))
     batch, parallel = recipe.train.batch_tokens, recipe.parallel

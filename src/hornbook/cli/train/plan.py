@@ -48,6 +48,7 @@ def plan(
     Where the recipe leaves the layout open, the layouts that fill the cluster are compared. Exit code 4: it does not
     fit, and the smallest cluster is named on which it would.
     """
+    from hornbook.plan.anchor import anchored
     from hornbook.plan.hardware import parse_cluster
     from hornbook.plan.planner import plan_run
 
@@ -57,15 +58,13 @@ def plan(
     if fixed:
         resolved = _filled(resolved, devices)
     found = plan_run(resolved.recipe, devices, search=not fixed and devices.count > 1, price=price)
-    value = found.model_dump(mode="json") | {
-        "layouts": [_json(found, each) for each in found.layouts],
-    }
+    found = anchored(found, resolved.recipe, devices)
     notes = [f"[yellow]![/] {text}" for text in found.warnings]
     code = Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT
     if not found.best.fits:
         fit = f"it fits on {found.remedy}" if found.remedy else "no number of these devices holds it"
         notes.append(f"[red]does not fit[/] {cluster}: {fit}")
-    return Result(value, plan_text(found, explain=explain), code=code, notes=notes)
+    return Result(found.record(), plan_text(found, explain=explain), code=code, notes=notes)
 
 
 def _filled(resolved: "Resolved", devices: "Cluster") -> "Resolved":
@@ -76,18 +75,6 @@ def _filled(resolved: "Resolved", devices: "Cluster") -> "Resolved":
     if not devices.device.is_cpu:
         check_world(resolved.recipe.parallel, devices.count, f"--cluster has {devices.count} devices")
     return resolved
-
-
-def _json(plan: "Plan", layout: "Layout") -> dict[str, object]:
-    """A layout, with what depends on the length of the run."""
-    return layout.model_dump(mode="json") | {
-        "peak_bytes": layout.worst.peak.total,
-        "peak_phase": layout.worst.peak_phase,
-        "step_seconds": layout.step.total,
-        "seconds": plan.seconds(layout),
-        "dollars": plan.cost(layout),
-        "kilowatt_hours": plan.kilowatt_hours(layout),
-    }
 
 
 def plan_text(found: "Plan", *, explain: bool = False) -> str:
@@ -104,6 +91,8 @@ def plan_text(found: "Plan", *, explain: bool = False) -> str:
     lines = [header, "", columns(rows), "", legend]
     rate = f"{device.rate('auto') / 1e12:,.0f} TFLOP/s" if not device.is_cpu else f"{device.fp32:.3f} TFLOP/s fp32"
     lines.append(f"device: {rate}, {device.bandwidth:,.0f} GB/s; {device.source}")
+    if found.anchor:
+        lines.append(found.anchor)
     if found.price is not None:
         lines.append(f"price: ${found.price:.2f} an hour of one device ({found.price_source}; --price sets another)")
     return "\n".join([*lines, *(_explained(found) if explain else [])])

@@ -1,6 +1,7 @@
 """What the planner says: layouts of a run on a cluster, and what follows for a run from them."""
 
 from functools import cached_property
+from typing import Any
 
 from pydantic import Field
 
@@ -42,6 +43,12 @@ class Layout(Config):
         """The rank that holds the most."""
         return max(self.memory, key=lambda each: each.peak.total)
 
+    def slowed(self, factor: float) -> "Layout":
+        """The layout where every part of a step takes `factor` times as long."""
+        step = StepTime.model_validate({name: factor * seconds for name, seconds in self.step})
+        rates = {name: getattr(self, name) / factor for name in ("tokens_per_second", "mfu", "mfu_palm", "hfu")}
+        return self.model_copy(update=rates | {"step": step})
+
 
 class Plan(Config):
     """The layouts of a run on a cluster, the best first."""
@@ -65,6 +72,10 @@ class Plan(Config):
     price: float | None = None
     """Dollars for an hour of a device."""
     price_source: str = ""
+    anchor: str = ""
+    """What runs on this machine measured, where times follow it."""
+    time_factor: float = 1.0
+    """Times are so many times those of data sheets and benchmarks, by that."""
     warnings: list[str] = Field(default_factory=list)
 
     @property
@@ -88,3 +99,17 @@ class Plan(Config):
         seconds = self.seconds(layout)
         watts = self.cluster.device.watts * self.cluster.count * POWER_SHARE
         return None if seconds is None or not watts else seconds / 3.6e6 * watts
+
+    def record(self) -> dict[str, Any]:
+        """As JSON, each layout with what depends on the length of the run."""
+        return self.model_dump(mode="json") | {"layouts": [self._record(each) for each in self.layouts]}
+
+    def _record(self, layout: Layout) -> dict[str, Any]:
+        return layout.model_dump(mode="json") | {
+            "peak_bytes": layout.worst.peak.total,
+            "peak_phase": layout.worst.peak_phase,
+            "step_seconds": layout.step.total,
+            "seconds": self.seconds(layout),
+            "dollars": self.cost(layout),
+            "kilowatt_hours": self.kilowatt_hours(layout),
+        }
