@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class Result:
     """The JSON object of `--json`; other types are written as their str()."""
     text: str | None = None
     """The text for stdout without `--json`; None writes nothing."""
+    terminal: "Callable[[], RenderableType] | None" = None
+    """Makes what a terminal shows in place of `text`, in colour; NO_COLOR takes the text."""
     code: Exit = Exit.DONE
     """Exit code of the process, if this is its last result."""
     report: Sequence["RenderableType"] = ()
@@ -110,6 +113,10 @@ def _only(result: Result) -> Results:
 def _print(result: Result, *, as_json: bool) -> None:
     if as_json:
         write(json.dumps(finite(result.value), ensure_ascii=False, default=str) + "\n", raw=True)
+    elif result.terminal is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        from rich.console import Console
+
+        Console(highlight=False, soft_wrap=True).print(result.terminal())
     elif result.text is not None:
         write(result.text if result.text.endswith("\n") else result.text + "\n")
     console = people()

@@ -14,13 +14,11 @@ from hornbook.plan.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import Layout, Plan
+from hornbook.plan.search.result import Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
 from hornbook.plan.step import Traffic, estimate_step
 from hornbook.settings.recipe import Recipe
 
-FITS = 0.94
-"""Share of a device's memory that a plan may fill: the allocator's gaps take the rest."""
 SHOWN = 6
 """Layouts that a plan has by default."""
 SAME = 1.01
@@ -59,7 +57,10 @@ def plan_run(
     compared = _search(recipe, vocab, cluster, top, precisions) if search else _Compared([_own(recipe, vocab, cluster)])
     found = compared.layouts
     remedy = "" if found[0].fits else _smallest(recipe, vocab, cluster, precisions)
-    listed = prices()[1].get(cluster.device.name)
+    date, hours = prices()
+    listed, source = hours.get(cluster.device.name), date
+    if cluster.device.hour is not None:
+        listed, source = cluster.device.hour, cluster.device.source
     plan = Plan(
         name=recipe.name,
         parameters=count_parameters(recipe.model, vocab),
@@ -72,14 +73,9 @@ def plan_run(
         estimates=compared.estimates,
         remedy=remedy,
         price=listed if price is None else price,
-        price_source=("" if listed is None else prices()[0]) if price is None else "as given",
+        price_source=("" if listed is None else source) if price is None else "as given",
     )
     return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
-
-
-def capacity(cluster: Cluster) -> float:
-    """Bytes that a rank may take; ranks on a CPU share its memory."""
-    return FITS * cluster.device.memory_bytes / (cluster.count if cluster.device.is_cpu else 1)
 
 
 def _check_precision(precision: str, cluster: Cluster) -> None:
@@ -195,7 +191,7 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
     search = Search(vocab, cluster, layouts, traffic_of)
-    found = search.fastest(top, capacity(cluster)) or search.smallest(top)
+    found = search.fastest(max(top, SHOWN), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
     if not found:
         raise UsageError(_no_layout(recipe, cluster))
     shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found]
@@ -203,7 +199,7 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
         best = min((each for each in shown if each.step.total <= SAME * shown[0].step.total), key=_simplicity)
         shown = [best, *(each for each in shown if each is not best)]
     missed = search.missed and layouts.recipe(search.missed.block, search.missed.spread)
-    return _Compared(shown, missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
+    return _Compared(shown[:top], missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
 
 
 def _simplicity(layout: Layout) -> tuple[object, ...]:

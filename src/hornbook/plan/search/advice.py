@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
-from hornbook.plan.search.result import Layout, Plan
+from hornbook.plan.search.result import Layout, Plan, capacity
 from hornbook.settings.recipe import Recipe
 
 PARTS = {
@@ -27,7 +27,7 @@ def reasons(plan: Plan) -> Iterator[str]:
     """Why the best layout is before the next, and why one that would be faster does not fit."""
     best = plan.best
     if not best.fits:
-        yield f"{_short_of(plan, best)}"
+        yield f"{_named(best)} takes least, {_short_of(plan, best)}"
         return
     if len(plan.layouts) > 1:
         yield _before(best, plan.layouts[1])
@@ -54,8 +54,8 @@ def _before(best: Layout, after: Layout) -> str:
 
 def _short_of(plan: Plan, layout: Layout) -> str:
     """How much memory a layout lacks, and what takes most of it."""
-    peak, room = layout.worst.peak, plan.cluster.device.memory * 2**30
-    return f"and does not fit: {peak.total / 2**30:.1f} of {room / 2**30:.0f} GiB, {_largest(peak)}"
+    peak, room = layout.worst.peak, capacity(plan.cluster)
+    return f"and does not fit: {peak.total / 2**30:.1f} GiB where {room / 2**30:.1f} may be filled, {_largest(peak)}"
 
 
 def _largest(peak: PhaseMemory) -> str:

@@ -10,6 +10,8 @@ from hornbook.plan.memory import RankMemory
 from hornbook.plan.step import StepTime
 from hornbook.settings.fields import Config
 
+FITS = 0.94
+"""Share of a device's memory that a plan may fill: the allocator's gaps take the rest."""
 POWER_SHARE = 0.8
 """Share of its board power that a training device draws, and the rest of a machine per device."""
 
@@ -72,6 +74,11 @@ class Plan(Config):
         """The first."""
         return self.layouts[0]
 
+    @property
+    def fits_on(self) -> str:
+        """Where it fits, in words."""
+        return f"it fits on {self.remedy}" if self.remedy else "no number of these devices holds it"
+
     def seconds(self, layout: Layout) -> float | None:
         """Of the run, without evaluation and saves."""
         return None if self.tokens is None else self.tokens / layout.tokens_per_second
@@ -88,3 +95,8 @@ class Plan(Config):
         seconds = self.seconds(layout)
         watts = self.cluster.device.watts * self.cluster.count * POWER_SHARE
         return None if seconds is None or not watts else seconds / 3.6e6 * watts
+
+
+def capacity(cluster: Cluster) -> float:
+    """Bytes that a rank may take; ranks on a CPU share its memory."""
+    return FITS * cluster.device.memory_bytes / (cluster.count if cluster.device.is_cpu else 1)

@@ -112,7 +112,7 @@ class Layouts:
     def blocks(self) -> Iterator[Block]:
         """One for each way to divide a microbatch, with the largest micro-batch and nothing computed again."""
         count = self._cluster.count
-        for tensor in divisors(count, self._cluster.domain):
+        for tensor in divisors(count, max(self._cluster.domain, self._cluster.node)):
             for context in divisors(count // tensor, self._recipe.train.sequence // LEAST_POSITIONS):
                 for exchange in ("ring", "all-to-all") if context > 1 else ("ring",):
                     for expert in divisors(count // tensor // context, self._experts):
