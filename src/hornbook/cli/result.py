@@ -36,14 +36,14 @@ class Result:
     """The JSON object of `--json`; other types are written as their str()."""
     text: str | None = None
     """The text for stdout without `--json`; None writes nothing."""
-    terminal: "Callable[[], RenderableType] | None" = None
-    """Makes what a terminal shows in place of `text`, in colour; NO_COLOR takes the text."""
     code: Exit = Exit.DONE
     """Exit code of the process, if this is its last result."""
     report: Sequence["RenderableType"] = ()
     """For people, on stderr, also with `--json`: tables of rich, and lines that may have its markup."""
     notes: Sequence["RenderableType"] = ()
     """The same, but not with `--json`."""
+    terminal: "Callable[[], RenderableType] | None" = None
+    """Makes what a terminal shows in place of `text`, in colour; NO_COLOR takes the text."""
 
 
 Results = Generator[Result, None, None]
