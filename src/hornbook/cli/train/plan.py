@@ -150,6 +150,8 @@ def plan_text(found: "Plan", *, explain: bool = False, width: int = BAR) -> str:
 
 
 def _row(found: "Plan", each: "Layout", width: int) -> list[str]:
+    from hornbook.plan.search.result import duration
+
     peak, seconds, cost = each.worst.peak.total, found.seconds(each), found.cost(each)
     precision = f", {each.precision}" if each.precision != found.best.precision else ""
     return [
@@ -158,9 +160,9 @@ def _row(found: "Plan", each: "Layout", width: int) -> list[str]:
         each.recompute,
         bar(each, found.cluster.device.memory_bytes, width),
         f"{peak / GIB:.1f}" if peak > GIB else f"{peak / GIB:.2f}",
-        _seconds(each.step.total) if each.fits else "OOM",
+        duration(each.step.total) if each.fits else "OOM",
         f"{each.mfu:.0%}" if each.fits else "",
-        _seconds(seconds) if seconds is not None and each.fits else "",
+        duration(seconds) if seconds is not None and each.fits else "",
         f"${cost:,.0f}" if cost is not None and each.fits else "",
     ]
 
@@ -201,6 +203,8 @@ def colored(table: str) -> "Text":
 
 def _explained(found: "Plan") -> list[str]:
     """Phases of the fullest rank, parts of a step, and what the figures rest on."""
+    from hornbook.plan.search.result import duration
+
     best = found.best
     worst = best.worst
     rows = [["GiB by phase", *worst.phases]]
@@ -209,7 +213,7 @@ def _explained(found: "Plan") -> list[str]:
         if any(sizes):
             rows.append([name, *(f"{size / GIB:.2f}" for size in sizes)])
     rows.append(["all", *(f"{phase.total / GIB:.2f}" for phase in worst.phases.values())])
-    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in best.step if value)
+    parts = ", ".join(f"{name} {duration(value)}" for name, value in best.step if value)
     energy = found.kilowatt_hours(best)
     return [
         "",
@@ -220,13 +224,6 @@ def _explained(found: "Plan") -> list[str]:
         f"MFU {best.mfu:.1%} (pairs that see each other), {best.mfu_palm:.1%} (all pairs, PaLM); HFU {best.hfu:.1%}",
         *([f"energy {energy:,.0f} kWh of the devices"] if energy else []),
     ]
-
-
-def _seconds(value: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if value >= 2 * size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"
 
 
 def _short(number: float) -> str:

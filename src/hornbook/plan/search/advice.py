@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
-from hornbook.plan.search.result import Layout, Plan, capacity
+from hornbook.plan.search.result import Layout, Plan, capacity, duration
 from hornbook.settings.recipe import Recipe
 
 PARTS = {
@@ -33,7 +33,7 @@ def reasons(plan: Plan) -> Iterator[str]:
         yield _before(best, plan.layouts[1])
     if plan.missed is not None:
         missed = plan.missed
-        yield f"{_named(missed)} would take {missed.step.total:.3g} s, {_short_of(plan, missed)}"
+        yield f"{_named(missed)} would take {duration(missed.step.total)}, {_short_of(plan, missed)}"
 
 
 def _named(layout: Layout) -> str:
@@ -47,8 +47,8 @@ def _before(best: Layout, after: Layout) -> str:
     slower = after.step.total / best.step.total - 1
     text = f"{best.name} is before {after.name}, "
     if slower < 0.01:
-        return f"{text}which takes {after.step.total:.3g} s to {best.step.total:.3g} s: as long, within 1 %"
-    part = f"{getattr(best.step, name):.3g} s of {PARTS[name]}, not {getattr(after.step, name):.3g} s"
+        return f"{text}which takes {duration(after.step.total)} to {duration(best.step.total)}: as long, within 1 %"
+    part = f"{duration(getattr(best.step, name))} of {PARTS[name]}, not {duration(getattr(after.step, name))}"
     return f"{text}which takes {100 * slower:.0f} % longer: {part}"
 
 
@@ -82,8 +82,8 @@ def _memory_warnings(plan: Plan) -> Iterator[str]:
     if peak.activations > ACTIVATIONS * peak.total and best.recompute == "none" and not device.is_cpu:
         share = peak.activations / peak.total
         yield (
-            f"activations are {share:.0%} of the peak: --parallel.recompute block keeps the input of each block alone, "
-            "for a fourth pass"
+            f"activations are {share:.0%} of the peak: longer rows or more of them need --parallel.recompute block, "
+            "which keeps the input of each block alone and takes about a third more computing"
         )
 
 
