@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hornbook.cli.plan.budget import Budgets, LawFile, PreparedText, Served, Size, budget_result, sized
+from hornbook.cli.plan.numbers import seconds as _seconds
+from hornbook.cli.plan.numbers import short as _short
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import Words, resolve_words, split_target
 from hornbook.errors import Exit
@@ -73,18 +76,26 @@ def plan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show phases, parts of a step, and what is assumed.")
     ] = False,
+    budget: Budgets = None,
+    size: Size = None,
+    law: LawFile = None,
+    data: PreparedText = None,
+    serve: Served = None,
 ) -> Result:
     """Predict memory, time and cost of a run. Nothing is computed: it is arithmetic on the recipe and data sheets.
 
     Where the recipe leaves the layout open, the layouts that fill the cluster are compared. Exit code 4: it does not
-    fit, and the smallest cluster is named on which it would.
+    fit, and the smallest cluster is named on which it would. With a budget, scaling laws say what to train with it.
     """
     from hornbook.plan.anchor import anchored
     from hornbook.plan.hardware import parse_cluster, read_hardware
     from hornbook.plan.planner import plan_run
 
     devices = parse_cluster(cluster, () if hardware is None else read_hardware(hardware))
-    resolved = resolve_words(words)
+    resolved = sized(words, resolve_words(words), size)
+    if budget:
+        ours = {"fixed": size is not None, "price": price, "law": law, "data": data, "serve": serve, "explain": explain}
+        return budget_result(words, resolved, devices, budget, **ours)
     fixed = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
     if fixed:
         resolved = _filled(resolved, devices)
@@ -219,10 +230,3 @@ def _explained(found: "Plan") -> list[str]:
         f"MFU {best.mfu:.1%} (pairs that see each other), {best.mfu_palm:.1%} (all pairs, PaLM); HFU {best.hfu:.1%}",
         *([f"energy {energy:,.0f} kWh of the devices"] if energy else []),
     ]
-
-
-def _short(number: float) -> str:
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f}"
