@@ -42,6 +42,9 @@ def plan(
     explain: Annotated[
         bool, typer.Option("--explain", help="Show phases, parts of a step, and what is assumed.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Trace a step of the best layout's fullest rank on fake tensors.")
+    ] = False,
 ) -> Result:
     """Predict memory, time and cost of a run. Nothing is computed: it is arithmetic on the recipe and data sheets.
 
@@ -65,7 +68,14 @@ def plan(
     if not found.best.fits:
         fit = f"it fits on {found.remedy}" if found.remedy else "no number of these devices holds it"
         notes.append(f"[red]does not fit[/] {cluster}: {fit}")
-    return Result(value, plan_text(found, explain=explain), code=code, notes=notes)
+    text = plan_text(found, explain=explain)
+    if verify:
+        from hornbook.cli.train.simulation import trace_layout, traced_text
+        from hornbook.plan.planner import settle
+
+        traced = trace_layout(settle(resolved.recipe, devices), found.vocab, found.best)
+        value, text = value | {"traced": traced.to_json()}, f"{text}\n\n{traced_text(traced)}"
+    return Result(value, text, code=code, notes=notes)
 
 
 def _filled(resolved: "Resolved", devices: "Cluster") -> "Resolved":
