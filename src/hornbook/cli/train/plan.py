@@ -81,6 +81,9 @@ def plan(
     law: LawFile = None,
     data: PreparedText = None,
     serve: Served = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Trace a step of the best layout's fullest rank on fake tensors.")
+    ] = False,
 ) -> Result:
     """Predict memory, time and cost of a run. Nothing is computed: it is arithmetic on the recipe and data sheets.
 
@@ -110,14 +113,19 @@ def plan(
 
         target, overrides = split_target(words)
         notes.append(f"written: {write_layout(apply, target, overrides, resolved.recipe, found)}")
-    code = Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT
-    text = plan_text(found, explain=explain)
+    value, behind = found.record(), ""
+    if verify:
+        from hornbook.cli.train.simulation import trace_layout, traced_text
+        from hornbook.plan.planner import settle
+
+        traced = trace_layout(settle(resolved.recipe, devices), found.vocab, found.best)
+        value, behind = value | {"traced": traced.to_json()}, f"\n\n{traced_text(traced)}"
     return Result(
-        found.record(),
-        text,
-        code=code,
+        value,
+        plan_text(found, explain=explain) + behind,
+        code=Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT,
         notes=notes,
-        terminal=lambda: colored(plan_text(found, explain=explain, width=_room())),
+        terminal=lambda: colored(plan_text(found, explain=explain, width=_room()) + behind),
     )
 
 
