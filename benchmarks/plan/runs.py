@@ -31,8 +31,7 @@ QUICKEST = 0.1
 """Share of the steps whose slowest counts."""
 COMMON = (
     "text.tokenizer.vocab=4096",
-    "train.tokens=1G",
-    "train.seconds=10",
+    "train.tokens=26624",
     "train.batch_tokens=1024",
     "train.micro_batch=4",
     "train.threads=1",

@@ -13,6 +13,7 @@ from pydantic import Field
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
 from hornbook.parallel.config import BlockRecompute, NoRecompute, ParallelConfig, PipelineConfig
+from hornbook.plan.failures import Upkeep, estimate_upkeep
 from hornbook.plan.hardware import Cluster, prices
 from hornbook.plan.memory import RankMemory, estimate_memory
 from hornbook.plan.step import StepTime, Traffic, estimate_step
@@ -83,6 +84,8 @@ class Plan(Config):
     """What runs on this machine measured, where times follow it."""
     time_factor: float = 1.0
     """Times are so many times those of data sheets and benchmarks, by that."""
+    upkeep: Upkeep | None = None
+    """What failures, saves and data ask for beside the steps of the best layout."""
     warnings: list[str] = Field(default_factory=list)
 
     @property
@@ -122,16 +125,19 @@ class Plan(Config):
         }
 
 
-def plan_run(recipe: Recipe, cluster: Cluster, *, search: bool = False, price: float | None = None) -> Plan:
-    """The plan of a recipe as it is, or with `search` of the layouts that fill the cluster.
+def plan_run(
+    recipe: Recipe, cluster: Cluster, *, search: bool = False, price: float | None = None, remedy: bool = True
+) -> Plan:
+    """The plan of a recipe as it is, or with `search` of the layouts that fill the cluster; `remedy` looks for the
+    smallest cluster where it does not fit.
 
     Raises UsageError for parts that do not say what they keep.
     """
     recipe = settle(recipe, cluster)
     vocab = vocabulary(recipe)
     found = _search(recipe, vocab, cluster) if search else [_own(recipe, vocab, cluster)]
-    remedy = "" if found[0].fits else _smallest(recipe, vocab, cluster)
-    return _described(recipe, vocab, cluster, found, price).model_copy(update={"remedy": remedy})
+    smallest = _smallest(recipe, vocab, cluster) if remedy and not found[0].fits else ""
+    return _described(recipe, vocab, cluster, found, price).model_copy(update={"remedy": smallest})
 
 
 def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
@@ -154,8 +160,15 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, found: list[Layout]
         layouts=found,
         price=listed if price is None else price,
         price_source=("" if listed is None else prices()[0]) if price is None else "as given",
+        upkeep=_upkeep(recipe, vocab, cluster, found[0]),
     )
     return plan.model_copy(update={"warnings": list(_warnings(recipe, plan))})
+
+
+def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkeep | None:
+    """None where nothing fits."""
+    run = recipe.model_copy(update={"parallel": best.parallel})
+    return estimate_upkeep(run, vocab, cluster, best.tokens_per_second) if best.fits else None
 
 
 def vocabulary(recipe: Recipe) -> int:

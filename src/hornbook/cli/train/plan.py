@@ -1,12 +1,15 @@
 """`hornbook plan`: memory, time and cost of a run on a cluster, before it starts. No torch."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hornbook.cli.plan.numbers import seconds_text, short
+from hornbook.cli.plan.scale import scale_result
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import Words, resolve_words
-from hornbook.errors import Exit
+from hornbook.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from hornbook.plan.hardware import Cluster
@@ -40,8 +43,12 @@ def plan(
         float | None, typer.Option(metavar="DOLLARS", min=0, help="Of an hour of one device, in place of the table's.")
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show phases, parts of a step, and what is assumed.")
+        bool, typer.Option("--explain", help="Show phases, parts of a step, failures, and what is assumed.")
     ] = False,
+    scale: Annotated[
+        str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over such devices.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="With --scale: a picture to write (.svg).")] = None,
 ) -> Result:
     """Predict memory, time and cost of a run. Nothing is computed: it is arithmetic on the recipe and data sheets.
 
@@ -54,6 +61,10 @@ def plan(
 
     devices = parse_cluster(cluster)
     resolved = resolve_words(words)
+    if scale is not None:
+        return scale_result(resolved.recipe, devices, scale, plot)
+    if plot is not None:
+        raise UsageError("--plot draws what --scale simulates: give both")
     fixed = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
     if fixed:
         resolved = _filled(resolved, devices)
@@ -80,9 +91,9 @@ def _filled(resolved: "Resolved", devices: "Cluster") -> "Resolved":
 def plan_text(found: "Plan", *, explain: bool = False) -> str:
     """The table for people."""
     device = found.cluster.device
-    length = "" if found.tokens is None else f", {_short(found.tokens)} tokens"
+    length = "" if found.tokens is None else f", {short(found.tokens)} tokens"
     header = (
-        f"{found.name}: {_short(found.parameters)} parameters{length}, {found.batch_tokens:,} tokens a step, "
+        f"{found.name}: {short(found.parameters)} parameters{length}, {found.batch_tokens:,} tokens a step, "
         f"{found.cluster} of {device.memory:.0f} GiB"
     )
     rows = [["layout", "micro", "recompute", "memory", "GiB", "step", "tokens/s", "MFU", "time", "cost"]]
@@ -106,10 +117,10 @@ def _row(found: "Plan", each: "Layout") -> list[str]:
         each.recompute,
         bar(each, found.cluster.device.memory_bytes),
         f"{peak / GIB:.1f}" if peak > GIB else f"{peak / GIB:.2f}",
-        _seconds(each.step.total) if each.fits else "OOM",
+        seconds_text(each.step.total) if each.fits else "OOM",
         f"{each.tokens_per_second:,.0f}" if each.fits else "",
         f"{each.mfu:.0%}" if each.fits else "",
-        _seconds(seconds) if seconds is not None and each.fits else "",
+        seconds_text(seconds) if seconds is not None and each.fits else "",
         f"${cost:,.0f}" if cost is not None and each.fits else "",
     ]
 
@@ -134,7 +145,7 @@ def _explained(found: "Plan") -> list[str]:
         if any(sizes):
             rows.append([name, *(f"{size / GIB:.2f}" for size in sizes)])
     rows.append(["all", *(f"{phase.total / GIB:.2f}" for phase in worst.phases.values())])
-    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in best.step if value)
+    parts = ", ".join(f"{name} {seconds_text(value)}" for name, value in best.step if value)
     energy = found.kilowatt_hours(best)
     return [
         "",
@@ -143,18 +154,25 @@ def _explained(found: "Plan") -> list[str]:
         f"a step: {parts}",
         f"MFU {best.mfu:.1%} (pairs that see each other), {best.mfu_palm:.1%} (all pairs, PaLM); HFU {best.hfu:.1%}",
         *([f"energy {energy:,.0f} kWh of the devices"] if energy else []),
+        *_upkeep(found),
     ]
 
 
-def _seconds(value: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if value >= 2 * size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"
-
-
-def _short(number: float) -> str:
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f}"
+def _upkeep(found: "Plan") -> list[str]:
+    """Failures, checkpoints and data."""
+    upkeep, seconds = found.upkeep, found.seconds(found.best)
+    if upkeep is None:
+        return []
+    expected = "" if seconds is None else f", {upkeep.failures(seconds):.3g} in this run"
+    whole = "" if seconds is None else f", {seconds_text(86400 * upkeep.days(seconds))} in all"
+    stall, write, interval, restart = (
+        seconds_text(each)
+        for each in (upkeep.stall_seconds, upkeep.write_seconds, upkeep.interval_seconds, upkeep.restart_seconds)
+    )
+    size = upkeep.checkpoint_bytes / GIB
+    return [
+        f"failures: one in {seconds_text(upkeep.mtbf_seconds)}{expected}; as {upkeep.mtbf_source}",
+        f"checkpoints of {size:.3g} GiB: one holds the loop {stall}, is written in {write}, best every {interval}",
+        f"goodput {upkeep.goodput:.2%}{whole}: a restart takes {restart}; "
+        f"the loader reads {upkeep.loader_rate / 1e6:.3g} MB/s",
+    ]
