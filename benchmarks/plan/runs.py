@@ -22,7 +22,8 @@ from benchmarks.report import RESULTS, table, write
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.plan.hardware import Cluster, this_cluster
-from hornbook.plan.planner import Layout, estimate_layout, vocabulary
+from hornbook.plan.planner import estimate_layout, vocabulary
+from hornbook.plan.search.result import Layout
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve

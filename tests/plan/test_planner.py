@@ -201,7 +201,8 @@ def test_layouts_that_fill_a_cluster_are_compared(capsys: pytest.CaptureFixture[
     assert code == Exit.DONE
     assert len(found["layouts"]) > 3
     times = [each["step_seconds"] for each in found["layouts"]]
-    assert times == sorted(times)
+    assert times[1:] == sorted(times[1:])
+    assert times[0] <= 1.01 * min(times)
     best = found["layouts"][0]
     assert best["fits"]
     assert 0.2 < best["mfu"] < best["mfu_palm"] < 0.75

@@ -42,6 +42,9 @@ class Device(Config):
     link: float = Field(default=10.0, gt=0)
     network: float = Field(default=1.0, gt=0)
     watts: float = 0.0
+    threads: int = 0
+    """Of a CPU: threads that compute, and cores that this process may use."""
+    cores: int = 0
     source: str = ""
     at_once: int = Field(default=1, ge=1)
     """Ranks of a CPU that reach these rates beside each other: by its cores, and the threads of each."""
@@ -199,6 +202,8 @@ def this_cpu(processor_info: Path = Path("/proc/cpuinfo"), threads: int | None =
         bf16=rates.get("bf16", rates.get("fp32", nominal)),
         memory=min(pages, *_limits(pages)) / 2**30,
         bandwidth=measured.get("memory_bandwidth", CPU_BANDWIDTH),
+        threads=threads,
+        cores=_cores(),
         source=source,
         at_once=max(_cores() // threads, 1),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hornbook.plan.scaling import Point, Scaling
+from hornbook.plan.at_scale.simulation import Point, Scaling
 from hornbook.studio.axis import Axis, fit_axis, label
 from hornbook.studio.svg import element, line, path, safe, style, text
 

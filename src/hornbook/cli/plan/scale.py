@@ -8,8 +8,8 @@ from hornbook.cli.result import Result, columns
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
+    from hornbook.plan.at_scale.simulation import Curve, Point, Scaling
     from hornbook.plan.hardware import Cluster
-    from hornbook.plan.scaling import Curve, Point, Scaling
     from hornbook.settings.recipe import Recipe
 
 TITLES = {
@@ -21,7 +21,7 @@ TITLES = {
 def scale_result(recipe: "Recipe", cluster: "Cluster", span: str, plot: Path | None) -> Result:
     """The tables of both kinds of scaling; `plot`: an SVG file to write. Raises UsageError."""
     from hornbook.files.durable import write_atomic
-    from hornbook.plan.scaling import device_counts, simulate_scaling
+    from hornbook.plan.at_scale.simulation import device_counts, simulate_scaling
     from hornbook.studio.scale_chart import scale_picture
 
     if plot is not None and plot.suffix != ".svg":

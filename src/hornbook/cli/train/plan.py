@@ -13,7 +13,7 @@ from hornbook.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from hornbook.plan.hardware import Cluster
-    from hornbook.plan.planner import Layout, Plan
+    from hornbook.plan.search.result import Layout, Plan
     from hornbook.settings.resolve import Resolved
 
 BAR = 34
@@ -55,9 +55,9 @@ def plan(
     Where the recipe leaves the layout open, the layouts that fill the cluster are compared. Exit code 4: it does not
     fit, and the smallest cluster is named on which it would.
     """
-    from hornbook.plan.anchor import anchored
     from hornbook.plan.hardware import parse_cluster
     from hornbook.plan.planner import plan_run
+    from hornbook.plan.search.anchor import anchored
 
     devices = parse_cluster(cluster)
     resolved = resolve_words(words)

@@ -11,9 +11,10 @@ from typing import Literal
 from pydantic import Field
 
 from hornbook.errors import UsageError
-from hornbook.plan.failures import Upkeep
+from hornbook.plan.at_scale.failures import Upkeep
 from hornbook.plan.hardware import Cluster
-from hornbook.plan.planner import Layout, plan_run
+from hornbook.plan.planner import plan_run
+from hornbook.plan.search.result import Layout
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -101,10 +102,13 @@ def _point(recipe: Recipe, cluster: Cluster, kind: str, first: int) -> Point:
         rows = batch // recipe.train.sequence * count // first
         batch = rows * recipe.train.sequence
         recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_tokens": batch})})
-    plan = plan_run(recipe, cluster, search=count > 1, remedy=False)
-    best, upkeep = plan.best, plan.upkeep
-    if best.parallel.world != count:
+    try:
+        plan = plan_run(recipe, cluster, search=count > 1, remedy=False)
+    except UsageError:  # no layout fills so many devices; what else a recipe may lack shows at the first point
+        if count == first:
+            raise
         return Point(devices=count, batch_tokens=batch, layout=None)
+    best, upkeep = plan.best, plan.upkeep
     if upkeep is None:
         return Point(devices=count, batch_tokens=batch, layout=best)
     seconds = plan.seconds(best)
