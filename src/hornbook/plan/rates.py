@@ -35,6 +35,8 @@ class Rates:
     bandwidth: float
     link: float
     network: float
+    narrow: bool = False
+    """Products in blocks are in 8 bits or fewer."""
 
 
 @cache
@@ -64,4 +66,5 @@ def rates_of(device: Device, precision: str, shares: Shares | None = None) -> Ra
         bandwidth=1e9 * device.bandwidth * shares.bandwidth,
         link=1e9 * device.link * shares.link,
         network=1e9 * device.network * shares.network,
+        narrow=narrow,
     )

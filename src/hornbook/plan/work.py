@@ -18,10 +18,21 @@ STREAM_PASSES = 10
 """Values of the residual stream read or written in a block's forward pass, per feature: two norms, two sums."""
 FLASH_BACKWARD = 2.5
 """Operations of attention's backward pass over its forward pass: five products of two, with the scores once more."""
-CALLS = 12
-"""Kernels of a block's forward pass."""
-CALL_SECONDS = 4e-6
+SCORE_PASSES = 5.5
+"""Times that scores of attention are read or written forward where they are stored: products, softmax, dropout."""
+ALIGNED = 8
+"""Values to which tensor cores want the inner side of a product: others are computed at half the rate (NVIDIA, Matrix
+Multiplication Background User's Guide)."""
+CALLS = 20
+"""Kernels that a block's forward pass starts."""
+HEAD_CALLS = 5
+"""The same of the head and the loss."""
+EXPERT_CALLS = 8
+"""Kernels that it starts besides for each expert that the rank holds: its products, casts and copies."""
+GAP_SECONDS = 2e-6
 """Seconds between two kernels on a device."""
+START_SECONDS = 8e-6
+"""Seconds in which a host starts one: a device is never faster than it."""
 
 
 @dataclass(frozen=True)
@@ -38,41 +49,52 @@ class Work:
     """Bytes through memory; backward moves twice as many."""
     calls: float = 0.0
     """Kernels."""
+    casts: float = 0.0
+    """Bytes of values on their way to 8 bits, where products want them."""
+    weights: float = 0.0
+    """Values whose gradient backward adds to that of the microbatches before."""
 
     def __add__(self, other: "Work") -> "Work":
-        names = ("products", "wide", "attention", "moved", "calls")
+        names = ("products", "wide", "attention", "moved", "calls", "casts", "weights")
         return Work(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def forward(self, rates: Rates) -> float:
         """Seconds."""
         return self._seconds(rates, 1.0, 1.0)
 
-    def backward(self, rates: Rates) -> float:
-        """Seconds, without what is computed again."""
-        return self._seconds(rates, 2.0, FLASH_BACKWARD)
-
-    def attention_forward(self, rates: Rates) -> float:
-        """Seconds of attention alone."""
-        return self.attention / rates.attention
+    def backward(self, rates: Rates, gradient: float = 4.0) -> float:
+        """Seconds, without what is computed again. gradient: bytes of a value that microbatches are summed in."""
+        return self._seconds(rates, 2.0, FLASH_BACKWARD) + self.weights * (2 * gradient - ITEM) / rates.bandwidth
 
     def _seconds(self, rates: Rates, times: float, attention: float) -> float:
         products = (self.products - self.wide) / rates.products + self.wide / rates.wide
-        moved = self.moved / rates.bandwidth
-        return times * (products + moved + CALL_SECONDS * self.calls) + attention * self.attention / rates.attention
+        moved = (self.moved + (self.casts if rates.narrow else 0.0)) / rates.bandwidth
+        device = times * (products + moved + GAP_SECONDS * self.calls) + attention * self.attention / rates.attention
+        return max(device, times * START_SECONDS * self.calls)
 
 
-def block_work(layer: ModelConfig, tokens: int, sequence: int, item: int, stream_ranks: int, share: float) -> Work:
-    """Of one block for `tokens` tokens in rows of `sequence`; `layer` is the rank's share of it.
+def block_work(layer: ModelConfig, tokens: int, item: int, stream_ranks: int, attention: Work) -> Work:
+    """Of one block for `tokens` tokens; `layer` is the rank's share of it.
 
-    item: bytes of a value. stream_ranks: tensor ranks that divide the stream. share: of the pairs of query and key that
-    this rank computes (context ranks).
+    item: bytes of a value. stream_ranks: tensor ranks that divide the stream. attention: of its pairs.
     """
-    work = Work(moved=item * tokens * STREAM_PASSES * layer.width / stream_ranks, calls=CALLS)
+    held = layer.mlp.count if isinstance(layer.mlp, ExpertsConfig) else 0
+    moved = item * tokens * STREAM_PASSES * layer.width / stream_ranks + item * tokens * _inner_values(layer)
+    work = attention + Work(moved=moved, calls=CALLS + EXPERT_CALLS * held)
     for part in (layer.attention, layer.mlp):
         for matrix in method(part, "products")(layer):
             work += product_work(matrix, tokens, item)
-    seen, _ = method(layer.attention, "attention_flops")(layer, sequence)
-    return work + Work(attention=share * tokens * seen / 3, moved=item * tokens * _inner_values(layer))
+    return work
+
+
+def attention_work(layer: ModelConfig, tokens: int, sequence: int, item: int, *, stored: bool = False) -> Work:
+    """Of the pairs of query and key of `tokens` queries; stored: all scores of a row go through memory."""
+    seen, every = method(layer.attention, "attention_flops")(layer, sequence)
+    if not stored:
+        return Work(attention=tokens * seen / 3)
+    half = 1 if layer.head_dim % ALIGNED == 0 else 2
+    scores = item * tokens * sequence * layer.heads
+    return Work(products=half * tokens * every / 3, moved=SCORE_PASSES * scores)
 
 
 def _inner_values(layer: ModelConfig) -> float:
@@ -90,7 +112,8 @@ def product_work(matrix: Product, tokens: int, item: int, *, wide: bool = False)
     flops = 2.0 * tokens * matrix.inner * matrix.columns * matrix.uses
     weights = matrix.inner * matrix.columns * max(matrix.experts, 1)
     moved = item * (tokens * matrix.uses * (matrix.inner + matrix.columns) + weights)
-    return Work(flops, flops if wide else 0.0, 0.0, moved)
+    casts = 0.0 if wide else ITEM * tokens * matrix.uses * matrix.inner
+    return Work(flops, flops if wide else 0.0, 0.0, moved, casts=casts, weights=weights)
 
 
 def head_work(model: ModelConfig, vocab: int, tokens: int, item: int) -> Work:
@@ -99,4 +122,4 @@ def head_work(model: ModelConfig, vocab: int, tokens: int, item: int) -> Work:
     logits = tokens * vocab
     own = product_work(Product(width, vocab), tokens, item, wide=True)
     extra = max(model.head.num_matmul_weights(model, vocab) - width * vocab, 0)
-    return own + Work(products=2.0 * tokens * extra, moved=float(2 * item * logits + 4 * logits), calls=CALLS)
+    return own + Work(products=2.0 * tokens * extra, moved=float(2 * item * logits + 4 * logits), calls=HEAD_CALLS)
