@@ -11,6 +11,8 @@ SCORES_STORED = ("2021", "BLOOM", "MT-NLG", "vTrain", "Korthikanti", "OPT", "Blo
 """Trainers before FlashAttention, or without it: Megatron's fused softmax, scores in memory."""
 DEEPSPEED = ("BLOOM", "MT-NLG")
 """DeepSpeed's pipeline: a stage waits while it sends, each tensor rank sends the whole of the stream."""
+ASYNCHRONOUS = ("Korthikanti", "vTrain")
+"""Megatron since the end of 2021: tensor ranks' messages of backward run beside the weights' gradients."""
 NVIDIA = ("Megatron", "NeMo 24", "DGX Cloud", "SimuMax", "Llama 3 Herd")
 """Megatron-Core with Transformer Engine: attention by cuDNN, messages beside computing."""
 FULL_POWER = 700.0
@@ -66,11 +68,20 @@ def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
         beside = layout.get("overlap") is not False
         once = bool(point["model"].get("moe"))
         gathers = "each step" if "Herd" in source else "each microbatch"
-        return Traffic(2.0, 2.0, beside_data=beside, beside_tensor=0.3 * beside, gathers=gathers, once_per_domain=once)
+        return Traffic(
+            2.0,
+            2.0,
+            beside_data=beside,
+            beside_tensor=0.5 * beside,
+            beside_tensor_backward=0.9,
+            gathers=gathers,
+            once_per_domain=once,
+        )
     return Traffic(
         4.0,
         2.0,
         beside_tensor=0.8 if layout.get("async_tp") else 0.0,
+        beside_tensor_backward=0.8 if layout.get("async_tp") else 0.0,
         again=0.5,
         attention=FLASH_2.get(device, 1.0),
         gathers="each step" if recipe.parallel.pipeline.stages > 1 else "each microbatch",
@@ -84,17 +95,28 @@ def _stored_scores(source: str, layout: dict[str, Any], sums: float) -> Traffic:
     if layout.get("zero") == 3 or layout.get("fsdp"):
         return Traffic(2.0, 2.0, stored_scores=True, one_card=True, exposed=0.4, sum_bytes=sums)
     waits = any(word in source for word in DEEPSPEED)
-    return Traffic(2.0, 2.0, beside_data=False, stored_scores=True, waits=waits, sum_bytes=sums)
+    beside = 0.9 if any(word in source for word in ASYNCHRONOUS) else 0.0
+    return Traffic(
+        sums, 2.0, beside_data=False, stored_scores=True, waits=waits, sum_bytes=sums, beside_tensor_backward=beside
+    )
 
 
 def left_out(point: dict[str, Any]) -> str | None:
-    """Why the time of a point cannot be predicted, None where it can."""
+    """Why a point cannot be predicted, None where it can."""
     notes = point.get("notes") or ""
     if "not stated" in point["layout"].get("note", ""):
         return "layout not stated"
     if any(word in notes for word in ("LoRA", "SFT")):
         return "fine-tuning: length of its rows not stated"
+    sharded = point["layout"].get("zero") == 3 or "fsdp" in point["layout"]
+    if sharded and not any(point["batch"].get(each) for each in ("micro", "local_batch")):
+        return "microbatch not stated"
     return None
+
+
+def anchored_only(source: str) -> bool:
+    """Whether its device is slower than others of its kind, as it says itself: half of its peak at the most."""
+    return "SimuMax" in source
 
 
 def expert_ranks(point: dict[str, Any], data: int) -> int:

@@ -8,7 +8,7 @@ from hornbook.plan.collectives import Group
 from hornbook.plan.hardware import parse_cluster
 from hornbook.plan.rates import rates_of
 from hornbook.plan.step import StepTime, Traffic, estimate_step
-from hornbook.plan.work import START_SECONDS, Work, attention_work
+from hornbook.plan.work import START_SECONDS, Multiply, Work, attention_work, filled
 from hornbook.settings.resolve import resolve
 
 
@@ -30,20 +30,35 @@ def test_stored_scores_take_longer_than_a_fused_kernel() -> None:
 
 def test_a_device_is_not_faster_than_its_host_starts_kernels() -> None:
     rates = rates_of(parse_cluster("H100").device, "bf16")
-    assert Work(products=1e3, calls=100).forward(rates) == pytest.approx(100 * START_SECONDS)
-    assert Work(products=1e13, calls=100).forward(rates) > 1e13 / rates.products
+    assert Work((Multiply(8, 8, 8),), calls=100).forward(rates) == pytest.approx(100 * START_SECONDS)
+    large = Multiply(2**16, 2**13, 2**13)
+    assert Work((large,), calls=100).forward(rates) > large.flops / rates.products > 100 * START_SECONDS
 
 
 def test_backward_adds_to_the_gradient_in_its_own_precision() -> None:
     rates = rates_of(parse_cluster("H100").device, "bf16")
-    work = Work(products=1e12, weights=1e9)
-    assert work.backward(rates, 4.0) - work.backward(rates, 2.0) == pytest.approx(4e9 / rates.bandwidth)
+    few = Multiply(16, 4096, 4096)  # rows so few that bytes count
+    assert few.backward(rates, 2, 4.0) - few.backward(rates, 2, 2.0) == pytest.approx(4 * 4096**2 / rates.bandwidth)
+    many = Multiply(2**16, 4096, 4096)
+    assert many.backward(rates, 2, 4.0) == many.backward(rates, 2, 2.0)
 
 
 def test_casts_cost_where_products_are_narrow() -> None:
     device = parse_cluster("H100").device
-    work = Work(casts=1e9)
-    assert work.forward(rates_of(device, "bf16")) == 0 < work.forward(rates_of(device, "float8"))
+    wide, narrow = rates_of(device, "bf16"), rates_of(device, "float8")
+    inside, head = Multiply(2**14, 4096, 4096), Multiply(2**14, 4096, 4096, wide=True)
+    assert Work((inside,)).forward(narrow) - inside.forward(narrow, 2) == pytest.approx(3 * 2**26 / narrow.bandwidth)
+    assert Work((head,)).forward(narrow) == head.forward(narrow, 2) == head.forward(wide, 2)
+
+
+def test_the_last_wave_of_tiles_is_not_full() -> None:
+    """On 108 units 112 tiles of 256 by 128 take two waves, 96 one; a product smaller than a wave is cut inside."""
+    assert filled(2048, 12 * 128, 1, 108) == pytest.approx(96 / 108)
+    assert filled(2048, 14 * 128, 1, 108) == pytest.approx(0.92 * 224 / 324)  # smaller tiles waste less
+    assert filled(2**16, 2**14, 1, 108) > 0.99
+    assert filled(128, 128, 1, 108) == 0.5
+    assert filled(128, 128, 1, 0) == 1.0
+    assert filled(64, 4096, 64, 132) < filled(4096, 4096, 1, 132)
 
 
 def test_tokens_of_experts_cross_the_network_once() -> None:

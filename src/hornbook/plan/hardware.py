@@ -42,6 +42,8 @@ class Device(Config):
     link: float = Field(default=10.0, gt=0)
     network: float = Field(default=1.0, gt=0)
     watts: float = 0.0
+    units: int = 0
+    """Streaming multiprocessors or compute units."""
     source: str = ""
 
     @property

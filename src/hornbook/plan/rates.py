@@ -21,6 +21,8 @@ class Shares(Config):
     bandwidth: float
     link: float
     network: float
+    fitted_on: tuple[str, ...] = ()
+    """Sources of the published runs that they were fitted on."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Rates:
     network: float
     narrow: bool = False
     """Products in blocks are in 8 bits or fewer."""
+    units: int = 0
+    """Among which a device divides a product."""
 
 
 @cache
@@ -67,4 +71,5 @@ def rates_of(device: Device, precision: str, shares: Shares | None = None) -> Ra
         link=1e9 * device.link * shares.link,
         network=1e9 * device.network * shares.network,
         narrow=narrow,
+        units=device.units,
     )

@@ -41,7 +41,9 @@ class Traffic:
     again: float = 0.0
     """Share of a block's forward pass that `selective` recomputation repeats, or attention if that is more."""
     beside_tensor: float = 0.0
-    """Share of tensor ranks' messages that computing hides."""
+    """Share of tensor ranks' messages that computing hides, forward."""
+    beside_tensor_backward: float = 0.0
+    """The same backward: they need not wait for the gradient of the weights."""
     exposed: float = 0.1
     """Share of messages beside computing that shows all the same: both want memory and cores."""
     gathers: Literal["each microbatch", "each step"] = "each microbatch"
@@ -90,15 +92,17 @@ class _Passes:
     backward: float = 0.0
     again: float = 0.0
     sent: float = 0.0
-    """Forward messages that nothing hides; backward has as many."""
+    """Forward messages that nothing hides."""
+    answered: float = 0.0
+    """The same backward."""
 
     def __add__(self, other: "_Passes") -> "_Passes":
-        names = ("forward", "backward", "again", "sent")
+        names = ("forward", "backward", "again", "sent", "answered")
         return _Passes(*(getattr(self, name) + getattr(other, name) for name in names))
 
     @property
     def total(self) -> float:
-        return self.forward + self.backward + self.again + 2 * self.sent
+        return self.forward + self.backward + self.again + self.sent + self.answered
 
 
 def estimate_step(
@@ -182,18 +186,22 @@ class _Step:
         if crossed:
             bare = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"hidden": 1}), "kind": "encoder"})
             work += block_work(bare, tokens, self._item, stream, attention)
-        once = attention.forward(self.rates)
-        sent = self._sent(layer, once) * (1.5 if crossed else 1.0)
-        return _Passes(work.forward(self.rates), self._backward(work), once, sent)
+        once = attention.forward(self.rates, self._item)
+        traffic, times = self.traffic, 1.5 if crossed else 1.0
+        sent, answered = (
+            times * self._sent(layer, once, hidden)
+            for hidden in (traffic.beside_tensor, traffic.beside_tensor_backward)
+        )
+        return _Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
 
     def _backward(self, work: Work) -> float:
-        return work.backward(self.rates, self.traffic.sum_bytes if self._microbatches > 1 else 2.0)
+        return work.backward(self.rates, self._item, self.traffic.sum_bytes)
 
-    def _sent(self, layer: ModelConfig, attention: float) -> float:
-        """Seconds of forward messages of tensor, context and expert ranks in a block that nothing hides."""
+    def _sent(self, layer: ModelConfig, attention: float, hidden: float) -> float:
+        """Seconds of messages of tensor, context and expert ranks in a block that nothing hides, one way."""
         parallel, groups, tokens = self.recipe.parallel, self._groups, self._tokens
         stream = self._item * tokens * layer.width
-        tensor = 2 * groups["tensor"].all_reduce(stream) * (1 - self.traffic.beside_tensor)
+        tensor = 2 * groups["tensor"].all_reduce(stream) * (1 - hidden)
         keys = 2 * self._item * tokens * layer.kv_heads * layer.head_dim * parallel.context.ranks
         context = self._shown(groups["context"].gather(keys), attention)
         if isinstance(layer.mlp, ExpertsConfig):
@@ -210,14 +218,14 @@ class _Step:
         else:
             selective = isinstance(recompute, SelectiveRecompute)
             again = max(each.again, self.traffic.again * each.forward) if selective else 0.0
-        return _Passes(each.forward, each.backward, again, each.sent)
+        return replace(each, again=again)
 
     @cached_property
     def _head(self) -> _Passes:
         model, vocab = self.recipe.model, share_of(self.vocab, self.recipe.parallel.tensor)
         work: Work = head_work(model, vocab, self._tokens, self._item)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
-        return _Passes(work.forward(self.rates), self._backward(work), 0.0, sent)
+        return _Passes(work.forward(self.rates, self._item), self._backward(work), 0.0, sent, sent)
 
     # ---- A step
 
@@ -244,7 +252,7 @@ class _Step:
         return StepTime(
             compute=count * (slowest.forward + slowest.backward),
             recompute=count * slowest.again,
-            tensor=count * 2 * slowest.sent,
+            tensor=count * (slowest.sent + slowest.answered),
             data=data,
             bubble=span - busy,
             update=self._update_seconds(),
@@ -255,7 +263,8 @@ class _Step:
         if parallel.pipeline.stages == 1:
             return [sum(blocks, self._head)]
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
-        waiting = _Passes(sent=self._message if self.traffic.waits else 0.0)
+        message = self._message if self.traffic.waits else 0.0
+        waiting = _Passes(sent=message, answered=message)
         found = [sum(blocks[first:end], waiting) for first, end in pairwise(bounds)]
         found[-1] += self._head
         return found
@@ -273,8 +282,8 @@ class _Step:
         times = [
             Durations(
                 each.forward + each.sent,
-                (each.backward + each.again * 2) / 2 + each.sent / 2,
-                each.backward / 2 + each.sent / 2,
+                (each.backward + each.again * 2) / 2 + each.answered / 2,
+                each.backward / 2 + each.answered / 2,
                 message,
             )
             for each in stages
