@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.plan.published import Published
-from hornbook.plan.rates import Shares, shares_of
+from hornbook.plan.rates import Shares
 from hornbook.plan.step import estimate_step
 
 NAMES = ("products", "narrow", "attention", "bandwidth", "link", "network")
 LIMITS = {"products": (0.3, 0.95), "narrow": (0.2, 0.9), "attention": (0.1, 0.9)}
 LIMITS |= {"bandwidth": (0.3, 0.95), "link": (0.2, 0.95), "network": (0.1, 0.95)}
+START = Shares(products=0.75, narrow=0.6, attention=0.45, bandwidth=0.7, link=0.7, network=0.7)
+"""Where a fit begins, and where shares stay that no point speaks of."""
 STEP = 0.1
 """Of a logarithm, for slopes."""
 PRIOR = 0.3
@@ -105,12 +107,11 @@ class Fit:
 
 def fit(points: Sequence[Published]) -> Fit:
     """The fit of all points, and with each family of sources left out."""
-    start = shares_of(points[0].cluster.device).model_copy(update={"fitted_on": ()})
-    first = slopes(points, start)
-    together = solve(first, start)
+    first = slopes(points, START)
+    together = solve(first, START)
     held, devices, sources = {}, {}, {}
     pooled = {
-        name: solve(first.where([family(each.source) != name for each in points]), start) for name in _families(points)
+        name: solve(first.where([family(each.source) != name for each in points]), START) for name in _families(points)
     }
     for device, chosen in _by_device(points).items():
         own = first.where([each.cluster.device.name == device for each in points])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.plan.trainers import expert_ranks, left_out, settled, traffic
+from benchmarks.plan.trainer_time import expert_ranks, left_out, settled, traffic
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
@@ -45,6 +45,10 @@ class Published:
     """They are the driver's, so that the runtime is among them; else what torch allocated."""
     out_of_memory: bool
     shape: str
+    model: str
+    """Its name."""
+    setting: str
+    """Precision, and whether it is compiled: what else a trainer's speed hangs on."""
 
 
 class Incomplete(Exception):
@@ -98,6 +102,8 @@ def _published(point: dict[str, Any]) -> Published:
         by_driver="BLOOM" in source,
         out_of_memory=bool(measured.get("oom")),
         shape=f"{cluster} {layout} micro {rows} x {sequence}, {sequences} rows, {point['recompute']}",
+        model=point["model"]["name"],
+        setting=f"{point['precision']}{', compiled' if layout.get('compile') else ''}",
     )
 
 

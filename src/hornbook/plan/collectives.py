@@ -14,6 +14,10 @@ LINK_LATENCY = 6e-6
 """Seconds that a step of a collective takes at least, within a domain."""
 NETWORK_LATENCY = 15e-6
 """The same between domains."""
+LINK_HOP = 3.4e-6
+"""Seconds in which the first bytes of a ring pass a rank, within a domain (NCCL's latencies, simple protocol)."""
+NETWORK_HOP = 14e-6
+"""The same between domains."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ class Group:
     def latency(self) -> float:
         """Seconds of one call, however few bytes."""
         return LINK_LATENCY * ceil(log2(max(self.inside, 1)) + 1) + NETWORK_LATENCY * ceil(log2(self.across))
+
+    @property
+    def lap(self) -> float:
+        """Seconds in which the first bytes go round the ring: gathers and scatters have no tree."""
+        hops = self.across if self.across > 1 else 0
+        return LINK_HOP * (self.ranks - max(self.across, 1)) + NETWORK_HOP * hops
 
     def gather(self, num_bytes: float) -> float:
         """Seconds to gather so many bytes in all, or to sum and scatter them."""

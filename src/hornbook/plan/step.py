@@ -58,6 +58,8 @@ class Traffic:
     """Of a value's gradient, in which microbatches are summed."""
     stored_scores: bool = False
     """Attention is several kernels, with all its scores in memory."""
+    expert_calls: int = 0
+    """Kernels that it starts for each expert, forward: none where one kernel computes all of them."""
     attention: float = 1.0
     """Rate of its attention's kernel over that of the device's best."""
 
@@ -182,7 +184,7 @@ class _Step:
         if isinstance(layer.mlp, ExpertsConfig) and parallel.expert > 1:
             held = share_of(layer.mlp.count, parallel.expert)
             layer = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"count": held})})
-        work = block_work(layer, tokens, self._item, stream, attention)
+        work = block_work(layer, tokens, self._item, stream, attention, self.traffic.expert_calls)
         if crossed:
             bare = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"hidden": 1}), "kind": "encoder"})
             work += block_work(bare, tokens, self._item, stream, attention)
@@ -304,7 +306,8 @@ class _Step:
         if parallel.shard == "everything":
             within = groups["shard"]
             gathers = 2 if parallel.reshard else 1
-            each = gathers * within.gather(weights) + within.gather(gradients)
+            laps = (gathers + 1) * len(self._blocks) / parallel.pipeline.stages * within.lap  # each block on its own
+            each = gathers * within.gather(weights) + within.gather(gradients) + laps
             across = groups["replica"].all_reduce(gradients / within.ranks) if parallel.replicas > 1 else 0.0
             times = self._microbatches if traffic.gathers == "each microbatch" else 1
             return times * self._shown(each, slowest.total) + self._shown(across, slowest.backward)

@@ -23,14 +23,15 @@ FLASH_BACKWARD = 2.5
 SCORE_PASSES = 5.0
 """Times that scores of attention are read or written forward where they are stored: products, softmax, dropout."""
 ALIGNED = 8
-"""Values to which tensor cores want the inner side of a product: others are computed at half the rate (NVIDIA, Matrix
-Multiplication Background User's Guide)."""
+"""Values to which tensor cores want the inner side of a product (NVIDIA, Matrix Multiplication guide)."""
+CROOKED = 8
+"""Times that a product takes whose inner side is not so: BLOOM's search measured steps 40 % longer for heads of 108."""
+DEPTH = 192
+"""Values along the inner side in whose time a tile is begun and written."""
 CALLS = 20
 """Kernels that a block's forward pass starts."""
 HEAD_CALLS = 5
 """The same of the head and the loss."""
-EXPERT_CALLS = 8
-"""Kernels that it starts besides for each expert that the rank holds: its products, casts and copies."""
 CAST_BYTES = 3
 """Bytes read and written to bring a value to 8 bits for a product."""
 GAP_SECONDS = 2e-6
@@ -69,19 +70,21 @@ class Multiply:
     def forward(self, rates: Rates, item: int) -> float:
         """Seconds: operations or bytes, whichever take longer, since a kernel does both at once."""
         moved = item * (self.count * self.rows * (self.inner + self.columns) + self.weights)
-        return max(self._busy(rates, self.rows, self.columns), moved / rates.bandwidth)
+        return max(self._busy(rates, self.rows, self.columns, self.inner), moved / rates.bandwidth)
 
     def backward(self, rates: Rates, item: int, gradient: float) -> float:
         """Seconds, of both products; the weights' gradient is added to what microbatches before have summed."""
         moved = 2 * item * self.count * self.rows * (self.inner + self.columns)
         moved += self.weights * (item + 2 * gradient)
-        busy = self._busy(rates, self.rows, self.inner) + self._busy(rates, self.inner, self.columns)
+        busy = self._busy(rates, self.rows, self.inner, self.columns)
+        busy += self._busy(rates, self.inner, self.columns, self.rows)
         return max(busy, moved / rates.bandwidth)
 
-    def _busy(self, rates: Rates, rows: float, columns: float) -> float:
-        return (
-            self.flops / (rates.wide if self.wide else rates.products) / filled(rows, columns, self.count, rates.units)
-        )
+    def _busy(self, rates: Rates, rows: float, columns: float, inner: float) -> float:
+        share = filled(rows, columns, self.count, rates.units)
+        if rates.units:
+            share *= inner / (inner + DEPTH)
+        return self.flops / (rates.wide if self.wide else rates.products) / share
 
 
 @cache
@@ -140,14 +143,17 @@ class Work:
         return max(device, times * START_SECONDS * self.calls)
 
 
-def block_work(layer: ModelConfig, tokens: int, item: int, stream_ranks: int, attention: Work) -> Work:
+def block_work(
+    layer: ModelConfig, tokens: int, item: int, stream_ranks: int, attention: Work, expert_calls: int = 0
+) -> Work:
     """Of one block for `tokens` tokens; `layer` is the rank's share of it.
 
-    item: bytes of a value. stream_ranks: tensor ranks that divide the stream. attention: of its pairs.
+    item: bytes of a value. stream_ranks: tensor ranks that divide the stream. attention: of its pairs. expert_calls:
+    kernels of each expert beside those of a block.
     """
     held = layer.mlp.count if isinstance(layer.mlp, ExpertsConfig) else 0
     moved = item * tokens * STREAM_PASSES * layer.width / stream_ranks + item * tokens * _inner_values(layer)
-    work = attention + Work(moved=moved, calls=CALLS + EXPERT_CALLS * held)
+    work = attention + Work(moved=moved, calls=CALLS + expert_calls * held)
     for part in (layer.attention, layer.mlp):
         for matrix in method(part, "products")(layer):
             work += Work((multiply(matrix, tokens),))
@@ -159,9 +165,9 @@ def attention_work(layer: ModelConfig, tokens: int, sequence: int, item: int, *,
     seen, every = method(layer.attention, "attention_flops")(layer, sequence)
     if not stored:
         return Work(attention=tokens * seen / 3)
-    half = 1 if layer.head_dim % ALIGNED == 0 else 2
+    times = 1 if layer.head_dim % ALIGNED == 0 else CROOKED
     scores = item * tokens * sequence * layer.heads
-    return Work(plain=half * tokens * every / 3, moved=SCORE_PASSES * scores)
+    return Work(plain=times * tokens * every / 3, moved=SCORE_PASSES * scores)
 
 
 def _inner_values(layer: ModelConfig) -> float:

@@ -15,6 +15,9 @@ ASYNCHRONOUS = ("Korthikanti", "vTrain")
 """Megatron since the end of 2021: tensor ranks' messages of backward run beside the weights' gradients."""
 NVIDIA = ("Megatron", "NeMo 24", "DGX Cloud", "SimuMax", "Llama 3 Herd")
 """Megatron-Core with Transformer Engine: attention by cuDNN, messages beside computing."""
+EXPERT_CALLS = 20
+"""Transformer Engine casts, copies and multiplies for each expert on its own: 4,096 tokens of Qwen3's 16 experts take
+as long on a B200 as on an H100."""
 FULL_POWER = 700.0
 """Watts of an H100."""
 FLASH_1 = {"A100": 0.7, "A100 40GB": 0.7, "H100 SXM": 0.4}
@@ -76,6 +79,7 @@ def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
             beside_tensor_backward=0.9,
             gathers=gathers,
             once_per_domain=once,
+            expert_calls=EXPERT_CALLS,
         )
     return Traffic(
         4.0,
