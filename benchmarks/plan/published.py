@@ -1,11 +1,14 @@
 """A published measurement as a recipe on a cluster, and how its trainer holds and sends things."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.plan.trainer_time import expert_ranks, left_out, settled, traffic
+from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
@@ -43,6 +46,10 @@ class Published:
     """They are the driver's, so that the runtime is among them; else what torch allocated."""
     out_of_memory: bool
     shape: str
+    model: str
+    """Its name."""
+    setting: str
+    """Precision, and whether it is compiled: what else a trainer's speed hangs on."""
 
 
 class Incomplete(Exception):
@@ -65,8 +72,8 @@ def _published(point: dict[str, Any]) -> Published:
         raise Incomplete("suspect")
     if "fp4" in point["precision"]:
         raise Incomplete("products of 4 bits")
-    if point.get("method"):
-        raise Incomplete("fine-tuning")
+    if not point.get("method") and (reason := left_out(point)):
+        raise Incomplete(reason)
     model, vocab = _model(point["model"])
     cluster = _cluster(point["hardware"])
     parallel, rows, sequence, sequences = _layout(point, cluster)
@@ -87,19 +94,21 @@ def _published(point: dict[str, Any]) -> Published:
         recipe=recipe,
         vocab=vocab,
         cluster=cluster,
-        traffic=_traffic(source, layout, recipe),
+        traffic=traffic(point, recipe, cluster),
         holding=_holding(source, point),
-        seconds=_seconds(point, recipe, vocab, cluster),
+        seconds=None if point.get("method") else _seconds(point, recipe, vocab, cluster),
         memory=size or None,
         by_driver="BLOOM" in source,
         out_of_memory=bool(measured.get("oom")),
         shape=f"{cluster} {layout} micro {rows} x {sequence}, {sequences} rows, {point['recompute']}",
+        model=point["model"]["name"],
+        setting=f"{point['precision']}{', compiled' if layout.get('compile') else ''}",
     )
 
 
 def _unit(source: str) -> float:
-    """Bytes of what a source calls GB: tools of the driver and torch print GiB by that name."""
-    return 2**30 if "BLOOM" in source or "nanotron" in source else 1e9
+    """Bytes of what a source calls GB. BLOOM's are thousands of nvidia-smi's MiB: 80 were read of a GPU of 79.3 GiB."""
+    return 1000 * 2**20 if "BLOOM" in source else 2**30 if "nanotron" in source else 1e9
 
 
 # ---- Model
@@ -153,11 +162,7 @@ def _cluster(text: dict[str, Any]) -> Cluster:
     name = text["gpu"]
     if name.startswith("TPU"):
         raise Incomplete("device")
-    device = _device(name)
-    if abs(text["mem_gb"] / device.memory - 1) > 0.15:
-        device = device.model_copy(update={"memory": float(text["mem_gb"])})
-    if "HBM2e" in name:  # Grand Teton's H100: slower memory, less power
-        device = device.model_copy(update={"bandwidth": 2400.0})
+    device = settled(_device(name), text)
     return Cluster(device=device, count=text["n_gpus"], node=min(text["gpus_per_node"], text["n_gpus"]))
 
 
@@ -178,7 +183,7 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
         data = cluster.count // (tensor * stages * context)
     if data * tensor * stages * context != cluster.count:
         raise Incomplete("layout")
-    sequence = batch.get("seq_len")
+    sequence = batch.get("seq_len") or batch.get("seq_len_longest")
     if not sequence:
         raise Incomplete("batch")
     rows = batch.get("micro") or batch.get("local_batch")
@@ -188,17 +193,21 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
         raise Incomplete("batch")
     rows = rows or (1 if stages > 1 else max(sequences // data, 1))
     if stages > 1 and "torchtitan" in point["source"]["what"]:
-        rows = 1  # microbatches of a pipeline: the local batch is cut into single rows
-    expert = math.gcd(layout.get("ep") or 1, data)
+        rows = max(sequences // data // stages, 1)  # by default it cuts a batch into as many parts as stages
+    if not batch.get("global_seqs"):  # a batch given in rounded tokens
+        sequences = rows * data * max(round(sequences / rows / data), 1)
+    expert = math.gcd(expert_ranks(point, data), data)
     shard, replicas = _shard(layout, data)
     schedule: dict[str, Any] = {"stages": stages}
-    if stages > 1 and (layout.get("vpp") or 1) > 1:
-        schedule |= {"schedule": "interleaved", "chunks": layout["vpp"]}
+    if stages > 1 and (chunks := _chunks(point)) > 1:
+        schedule |= {"schedule": "interleaved", "chunks": chunks}
     layers, all_stages = point["model"]["layers"], stages * schedule.get("chunks", 1)
     if all_stages > layers:
         raise Incomplete("layers for so many stages")
-    if stages > 1 and layers % all_stages == 0 and "nanotron" not in point["source"]["what"]:
-        schedule["cuts"] = list(range(layers // all_stages, layers, layers // all_stages))
+    ends = 2 if "BLOOM" in point["source"]["what"] and layers % all_stages else 0  # embedding and head count as blocks
+    if stages > 1 and (layers + ends) % all_stages == 0 and "nanotron" not in point["source"]["what"]:
+        each = (layers + ends) // all_stages
+        schedule["cuts"] = [end - ends // 2 for end in range(each, layers + ends, each)]
     parallel = ParallelConfig.model_validate(
         {
             "data": data // expert,
@@ -215,6 +224,16 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
     return parallel, max(min(rows, sequences // data), 1), sequence, sequences
 
 
+def _chunks(point: dict[str, Any]) -> int:
+    """Of a stage, where its schedule interleaves them."""
+    layout, notes = point["layout"], point.get("notes") or ""
+    if chunks := layout.get("vpp"):
+        return chunks
+    if printed := re.search(r"VP printed NA in \S+, (\d+) in", notes):  # its next release corrects it
+        return int(printed[1])
+    return 2 if "interleaved" in layout.get("schedule", "").lower() else 1
+
+
 def _is_sequence_parallel(point: dict[str, Any]) -> bool:
     layout = point["layout"]
     given = layout.get("sp", layout.get("sequence_parallel"))
@@ -224,7 +243,9 @@ def _is_sequence_parallel(point: dict[str, Any]) -> bool:
 
 def _shard(layout: dict[str, Any], data: int) -> tuple[str, int]:
     zero, fsdp = layout.get("zero"), layout.get("fsdp")
-    if zero == 3 or (fsdp and fsdp != "zero2-like") or "fsdp" in layout:
+    if layout == {"fsdp": 1, "dp": 1}:
+        return "none", 1
+    if zero == 3 or "FSDP" in layout.get("note", "") or (fsdp and fsdp != "zero2-like") or "fsdp" in layout:
         if isinstance(fsdp, int) and fsdp < data and data % fsdp == 0:
             return "everything", data // fsdp
         group = layout.get("mics_group")
@@ -236,32 +257,33 @@ def _shard(layout: dict[str, Any], data: int) -> tuple[str, int]:
 
 def _recompute(point: dict[str, Any]) -> str:
     text = point["recompute"] or ""
+    if "under FSDP" in text:
+        return "block" if point["hardware"]["n_gpus"] > 1 else "none"
     if text.startswith("full") or text == "block":
         return "block"
-    return "selective" if "selective" in text else "none"
+    return "selective" if "selective" in text or _is_jax(point) else "none"
+
+
+def _is_jax(point: dict[str, Any]) -> bool:
+    return "JAX" in point["layout"].get("note", "")
 
 
 # ---- The trainer
 
 
-def _traffic(source: str, layout: dict[str, Any], recipe: Recipe) -> Traffic:
-    fsdp = recipe.parallel.shard == "everything"
-    hidden = 0.8 if layout.get("async_tp") else 0.0
-    if layout.get("overlap") is False:
-        return Traffic(4.0, 2.0, beside_data=False)
-    if fsdp:
-        return Traffic(2.0 if "MPT" in source else 4.0, 2.0, beside_tensor=hidden, again=0.5)
-    old = any(word in source for word in ("2021", "BLOOM", "MT-NLG", "vTrain"))
-    return Traffic(2.0 if old else 4.0, 2.0, beside_data=not old, beside_tensor=0.0 if old else 0.3)
-
-
-def _holding(source: str, point: dict[str, Any]) -> MixedHolding:
+def _holding(source: str, point: dict[str, Any]) -> Holding:
+    if chosen := point.get("method"):
+        return FrozenHolding(chosen["kind"], chosen["quantization"], chosen["trainable"])
     if "torchtitan" in source:  # float32 weights, of which FSDP gathers bfloat16
         return MixedHolding(4.0, 4.0, 8.0, gated_values=4, logit_bytes=10.0, keeps_products=True)
-    if any(word in source for word in ("2021", "BLOOM", "MT-NLG", "Korthikanti", "vTrain")):
+    if "BLOOM" in source:
+        is_bf16 = "bf16" in point["precision"]
+        gradients = 2.0 + 4.0 * is_bf16
+        return DeepSpeedHolding(gradients=gradients, stores_scores=True, logit_bytes=10.0, is_bf16=is_bf16)
+    if any(word in source for word in ("2021", "MT-NLG", "Korthikanti", "vTrain")):
         gradients = 2.0 if "fp16 (grads" in point["precision"] else 4.0
         return MixedHolding(gradients=gradients, stores_scores=True, logit_bytes=10.0)
-    return MixedHolding(logit_bytes=8.0)
+    return FusedHolding() if "SimuMax" in source else MixedHolding(logit_bytes=8.0)
 
 
 # ---- What was measured
