@@ -73,10 +73,7 @@ def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
 
 
 def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared, price: float | None = None) -> Plan:
-    date, hours = prices()
-    listed, source = hours.get(cluster.device.name), date
-    if cluster.device.hour is not None:
-        listed, source = cluster.device.hour, cluster.device.source
+    hour, source = price_of(cluster, price)
     plan = Plan(
         name=recipe.name,
         parameters=count_parameters(recipe.model, vocab),
@@ -87,11 +84,22 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared
         layouts=_with_front(compared.layouts),
         missed=compared.missed,
         estimates=compared.estimates,
-        price=listed if price is None else price,
-        price_source=("" if listed is None else source) if price is None else "as given",
+        price=hour,
+        price_source=source,
         upkeep=_upkeep(recipe, vocab, cluster, compared.layouts[0]),
     )
     return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
+
+
+def price_of(cluster: Cluster, price: float | None = None) -> tuple[float | None, str]:
+    """(dollars for an hour of a device or None, where they are from); `price` is one that was given."""
+    if price is not None:
+        return price, "as given"
+    if cluster.device.hour is not None:
+        return cluster.device.hour, cluster.device.source
+    date, hours = prices()
+    listed = hours.get(cluster.device.name)
+    return listed, "" if listed is None else date
 
 
 def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkeep | None:

@@ -17,6 +17,7 @@ from hornbook.plan.scaling.budget import BudgetPlan, Question, TextSource, plan_
 from hornbook.plan.scaling.laws import published_laws
 from hornbook.plan.scaling.money import Budget, parse_budgets, seconds_of
 from hornbook.plan.scaling.shape import count_as, shaped
+from hornbook.plan.search.result import Plan
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 
@@ -31,7 +32,11 @@ def base() -> Recipe:
 def ask(words: list[str], cluster: str = "H100", **more: Any) -> BudgetPlan:
     devices = parse_cluster(cluster)
     question = Question(budget=parse_budgets(words), cluster=devices, price=3.0, **more)
-    return plan_budget(question, base(), lambda recipe: plan_run(recipe, devices), published_laws(), fixed=False)
+
+    def planner(recipe: Recipe, *, remedy: bool) -> Plan:
+        return plan_run(recipe, devices, remedy=remedy)
+
+    return plan_budget(question, base(), planner, published_laws(), fixed=False)
 
 
 # ---- Words
@@ -129,7 +134,7 @@ def test_operations_are_spent_by_each_law() -> None:
     devices = parse_cluster("H100")
     any_plan = plan_run(base(), devices)
     question = Question(budget=Budget(operations=5.88e23), cluster=devices)
-    found = plan_budget(question, base(), lambda _: any_plan, published_laws(), fixed=False)
+    found = plan_budget(question, base(), lambda *_, **__: any_plan, published_laws(), fixed=False)
     assert [each.law.name for each in found.choices] == [law.name for law in published_laws()]
     for each in found.choices:
         assert each.operations == pytest.approx(5.88e23, rel=1e-9)
