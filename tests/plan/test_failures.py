@@ -34,7 +34,9 @@ def test_the_interval_is_youngs_to_first_order() -> None:
 @pytest.mark.parametrize(
     ("mtbf", "stall", "restart", "expected"), [(24 * HOUR, 1.0, 300.0, 0.992), (3.09 * HOUR, 1.0, 300.0, 0.961)]
 )
-def test_goodput_of_a_day_between_failures_and_of_llama_3(mtbf: float, stall: float, restart: float, expected: float) -> None:
+def test_goodput_of_a_day_between_failures_and_of_llama_3(
+    mtbf: float, stall: float, restart: float, expected: float
+) -> None:
     """To first order 1 / (1 + stall / T + (T / 2 + restart) / mtbf)."""
     interval = daly(stall, mtbf)
     found = goodput(interval, stall, restart, mtbf)

@@ -121,6 +121,7 @@ class Plan(Config):
             "kilowatt_hours": self.kilowatt_hours(layout),
         }
 
+
 def capacity(cluster: Cluster) -> float:
     """Bytes that a rank may take; ranks on a CPU share its memory."""
     return FITS * cluster.device.memory_bytes / (cluster.count if cluster.device.is_cpu else 1)
