@@ -45,7 +45,7 @@ def read_machine(pattern: str) -> list[dict[str, Any]]:
 
 
 def read_runs(pattern: str) -> list[dict[str, Any]]:
-    """What runs on such devices measured (`hornbook.plan.anchor.RunMeasured`); newest first."""
+    """What runs on such devices measured (`hornbook.plan.search.anchor.RunMeasured`); newest first."""
     return _newest(pattern, lambda folder: list_folder(folder / "runs"))
 
 

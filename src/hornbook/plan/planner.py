@@ -10,6 +10,7 @@ from hornbook.errors import UsageError
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
 from hornbook.parallel.config import ParallelConfig, axis_ranks
+from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
 from hornbook.plan.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
@@ -44,9 +45,10 @@ def plan_run(
     price: float | None = None,
     top: int = SHOWN,
     float8: bool = False,
+    remedy: bool = True,
 ) -> Plan:
     """The plan of a recipe as it is, or with `search` of the `top` layouts that fill the cluster, with `float8` in that
-    precision too.
+    precision too. `remedy` looks for the smallest cluster where it does not fit.
 
     Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
     """
@@ -57,8 +59,9 @@ def plan_run(
         _check_precision(precision, cluster)
     vocab = vocabulary(recipe)
     compared = _search(recipe, vocab, cluster, top, precisions) if search else _Compared([_own(recipe, vocab, cluster)])
-    remedy = "" if compared.layouts[0].fits else _smallest(recipe, vocab, cluster, precisions)
-    return _described(recipe, vocab, cluster, compared, price).model_copy(update={"remedy": remedy})
+    lacks = remedy and not compared.layouts[0].fits
+    smallest = _smallest(recipe, vocab, cluster, precisions) if lacks else ""
+    return _described(recipe, vocab, cluster, compared, price).model_copy(update={"remedy": smallest})
 
 
 def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
@@ -86,8 +89,15 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared
         estimates=compared.estimates,
         price=listed if price is None else price,
         price_source=("" if listed is None else source) if price is None else "as given",
+        upkeep=_upkeep(recipe, vocab, cluster, compared.layouts[0]),
     )
     return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
+
+
+def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkeep | None:
+    """None where nothing fits."""
+    run = recipe.model_copy(update={"parallel": best.parallel})
+    return estimate_upkeep(run, vocab, cluster, best.tokens_per_second) if best.fits else None
 
 
 def _check_precision(precision: str, cluster: Cluster) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from hornbook.parallel.config import ParallelConfig
+from hornbook.plan.at_scale.failures import Upkeep
 from hornbook.plan.hardware import Cluster
 from hornbook.plan.memory import RankMemory
 from hornbook.plan.step import StepTime
@@ -78,6 +79,8 @@ class Plan(Config):
     """What runs on this machine measured, where times follow it."""
     time_factor: float = 1.0
     """Times are so many times those of data sheets and benchmarks, by that."""
+    upkeep: Upkeep | None = None
+    """What failures, saves and data ask for beside the steps of the best layout."""
     warnings: list[str] = Field(default_factory=list)
 
     @property
@@ -125,11 +128,3 @@ class Plan(Config):
 def capacity(cluster: Cluster) -> float:
     """Bytes that a rank may take; ranks on a CPU share its memory."""
     return FITS * cluster.device.memory_bytes / (cluster.count if cluster.device.is_cpu else 1)
-
-
-def duration(value: float) -> str:
-    """A time in words: `1.42 s`, `15.0 h`."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if value >= 2 * size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"

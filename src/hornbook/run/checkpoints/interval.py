@@ -8,7 +8,7 @@ at saves. What follows from them is no function of the recipe, so the ledger has
 import time
 
 from hornbook.parallel.world import World
-from hornbook.plan.failures import young
+from hornbook.plan.at_scale.failures import young
 from hornbook.run.ledger import Interval, Ledger
 from hornbook.run.state import State
 

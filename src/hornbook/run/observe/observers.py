@@ -25,7 +25,6 @@ from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
 from hornbook.run.observe.layers.statistics_log import StatisticsLog
 from hornbook.run.observe.memory_log import MemoryLog
-from hornbook.run.observe.prediction import Prediction
 from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown
 from hornbook.run.observe.step_bill import StepBill
@@ -33,6 +32,7 @@ from hornbook.run.observe.straggler import Straggler
 from hornbook.run.observe.trackers.packages import make_trackers
 from hornbook.run.observe.trackers.tracker import TrackerThread
 from hornbook.run.start.precision import describe_precision
+from hornbook.run.start.prediction import Prediction
 from hornbook.run.state import State
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength

@@ -23,6 +23,8 @@ STORAGE_RATE = 1e9
 """Bytes per second that a machine writes to shared storage."""
 HOST_RATE = 2e10
 """Bytes per second that a device copies to its host: PCIe 4, of whose 32 GB/s pinned memory reaches so much."""
+LEAST_STALL = 1.0
+"""Seconds that a save holds the loop however little each device copies, assumed: ranks meet, and exchange names."""
 NARROW_VOCAB = 2**16
 """Token ids below it take two bytes on disk, others four."""
 
@@ -116,9 +118,10 @@ def estimate_upkeep(
     mtbf = known.device_hours * 3600 / cluster.count
     size = checkpoint_bytes(recipe, vocab)
     machines = -(-cluster.count // max(cluster.node, 1))
-    stall = size / writers(recipe, cluster) / HOST_RATE
+    stall = LEAST_STALL + size / writers(recipe, cluster) / HOST_RATE
     write = size / machines / STORAGE_RATE
-    interval = max(daly(stall, mtbf), write)  # one save is written before the next begins
+    step = recipe.train.batch_tokens / tokens_per_second
+    interval = max(daly(stall, mtbf), write, step)  # one save is written before the next begins
     read = restart_seconds + write
     return Upkeep(
         mtbf_seconds=mtbf,

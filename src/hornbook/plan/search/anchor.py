@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError
 from hornbook.errors import UsageError
 from hornbook.plan.hardware import Cluster
 from hornbook.plan.measured import FORMAT, STEP_PARTS, read_runs, step_name
-from hornbook.plan.planner import Plan, estimate_layout, settle
+from hornbook.plan.planner import estimate_layout, settle
+from hornbook.plan.search.result import Plan
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 

@@ -11,12 +11,12 @@ import torch
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.plan import anchor
-from hornbook.plan.anchor import anchored, measured_runs
 from hornbook.plan.hardware import Cluster, parse_cluster, this_cluster
 from hornbook.plan.planner import plan_own
-from hornbook.run.observe import prediction
-from hornbook.run.observe.prediction import Measured, compared
+from hornbook.plan.search import anchor
+from hornbook.plan.search.anchor import anchored, measured_runs
+from hornbook.run.start import prediction
+from hornbook.run.start.prediction import Outcome, compared
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 
@@ -93,9 +93,9 @@ def test_a_few_steps_are_no_measurement(launch_run: Launch, tmp_path: Path) -> N
 
 
 def test_the_line_has_the_unit_of_the_prediction() -> None:
-    measured = Measured(1.22, 50, int(60.7 * 2**30))
+    measured = Outcome(1.22, 50, int(60.7 * 2**30))
     assert compared(int(61.2 * 2**30), 1.18, measured) == "plan said 61.2 GiB / 1.18 s, run measured 60.7 / 1.22"
-    assert compared(2**29, 0.05, Measured(0.06, 50, 2**29)) == "plan said 0.5 GiB / 50 ms, run measured 0.5 / 60"
+    assert compared(2**29, 0.05, Outcome(0.06, 50, 2**29)) == "plan said 0.5 GiB / 50 ms, run measured 0.5 / 60"
 
 
 def test_ranks_of_a_cpu_share_it() -> None:

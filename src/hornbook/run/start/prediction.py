@@ -15,10 +15,11 @@ import torch
 from hornbook.errors import StorageError
 from hornbook.files.durable import write_atomic
 from hornbook.parallel.world import World
-from hornbook.plan.anchor import LEAST_STEPS, RunMeasured, anchored, step_recipe
 from hornbook.plan.hardware import Cluster, device_of_driver, this_cpu
 from hornbook.plan.measured import run_file
-from hornbook.plan.planner import Plan, plan_own
+from hornbook.plan.planner import plan_own
+from hornbook.plan.search.anchor import LEAST_STEPS, RunMeasured, anchored, step_recipe
+from hornbook.plan.search.result import Plan
 from hornbook.run.diagnose.bench.saved import device_name
 from hornbook.run.job import Job
 from hornbook.run.ledger import Position
@@ -34,7 +35,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Measured:
+class Outcome:
     """What a run measured."""
 
     seconds: float
@@ -93,13 +94,13 @@ class Prediction:
         )
         self._keep(measured)
 
-    def _measured(self) -> Measured | None:
+    def _measured(self) -> Outcome | None:
         """Of the slowest and of the fullest rank; None after too few steps."""
         own = round(1e9 * statistics.median(self._seconds)) if len(self._seconds) >= LEAST_STEPS else 0
         nanoseconds, peak = self._world.all_reduce_max([own, memory_of(self._world.device).peak])
-        return Measured(nanoseconds / 1e9, len(self._seconds), peak) if nanoseconds else None
+        return Outcome(nanoseconds / 1e9, len(self._seconds), peak) if nanoseconds else None
 
-    def _keep(self, measured: Measured) -> None:
+    def _keep(self, measured: Outcome) -> None:
         """Where `hornbook bench` keeps its measurements; a cache that cannot be written is no loss."""
         recipe = step_recipe(self._job.recipe)
         found = RunMeasured(
@@ -138,7 +139,7 @@ def cluster_of(world: World) -> Cluster | None:
     return Cluster(device=device, count=world.size, node=node, machine=name)
 
 
-def compared(peak_bytes: int, seconds: float, measured: Measured) -> str:
+def compared(peak_bytes: int, seconds: float, measured: Outcome) -> str:
     """`plan said 61.2 GiB / 1.18 s, run measured 60.7 / 1.22`."""
     unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3)
     return (
