@@ -11,7 +11,7 @@ from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
 from hornbook.parallel.config import ParallelConfig, axis_ranks
 from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
-from hornbook.plan.hardware import PRECISIONS, Cluster, prices
+from hornbook.plan.hardware import PRECISIONS, Cluster, prices, with_ranks
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Search
@@ -52,6 +52,7 @@ def plan_run(
 
     Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
     """
+    cluster = with_ranks(cluster, cluster.count if search else recipe.parallel.world)
     recipe = settle(recipe, cluster)
     own = recipe.train.precision
     precisions = [own, "float8"] if float8 and own != "float8" else [own]
@@ -69,6 +70,7 @@ def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
 
     Raises UsageError for parts that do not say what they keep.
     """
+    cluster = with_ranks(cluster, recipe.parallel.world)
     return _described(recipe, vocab, cluster, _Compared([estimate_layout(recipe, vocab, cluster)]))
 
 

@@ -126,5 +126,8 @@ def _layout_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
         )
     if recipe.train.precision == "fp16" and device.bf16 is not None:
         yield f"fp16 needs loss scaling, and {device.name} multiplies bf16 as fast: --train.precision bf16"
-    if device.threads * plan.cluster.count < device.cores:
-        yield f"{device.threads} threads of {device.cores} cores: OMP_NUM_THREADS={device.cores} takes them all"
+    if (used := device.threads * plan.cluster.count) < device.cores:
+        each = device.cores // plan.cluster.count
+        yield f"{used} threads on {device.cores} cores: OMP_NUM_THREADS={each} takes them all"
+    elif device.threads and used > device.cores:
+        yield f"{plan.cluster.count} ranks of {device.threads} threads share {device.cores} cores: take fewer"
