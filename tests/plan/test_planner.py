@@ -80,8 +80,8 @@ def test_ranks_on_a_cpu_share_its_cores_and_memory(monkeypatch: pytest.MonkeyPat
 
     one, some, many = plan(1), plan(cores), plan(4 * cores)
     assert many.cluster.count == 4 * cores
-    assert some.best.step.compute == pytest.approx(one.best.step.compute / cores)
-    assert some.best.step.compute <= many.best.step.compute < 1.2 * some.best.step.compute
+    assert one.best.step.compute > some.best.step.compute
+    assert many.best.step.compute > 0.95 * some.best.step.compute
     assert any("share" in text for text in many.warnings)
     assert not any("share" in text for text in some.warnings)
 

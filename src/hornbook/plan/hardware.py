@@ -193,17 +193,6 @@ def parse_cluster(text: str, own: Sequence[Device] = ()) -> Cluster:
     return Cluster(device=device, count=count, node=min(count, device.node))
 
 
-def with_ranks(cluster: Cluster, ranks: int) -> Cluster:
-    """A CPU with so many ranks, which share its cores where it has fewer; another cluster as it is."""
-    device = cluster.device
-    if not device.is_cpu:
-        return cluster
-    share = min(1.0, device.cores / (ranks * device.threads)) if device.threads else 1.0
-    rates = {"fp32": share * device.fp32, "bf16": device.bf16 and share * device.bf16}
-    shared = device.model_copy(update=rates | {"bandwidth": share * device.bandwidth})
-    return cluster.model_copy(update={"count": ranks, "node": ranks, "device": shared})
-
-
 def _is_sized(device: Device, wanted: str) -> bool:
     """Whether a name is that of the device with its memory behind it."""
     memory = re.fullmatch(re.escape(_letters(device.name.split()[0])) + r"(?:sxm)?([1-9]\d*)gb", wanted)
