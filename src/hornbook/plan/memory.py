@@ -7,6 +7,7 @@ trainer holds what it holds is a `Holding`: hornbook's own is here, others' are 
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import ge, mul
 from typing import Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
@@ -19,7 +20,7 @@ from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
 from hornbook.plan.held import held_experts, held_values
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.schedules import Order, rank_order, stages_of
+from hornbook.plan.schedules import Schedule, rank_order, stages_of
 from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
@@ -127,7 +128,6 @@ class Holding(Protocol):
 
 _block_bytes = kept_by_model(block_bytes)
 _saved_bytes = kept_by_model(saved_bytes)
-_rank_order = lru_cache(1024)(rank_order)
 
 
 class HornbookHolding:
@@ -288,18 +288,28 @@ class _Estimate:
             count = microbatches if pipeline.schedule == "gpipe" else min(microbatches, pipeline.stages - rank)
             return count * sum(of_stage.values()), float(count)
         few = min(microbatches, 4 * pipeline.stages)  # schedules repeat themselves from there on
-        order = _rank_order(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
-        most = most_held(order, of_stage)
+        held = fullest(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
+        sizes = [of_stage[stage] for stage in sorted(of_stage)]
+        most = max(sum(map(mul, each, sizes)) for each in held)
         return most, most / max(sum(of_stage.values()), 1)
 
 
-def most_held(order: Order, sizes: dict[int, int]) -> int:
-    """Most bytes at once of passes in this order, where a microbatch in stage s holds sizes[s]."""
-    held = most = 0
-    for action in order:
-        held += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind] * sizes[action.stage]
-        most = max(most, held)
-    return most
+@lru_cache(1024)
+def fullest(schedule: Schedule, rank: int, ranks: int, chunks: int, microbatches: int) -> list[tuple[int, ...]]:
+    """Of a rank's stages, the first of the model first, how many microbatches they hold at once, at the times of which
+    one holds the most, whatever a microbatch takes in each stage."""
+    stages = stages_of(schedule, rank, ranks, chunks)
+    held, found = dict.fromkeys(sorted(stages), 0), list[tuple[int, ...]]()
+    for action in rank_order(schedule, rank, ranks, chunks, microbatches):
+        held[action.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
+        now = tuple(held.values())
+        if not any(_covers(each, now) for each in found):
+            found = [*(each for each in found if not _covers(now, each)), now]
+    return found
+
+
+def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return all(map(ge, one, other))
 
 
 def replace_train(recipe: Recipe, **changes: object) -> Recipe:

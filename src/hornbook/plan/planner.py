@@ -52,6 +52,7 @@ def plan_run(
 
     Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
     """
+    cluster = cluster if search else _with_ranks(cluster, recipe)
     recipe = settle(recipe, cluster)
     own = recipe.train.precision
     precisions = [own, "float8"] if float8 and own != "float8" else [own]
@@ -69,6 +70,7 @@ def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
 
     Raises UsageError for parts that do not say what they keep.
     """
+    cluster = _with_ranks(cluster, recipe)
     return _described(recipe, vocab, cluster, _Compared([estimate_layout(recipe, vocab, cluster)]))
 
 
@@ -106,6 +108,11 @@ def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkee
     """None where nothing fits."""
     run = recipe.model_copy(update={"parallel": best.parallel})
     return estimate_upkeep(run, vocab, cluster, best.tokens_per_second) if best.fits else None
+
+
+def _with_ranks(cluster: Cluster, recipe: Recipe) -> Cluster:
+    """A CPU has as many ranks as the recipe gives it."""
+    return cluster.model_copy(update={"count": recipe.parallel.world}) if cluster.device.is_cpu else cluster
 
 
 def _check_precision(precision: str, cluster: Cluster) -> None:
@@ -221,7 +228,7 @@ def _largest(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
 def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: Sequence[str]) -> _Compared:
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
-    search = Search(vocab, cluster, layouts, traffic_of)
+    search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
     found = search.fastest(max(top, SHOWN), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
     if not found:
         raise UsageError(_no_layout(recipe, cluster))

@@ -172,15 +172,14 @@ class _Step:
         """Of each block, an encoder's first; equal blocks are counted once."""
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
-        found, known = list[_Passes](), dict[tuple[bool, int, int], _Passes]()
+        found, known = list[_Passes](), dict[int, _Passes]()
         for stack in (*encoder, decoder):
             known.clear()
             crossed = bool(encoder) and stack is decoder
             for number in range(stack.layers):
-                layer = stack.layer(number)
-                key = crossed, id(layer.attention), id(layer.mlp)
+                key = stack.alike(number)
                 if key not in known:
-                    known[key] = self._block(layer, crossed=crossed)
+                    known[key] = self._block(stack.layer(number), crossed=crossed)
                 found.append(known[key])
         return [self._with_recompute(each, number) for number, each in enumerate(found)]
 
