@@ -5,7 +5,8 @@
 Each configuration is a run of `hornbook train` over random tokens; it is measured once, and kept in the results as soon
 as it is, so that a benchmark that was cut goes on. The prediction is made anew each time, from the rates that `hornbook
 bench` measured here. Where other processes share the machine they lengthen steps, so the time of a step is that of the
-quickest tenth, or the processor time of a step of one rank (which computes with one thread) where that is less.
+quickest tenth, or the processor time of a step where that is less: a rank computes with one thread, and does not spin
+while it waits.
 """
 
 import argparse
@@ -128,7 +129,7 @@ def measure(name: str) -> dict[str, Any]:
     wall, computed = times[int(QUICKEST * len(times))], used.seconds(whole[0]["time"], whole[-1]["time"])
     computed /= len(whole) - 1
     return {
-        "seconds": min(wall, computed) if recipe.parallel.world == 1 else wall,
+        "seconds": min(wall, computed),
         "wall_seconds": wall,
         "median_seconds": statistics.median(times),
         "processor_seconds": computed,
@@ -139,7 +140,7 @@ def measure(name: str) -> dict[str, Any]:
 
 @dataclass
 class Used:
-    """Processor time of a process as it went on."""
+    """Processor time of a rank as it went on, the mean where there are several."""
 
     samples: list[tuple[float, float]] = field(default_factory=list)
     """(time of the clock, seconds of processor time so far)."""
@@ -158,12 +159,17 @@ def train(command: list[str]) -> Used:
         watched = psutil.Process(process.pid)
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
-                times = watched.cpu_times()
-                used.samples.append((time.time(), times.user + times.system))
+                ranks = watched.children() or [watched]
+                used.samples.append((time.time(), sum(_processor_seconds(rank) for rank in ranks) / len(ranks)))
             time.sleep(SAMPLE_SECONDS)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
     return used
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def predicted(name: str, cluster: Cluster) -> Layout:
