@@ -5,7 +5,7 @@ A step has three phases that may be its peak: `loss`, when the last stage has lo
 trainer holds what it holds is a `Holding`: hornbook's own is here, others' are in `hornbook.plan.mixed`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Protocol
 
@@ -187,12 +187,15 @@ def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
     return logits + 4 * vocab * (model.embedding.width or model.width)
 
 
-def estimate_memory(recipe: Recipe, vocab: int, device: Device, holding: Holding | None = None) -> list[RankMemory]:
+def estimate_memory(
+    recipe: Recipe, vocab: int, device: Device, holding: Holding | None = None, *, traced: bool = False
+) -> list[RankMemory]:
     """Of each rank of the pipeline; ranks along other axes hold as much. vocab: rows of the embedding.
 
-    Raises UsageError for parts that do not say what they keep.
+    traced: as a dry run on fake tensors finds it, where parts are torch's operations as on a GPU. Raises UsageError for
+    parts that do not say what they keep.
     """
-    return _Estimate(recipe, vocab, device, holding or HornbookHolding(device)).ranks()
+    return _Estimate(recipe, vocab, device, holding or HornbookHolding(device), traced).ranks()
 
 
 @dataclass(frozen=True)
@@ -201,10 +204,12 @@ class _Estimate:
     vocab: int
     device: Device
     holding: Holding
+    traced: bool
 
     @cached_property
     def _rows(self) -> Rows:
-        return rows_of(self.recipe, self.recipe.train.micro_rows, fused=not self.device.is_cpu)
+        found = rows_of(self.recipe, self.recipe.train.micro_rows, fused=self.traced or not self.device.is_cpu)
+        return replace(found, traced=self.traced)
 
     @cached_property
     def _model(self) -> ModelConfig:

@@ -15,17 +15,17 @@ from hornbook.plan.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import Layout, Plan
+from hornbook.plan.search.result import Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
 from hornbook.plan.step import Traffic, estimate_step
 from hornbook.settings.recipe import Recipe
 
-FITS = 0.94
-"""Share of a device's memory that a plan may fill: the allocator's gaps take the rest."""
 SHOWN = 6
 """Layouts that a plan has by default."""
 SAME = 1.01
 """Times that differ by less are not told apart: of those layouts the simplest is the best."""
+KINDS = {"parallel.tensor": 2, "parallel.expert": 2, "parallel.context.ranks": 3, "parallel.pipeline.stages": 4}
+"""What an axis costs in simplicity; data ranks cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,10 @@ def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
 
 
 def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared, price: float | None = None) -> Plan:
-    listed = prices()[1].get(cluster.device.name)
+    date, hours = prices()
+    listed, source = hours.get(cluster.device.name), date
+    if cluster.device.hour is not None:
+        listed, source = cluster.device.hour, cluster.device.source
     plan = Plan(
         name=recipe.name,
         parameters=count_parameters(recipe.model, vocab),
@@ -85,7 +88,7 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared
         missed=compared.missed,
         estimates=compared.estimates,
         price=listed if price is None else price,
-        price_source=("" if listed is None else prices()[0]) if price is None else "as given",
+        price_source=("" if listed is None else source) if price is None else "as given",
         upkeep=_upkeep(recipe, vocab, cluster, compared.layouts[0]),
     )
     return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
@@ -95,11 +98,6 @@ def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkee
     """None where nothing fits."""
     run = recipe.model_copy(update={"parallel": best.parallel})
     return estimate_upkeep(run, vocab, cluster, best.tokens_per_second) if best.fits else None
-
-
-def capacity(cluster: Cluster) -> float:
-    """Bytes that a rank may take; ranks on a CPU share its memory."""
-    return FITS * cluster.device.memory_bytes / (cluster.count if cluster.device.is_cpu else 1)
 
 
 def _check_precision(precision: str, cluster: Cluster) -> None:
@@ -216,7 +214,7 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
     search = Search(vocab, cluster, layouts, traffic_of)
-    found = search.fastest(top, capacity(cluster)) or search.smallest(top)
+    found = search.fastest(max(top, SHOWN), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
     if not found:
         raise UsageError(_no_layout(recipe, cluster))
     shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found]
@@ -224,15 +222,15 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
         best = min((each for each in shown if each.step.total <= SAME * shown[0].step.total), key=_simplicity)
         shown = [best, *(each for each in shown if each is not best)]
     missed = search.missed and layouts.recipe(search.missed.block, search.missed.spread)
-    return _Compared(shown, missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
+    return _Compared(shown[:top], missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
 
 
 def _simplicity(layout: Layout) -> tuple[object, ...]:
-    """Few kinds of ranks first, little sharded, little computed again, little memory."""
-    parallel = layout.parallel
-    axes = sum(ranks > 1 for ranks in axis_ranks(parallel).values())
-    level = ("none", "optimizer", "gradients", "everything").index(parallel.shard)
-    return axes, parallel.replicas, level, layout.recompute != "none", layout.worst.peak.total
+    """Few and simple kinds of ranks first, little sharded, little computed again, little memory."""
+    ranks = axis_ranks(layout.parallel)
+    kinds = sum(cost for axis, cost in KINDS.items() if ranks[axis] > 1) + (layout.parallel.replicas > 1)
+    level = ("none", "optimizer", "gradients", "everything").index(layout.parallel.shard)
+    return kinds, level, layout.recompute != "none", layout.worst.peak.total
 
 
 def _no_layout(recipe: Recipe, cluster: Cluster) -> str:

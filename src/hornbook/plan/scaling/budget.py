@@ -34,6 +34,8 @@ ROUNDS = 4
 """Of size and speed, until they agree."""
 CLOSE = 0.05
 """Change of the size, in log, below which they agree."""
+LEAST_STEPS = 100
+"""Fewer are no training."""
 EPOCHS = 4
 """Passes over text that are nearly as good as new text (arXiv 2305.16264)."""
 FITTED = (6e18, 3e21)
@@ -64,8 +66,6 @@ class Question(Config):
     price: float | None = None
     """Dollars for an hour of a device."""
     price_source: str = ""
-    size: PositiveFloat | None = None
-    """Parameters of the model, where they are given."""
     unique: PositiveFloat | None = None
     """Tokens that there are to read."""
     serve: PositiveFloat | None = None
@@ -154,6 +154,7 @@ class _Search:
     def __init__(self, question: Question, recipe: Recipe, planner: Planner, laws: Sequence[Law], batch: bool) -> None:
         self.question, self.recipe, self.planner, self.laws = question, recipe, planner, laws
         self.choose_batch = batch
+        """By published rules."""
         self.vocab = vocabulary(recipe)
         self.seconds, self.notes = seconds_of(question.budget, question.cluster, question.price)
         self._plans: dict[tuple[int, int, int], Plan] = {}
@@ -245,15 +246,12 @@ def plan_budget(
 ) -> BudgetPlan:
     """What each law makes of a budget.
 
-    fixed: the recipe's model is the one to train; else its sizes follow from the laws or from `question.size`. batch:
-    choose it by published rules. Raises UsageError where the parts of a budget contradict each other.
+    fixed: the recipe's model is the one to train, beside those of the laws. batch: choose it by published rules. Raises
+    UsageError where the parts of a budget contradict each other.
     """
     search = _Search(question, recipe, planner, laws, batch)
     fitted = next((law for law in laws if isinstance(law, FittedLaw)), None)
-    own = None
-    if fixed or question.size is not None:
-        model = recipe if question.size is None else shaped(recipe, question.size)
-        own = search.choice(fitted or law_named(MAIN), model)
+    own = search.choice(fitted or law_named(MAIN), recipe) if fixed else None
     choices = [search.choice(law) for law in laws]
     main = _main(own, choices)
     _check(search, main)
@@ -272,7 +270,7 @@ def plan_budget(
 
 
 def _check(search: _Search, main: Choice) -> None:
-    """Refuse operations that take more time or money than is there, and less than one step."""
+    """Refuse operations that take more time or money than is there, and budgets of a few steps."""
     operations, allowed, cluster = search.question.budget.operations, search.seconds, search.question.cluster
     if operations is not None and allowed is not None and main.seconds > allowed:
         factor = main.seconds / allowed
@@ -281,10 +279,10 @@ def _check(search: _Search, main: Choice) -> None:
             f"the other budget allows {allowed / 86400:,.3g}: {factor:,.3g} times as many devices, or as much money, "
             f"or {operations / factor:.2g} operations"
         )
-    if main.tokens < main.batch_tokens:
+    if main.tokens < LEAST_STEPS * main.batch_tokens:
         raise UsageError(
             f"--budget: it buys {main.tokens:,.0f} tokens for {main.parameters:,} parameters on {cluster}, less than "
-            f"one step of {main.batch_tokens:,}: a larger budget, or a smaller model (--size)"
+            f"{LEAST_STEPS} steps of {main.batch_tokens:,}: a larger budget, a smaller model or a smaller batch"
         )
 
 

@@ -72,7 +72,7 @@ def fit_ladder(rungs: Sequence[Rung], *, counts: Parameters, compute: float | No
     """
     check(rungs)
     runs = Runs(*(np.array([getattr(rung, name) for rung in rungs]) for name in ("parameters", "tokens", "loss")))
-    law, objective = fit_law(runs, name="own", parameters=counts, source=f"{len(rungs)} runs")
+    law, objective = fit_law(runs, name="yours", parameters=counts, source=f"{len(rungs)} runs")
     samples = bootstrap(runs, SAMPLES, parameters=counts)
     spent = OPERATIONS * runs.parameters * runs.tokens
     fitted = FittedLaw(

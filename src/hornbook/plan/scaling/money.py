@@ -12,6 +12,7 @@ from hornbook.plan.scaling.compute import PETAFLOPS_DAY
 from hornbook.settings.fields import Config, parse_number
 
 _TIME = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_KINDS = {"dollars": "money", "seconds": "time", "operations": "operations"}
 _UNITS = {"": 1.0, "flop": 1.0, "flops": 1.0, "pfd": PETAFLOPS_DAY}
 _BUDGET = re.compile(r"(?P<dollar>\$?)\s*(?P<number>[0-9.][0-9_.]*(?:e[+-]?[0-9]+)?)\s*(?P<unit>[a-z]*)")
 LEAST = 1e9
@@ -33,7 +34,7 @@ def parse_budgets(texts: Sequence[str]) -> Budget:
     for text in texts:
         kind, value = _parse(text)
         if kind in found:
-            raise UsageError(f"--budget: two budgets of {kind} contradict each other; give one")
+            raise UsageError(f"--budget: two budgets of {_KINDS[kind]} contradict each other; give one")
         found[kind] = value
     return Budget(**found)
 

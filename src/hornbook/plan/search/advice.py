@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
-from hornbook.plan.search.result import Layout, Plan
+from hornbook.plan.search.result import Layout, Plan, capacity, duration
 from hornbook.settings.recipe import Recipe
 
 PARTS = {
@@ -27,13 +27,13 @@ def reasons(plan: Plan) -> Iterator[str]:
     """Why the best layout is before the next, and why one that would be faster does not fit."""
     best = plan.best
     if not best.fits:
-        yield f"{_short_of(plan, best)}"
+        yield f"{_named(best)} takes least, {_short_of(plan, best)}"
         return
     if len(plan.layouts) > 1:
         yield _before(best, plan.layouts[1])
     if plan.missed is not None:
         missed = plan.missed
-        yield f"{_named(missed)} would take {missed.step.total:.3g} s, {_short_of(plan, missed)}"
+        yield f"{_named(missed)} would take {duration(missed.step.total)}, {_short_of(plan, missed)}"
 
 
 def _named(layout: Layout) -> str:
@@ -47,15 +47,15 @@ def _before(best: Layout, after: Layout) -> str:
     slower = after.step.total / best.step.total - 1
     text = f"{best.name} is before {after.name}, "
     if slower < 0.01:
-        return f"{text}which takes {after.step.total:.3g} s to {best.step.total:.3g} s: as long, within 1 %"
-    part = f"{getattr(best.step, name):.3g} s of {PARTS[name]}, not {getattr(after.step, name):.3g} s"
+        return f"{text}which takes {duration(after.step.total)} to {duration(best.step.total)}: as long, within 1 %"
+    part = f"{duration(getattr(best.step, name))} of {PARTS[name]}, not {duration(getattr(after.step, name))}"
     return f"{text}which takes {100 * slower:.0f} % longer: {part}"
 
 
 def _short_of(plan: Plan, layout: Layout) -> str:
     """How much memory a layout lacks, and what takes most of it."""
-    peak, room = layout.worst.peak, plan.cluster.device.memory * 2**30
-    return f"and does not fit: {peak.total / 2**30:.1f} of {room / 2**30:.0f} GiB, {_largest(peak)}"
+    peak, room = layout.worst.peak, capacity(plan.cluster)
+    return f"and does not fit: {peak.total / 2**30:.1f} GiB where {room / 2**30:.1f} may be filled, {_largest(peak)}"
 
 
 def _largest(peak: PhaseMemory) -> str:
@@ -82,8 +82,8 @@ def _memory_warnings(plan: Plan) -> Iterator[str]:
     if peak.activations > ACTIVATIONS * peak.total and best.recompute == "none" and not device.is_cpu:
         share = peak.activations / peak.total
         yield (
-            f"activations are {share:.0%} of the peak: --parallel.recompute block keeps the input of each block alone, "
-            "for a fourth pass"
+            f"activations are {share:.0%} of the peak: longer rows or more of them need --parallel.recompute block, "
+            "which keeps the input of each block alone and takes about a third more computing"
         )
 
 

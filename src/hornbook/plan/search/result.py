@@ -12,6 +12,8 @@ from hornbook.plan.memory import RankMemory
 from hornbook.plan.step import StepTime
 from hornbook.settings.fields import Config
 
+FITS = 0.94
+"""Share of a device's memory that a plan may fill: the allocator's gaps take the rest."""
 POWER_SHARE = 0.8
 """Share of its board power that a training device draws, and the rest of a machine per device."""
 
@@ -86,6 +88,11 @@ class Plan(Config):
         """The first."""
         return self.layouts[0]
 
+    @property
+    def fits_on(self) -> str:
+        """Where it fits, in words."""
+        return f"it fits on {self.remedy}" if self.remedy else "no number of these devices holds it"
+
     def seconds(self, layout: Layout) -> float | None:
         """Of the run, without evaluation and saves."""
         return None if self.tokens is None else self.tokens / layout.tokens_per_second
@@ -116,3 +123,16 @@ class Plan(Config):
             "dollars": self.cost(layout),
             "kilowatt_hours": self.kilowatt_hours(layout),
         }
+
+
+def capacity(cluster: Cluster) -> float:
+    """Bytes that a rank may take; ranks on a CPU share its memory."""
+    return FITS * cluster.device.memory_bytes / (cluster.count if cluster.device.is_cpu else 1)
+
+
+def duration(value: float) -> str:
+    """A time in words: `1.42 s`, `15.0 h`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value >= 2 * size:
+            return f"{value / size:.1f} {unit}"
+    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"

@@ -2,7 +2,8 @@
 
 A layout is a `Block` (what the time and memory of a microbatch depend on) and a `Spread` (how microbatches and state
 are spread over the rest of the cluster). What no layout gains by is left out: tensor ranks that do not divide the
-stream (`sequence`) where they could, since they send as many bytes and hold more.
+stream (`sequence`) where they could, since they send as many bytes and hold more; pipelines of more stages than
+microbatches, which never fill.
 """
 
 from collections.abc import Iterator, Sequence
@@ -112,7 +113,7 @@ class Layouts:
     def blocks(self) -> Iterator[Block]:
         """One for each way to divide a microbatch, with the largest micro-batch and nothing computed again."""
         count = self._cluster.count
-        for tensor in divisors(count, self._cluster.domain):
+        for tensor in divisors(count, max(self._cluster.domain, self._cluster.node)):
             for context in divisors(count // tensor, self._recipe.train.sequence // LEAST_POSITIONS):
                 for exchange in ("ring", "all-to-all") if context > 1 else ("ring",):
                     for expert in divisors(count // tensor // context, self._experts):
@@ -134,7 +135,7 @@ class Layouts:
         rows, rest = divmod(self.rows, block.expert)
         if rest:
             return []
-        return [size for size in range(min(rows, MOST_ROWS), 0, -1) if rows % size == 0 and _is_round(size)]
+        return divisors(rows, MOST_ROWS)[::-1]
 
     def spreads(self, block: Block) -> Iterator[Spread]:
         """The ways to spread such microbatches over the rest of the cluster."""
@@ -142,7 +143,7 @@ class Layouts:
         each = self.rows // block.micro // block.expert
         for stages in divisors(left, self._layers):
             data = left // stages
-            if each % data:
+            if each % data or each // data < stages:
                 continue
             for schedule, chunks in SCHEDULES if stages > 1 else SCHEDULES[:1]:
                 if stages > 1 and (stages * chunks > self._layers or not self._allows_pipeline(block, schedule)):
@@ -193,8 +194,3 @@ def problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def divisors(number: int, most: int) -> list[int]:
     """Divisors of a number up to `most`, the smallest first."""
     return [each for each in range(1, min(number, max(most, 1)) + 1) if number % each == 0]
-
-
-def _is_round(number: int) -> bool:
-    """Whether it is a power of two, or three times one."""
-    return (number & (number - 1)) == 0 or (number % 3 == 0 and _is_round(number // 3))

@@ -83,13 +83,14 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     State, what is kept for backward, the block that is computed again, and while a block goes backward the gradients of
     what it kept; or, in the head, logits and a product of the matrix's size.
     """
-    kept = activation_bytes(recipe, vocab, rows)
+    is_cpu = choose_device(recipe.train.device).type == "cpu"
+    kept = activation_bytes(recipe, vocab, rows, fused=not is_cpu)
     held = max(held_values(recipe.model, vocab, recipe.parallel, recipe.train.sequence))
     state = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
     offload = recipe.parallel.offload
     state["moments"] *= not getattr(offload, "optimizer", False)
     state["weights"] *= not getattr(offload, "parameters", False)
-    on_the_way = 0 if choose_device(recipe.train.device).type == "cpu" else 2 * BETWEEN  # down and up
+    on_the_way = 0 if is_cpu else 2 * BETWEEN  # down and up
     held = kept.total - (max(kept.blocks - on_the_way, 0) if moves_activations(offload) else 0)
     block = max(kept.recomputed, -(-kept.blocks // recipe.model.layers))
     return sum(state.values()) + held + kept.recomputed + max(block, _head_bytes(recipe, vocab, rows))
