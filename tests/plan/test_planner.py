@@ -16,7 +16,7 @@ from hornbook.plan.hardware import known_devices, parse_cluster, this_cpu
 from hornbook.plan.planner import plan_run
 from hornbook.plan.rates import rates_of
 from hornbook.plan.step import estimate_step
-from hornbook.plan.work import block_work
+from hornbook.plan.work import attention_work, block_work
 from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import resolve
 
@@ -102,15 +102,16 @@ def test_products_of_every_kind_of_part(words: list[str]) -> None:
 def test_work_of_blocks_is_the_operations_of_a_step() -> None:
     recipe = resolve("llama-1b", environ={}).recipe
     costs, _ = block_costs(recipe.model, 128256, 2048)
-    work = block_work(recipe.model.layer(0), 2048, 2048, 2, 1, 1.0)
+    layer = recipe.model.layer(0)
+    work = block_work(layer, 2048, 2, 1, attention_work(layer, 2048, 2048, 2))
     assert 3 * (work.products + work.attention) == pytest.approx(costs[0] * 2048)
 
 
 def test_a_ring_moves_all_bytes_but_one_part() -> None:
-    ring = Group(8, 8, 1e9)
+    ring = Group(8, 8, 1e9, 1e9, 1e9)
     assert ring.gather(8e9) - ring.latency == pytest.approx(7.0)
     assert ring.all_reduce(8e9) == 2 * ring.gather(8e9)
-    assert Group(1, 1, 1e9).all_reduce(1e9) == 0
+    assert Group(1, 1, 1e9, 1e9, 1e9).all_reduce(1e9) == 0
 
 
 def test_groups_across_machines_share_their_network_cards() -> None:
@@ -151,14 +152,15 @@ def test_parts_of_a_step() -> None:
 
 def test_a_pipeline_waits_as_its_formula_says() -> None:
     """Even stages without a head: 15 of 16 blocks are alike, and (p - 1) / m of a step is idle."""
-    words = ["model.layers=16", "parallel.pipeline=4", "train.micro_batch=4", "train.batch_tokens=262144"]
+    words = ["model.layers=16", "model.width=2048", "parallel.pipeline=4", "train.micro_batch=16"]
+    words += ["train.batch_tokens=1048576"]
     recipe = resolve(
         "tiny",
         [*words, "model.vocab=64", "model.position.length=512", "train.sequence=512", "train.precision=bf16"],
         {},
     ).recipe
     found = estimate_step(recipe, 64, parse_cluster("4xH100"))
-    microbatches = 262144 // 512 // 4
+    microbatches = 1048576 // 512 // 16
     assert found.bubble == pytest.approx(3 / microbatches * (found.compute + found.tensor), rel=0.15)
 
 

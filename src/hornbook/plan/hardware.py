@@ -57,6 +57,8 @@ class Device(Config):
     link: float = Field(default=10.0, gt=0)
     network: float = Field(default=1.0, gt=0)
     watts: float = 0.0
+    units: int = 0
+    """Streaming multiprocessors or compute units."""
     threads: int = 0
     """Of a CPU: threads that compute, and cores that this process may use."""
     cores: int = 0

@@ -21,6 +21,8 @@ class Shares(Config):
     bandwidth: float
     link: float
     network: float
+    fitted_on: tuple[str, ...] = ()
+    """Sources of the published runs that they were fitted on."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Rates:
     bandwidth: float
     link: float
     network: float
+    narrow: bool = False
+    """Products in blocks are in 8 bits or fewer."""
+    units: int = 0
+    """Among which a device divides a product."""
 
 
 @cache
@@ -64,4 +70,6 @@ def rates_of(device: Device, precision: str, shares: Shares | None = None) -> Ra
         bandwidth=1e9 * device.bandwidth * shares.bandwidth,
         link=1e9 * device.link * shares.link,
         network=1e9 * device.network * shares.network,
+        narrow=narrow,
+        units=device.units,
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.plan.numbers import seconds, short
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import split_target
 from hornbook.errors import Exit, UsageError
+from hornbook.plan.numbers import duration, short
 
 if TYPE_CHECKING:
     from hornbook.plan.hardware import Cluster
@@ -222,10 +222,10 @@ def _header(found: "BudgetPlan") -> str:
     if budget.dollars is not None:
         words.append(f"${budget.dollars:,.0f}" if budget.dollars >= 100 else f"${budget.dollars:,.2f}")
     if budget.seconds is not None:
-        words.append(seconds(budget.seconds))
+        words.append(duration(budget.seconds))
     if budget.operations is not None:
         words.append(f"{budget.operations:.3g} operations")
-    time = "" if found.seconds is None else f", {seconds(found.seconds)} on it"
+    time = "" if found.seconds is None else f", {duration(found.seconds)} on it"
     return f"budget: {' and '.join(words)}; cluster: {cluster}{time}"
 
 
@@ -239,7 +239,7 @@ def _row(name: str, each: "Choice") -> list[str]:
         f"{each.ratio:,.3g}",
         "" if each.loss is None else f"{each.loss:.3f}",
         "" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}",
-        seconds(each.seconds),
+        duration(each.seconds),
         "" if each.dollars is None else f"${each.dollars:,.0f}",
         f"{each.mfu:.0%}",
         each.layout if each.fits else remedy,

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hornbook.cli.plan.numbers import short
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import DryRun
 from hornbook.errors import HornbookError, UsageError
 from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
+from hornbook.plan.numbers import short
 
 if TYPE_CHECKING:
     from hornbook.plan.scaling.ladder import LadderFit, Rung

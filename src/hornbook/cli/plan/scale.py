@@ -1,37 +1,29 @@
 """`hornbook plan --scale`: tables and a picture of how a run scales, simulated."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from hornbook.cli.plan.numbers import seconds, short
 from hornbook.cli.result import Result, columns
 from hornbook.errors import UsageError
+from hornbook.plan.numbers import duration, short
 
 if TYPE_CHECKING:
     from hornbook.plan.at_scale.simulation import Curve, Point, Scaling
     from hornbook.plan.hardware import Cluster
     from hornbook.settings.recipe import Recipe
 
-Scale = Annotated[
-    str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over so many devices.")
-]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="With --scale: a picture to write (.svg).")]
 TITLES = {
     "strong": "strong scaling: the batch stays as it is",
     "weak": "weak scaling: each device keeps its tokens",
 }
 
 
-def scale_result(recipe: "Recipe", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
+def scale_result(recipe: "Recipe", cluster: "Cluster", span: str, plot: Path | None) -> Result:
     """The tables of both kinds of scaling; `plot`: an SVG file to write. Raises UsageError."""
     from hornbook.files.durable import write_atomic
     from hornbook.plan.at_scale.simulation import device_counts, simulate_scaling
     from hornbook.studio.scale_chart import scale_picture
 
-    if span is None:
-        raise UsageError("--plot draws what --scale simulates: give both")
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: the name must end with .svg")
     found = simulate_scaling(recipe, cluster, device_counts(span))
@@ -66,13 +58,13 @@ def _row(point: "Point") -> list[str]:
         *cells,
         f"{layout.name}{', block' if layout.recompute == 'block' else ''}",
         short(point.batch_tokens),
-        seconds(step.total),
+        duration(step.total),
         *(f"{each / step.total:.0%}" for each in shares),
         short(layout.tokens_per_second),
         f"{point.efficiency:.0%}",
         f"{layout.mfu:.0%}",
-        seconds(upkeep.mtbf_seconds),
-        seconds(upkeep.interval_seconds),
+        duration(upkeep.mtbf_seconds),
+        duration(upkeep.interval_seconds),
         f"{upkeep.goodput:.1%}",
-        "" if point.days is None else seconds(86400 * point.days),
+        "" if point.days is None else duration(86400 * point.days),
     ]

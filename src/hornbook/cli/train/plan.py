@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.plan.budget import Budgets, LawFile, PreparedText, Served, Size, budget_result, sized
-from hornbook.cli.plan.numbers import short as _short
-from hornbook.cli.plan.scale import Plot, Scale, scale_result
-from hornbook.cli.plan.upkeep import upkeep_lines
+from hornbook.cli.plan.scale import scale_result
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import Words, resolve_words, split_target
-from hornbook.errors import Exit
+from hornbook.errors import Exit, UsageError
+from hornbook.plan.numbers import duration, short
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -75,15 +74,17 @@ def plan(
         typer.Option(metavar="FILE", help="Write the best layout: into RECIPE itself, or a new file that extends it."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Show phases, parts of a step, failures, what is assumed.")
+        bool, typer.Option("--explain", help="Show phases, parts of a step, failures, and what is assumed.")
     ] = False,
     budget: Budgets = None,
     size: Size = None,
-    scale: Scale = None,
-    plot: Plot = None,
     law: LawFile = None,
     data: PreparedText = None,
     serve: Served = None,
+    scale: Annotated[
+        str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over such devices.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="With --scale: a picture to write (.svg).")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Trace a step of the best layout's fullest rank on fake tensors.")
     ] = False,
@@ -99,11 +100,13 @@ def plan(
 
     devices = parse_cluster(cluster, () if hardware is None else read_hardware(hardware))
     resolved = sized(words, resolve_words(words), size)
-    if scale is not None or plot is not None:
-        return scale_result(resolved.recipe, devices, scale, plot)
     if budget:
         ours = {"fixed": size is not None, "price": price, "law": law, "data": data, "serve": serve, "explain": explain}
         return budget_result(words, resolved, devices, budget, **ours)
+    if scale is not None:
+        return scale_result(resolved.recipe, devices, scale, plot)
+    if plot is not None:
+        raise UsageError("--plot draws what --scale simulates: give both")
     fixed = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
     if fixed:
         resolved = _filled(resolved, devices)
@@ -147,9 +150,9 @@ def _filled(resolved: "Resolved", devices: "Cluster") -> "Resolved":
 def plan_text(found: "Plan", *, explain: bool = False, width: int = BAR) -> str:
     """The table for people; width: characters of a bar as long as the device's memory."""
     device = found.cluster.device
-    length = "" if found.tokens is None else f", {_short(found.tokens)} tokens"
+    length = "" if found.tokens is None else f", {short(found.tokens)} tokens"
     header = (
-        f"{found.name}: {_short(found.parameters)} parameters{length}, {found.batch_tokens:,} tokens a step, "
+        f"{found.name}: {short(found.parameters)} parameters{length}, {found.batch_tokens:,} tokens a step, "
         f"{found.cluster} of {device.memory:.0f} GiB"
     )
     rows = [["  layout", "micro", "recompute", "memory of a device", "GiB", "step", "MFU", "time", "cost"]]
@@ -169,8 +172,6 @@ def plan_text(found: "Plan", *, explain: bool = False, width: int = BAR) -> str:
 
 
 def _row(found: "Plan", each: "Layout", width: int) -> list[str]:
-    from hornbook.plan.search.result import duration
-
     peak, seconds, cost = each.worst.peak.total, found.seconds(each), found.cost(each)
     precision = f", {each.precision}" if each.precision != found.best.precision else ""
     return [
@@ -222,8 +223,6 @@ def colored(table: str) -> "Text":
 
 def _explained(found: "Plan") -> list[str]:
     """Phases of the fullest rank, parts of a step, and what the figures rest on."""
-    from hornbook.plan.search.result import duration
-
     best = found.best
     worst = best.worst
     rows = [["GiB by phase", *worst.phases]]
@@ -242,5 +241,25 @@ def _explained(found: "Plan") -> list[str]:
         f"{best.tokens_per_second:,.0f} tokens a second; {found.estimates} steps estimated, others ruled out by bounds",
         f"MFU {best.mfu:.1%} (pairs that see each other), {best.mfu_palm:.1%} (all pairs, PaLM); HFU {best.hfu:.1%}",
         *([f"energy {energy:,.0f} kWh of the devices"] if energy else []),
-        *upkeep_lines(found),
+        *_upkeep(found),
+    ]
+
+
+def _upkeep(found: "Plan") -> list[str]:
+    """Failures, checkpoints and data."""
+    upkeep, seconds = found.upkeep, found.seconds(found.best)
+    if upkeep is None:
+        return []
+    expected = "" if seconds is None else f", {upkeep.failures(seconds):.3g} in this run"
+    whole = "" if seconds is None else f", {duration(86400 * upkeep.days(seconds))} in all"
+    stall, write, interval, restart = (
+        duration(each)
+        for each in (upkeep.stall_seconds, upkeep.write_seconds, upkeep.interval_seconds, upkeep.restart_seconds)
+    )
+    size = upkeep.checkpoint_bytes / GIB
+    return [
+        f"failures: one in {duration(upkeep.mtbf_seconds)}{expected}; as {upkeep.mtbf_source}",
+        f"checkpoints of {size:.3g} GiB: one holds the loop {stall}, is written in {write}, best every {interval}",
+        f"goodput {upkeep.goodput:.2%}{whole}: a restart takes {restart}; "
+        f"the loader reads {upkeep.loader_rate / 1e6:.3g} MB/s",
     ]

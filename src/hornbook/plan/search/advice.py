@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
-from hornbook.plan.search.result import Layout, Plan, capacity, duration
+from hornbook.plan.numbers import duration
+from hornbook.plan.search.result import Layout, Plan, capacity
 from hornbook.settings.recipe import Recipe
 
 PARTS = {

@@ -128,11 +128,3 @@ class Plan(Config):
 def capacity(cluster: Cluster) -> float:
     """Bytes that a rank may take; ranks on a CPU share its memory."""
     return FITS * cluster.device.memory_bytes / (cluster.count if cluster.device.is_cpu else 1)
-
-
-def duration(value: float) -> str:
-    """A time in words: `1.42 s`, `15.0 h`."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if value >= 2 * size:
-            return f"{value / size:.1f} {unit}"
-    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.1f} ms"
