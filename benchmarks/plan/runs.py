@@ -59,6 +59,8 @@ BLOCK, SELECTIVE = "parallel.recompute.kind=block", "parallel.recompute.kind=sel
 WIDE, NARROW = ("model.width=512", "model.heads=8"), ("model.width=128", "model.heads=2")
 LONG = ("train.sequence=1024", "model.position.length=1024", "train.micro_batch=1")
 RANKS = ("parallel.data=2", "train.micro_batch=2")
+WINDOWS = 'model.pattern=[{attention = {kind = "full", window = 64}}, {}]'
+LATENT = ("model.attention.kind=latent", "model.attention.kv_rank=64")
 CASES: dict[str, tuple[str, ...]] = {
     "decoder fp32": ("tiny", FP32),
     "decoder bf16": ("tiny", BF16),
@@ -96,10 +98,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "experts fp32": ("tiny-mixtral", FP32),
     "experts bf16": ("tiny-mixtral", BF16),
     "experts fp32 block": ("tiny-mixtral", FP32, BLOCK),
-    "hybrid fp32": ("tiny-deltanet", FP32),
-    "hybrid bf16": ("tiny-deltanet", BF16),
-    "hybrid fp32 block": ("tiny-deltanet", FP32, BLOCK),
-    "hybrid fp32 selective": ("tiny-deltanet", FP32, SELECTIVE),
+    "windows fp32": ("tiny", FP32, WINDOWS),
+    "windows bf16": ("tiny", BF16, WINDOWS),
+    "latent experts fp32": ("tiny-mixtral", FP32, *LATENT),
+    "latent experts bf16": ("tiny-mixtral", BF16, *LATENT),
 }
 """Name -> recipe and settings."""
 FEW = tuple(name for name in CASES if name.count(" ") == 1 or "block" in name)
