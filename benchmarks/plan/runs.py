@@ -182,7 +182,7 @@ def predicted(name: str, cluster: Cluster) -> Layout:
 
 
 def report(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Print the table; returns figures."""
+    """Print the table; returns figures, with the rates that the device had."""
     cluster, rows, errors = this_cluster(), [], []
     for name, found in measured.items():
         layout = predicted(name, cluster)
@@ -192,7 +192,7 @@ def report(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
         times = [1e3 * each for each in (seconds, found["seconds"], found["median_seconds"])]
         rows.append([name, *sizes, f"{errors[-1][0]:+.1%}", *times, f"{errors[-1][1]:+.1%}"])
     print(table(["", "MiB said", "measured", "", "ms said", "measured", "median", ""], rows))
-    figures: dict[str, Any] = {"device": cluster.device.source, "measured": measured}
+    figures: dict[str, Any] = {"device": cluster.device.model_dump(mode="json"), "measured": measured}
     for number, what in enumerate(("memory", "time")):
         sizes = sorted(abs(each[number]) for each in errors)
         median, ninth = statistics.median(sizes), sizes[min(math.ceil(0.9 * len(sizes)), len(sizes)) - 1]
