@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hornbook.settings.recipe import Recipe
 
 FORMAT = 1
-STEP_PARTS = ("model", "surgery", "train", "parallel", "optim")
+STEP_PARTS = dict.fromkeys(("model", "surgery", "train", "parallel", "optim"), True) | {"data": {"objective": True}}
 """Parts of a recipe on which a step's time and memory depend."""
 LENGTHS = ("tokens", "epochs", "seconds")
 """Of `train`, what sets the length of a run alone."""
@@ -60,7 +60,7 @@ def run_file(name: str, recipe: "Recipe") -> Path | None:
 
 def step_name(recipe: "Recipe") -> str:
     """NAME-DIGEST.json, by all that the time and memory of a step depend on."""
-    parts = recipe.model_dump(mode="json", include=set(STEP_PARTS))
+    parts = recipe.model_dump(mode="json", include=STEP_PARTS)
     parts["train"] = {key: value for key, value in parts["train"].items() if key not in LENGTHS}
     digest = hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{folder_name(recipe.name)}-{digest}.json"

@@ -64,7 +64,7 @@ def anchored(plan: Plan, recipe: Recipe, cluster: Cluster) -> Plan:
 
 def step_recipe(recipe: Recipe) -> Recipe:
     """The parts of a recipe on which a step depends, under its name: no data, no paths."""
-    return Recipe.model_validate(recipe.model_dump(include={"name", *STEP_PARTS}))
+    return Recipe.model_validate(recipe.model_dump(include=STEP_PARTS | {"name": True}))
 
 
 def measured_runs(cluster: Cluster, name: str = "*.json") -> list[RunMeasured]:
