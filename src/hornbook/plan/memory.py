@@ -25,8 +25,12 @@ from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-CPU_RUNTIME = 500 * 2**20
-"""Interpreter, torch and compiled kernels of a process, measured."""
+CPU_RUNTIME = 520 * 2**20
+"""Interpreter, torch and compiled kernels of a process, measured (`python -m benchmarks.plan.runs`)."""
+CPU_RANK_RUNTIME = 375 * 2**20
+"""The same of a rank beside others: it shares with the process that forked it what it never touches."""
+CPU_SHARDING = 95 * 2**20
+"""What torch loads besides where weights are sharded."""
 GPU_RUNTIME = 600 * 2**20
 """Context and kernels of a process on a GPU."""
 CHANNELS = 400 * 2**20
@@ -170,7 +174,10 @@ class HornbookHolding:
 
     def runtime(self, recipe: Recipe) -> int:
         """Interpreter and libraries, or a device's context."""
-        return CPU_RUNTIME if self._device.is_cpu else gpu_runtime(recipe)
+        if not self._device.is_cpu:
+            return gpu_runtime(recipe)
+        sharding = CPU_SHARDING if recipe.parallel.shard == "everything" else 0
+        return sharding + (CPU_RUNTIME if recipe.parallel.world == 1 else CPU_RANK_RUNTIME)
 
 
 def gpu_runtime(recipe: Recipe) -> int:

@@ -6,6 +6,7 @@ Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hornbook.data.config.objectives import Masked
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
@@ -17,6 +18,7 @@ from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Search
 from hornbook.plan.search.result import Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
+from hornbook.plan.share import sides
 from hornbook.plan.step import Traffic, estimate_step
 from hornbook.settings.recipe import Recipe
 
@@ -158,11 +160,13 @@ def _train(recipe: Recipe, **changes: object) -> Recipe:
 
 def traffic_of(recipe: Recipe) -> Traffic:
     """What crosses data ranks in hornbook."""
-    parallel, item = recipe.parallel, float(recipe.train.item_bytes)
+    parallel, item, objective = recipe.parallel, float(recipe.train.item_bytes), recipe.data.objective
     return Traffic(
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        targets=objective.rate if isinstance(objective, Masked) else 1.0,
+        sides=sides(recipe),
     )
 
 
@@ -172,7 +176,8 @@ def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     memory = estimate_memory(recipe, vocab, cluster.device)
     step = estimate_step(recipe, vocab, cluster, traffic_of(recipe))
     batch, parallel = recipe.train.batch_tokens, recipe.parallel
-    positions = batch, batch if recipe.model.kind == "encoder_decoder" else 0
+    decoder, encoder = sides(recipe)
+    positions = round(batch * decoder), round(batch * encoder) if recipe.model.kind == "encoder_decoder" else 0
     done = step_operations(recipe.model, vocab, recipe.train.sequence, positions, parallel.recompute)
     could = step.total * parallel.world * cluster.device.rate(recipe.train.precision)
     peak = max(each.peak.total for each in memory)
