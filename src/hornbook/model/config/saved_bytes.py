@@ -65,12 +65,15 @@ class BlockBytes:
 
     whole: int
     stream: int
+    backward: int
+    """Gradients of activations that are there at once while it goes backward."""
 
 
 def block_bytes(model: ModelConfig, rows: Rows) -> list[BlockBytes]:
     """Of each block, an encoder's first. Raises UsageError as `saved_bytes` does."""
     stacks = _stacks(model, rows)
-    return [BlockBytes(stack.block(i), stack.stream) for stack in stacks for i in range(stack.model.layers)]
+    every = [(stack, number) for stack in stacks for number in range(stack.model.layers)]
+    return [BlockBytes(stack.block(number), stack.stream, stack.backward(number)) for stack, number in every]
 
 
 def _stacks(model: ModelConfig, rows: Rows) -> "list[_Stack]":
@@ -111,6 +114,12 @@ class _Stack:
     def memory(self) -> int:
         """The encoder's states, which all blocks of the decoder project."""
         return 0 if self.source is None else self.source.stream(self.model)
+
+    def backward(self, number: int) -> int:
+        """Gradients of the stream, of its norm, and of what the widest product gave."""
+        layer = self.model.layer(number)
+        products = [each for part in (layer.attention, layer.mlp) for each in method(part, "products")(layer)]
+        return 2 * self.stream + self.rows.values(max(each.columns * each.uses for each in products))
 
     def block(self, number: int) -> int:
         own = _block(self.model, number, self.rows)
