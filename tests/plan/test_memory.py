@@ -159,7 +159,7 @@ def test_without_compilation_a_gpu_keeps_what_each_operation_does() -> None:
     compiled, eager = (estimate(f"train.compile={word}", "train.precision=bf16")[0] for word in ("true", "false"))
     layers, tokens, width, hidden = 8, 8 * 512, 256, 704
     # float32 copies in place of inputs of norms, values beside queries and keys, an activation and a product
-    more = layers * tokens * (2 * 2 * width + 2 * 2 * width + 2 * 2 * hidden) + 2 * tokens * width
+    more = layers * tokens * (2 * 2 * width + 2 * 2 * width + 2 * 2 * hidden)
     assert eager.phases["loss"].activations - compiled.phases["loss"].activations == more
 
 

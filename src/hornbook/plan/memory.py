@@ -75,6 +75,8 @@ class RankMemory(Config):
     """Values that it would hold if data ranks shared nothing."""
     under_way: float
     """Microbatches of a full stage whose activations it holds at once."""
+    kept: int
+    """Bytes kept for backward at once, at most."""
     phases: dict[str, PhaseMemory]
 
     @property
@@ -121,7 +123,7 @@ class Holding(Protocol):
         ...
 
     def communication(self, recipe: Recipe, held: int, largest: int, /) -> tuple[int, int]:
-        """Buffers until the loss is known, and from then on; `largest` values has the largest block."""
+        """Buffers until backward begins, and at its end; `largest` values has the largest block."""
         ...
 
     def runtime(self, recipe: Recipe, /) -> int:
@@ -158,7 +160,8 @@ class HornbookHolding:
         """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
         found = saved_bytes(model, vocab, rows, recipe.parallel.recompute)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
-        return Ends(found.ends, found.shared, found.head, head_bytes(model, vocab, rows, chunk))
+        last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
+        return Ends(found.ends - found.final, found.shared, last, loss)
 
     def communication(self, recipe: Recipe, held: int, largest: int) -> tuple[int, int]:
         """Gathered weights of the block at work and of the next one, or buckets of gradients."""
@@ -275,16 +278,16 @@ class _Estimate:
             communication=backward,
             runtime=self.holding.runtime(recipe),
         )
-        phases = self._phases(own, kept, common.gradients)
-        phases["loss"]["communication"] = forward
+        phases = self._phases(own, kept, common.gradients, (forward, backward))
         found = {name: common.model_copy(update=more) for name, more in phases.items()}
         found["update"] = common.model_copy(
             update={"temporaries": 4 * max(largest, held // 16) if self.device.is_cpu else 0}
         )
-        return RankMemory(rank=rank, parameters=held, under_way=under_way, phases=found)
+        kept += self._ends.last * (len(self._blocks) - 1 in own)
+        return RankMemory(rank=rank, parameters=held, under_way=under_way, kept=kept, phases=found)
 
-    def _phases(self, own: list[int], kept: int, gradients: int) -> dict[str, dict[str, int]]:
-        """What changes in a microbatch, on a rank with the blocks `own`.
+    def _phases(self, own: list[int], kept: int, gradients: int, buffers: tuple[int, int]) -> dict[str, dict[str, int]]:
+        """What changes in a microbatch, on a rank with the blocks `own`; buffers as of `Holding.communication`.
 
         A backward pass holds most at its beginning, or at its end if gradients come with it.
         """
@@ -292,10 +295,12 @@ class _Estimate:
         again = [number for number in own if self._kept(number) != self._blocks[number].whole]
         temporaries = max((self._blocks[number].whole for number in again), default=0)
         temporaries += max((self._blocks[number].backward for number in own), default=0)
-        loss = {"gradients": before, "activations": kept, "logits": has_head * (self._ends.last + self._ends.loss)}
-        begin = {**loss, "logits": has_head * self._ends.last, "temporaries": temporaries}
+        begin = {"gradients": before, "activations": kept, "communication": buffers[0]}
+        loss = {**begin, "logits": has_head * (self._ends.last + self._ends.loss)}
+        begin |= {"logits": has_head * self._ends.last, "temporaries": temporaries}
         remaining = self._ends.first + self._ends.shared + (self._kept(own[0]) if own else 0)
         end = {"gradients": gradients, "activations": min(remaining, kept), "temporaries": temporaries}
+        end |= {"communication": buffers[1]}
         return {"loss": loss, "backward": max(begin, end, key=lambda each: sum(each.values()))}
 
     @cached_property

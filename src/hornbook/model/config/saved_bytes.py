@@ -29,6 +29,8 @@ class SavedBytes:
     """Gradients that the loss has made: of hidden states, and of the matrix to the vocabulary."""
     recomputed: int
     """Of the largest block that backward computes again: there during backward of each of them."""
+    final: int
+    """Of `ends`, the norm behind the last block."""
 
     @property
     def total(self) -> int:
@@ -56,7 +58,7 @@ def saved_bytes(
     head = model.head.saved_bytes(model, vocab, stacks[-1].rows, rows.tokens if targets is None else targets)
     states = 0 if stacks[-1] in whole else stacks[-1].memory  # held all the same, by the blocks that read them
     recomputed = max((blocks[each] for each in again), default=0)
-    return SavedBytes(ends, shared, kept, head, recomputed + states)
+    return SavedBytes(ends, shared, kept, head, recomputed + states, stacks[-1].final)
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,11 @@ class _Stack:
 
     @property
     def ends(self) -> int:
-        norm = _norm(self.model.norm, self.model, self.rows) if self.model.final_norm else 0
-        return _entrance(self.model, self.rows) + norm
+        return _entrance(self.model, self.rows) + self.final
+
+    @property
+    def final(self) -> int:
+        return _norm(self.model.norm, self.model, self.rows) if self.model.final_norm else 0
 
     @property
     def weighs_rows(self) -> bool:
