@@ -114,3 +114,14 @@ def test_a_published_utilisation_is_that_of_another_model() -> None:
     rounded = 0.005 / 2.66  # of a step's seconds
     assert 100 * found[48].palm / could == pytest.approx(66.07, rel=rounded)
     assert 100 * found[8].causal / could == pytest.approx(55.4, abs=0.3)
+
+
+def test_single_operations_are_slower_than_compiled_ones() -> None:
+    assert step(fused=False).compute > 1.1 * step().compute
+
+
+def test_torch_reaches_less_of_the_best_attention_on_hopper() -> None:
+    words = ["train.sequence=32768", "model.position.length=32768", "train.batch_tokens=262144", "train.micro_batch=1"]
+    best, torch = (step(*words, cluster="H100", attention=each).compute for each in (1.0, None))
+    assert torch > 1.2 * best
+    assert step(*words, attention=1.0) == step(*words)  # on an A100 it is the best

@@ -147,6 +147,7 @@ def traffic_of(recipe: Recipe) -> Traffic:
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        fused=recipe.train.compile,
     )
 
 
