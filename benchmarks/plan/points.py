@@ -39,10 +39,14 @@ def judge(point: Published) -> Error:
         step = estimate_step(point.recipe, point.vocab, point.cluster, point.traffic)
         time = math.log(step.total / point.seconds)
     if point.memory is not None:
-        found = estimate_memory(point.recipe, point.vocab, point.cluster.device, point.holding)
-        peak = max(each.peak.total - (0 if point.by_driver else each.peak.runtime) for each in found)
-        memory = math.log(peak / point.memory)
+        memory = math.log(peak_bytes(point, by_driver=point.by_driver) / point.memory)
     return Error(point, time, memory)
+
+
+def peak_bytes(point: Published, *, by_driver: bool) -> int:
+    """What the fullest device holds; by_driver: with what the driver sees beside torch's."""
+    found = estimate_memory(point.recipe, point.vocab, point.cluster.device, point.holding)
+    return max(each.peak.total - (0 if by_driver else each.peak.runtime) for each in found)
 
 
 def middle(values: Iterable[float | None]) -> tuple[int, float, float, float]:
@@ -104,14 +108,13 @@ def main() -> None:
             print(what, f"{math.expm1(getattr(each, what)):+.0%}", each.point.id, each.point.shape)
     if not options.only:
         out = [each for each in errors if each.point.out_of_memory]
-        claims = [each.point.id for each in out if _said_to_fit(each.point)]
+        claims = [
+            each.point.id
+            for each in out
+            if peak_bytes(each.point, by_driver=True) <= each.point.cluster.device.memory_bytes
+        ]
         print(f"out of memory: {len(out)} rows, {len(claims)} said to fit {claims}")
         write("plan_points", {"errors": found, "out_of_memory": len(out), "said_to_fit": len(claims)})
-
-
-def _said_to_fit(point: Published) -> bool:
-    found = estimate_memory(point.recipe, point.vocab, point.cluster.device, point.holding)
-    return max(each.peak.total for each in found) <= point.cluster.device.memory_bytes
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.plan.trainer_time import expert_ranks, left_out, settled, traffic
+from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
@@ -71,9 +72,7 @@ def _published(point: dict[str, Any]) -> Published:
         raise Incomplete("suspect")
     if "fp4" in point["precision"]:
         raise Incomplete("products of 4 bits")
-    if point.get("method"):
-        raise Incomplete("fine-tuning")
-    if reason := left_out(point):
+    if not point.get("method") and (reason := left_out(point)):
         raise Incomplete(reason)
     model, vocab = _model(point["model"])
     cluster = _cluster(point["hardware"])
@@ -97,7 +96,7 @@ def _published(point: dict[str, Any]) -> Published:
         cluster=cluster,
         traffic=traffic(point, recipe, cluster),
         holding=_holding(source, point),
-        seconds=_seconds(point, recipe, vocab, cluster),
+        seconds=None if point.get("method") else _seconds(point, recipe, vocab, cluster),
         memory=size or None,
         by_driver="BLOOM" in source,
         out_of_memory=bool(measured.get("oom")),
@@ -108,8 +107,8 @@ def _published(point: dict[str, Any]) -> Published:
 
 
 def _unit(source: str) -> float:
-    """Bytes of what a source calls GB: tools of the driver and torch print GiB by that name."""
-    return 2**30 if "BLOOM" in source or "nanotron" in source else 1e9
+    """Bytes of what a source calls GB. BLOOM's are thousands of nvidia-smi's MiB: 80 were read of a GPU of 79.3 GiB."""
+    return 1000 * 2**20 if "BLOOM" in source else 2**30 if "nanotron" in source else 1e9
 
 
 # ---- Model
@@ -184,7 +183,7 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
         data = cluster.count // (tensor * stages * context)
     if data * tensor * stages * context != cluster.count:
         raise Incomplete("layout")
-    sequence = batch.get("seq_len")
+    sequence = batch.get("seq_len") or batch.get("seq_len_longest")
     if not sequence:
         raise Incomplete("batch")
     rows = batch.get("micro") or batch.get("local_batch")
@@ -205,8 +204,10 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
     layers, all_stages = point["model"]["layers"], stages * schedule.get("chunks", 1)
     if all_stages > layers:
         raise Incomplete("layers for so many stages")
-    if stages > 1 and layers % all_stages == 0 and "nanotron" not in point["source"]["what"]:
-        schedule["cuts"] = list(range(layers // all_stages, layers, layers // all_stages))
+    ends = 2 if "BLOOM" in point["source"]["what"] and layers % all_stages else 0  # embedding and head count as blocks
+    if stages > 1 and (layers + ends) % all_stages == 0 and "nanotron" not in point["source"]["what"]:
+        each = (layers + ends) // all_stages
+        schedule["cuts"] = [end - ends // 2 for end in range(each, layers + ends, each)]
     parallel = ParallelConfig.model_validate(
         {
             "data": data // expert,
@@ -242,6 +243,8 @@ def _is_sequence_parallel(point: dict[str, Any]) -> bool:
 
 def _shard(layout: dict[str, Any], data: int) -> tuple[str, int]:
     zero, fsdp = layout.get("zero"), layout.get("fsdp")
+    if layout == {"fsdp": 1, "dp": 1}:
+        return "none", 1
     if zero == 3 or "FSDP" in layout.get("note", "") or (fsdp and fsdp != "zero2-like") or "fsdp" in layout:
         if isinstance(fsdp, int) and fsdp < data and data % fsdp == 0:
             return "everything", data // fsdp
@@ -254,6 +257,8 @@ def _shard(layout: dict[str, Any], data: int) -> tuple[str, int]:
 
 def _recompute(point: dict[str, Any]) -> str:
     text = point["recompute"] or ""
+    if "under FSDP" in text:
+        return "block" if point["hardware"]["n_gpus"] > 1 else "none"
     if text.startswith("full") or text == "block":
         return "block"
     return "selective" if "selective" in text or _is_jax(point) else "none"
@@ -266,13 +271,19 @@ def _is_jax(point: dict[str, Any]) -> bool:
 # ---- The trainer
 
 
-def _holding(source: str, point: dict[str, Any]) -> MixedHolding:
+def _holding(source: str, point: dict[str, Any]) -> Holding:
+    if chosen := point.get("method"):
+        return FrozenHolding(chosen["kind"], chosen["quantization"], chosen["trainable"])
     if "torchtitan" in source:  # float32 weights, of which FSDP gathers bfloat16
         return MixedHolding(4.0, 4.0, 8.0, gated_values=4, logit_bytes=10.0, keeps_products=True)
-    if any(word in source for word in ("2021", "BLOOM", "MT-NLG", "Korthikanti", "vTrain")):
+    if "BLOOM" in source:
+        is_bf16 = "bf16" in point["precision"]
+        gradients = 2.0 + 4.0 * is_bf16
+        return DeepSpeedHolding(gradients=gradients, stores_scores=True, logit_bytes=10.0, is_bf16=is_bf16)
+    if any(word in source for word in ("2021", "MT-NLG", "Korthikanti", "vTrain")):
         gradients = 2.0 if "fp16 (grads" in point["precision"] else 4.0
         return MixedHolding(gradients=gradients, stores_scores=True, logit_bytes=10.0)
-    return MixedHolding(logit_bytes=8.0)
+    return FusedHolding() if "SimuMax" in source else MixedHolding(logit_bytes=8.0)
 
 
 # ---- What was measured

@@ -38,7 +38,7 @@ def test_clusters_are_read(text: str, count: int, node: int, name: str) -> None:
     assert (found.count, found.node, found.device.name) == (count, node, name)
 
 
-@pytest.mark.parametrize("text", ["0xH100", "8x0xH100", "8xH900", "8", "x8", ""])
+@pytest.mark.parametrize("text", ["0xH100", "8x0xH100", "-8xH100", "8xH900", "8", "x8", ""])
 def test_other_clusters_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--cluster"):
         parse_cluster(text)
@@ -193,7 +193,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 def test_a_plan_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = planned(capsys, "tiny")
     assert code == Exit.DONE
-    assert re.search(r"^one rank +16 +none", out, re.MULTILINE)
+    assert re.search(r"^  one rank +16 +none", out, re.MULTILINE)
     assert "4.26 M parameters" in out
 
 
@@ -203,7 +203,8 @@ def test_layouts_that_fill_a_cluster_are_compared(capsys: pytest.CaptureFixture[
     assert code == Exit.DONE
     assert len(found["layouts"]) > 3
     times = [each["step_seconds"] for each in found["layouts"]]
-    assert times == sorted(times)
+    assert times[1:] == sorted(times[1:])
+    assert times[0] <= 1.01 * min(times)
     best = found["layouts"][0]
     assert best["fits"]
     assert 0.2 < best["mfu"] < best["mfu_palm"] < 0.75

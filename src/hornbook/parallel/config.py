@@ -49,6 +49,10 @@ class BudgetRecompute(Config):
     """Bytes kept, as a share of what a compiled block keeps by default: 0 keeps its inputs alone."""
 
 
+BETWEEN = 2**28
+"""Bytes of tensors that are in the device's memory and in a copy at once: on their way down, or up ahead of use."""
+
+
 class NoOffload(Config):
     """All is held in the memory of the device."""
 

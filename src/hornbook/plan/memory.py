@@ -5,34 +5,25 @@ A step has three phases that may be its peak: `loss`, when the last stage has lo
 trainer holds what it holds is a `Holding`: hornbook's own is here, others' are in `hornbook.plan.mixed`.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
+from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
-from hornbook.parallel.config import BlockRecompute
+from hornbook.parallel.config import BETWEEN, BlockRecompute
 from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
 from hornbook.plan.held import held_experts, held_values
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.schedules import Order, rank_of, rank_order
+from hornbook.plan.schedules import Order, rank_order, stages_of
 from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-LOGIT_BYTES = 2048
-"""Bytes per row of the vocabulary while the loss of a chunk is computed on a CPU (`hornbook.model.heads.head`)."""
-LOGIT_COPIES = 5
-"""On another device a chunk of logits and its copies in float32 take at most so many times the chunk: the loss as it is
-written out, in 16 bits."""
-DEVICE_SHARE = 64
-"""On a GPU logits take at most one part in so many of its memory."""
-BETWEEN = 2**28
-"""Bytes of activations on their way to the host or back, each."""
 CPU_RUNTIME = 500 * 2**20
 """Interpreter, torch and compiled kernels of a process, measured."""
 GPU_RUNTIME = 600 * 2**20
@@ -129,8 +120,14 @@ class Holding(Protocol):
         """Buffers; `largest` values has the largest block."""
         ...
 
+    def runtime(self, recipe: Recipe, /) -> int:
+        """What a process holds before it has a model, and channels of collectives."""
+        ...
+
 
 _block_bytes = kept_by_model(block_bytes)
+_saved_bytes = kept_by_model(saved_bytes)
+_rank_order = lru_cache(1024)(rank_order)
 
 
 class HornbookHolding:
@@ -155,7 +152,7 @@ class HornbookHolding:
 
     def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
         """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
-        found = saved_bytes(model, vocab, rows, recipe.parallel.recompute)
+        found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
         return Ends(found.ends, found.shared, found.head, head_bytes(model, vocab, rows, chunk))
 
@@ -171,22 +168,34 @@ class HornbookHolding:
         bucket = int((parallel.bucket_mb or 25) * 2**20)
         return 2 * min(bucket, recipe.train.item_bytes * held)
 
+    def runtime(self, recipe: Recipe) -> int:
+        """Interpreter and libraries, or a device's context."""
+        return CPU_RUNTIME if self._device.is_cpu else gpu_runtime(recipe)
+
+
+def gpu_runtime(recipe: Recipe) -> int:
+    """Context and kernels of a process on a GPU, and channels to others."""
+    return GPU_RUNTIME + (CHANNELS if recipe.parallel.world > 1 else 0)
+
 
 def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
     """Bytes while the loss of some tokens is computed: logits, their copies, a product of the matrix's size.
 
     chunk: bytes of logits that a device holds at once; 0 on a CPU.
     """
-    logits = LOGIT_COPIES * min(4 * rows.tokens * vocab, chunk) if chunk else LOGIT_BYTES * vocab
+    logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk) if chunk else CHUNK_BYTES * vocab
     return logits + 4 * vocab * (model.embedding.width or model.width)
 
 
-def estimate_memory(recipe: Recipe, vocab: int, device: Device, holding: Holding | None = None) -> list[RankMemory]:
+def estimate_memory(
+    recipe: Recipe, vocab: int, device: Device, holding: Holding | None = None, *, traced: bool = False
+) -> list[RankMemory]:
     """Of each rank of the pipeline; ranks along other axes hold as much. vocab: rows of the embedding.
 
-    Raises UsageError for parts that do not say what they keep.
+    traced: as a dry run on fake tensors finds it, where parts are torch's operations as on a GPU. Raises UsageError for
+    parts that do not say what they keep.
     """
-    return _Estimate(recipe, vocab, device, holding or HornbookHolding(device)).ranks()
+    return _Estimate(recipe, vocab, device, holding or HornbookHolding(device), traced).ranks()
 
 
 @dataclass(frozen=True)
@@ -195,10 +204,12 @@ class _Estimate:
     vocab: int
     device: Device
     holding: Holding
+    traced: bool
 
     @cached_property
     def _rows(self) -> Rows:
-        return rows_of(self.recipe, self.recipe.train.micro_rows, fused=not self.device.is_cpu)
+        found = rows_of(self.recipe, self.recipe.train.micro_rows, fused=self.traced or not self.device.is_cpu)
+        return replace(found, traced=self.traced)
 
     @cached_property
     def _model(self) -> ModelConfig:
@@ -224,12 +235,8 @@ class _Estimate:
         if pipeline.stages == 1:
             return {0: range(len(self._blocks))}
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
-        spans = [range(first, end) for first, end in pairwise(bounds)]
-        return {
-            stage: span
-            for stage, span in enumerate(spans)
-            if rank_of(pipeline.schedule, stage, pipeline.stages) == rank
-        }
+        stages = stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
+        return {stage: range(bounds[stage], bounds[stage + 1]) for stage in stages}
 
     def _kept(self, number: int) -> int:
         recompute = self.recipe.parallel.recompute
@@ -256,7 +263,7 @@ class _Estimate:
             gradients=state["gradients"],
             optimizer=state["optimizer"],
             communication=self.holding.communication(recipe, held, largest),
-            runtime=CPU_RUNTIME if self.device.is_cpu else GPU_RUNTIME + self._channels(),
+            runtime=self.holding.runtime(recipe),
         )
         has_head = last in own
         phases = {
@@ -271,9 +278,6 @@ class _Estimate:
         found = {name: common.model_copy(update=more) for name, more in phases.items()}
         return RankMemory(rank=rank, parameters=held, under_way=under_way, phases=found)
 
-    def _channels(self) -> int:
-        return 0 if self.device.is_cpu or self.recipe.parallel.world == 1 else CHANNELS
-
     def _most_held(self, rank: int, of_stage: dict[int, int]) -> tuple[int, float]:
         """(bytes of all microbatches under way, how many full stages that is)."""
         pipeline = self.recipe.parallel.pipeline
@@ -283,8 +287,8 @@ class _Estimate:
         if pipeline.schedule in ("gpipe", "1f1b"):
             count = microbatches if pipeline.schedule == "gpipe" else min(microbatches, pipeline.stages - rank)
             return count * sum(of_stage.values()), float(count)
-        few = min(microbatches, 4 * pipeline.all_stages)  # schedules repeat themselves from there on
-        order = rank_order(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
+        few = min(microbatches, 4 * pipeline.stages)  # schedules repeat themselves from there on
+        order = _rank_order(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
         most = most_held(order, of_stage)
         return most, most / max(sum(of_stage.values()), 1)
 

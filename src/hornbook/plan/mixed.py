@@ -15,7 +15,7 @@ from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes
 from hornbook.parallel.config import SelectiveRecompute
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.memory import Ends
+from hornbook.plan.memory import Ends, gpu_runtime
 from hornbook.settings.recipe import Recipe
 
 ITEM = 2
@@ -64,15 +64,19 @@ class MixedHolding:
         stream = rows.narrow.stream(model)
         first = rows.narrow.tokens * model.width if model.dropout else 0
         logits = round(self.logit_bytes * rows.tokens * vocab)
-        return Ends(first, 0, 2 * stream + logits, 0)
+        return Ends(first, 0, 2 * stream, logits)
 
-    def communication(self, recipe: Recipe, held: int, largest: int) -> int:
+    def communication(self, recipe: Recipe, held: int, largest: int, /) -> int:
         """Gathered weights of two blocks, and the gradients of one."""
         if recipe.parallel.shard != "everything":
             return 0
         if recipe.parallel.pipeline.stages > 1:  # gathered for all microbatches, whose gradients are summed whole
             return round((self.gathered + self.gradients) * held)
         return round((2 * self.gathered + self.gradients) * largest)
+
+    def runtime(self, recipe: Recipe, /) -> int:
+        """As any process on a GPU."""
+        return gpu_runtime(recipe)
 
 
 @kept_by_model

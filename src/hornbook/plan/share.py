@@ -15,19 +15,19 @@ from hornbook.plan.memo import kept_by_model
 from hornbook.settings.recipe import Recipe
 
 
-def activation_bytes(recipe: Recipe, vocab: int, rows: int) -> SavedBytes:
-    """Bytes that a rank of a run on CPUs keeps of `rows` rows; `auto` precision counts as bf16, and a masked model as
-    if it predicted all tokens.
+def activation_bytes(recipe: Recipe, vocab: int, rows: int, *, fused: bool = False) -> SavedBytes:
+    """Bytes that a rank keeps of `rows` rows, on a GPU where `fused`; `auto` precision counts as bf16, and a masked
+    model as if it predicted all tokens.
 
     Raises UsageError where they are not known before the model runs.
     """
     if recipe.surgery:
         raise UsageError("what a model after surgery keeps for backward is not known before it runs")
-    return saved_bytes(recipe.model, vocab, rows_of(recipe, rows), recipe.parallel.recompute)
+    return saved_bytes(recipe.model, vocab, rows_of(recipe, rows, fused=fused), recipe.parallel.recompute)
 
 
 def rows_of(recipe: Recipe, rows: int, *, fused: bool = False) -> Rows:
-    """The rows of a microbatch as a rank has them; fused: attention is a GPU's kernel."""
+    """The rows of a microbatch as a rank has them; fused: on a GPU, whose attention is one kernel."""
     parallel = recipe.parallel
     return Rows(
         rows,
@@ -36,6 +36,7 @@ def rows_of(recipe: Recipe, rows: int, *, fused: bool = False) -> Rows:
         rebuilding=parallel.recompute.kind == "selective",
         stream_ranks=parallel.tensor if parallel.sequence else 1,
         fused=fused,
+        eager=fused and not recipe.train.compile,
     )
 
 

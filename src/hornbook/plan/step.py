@@ -18,7 +18,7 @@ from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Cluster
 from hornbook.plan.held import held_values
 from hornbook.plan.rates import Rates, Shares, rates_of
-from hornbook.plan.schedules import Durations, plan, rank_of, simulate
+from hornbook.plan.schedules import Durations, plan, simulate, stages_of
 from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.plan.work import Work, attention_work, block_work, head_work
 from hornbook.settings.fields import Config
@@ -112,13 +112,20 @@ class _Passes:
 
 
 def estimate_step(
-    recipe: Recipe, vocab: int, cluster: Cluster, traffic: Traffic = Traffic(), shares: Shares | None = None
+    recipe: Recipe,
+    vocab: int,
+    cluster: Cluster,
+    traffic: Traffic = Traffic(),
+    shares: Shares | None = None,
+    *,
+    waiting: bool = True,
 ) -> StepTime:
-    """Time of a step of a recipe on a cluster. vocab: rows of the embedding; shares: in place of the calibration."""
+    """Time of a step of a recipe on a cluster. vocab: rows of the embedding; shares: in place of the calibration;
+    waiting: simulate the pipeline, else the step is as long as its slowest rank computes."""
     rates = rates_of(cluster.device, recipe.train.precision, shares)
     kernel = cluster.device.attention if traffic.attention is None else traffic.attention
     rates = replace(rates, attention=kernel * rates.attention)
-    return _Step(recipe, vocab, cluster, traffic, rates).time()
+    return _Step(recipe, vocab, cluster, traffic, rates).time(waiting=waiting)
 
 
 @dataclass(frozen=True)
@@ -247,16 +254,14 @@ class _Step:
         recipe = self.recipe
         return held_values(recipe.model, self.vocab, recipe.parallel, recipe.train.sequence)
 
-    def time(self) -> StepTime:
+    def time(self, *, waiting: bool) -> StepTime:
         stages, pipeline = self._stages(), self.recipe.parallel.pipeline
-        ranks = [
-            sum((s for n, s in enumerate(stages) if rank_of(pipeline.schedule, n, pipeline.stages) == rank), _Passes())
-            for rank in range(pipeline.stages)
-        ]
+        ranks = [sum((stages[stage] for stage in self._own(rank)), _Passes()) for rank in range(pipeline.stages)]
         slowest = max(ranks, key=lambda each: each.total)
         count = self._microbatches
         busy = count * slowest.total
-        span = busy if pipeline.stages == 1 else max(self._span(stages, slowest.total), busy)
+        waiting = waiting and pipeline.stages > 1
+        span = max(self._span(stages, slowest.total), busy) if waiting else busy
         data = self._data_seconds(slowest)
         return StepTime(
             compute=count * (slowest.forward + slowest.backward),
@@ -266,6 +271,12 @@ class _Step:
             bubble=span - busy,
             update=self._update_seconds(),
         )
+
+    def _own(self, rank: int) -> list[int]:
+        pipeline = self.recipe.parallel.pipeline
+        if pipeline.stages == 1:
+            return [0]
+        return stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
 
     def _stages(self) -> list[_Passes]:
         parallel, blocks = self.recipe.parallel, self._blocks
@@ -310,18 +321,20 @@ class _Step:
             return 0.0
         held, over = max(self._held), groups["data"]
         gradients, weights = traffic.gradient_bytes * held, traffic.weight_bytes * held
+        if parallel.shard == "none":
+            return self._shown(over.all_reduce(gradients), slowest.backward + slowest.again)
+        within = groups["shard"]
+        across = groups["replica"].all_reduce(gradients / within.ranks) if parallel.replicas > 1 else 0.0
+        shown = self._shown(across, slowest.backward)
         if parallel.shard == "everything":
-            within = groups["shard"]
             gathers = 2 if parallel.reshard else 1
             laps = (gathers + 1) * len(self._blocks) / parallel.pipeline.stages * within.lap  # each block on its own
             each = gathers * within.gather(weights) + within.gather(gradients) + laps
-            across = groups["replica"].all_reduce(gradients / within.ranks) if parallel.replicas > 1 else 0.0
             times = self._microbatches if traffic.gathers == "each microbatch" else 1
-            return times * self._shown(each, slowest.total) + self._shown(across, slowest.backward)
-        if parallel.shard == "none":
-            return self._shown(over.all_reduce(gradients), slowest.backward + slowest.again)
-        scattered = self._shown(over.gather(gradients), slowest.backward + slowest.again)
-        return scattered + self._shown(over.gather(weights), slowest.forward)
+            return shown + times * self._shown(each, slowest.total)
+        times = self._microbatches if parallel.shard == "gradients" else 1  # their shards alone stay in between
+        shown += times * self._shown(within.gather(gradients), slowest.backward + slowest.again)
+        return shown + self._shown(within.gather(weights), slowest.forward)
 
     def _shown(self, messages: float, beside: float) -> float:
         if not self.traffic.beside_data:

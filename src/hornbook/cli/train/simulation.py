@@ -1,14 +1,17 @@
-"""`hornbook train RECIPE --world N --rank R --dry-run`: one rank of a large run, built on this machine."""
+"""One rank of a large run on fake tensors: `hornbook train RECIPE --world N --rank R --dry-run`, `plan --verify`."""
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hornbook.cli.result import Result
+from hornbook.cli.result import Result, columns
 from hornbook.errors import UsageError
 from hornbook.progress import progress_bar, size_text
 
 if TYPE_CHECKING:
+    from hornbook.plan.planner import Layout
     from hornbook.run.diagnose.simulate import Simulation
+    from hornbook.settings.recipe import Recipe
     from hornbook.settings.resolve import Resolved
 
 
@@ -47,3 +50,63 @@ def simulation_text(found: "Simulation") -> str:
     lines += ["collectives  none"] if not found.collectives else []
     lines += [f"note         {text}" for text in found.notes]
     return "\n".join([*lines, f"built in     {found.seconds:.1f} s; nothing was computed"])
+
+
+# ---- A plan against a trace
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The memory of a layout's fullest rank as planned and as traced, bytes by category."""
+
+    layout: str
+    rank: int
+    rows: list[tuple[str, int, int]]
+    """(category, planned, traced)."""
+    notes: list[str]
+    seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """The object that `--json` prints."""
+        rows = [{"category": name, "planned": planned, "traced": traced} for name, planned, traced in self.rows]
+        return {"layout": self.layout, "rank": self.rank, "rows": rows, "notes": self.notes, "seconds": self.seconds}
+
+
+def trace_layout(recipe: "Recipe", vocab: int, layout: "Layout") -> Traced:
+    """A layout of a plan against a step of its fullest rank on fake tensors; recipe: with a known precision.
+
+    What is planned is counted for such a step too: the layout's figures for a GPU with compiled or fused parts, or for
+    kernels of a CPU, differ from it by what the parts say they keep. Raises UsageError for what a trace cannot foresee.
+    """
+    from hornbook.plan.hardware import this_cpu
+    from hornbook.plan.memory import estimate_memory
+    from hornbook.run.diagnose.simulate import foreseeable, simulate
+
+    train = recipe.train.model_copy(update={"micro_batch": layout.micro_batch})
+    recipe = recipe.model_copy(update={"parallel": layout.parallel, "train": train})
+    recipe, _ = foreseeable(recipe, vocab)
+    stages = recipe.parallel.pipeline.stages
+    planned = estimate_memory(recipe, vocab, this_cpu(), traced=True)
+    worst = max(planned, key=lambda each: each.peak.total)
+    rank = worst.rank * (recipe.parallel.world // stages)  # the pipeline is the outermost axis
+    found = simulate(recipe, vocab, rank)
+    peak, complete = worst.peak, worst.phases["update"]
+    kept = max(each.activations for each in worst.phases.values()) + worst.phases["backward"].logits
+    rows = [
+        ("weights", complete.weights, found.state["weights"]),
+        ("gradients", complete.gradients, found.state["gradients"]),
+        ("optimizer", complete.optimizer, found.state["moments"]),
+        ("activations", kept, found.kept),
+        ("peak", peak.total - peak.runtime, found.peak),
+    ]
+    return Traced(layout.name, rank, rows, found.notes, found.seconds)
+
+
+def traced_text(found: Traced) -> str:
+    """The table of `hornbook plan --verify`."""
+    rows = [["category", "planned", "traced", "difference"]]
+    for name, planned, traced in found.rows:
+        share = f"{planned / traced - 1:+.1%}" if traced else ""
+        rows.append([name, size_text(planned), size_text(traced), share if planned != traced else "equal"])
+    head = f"{found.layout}: a step of rank {found.rank} on fake tensors, in {found.seconds:.1f} s"
+    return "\n".join([head, columns(rows), *(f"note: {text}" for text in found.notes)])

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import LayerPart, Model, Problems, Product, Rows, keys_seen
+from hornbook.model.config.part import FEW_ROWS, LayerPart, Model, Problems, Product, Rows, keys_seen
 from hornbook.model.config.tiling import kept_pairs, kept_pairs_across
 from hornbook.settings.fields import OPEN, Count, Number
 
@@ -69,6 +69,8 @@ class FullAttentionConfig(LayerPart):
         """Queries, keys and values, what the heads found, and probabilities where they are few."""
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
         kept = rows.values(2 * (queries + keys)) + _probabilities(model, rows, self.window, model.head_dim)
+        if rows.eager:
+            kept += self._saved_eagerly(model, rows, queries, keys)
         kept += rows.stacked(model.width * (queries + 2 * keys)) + rows.cast(model.width * queries)
         if self.qk_norm == "head":
             kept += 4 * rows.tokens * (model.heads + model.kv_heads)
@@ -77,6 +79,17 @@ class FullAttentionConfig(LayerPart):
             kept += 4 * rows.tokens * 2 + rows.values(queries + keys)
         kept += rows.values(queries + 2 * keys) if self.clip is not None else 0
         return kept + (4 * rows.tokens * model.heads if self.sinks else 0)
+
+    def _saved_eagerly(self, model: Model, rows: Rows, queries: int, keys: int) -> int:
+        """What is kept besides where rotation and norms are torch's operations."""
+        turned = self.rotary_dims(model) and model.position.kind == "rope"
+        kept = rows.values(queries) * rows.traced if turned else 0
+        if turned and rows.tokens >= FEW_ROWS:
+            kept += rows.values(queries + keys)  # values lie beside what was turned
+        if self.qk_norm == "head" and rows.itemsize == 2:
+            wider = 2 * rows.traced if rows.rebuilding else 2 + 4 * rows.traced
+            kept += wider * rows.tokens * (queries + keys)
+        return kept
 
     def saved_bytes_across(self, model: Model, rows: Rows, source: Rows) -> int:
         """The same of attention from a decoder's rows to the encoder's states; those are not counted."""

@@ -14,6 +14,16 @@ from hornbook.model.config.mlp import Activation
 from hornbook.model.config.part import Model, Part, Problems, Rows
 from hornbook.settings.fields import Count, Number
 
+CHUNK_BYTES = 2048
+"""Bytes of logits held at once, per row of the matrix: 1024 tokens in bfloat16, 512 in float32. Fewer tokens cost time,
+since each chunk adds to a gradient of the matrix's size, and save little memory beside that gradient."""
+DEVICE_SHARE = 64
+"""On a GPU logits take at most one part in so many of its memory. Each chunk adds to a gradient of the matrix's size,
+which costs a GPU, where products are fast beside memory, as much as products of some hundred tokens."""
+CHUNK_COPIES = 5
+"""On a GPU a chunk of logits and its copies in float32 take at most so many times the chunk: the loss as it is written
+out, in 16 bits."""
+
 
 class HeadPart(Part):
     """A head; `vocab` is the rows of the embedding."""

@@ -71,7 +71,7 @@ class GLUConfig(_MLP):
         """Values kept of each inner dim: gate and up, the activation and what it is made of, and the product."""
         match self.activation:
             case "silu":
-                return 3 if self.bias and not rows.rebuilding else 2
+                return 4 if rows.eager and not rows.rebuilding else 3 if self.bias and not rows.rebuilding else 2
             case "relu":
                 return 3 if rows.rebuilding else 4
             case "relu2":
@@ -179,7 +179,17 @@ class ExpertsConfig(LayerPart):
             text = 'experts with another activation than "silu", or with a capacity,'
             raise UsageError(f"what {text} keep for backward is not known before they run")
         kept = rows.values(2 * model.hidden * self.active) + 4 * rows.tokens * self.active
+        if rows.eager:
+            kept += self._saved_eagerly(model, rows)
         return kept + self._saved_routing(model, rows) + self._saved_losses(rows) + self._saved_shared(model, rows)
+
+    def _saved_eagerly(self, model: Model, rows: Rows) -> int:
+        """What each choice goes through, in and out, where its gate is torch's operations; its place; the matrices."""
+        inner = (2 if rows.rebuilding else 3) * model.hidden
+        kept = rows.values(self.active * (2 * model.width + inner)) + 24 * rows.tokens * self.active
+        if rows.itemsize == 4:
+            return kept
+        return kept + rows.itemsize * (self.num_expert_weights(model) - rows.tokens * self.active)
 
     def _saved_routing(self, model: Model, rows: Rows) -> int:
         """Scores of all experts and the choice; what weights are divided by; inputs with jitter and the jitter."""

@@ -29,6 +29,17 @@ class NormPart(Part):
         return 4 * rows.tokens
 
 
+def _rms_bytes(part: NormPart, width: int, rows: Rows) -> int:
+    """A scale for each vector, the float32 copy of it, and where the norm is several operations its normalised copy."""
+    copies = (not part.keeps_input(rows)) + rows.traced
+    return 4 * rows.tokens * (1 + copies * width)
+
+
+def _keeps_narrow(rows: Rows) -> bool:
+    """Whether a norm keeps its input as it is: else it is copied to float32 first."""
+    return not rows.eager or rows.itemsize == 4 or rows.rebuilding
+
+
 class LayerNormConfig(NormPart):
     """Ba et al. 2016 (arXiv 1607.06450)."""
 
@@ -57,6 +68,12 @@ class RMSNormConfig(NormPart):
     eps: Number = 1e-6
     """Added to the mean square."""
 
+    def keeps_input(self, rows: Rows) -> bool:
+        return _keeps_narrow(rows)
+
+    def saved_bytes(self, width: int, rows: Rows) -> int:
+        return _rms_bytes(self, width, rows)
+
 
 class OffsetRMSNormConfig(NormPart):
     """RMSNorm that multiplies by 1 + weight, so that decay pulls it to 1 (as Gemma)."""
@@ -67,7 +84,10 @@ class OffsetRMSNormConfig(NormPart):
     """Added to the mean square."""
 
     def saved_bytes(self, width: int, rows: Rows) -> int:
-        return 4 * rows.tokens + 4 * width
+        return _rms_bytes(self, width, rows) + 4 * width
+
+    def keeps_input(self, rows: Rows) -> bool:
+        return _keeps_narrow(rows)
 
 
 class BatchNormConfig(NormPart):

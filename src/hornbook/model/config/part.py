@@ -43,6 +43,10 @@ class Rows:
     """Tensor ranks that the residual stream between products is divided over (`parallel.sequence`)."""
     fused: bool = False
     """Attention is the fused kernel of a GPU: it keeps no probabilities, but a sum for each query and head."""
+    eager: bool = False
+    """All else is torch's operations one after the other: on a GPU without `train.compile`, and on fake tensors."""
+    traced: bool = False
+    """On fake tensors: a norm is several of them, and what attention gives is copied before the next product."""
 
     @property
     def tokens(self) -> int:

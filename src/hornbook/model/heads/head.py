@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
-from hornbook.model.config.head import LMHead, MaskedHead
+from hornbook.model.config.head import CHUNK_BYTES, DEVICE_SHARE, LMHead, MaskedHead
 from hornbook.model.config.mlp import Activation
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.losses import LossAndGrad, LossTerms, loss_and_grad_
@@ -53,14 +53,8 @@ class Transform(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
-CHUNK_BYTES = 2048
-"""Bytes of logits held at once, per row of the matrix: 1024 tokens in bfloat16, 512 in float32. Fewer tokens cost time,
-since each chunk adds to a gradient of the matrix's size, and save little memory beside that gradient."""
 DEVICE_CHUNK_BYTES = 2**28
 """Bytes of all logits held at once on a device that does not say how much memory it has."""
-DEVICE_SHARE = 64
-"""On a GPU logits take at most one part in so many of its memory. Each chunk adds to a gradient of the matrix's size,
-which costs a GPU, where products are fast beside memory, as much as products of some hundred tokens."""
 
 ROW_UNIT = 128
 """On a GPU each row of logits begins at a multiple of so many bytes: wide reads and writes of products need that."""

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from hornbook.model.layers.saved_tensors import Hooks
 from hornbook.optim.config.rule import Shape
+from hornbook.parallel.config import BETWEEN
 from hornbook.parallel.owners import Owners
-
-BETWEEN = 2**28
-"""Bytes of tensors that are in the device's memory and in a copy at once: on their way down, or up ahead of use."""
 
 
 def like_on_host(tensor: Tensor) -> Tensor:

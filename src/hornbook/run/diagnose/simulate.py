@@ -35,6 +35,7 @@ from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import AXES, World, axis_sizes, open_meshes
 from hornbook.plan.cuts import settle_cuts
 from hornbook.run.diagnose.tracker import Collective, StepTracker
+from hornbook.run.observe.memory_log import SavedWatch
 from hornbook.settings.recipe import Recipe
 
 
@@ -52,6 +53,8 @@ class Simulation:
     """Bytes of weights, gradients and moments when gradients are complete."""
     memory: dict[str, int]
     """Bytes by category at the peak, which may be a moment without gradients."""
+    kept: int
+    """Bytes kept for backward at once, at most."""
     collectives: list[Collective]
     microbatches: int
     """Of this rank in a step."""
@@ -70,7 +73,8 @@ class Simulation:
             {name: getattr(row, name) for name in ("kind", "axes", "ranks", "count", "num_bytes", "sent")}
             for row in self.collectives
         ]
-        names = ("rank", "world", "axes", "parameters", "state", "memory", "peak", "microbatches", "seconds", "notes")
+        names = ("rank", "world", "axes", "parameters", "state", "memory", "peak", "kept", "microbatches", "seconds")
+        names += ("notes",)
         return {name: getattr(self, name) for name in names} | {"collectives": rows}
 
 
@@ -83,7 +87,7 @@ def simulate(recipe: Recipe, vocab: int, rank: int) -> Simulation:
     if not 0 <= rank < size:
         raise UsageError(f"--rank {rank}: the ranks of a world of {size} are 0 to {size - 1}")
     started = time.perf_counter()
-    recipe, notes = _foreseeable(recipe, vocab)
+    recipe, notes = foreseeable(recipe, vocab)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_world(recipe, rank) as world:
         tracker = StepTracker(world)
@@ -94,9 +98,9 @@ def simulate(recipe: Recipe, vocab: int, rank: int) -> Simulation:
             steps = [_step(recipe, engine, optimizer, tracker, each) for each in _counts(count, recipe)]
         held = sum(shard.tensor.numel() for shard in engine.shards.values())
         axes = {axis: (world.axis_rank([axis]), world.sizes[axis]) for axis in AXES if world.sizes.get(axis, 1) > 1}
-        state, memory, collectives = _extrapolated(steps, count)
+        state, memory, kept, collectives = _extrapolated(steps, count)
         seconds = time.perf_counter() - started
-        return Simulation(rank, size, axes, held, state, memory, collectives, count, seconds, notes)
+        return Simulation(rank, size, axes, held, state, memory, kept, collectives, count, seconds, notes)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class _Step:
     microbatches: int
     state: dict[str, int]
     memory: dict[str, int]
+    kept: int
     collectives: list[Collective]
 
 
@@ -118,11 +123,11 @@ def _counts(microbatches: int, recipe: Recipe) -> list[int]:
     return [microbatches] if microbatches <= 3 * unit else [2 * unit, 3 * unit]
 
 
-def _extrapolated(steps: list[_Step], count: int) -> tuple[dict[str, int], dict[str, int], list[Collective]]:
-    """State, memory at the peak and collectives of `count` microbatches: what each further one adds stays the same."""
+def _extrapolated(steps: list[_Step], count: int) -> tuple[dict[str, int], dict[str, int], int, list[Collective]]:
+    """State, memory at the peak, what is kept and collectives of `count` microbatches; each one adds the same."""
     few, more = steps[0], steps[-1]
     if few is more:
-        return more.state, more.memory, more.collectives
+        return more.state, more.memory, more.kept, more.collectives
     times = (count - more.microbatches) / (more.microbatches - few.microbatches)
 
     def at(first: int, second: int) -> int:
@@ -135,10 +140,10 @@ def _extrapolated(steps: list[_Step], count: int) -> tuple[dict[str, int], dict[
         counts = (first.count, first.num_bytes) if first is not None else (0, 0)
         rows.append(replace(row, count=at(counts[0], row.count), num_bytes=at(counts[1], row.num_bytes)))
     memory = {name: at(few.memory[name], size) for name, size in more.memory.items()}
-    return more.state, memory, sorted(rows, key=lambda row: -row.num_bytes)
+    return more.state, memory, at(few.kept, more.kept), sorted(rows, key=lambda row: -row.num_bytes)
 
 
-def _foreseeable(recipe: Recipe, vocab: int) -> tuple[Recipe, list[str]]:
+def foreseeable(recipe: Recipe, vocab: int) -> tuple[Recipe, list[str]]:
     """The recipe without what has no meaning on fake tensors, and notes about it."""
     parallel, train, notes = recipe.parallel, recipe.train, list[str]()
     if parallel.offload.kind != "none":
@@ -207,13 +212,15 @@ def _step(recipe: Recipe, engine: Engine, optimizer: Optimizer, tracker: StepTra
     batches = [_batch(recipe, number) for number in range(count)]
     engine.zero_gradients()
     tracker.begin()
-    engine.forward_backward(batches, float(recipe.train.batch_tokens), key=(recipe.seed, 0))
+    watch = SavedWatch(engine.model, tracker.place)
+    with watch.watching(engine.model):
+        engine.forward_backward(batches, float(recipe.train.batch_tokens), key=(recipe.seed, 0))
     engine.clip_gradients(0.0)  # the norm; whether it is above the limit is not known without values
     optimizer.set_learning_rate(recipe.optim.lr)
     engine.step(_Unasked(optimizer))  # pyright: ignore[reportArgumentType]
     categories = _categories(engine, optimizer)
     state = {name: tracker.held(tensors) for name, tensors in categories.items()}
-    return _Step(count, state, tracker.peak(categories), tracker.collectives)
+    return _Step(count, state, tracker.peak(categories), watch.peak, tracker.collectives)
 
 
 def _microbatches(recipe: Recipe, world: World) -> int:

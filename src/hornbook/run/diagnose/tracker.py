@@ -96,6 +96,11 @@ class StepTracker(TorchDispatchMode):
         """The number of a tensor's storage; None where it was not seen."""
         return self._numbers.get(tensor.untyped_storage()._cdata)
 
+    def place(self, tensor: Tensor) -> int:
+        """A number of its own for each storage, 0 for those of gathered weights."""
+        number = self.number(tensor)
+        return 0 if number in self._gathered else tensor.untyped_storage()._cdata
+
     def _see(self, tensor: Any) -> None:
         if not isinstance(tensor, FakeTensor):  # batches and masks, which are small
             return

@@ -7,7 +7,7 @@ from when it is packed until backward lets go of it. The hooks keep every tensor
 import contextlib
 import json
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,12 +51,19 @@ class _Held:
         self.tensor = tensor
 
 
+def address(tensor: Tensor) -> int:
+    """Where the memory of a tensor begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
 class SavedWatch:
     """Counts what autograd keeps during a step."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, place: Callable[[Tensor], int] = address) -> None:
+        """place: tells one memory from another; 0 of what is not to be counted."""
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._parameters = {each.untyped_storage().data_ptr() for each in model.parameters()}
+        self._place = place
+        self._parameters = {place(each) for each in model.parameters()}
         self._live: dict[int, tuple[int, Saved]] = {}
         self._running: list[str] = []
         self._total = self._listed = 0
@@ -72,7 +79,7 @@ class SavedWatch:
         return self._pack, self._unpack
 
     def _pack(self, tensor: Tensor) -> _Held:
-        held, address = _Held(tensor), tensor.untyped_storage().data_ptr()
+        held, address = _Held(tensor), self._place(tensor)
         if address and address not in self._parameters:
             count, saved = self._live.get(address, (0, None))
             if saved is None:

@@ -16,11 +16,12 @@ from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.model.config.flops import state_bytes
 from hornbook.model.config.parameter_count import embedding_rows
 from hornbook.model.heads.head import device_chunk_bytes
+from hornbook.parallel.config import BETWEEN
 from hornbook.parallel.device import choose_device
-from hornbook.parallel.offload.host import BETWEEN
 from hornbook.parallel.offload.offload import moves_activations
 from hornbook.plan.held import held_values
-from hornbook.plan.share import activation_bytes
+from hornbook.plan.memory import head_bytes
+from hornbook.plan.share import activation_bytes, rows_of
 from hornbook.progress import size_text
 from hornbook.run.job import Job
 from hornbook.run.memory import free_memory
@@ -31,11 +32,6 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 MARGIN = 0.8
 """Share of free memory that `auto` plans with: the allocator's gaps, the data and the interpreter take the rest."""
-LOGIT_BYTES = 2048
-"""Bytes per row of the vocabulary while the loss of a chunk is computed on a CPU (`hornbook.model.heads.head`)."""
-LOGIT_COPIES = 5
-"""On another device a chunk of logits and its copies in float32 take at most so many times the chunk: the loss as it is
-written out, in 16 bits."""
 
 
 def settle_micro_batch(resolved: Resolved, *, launched: bool = False) -> Resolved:
@@ -87,13 +83,14 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     State, what is kept for backward, the block that is computed again, and while a block goes backward the gradients of
     what it kept; or, in the head, logits and a product of the matrix's size.
     """
-    kept = activation_bytes(recipe, vocab, rows)
+    is_cpu = choose_device(recipe.train.device).type == "cpu"
+    kept = activation_bytes(recipe, vocab, rows, fused=not is_cpu)
     held = max(held_values(recipe.model, vocab, recipe.parallel, recipe.train.sequence))
     state = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
     offload = recipe.parallel.offload
     state["moments"] *= not getattr(offload, "optimizer", False)
     state["weights"] *= not getattr(offload, "parameters", False)
-    on_the_way = 0 if choose_device(recipe.train.device).type == "cpu" else 2 * BETWEEN  # down and up
+    on_the_way = 0 if is_cpu else 2 * BETWEEN  # down and up
     held = kept.total - (max(kept.blocks - on_the_way, 0) if moves_activations(offload) else 0)
     block = max(kept.recomputed, -(-kept.blocks // recipe.model.layers))
     return sum(state.values()) + held + kept.recomputed + max(block, _head_bytes(recipe, vocab, rows))
@@ -102,10 +99,8 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
 def _head_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     """Bytes for logits and a product of the matrix's size."""
     device = choose_device(recipe.train.device)
-    logits = LOGIT_BYTES * vocab
-    if device.type != "cpu":
-        logits = LOGIT_COPIES * min(4 * rows * recipe.train.sequence * vocab, device_chunk_bytes(device))
-    return logits + 4 * vocab * (recipe.model.embedding.width or recipe.model.width)
+    chunk = 0 if device.type == "cpu" else device_chunk_bytes(device)
+    return head_bytes(recipe.model, vocab, rows_of(recipe, rows), chunk)
 
 
 # ---- Out of memory
