@@ -167,6 +167,7 @@ def traffic_of(recipe: Recipe) -> Traffic:
         beside_data=not parallel.exact,
         targets=objective.rate if isinstance(objective, Masked) else 1.0,
         sides=sides(recipe),
+        fused=recipe.train.compile,
     )
 
 
