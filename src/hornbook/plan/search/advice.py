@@ -117,7 +117,7 @@ def _layout_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
         yield f"tensor ranks cross machines: {parallel.tensor} ranks on machines of {node}: --parallel.tensor {node}"
     elif parallel.tensor > fast:
         joined = "no fast link joins them" if fast == 1 else f"a fast link joins {fast}"
-        yield f"{parallel.tensor} tensor ranks exchange activations in every block, and {joined}: ranks of data need less"
+        yield f"{parallel.tensor} tensor ranks exchange activations in every block, and {joined}: data ranks need less"
     microbatches = recipe.train.batch_tokens // recipe.train.sequence // best.micro_batch // parallel.data_ranks
     stages = parallel.pipeline.stages
     if stages > 1 and microbatches < 4 * stages:
