@@ -54,6 +54,7 @@ def plan_run(
 
     Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
     """
+    cluster = cluster if search else _with_ranks(cluster, recipe)
     recipe = settle(recipe, cluster)
     own = recipe.train.precision
     precisions = [own, "float8"] if float8 and own != "float8" else [own]
@@ -71,14 +72,12 @@ def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
 
     Raises UsageError for parts that do not say what they keep.
     """
+    cluster = _with_ranks(cluster, recipe)
     return _described(recipe, vocab, cluster, _Compared([estimate_layout(recipe, vocab, cluster)]))
 
 
 def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared, price: float | None = None) -> Plan:
-    date, hours = prices()
-    listed, source = hours.get(cluster.device.name), date
-    if cluster.device.hour is not None:
-        listed, source = cluster.device.hour, cluster.device.source
+    hour, source = price_of(cluster, price)
     plan = Plan(
         name=recipe.name,
         parameters=count_parameters(recipe.model, vocab),
@@ -89,17 +88,33 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared
         layouts=_with_front(compared.layouts),
         missed=compared.missed,
         estimates=compared.estimates,
-        price=listed if price is None else price,
-        price_source=("" if listed is None else source) if price is None else "as given",
+        price=hour,
+        price_source=source,
         upkeep=_upkeep(recipe, vocab, cluster, compared.layouts[0]),
     )
     return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
+
+
+def price_of(cluster: Cluster, price: float | None = None) -> tuple[float | None, str]:
+    """(dollars for an hour of a device or None, where they are from); `price` is one that was given."""
+    if price is not None:
+        return price, "as given"
+    if cluster.device.hour is not None:
+        return cluster.device.hour, cluster.device.source
+    date, hours = prices()
+    listed = hours.get(cluster.device.name)
+    return listed, "" if listed is None else date
 
 
 def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkeep | None:
     """None where nothing fits."""
     run = recipe.model_copy(update={"parallel": best.parallel})
     return estimate_upkeep(run, vocab, cluster, best.tokens_per_second) if best.fits else None
+
+
+def _with_ranks(cluster: Cluster, recipe: Recipe) -> Cluster:
+    """A CPU has as many ranks as the recipe gives it."""
+    return cluster.model_copy(update={"count": recipe.parallel.world}) if cluster.device.is_cpu else cluster
 
 
 def _check_precision(precision: str, cluster: Cluster) -> None:
@@ -152,6 +167,7 @@ def traffic_of(recipe: Recipe) -> Traffic:
         beside_data=not parallel.exact,
         targets=objective.rate if isinstance(objective, Masked) else 1.0,
         sides=sides(recipe),
+        fused=recipe.train.compile,
     )
 
 
@@ -218,7 +234,7 @@ def _largest(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
 def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: Sequence[str]) -> _Compared:
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
-    search = Search(vocab, cluster, layouts, traffic_of)
+    search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
     found = search.fastest(max(top, SHOWN), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
     if not found:
         raise UsageError(_no_layout(recipe, cluster))

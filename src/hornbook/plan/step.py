@@ -26,6 +26,8 @@ from hornbook.settings.recipe import Recipe
 
 UPDATE_BYTES = 28
 """Bytes that AdamW reads and writes for a value: weight, gradient, two moments; three of them are written."""
+UNFUSED = 2.5
+"""Bytes between products of torch's single operations over those of compiled ones, by torchtitan's measured pair."""
 
 
 CPU_STEP_SECONDS = 0.01
@@ -68,8 +70,10 @@ class Traffic:
     """Attention is several kernels, with all its scores in memory."""
     expert_calls: int = 0
     """Kernels that it starts for each expert, forward: none where one kernel computes all of them."""
-    attention: float = 1.0
-    """Rate of its attention's kernel over that of the device's best."""
+    attention: float | None = None
+    """Rate of its attention's kernel over that of the device's best; None is torch's."""
+    fused: bool = True
+    """What lies between products is compiled or written as few kernels; on a CPU it makes no difference."""
 
 
 class StepTime(Config):
@@ -127,7 +131,8 @@ def estimate_step(
     """Time of a step of a recipe on a cluster. vocab: rows of the embedding; shares: in place of the calibration;
     waiting: simulate the pipeline, else the step is as long as its slowest rank computes."""
     rates = rates_of(cluster.device, recipe.train.precision, shares)
-    rates = replace(rates, attention=traffic.attention * rates.attention)
+    kernel = cluster.device.attention if traffic.attention is None else traffic.attention
+    rates = replace(rates, attention=kernel * rates.attention)
     return _Step(recipe, vocab, cluster, traffic, rates).time(waiting=waiting)
 
 
@@ -180,15 +185,16 @@ class _Step:
         """Of each block, an encoder's first; equal blocks are counted once."""
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
-        found, known = list[_Passes](), dict[tuple[bool, int, int], _Passes]()
+        found, known = list[_Passes](), dict[int, _Passes]()
         for stack in (*encoder, decoder):
             known.clear()
             crossed = bool(encoder) and stack is decoder
             for number in range(stack.layers):
-                layer = stack.layer(number)
-                key = crossed, id(layer.attention), id(layer.mlp)
+                key = stack.alike(number)
                 if key not in known:
-                    known[key] = self._block(layer, self.traffic.sides[stack is not decoder], crossed=crossed)
+                    known[key] = self._block(
+                        stack.layer(number), self.traffic.sides[stack is not decoder], crossed=crossed
+                    )
                 found.append(known[key])
         return [self._with_recompute(each, number) for number, each in enumerate(found)]
 
@@ -210,6 +216,8 @@ class _Step:
             times * self._sent(layer, once, hidden)
             for hidden in (traffic.beside_tensor, traffic.beside_tensor_backward)
         )
+        if not self.traffic.fused and not self.cluster.device.is_cpu:
+            work = replace(work, moved=UNFUSED * work.moved)
         return _Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
 
     def _positions(self, side: float) -> int:

@@ -169,7 +169,8 @@ def plan_text(found: "Plan", *, explain: bool = False, width: int = BAR) -> str:
 
 def _row(found: "Plan", each: "Layout", width: int) -> list[str]:
     peak, seconds, cost = each.worst.peak.total, found.seconds(each), found.cost(each)
-    precision = f", {each.precision}" if each.precision != found.best.precision else ""
+    several = len({layout.precision for layout in found.layouts}) > 1 or each.precision == "float8"
+    precision = f", {each.precision}" if several else ""
     return [
         ("  " if each.fits else "x ") + each.name + precision,
         str(each.micro_batch),

@@ -5,8 +5,9 @@ dollar buys what that model reaches there, and a budget of operations takes the 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Protocol
 
 from pydantic import PositiveFloat
 
@@ -43,8 +44,13 @@ FITTED = (6e18, 3e21)
 MAIN = "besiroglu"
 """The law whose choice is described where nobody chose another."""
 
-Planner = Callable[[Recipe], Plan]
-"""The plan of a recipe on the cluster."""
+
+class Planner(Protocol):
+    """Plans a recipe on the cluster."""
+
+    def __call__(self, recipe: Recipe, *, remedy: bool) -> Plan:
+        """remedy: name the smallest cluster on which it fits, where it does not; that takes longer."""
+        ...
 
 
 class TextSource(Config):
@@ -97,8 +103,6 @@ class Choice(Config):
     layout: str
     mfu: float
     fits: bool
-    remedy: str
-    """The smallest cluster on which it fits, where it does not."""
 
     @property
     def ratio(self) -> float:
@@ -124,6 +128,8 @@ class BudgetPlan(Config):
     """Batch and learning rate for `main`."""
     served: Allocation | None
     """A smaller model of the same loss, that is cheaper over training and serving."""
+    fits_on: str
+    """Where `main` fits, in words, if it does not fit here."""
     warnings: list[str]
 
     @cached_property
@@ -158,6 +164,7 @@ class _Search:
         self.vocab = vocabulary(recipe)
         self.seconds, self.notes = seconds_of(question.budget, question.cluster, question.price)
         self._plans: dict[tuple[int, int, int], Plan] = {}
+        self._recipes: dict[tuple[int, int, int], Recipe] = {}
 
     def choice(self, law: Law, recipe: Recipe | None = None) -> Choice:
         """What a law would train; with a recipe, what the law says of that model."""
@@ -187,8 +194,18 @@ class _Search:
             train = train.model_copy(update={"batch_tokens": batch, "micro_batch": "auto"})
         key = (model.model.layers, model.model.width, train.batch_tokens)
         if key not in self._plans:
-            self._plans[key] = self.planner(model.model_copy(update={"train": train}))
+            self._recipes[key] = model.model_copy(update={"train": train})
+            self._plans[key] = self.planner(self._recipes[key], remedy=False)
         return self._plans[key], train.batch_tokens
+
+    def fits_on(self, choice: Choice) -> str:
+        """Where a choice that does not fit would; "" where it fits."""
+        recipe = self._recipes[choice.layers, choice.width, choice.batch_tokens]
+        return "" if choice.fits else self.planner(recipe, remedy=True).fits_on
+
+    def anchor(self, choice: Choice) -> str:
+        """What the times of a choice rest on beside data sheets."""
+        return self._plans[choice.layers, choice.width, choice.batch_tokens].anchor
 
     def _first_guess(self) -> float:
         """Operations at four tenths of the peak."""
@@ -237,7 +254,6 @@ class _Search:
             layout=best.name,
             mfu=best.mfu,
             fits=best.fits,
-            remedy=plan.remedy,
         )
 
 
@@ -265,7 +281,8 @@ def plan_budget(
         own=own,
         suggestions=suggestions(main.bare, main.tokens),
         served=served,
-        warnings=[*search.notes, *_warnings(question, choices, main, fitted)],
+        fits_on=search.fits_on(main),
+        warnings=[*search.notes, *filter(None, [search.anchor(main)]), *_warnings(question, choices, main, fitted)],
     )
 
 
