@@ -94,7 +94,6 @@ def plan(
     """
     from hornbook.plan.hardware import parse_cluster, read_hardware
     from hornbook.plan.planner import plan_run
-    from hornbook.plan.search.anchor import anchored
 
     devices = parse_cluster(cluster, () if hardware is None else read_hardware(hardware))
     resolved = sized(words, resolve_words(words), size)
@@ -108,7 +107,10 @@ def plan(
         resolved = _filled(resolved, devices)
     search, most = not fixed and devices.count > 1, 10**6 if every else top
     found = plan_run(resolved.recipe, devices, search=search, price=price, top=most, float8=float8)
-    found = anchored(found, resolved.recipe, devices)
+    if devices.machine:  # runs may have measured it
+        from hornbook.plan.search.anchor import anchored
+
+        found = anchored(found, resolved.recipe, devices)
     notes = [f"[yellow]![/] {text.replace('[', chr(92) + '[')}" for text in found.warnings]
     if not found.best.fits:
         notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
