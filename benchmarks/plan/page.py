@@ -1,0 +1,96 @@
+"""Sections of docs/planner-figures.md: the planner beside what was measured."""
+
+from typing import Any
+
+from benchmarks.report import rows_of, section
+
+POINTS = "the published runs of the points' files, which are not part of the repository"
+
+
+def _errors(found: dict[str, Any] | None) -> tuple[str, str, str]:
+    """(points, median, 90th percentile)."""
+    return ("", "", "") if found is None else (found["points"], f"{found['median']:.1%}", f"{found['p90']:.1%}")
+
+
+def plan_time(found: dict[str, Any]) -> list[str]:
+    """Times of published runs, with their sources held out."""
+    kinds = ("fitted", "held_out", "anchored")
+    errors = found["errors"]
+    rows = [
+        (name, *(cell for kind in kinds for cell in _errors(each.get(kind))))
+        for group in ("all", "device", "family")
+        for name, each in errors[group].items()
+    ]
+    header = [
+        "",
+        *(f"{kind}: {what}" for kind in ("fitted", "held out", "anchored") for what in ("n", "median", "p90")),
+    ]
+    ranks = [
+        (name, int(each["layouts"]), f"{each['spearman']:.2f}", f"{each['regret']:.1%}" if "regret" in each else "")
+        for name, each in found["ranking"].items()
+    ]
+    return section(
+        "The planner's time of a step",
+        f"`python -m benchmarks.plan.timing`: errors on {POINTS}.",
+        "Fitted: six shares of each kind of device, fitted on all of them. Held out: fitted without this family of",
+        "sources; what each trainer does beside computing is told by its source, or by what explains its errors.",
+        "Anchored: one run of a source scales the others.",
+        *rows_of(header, rows),
+        "Ranks of layouts: Spearman's correlation of predicted and measured times, and how much slower our choice was",
+        "than the best one measured.",
+        *rows_of(["layouts", "n", "Spearman", "regret"], ranks),
+    )
+
+
+def plan_points(found: dict[str, Any]) -> list[str]:
+    """Memory of published runs."""
+    rows = [(name, *_errors(each["memory"])) for name, each in found["errors"].items() if "memory" in each]
+    return section(
+        "The planner's memory of a device",
+        f"`python -m benchmarks.plan.points`: errors on {POINTS}, without a fitted constant.",
+        f"Of {found['out_of_memory']} layouts that ran out of memory {found['said_to_fit']} are said to fit.",
+        *rows_of(["source", "n", "median", "p90"], rows),
+    )
+
+
+def plan_runs(found: dict[str, Any]) -> list[str]:
+    """Our own runs on a CPU."""
+    header = ["", "MiB planned", "MiB measured", "", "ms planned", "ms measured", "ms by the clock", ""]
+    return section(
+        "The planner and our own runs",
+        "`python -m benchmarks.plan.runs`: peak memory and time of a step on a CPU. Other work ran beside it, so the",
+        "measured time is that of the processor; rates are those of `hornbook bench`.",
+        f"Errors: memory {found['memory']['median']:.1%} (median), {found['memory']['p90']:.1%} (p90), "
+        f"{found['memory']['worst']:.1%} (worst); time {found['time']['median']:.1%}, {found['time']['p90']:.1%}, "
+        f"{found['time']['worst']:.1%}.",
+        *rows_of(header, found["rows"]),
+    )
+
+
+def plan_search(found: dict[str, Any]) -> list[str]:
+    """How long the planner takes."""
+    searches = [
+        (each["recipe"], each["cluster"], each["layouts"], each["estimated"], each["seconds"])
+        for each in found["searches"]
+    ]
+    starts = [(name, each["cpu"], each["seconds"]) for name, each in found["starts"].items()]
+    return section(
+        "How long the planner takes",
+        "`python -m benchmarks.plan.search`: searches within a process, and whole commands.",
+        *rows_of(["recipe", "cluster", "layouts", "steps estimated", "s"], searches),
+        *rows_of(["start", "s of CPU", "s"], starts),
+    )
+
+
+def plan_fsdp(found: dict[str, Any]) -> list[str]:
+    """The scenario of PyTorch FSDP's paper."""
+    return section(
+        "T5 on 8 to 512 A100, simulated",
+        "`python -m benchmarks.plan.fsdp`: the models of PyTorch FSDP's paper (arXiv 2304.11277), TFLOP/s of a device",
+        f"on so many devices. The paper's throughput of a device falls by {found['published_drop']:.0%} from 8 to 512;",
+        f"layouts whose running out of memory differs from the paper's: {len(found['memory_wrong'])}.",
+        *rows_of(found["header"], found["rows"]),
+    )
+
+
+SECTIONS = (plan_time, plan_points, plan_runs, plan_search, plan_fsdp)
