@@ -16,7 +16,7 @@ from hornbook.plan.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import Layout, Plan, capacity
+from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
 from hornbook.plan.share import sides
 from hornbook.plan.step import Traffic, estimate_step
@@ -24,8 +24,8 @@ from hornbook.settings.recipe import Recipe
 
 SHOWN = 6
 """Layouts that a plan has by default."""
-SAME = 1.01
-"""Times that differ by less are not told apart: of those layouts the simplest is the best."""
+COMPARED = 24
+"""Fastest layouts among which the simplest of those that are as fast is looked for."""
 KINDS = {"parallel.tensor": 2, "parallel.expert": 2, "parallel.context.ranks": 3, "parallel.pipeline.stages": 4}
 """What an axis costs in simplicity; data ranks cost nothing."""
 
@@ -235,7 +235,7 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
     search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
-    found = search.fastest(max(top, SHOWN), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
+    found = search.fastest(max(top, COMPARED), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
     if not found:
         raise UsageError(_no_layout(recipe, cluster))
     shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found]

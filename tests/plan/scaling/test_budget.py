@@ -186,6 +186,11 @@ def test_little_text_is_read_several_times() -> None:
     assert any("passes over the text: beyond 4" in text for text in found.warnings)
 
 
+def test_small_budgets_are_told_that_rules_are_of_larger_ones() -> None:
+    assert any("measure yours" in text for text in ask(["1e16"]).warnings)
+    assert not any("measure yours" in text for text in ask(["1e18"]).warnings)
+
+
 def test_a_model_to_serve_much() -> None:
     found = ask(["1e19"], serve=1e12)
     assert found.served is not None

@@ -278,8 +278,9 @@ def _main_lines(found: "BudgetPlan") -> list[str]:
         )
         lines.append(f"{what}: {value}")
     if (text := found.question.text) is not None and found.text_bytes is not None:
+        collect = short(found.text_bytes).replace("B", "G")
         lines.append(
-            f"text to collect: {short(found.text_bytes)}B for one pass, if preparation keeps {text.retention:.0%} as "
+            f"text to collect: {collect}B for one pass, if preparation keeps {text.retention:.0%} as "
             f"it did; there are {short(text.tokens)} tokens, {main.tokens / text.tokens:,.3g} passes"
         )
     if found.served is not None and found.question.serve is not None:

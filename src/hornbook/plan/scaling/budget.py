@@ -24,6 +24,7 @@ from hornbook.plan.scaling.laws import (
     RepeatedLaw,
     SumLaw,
     data_constrained,
+    interval,
     law_named,
 )
 from hornbook.plan.scaling.money import Budget, seconds_of
@@ -41,6 +42,10 @@ EPOCHS = 4
 """Passes over text that are nearly as good as new text (arXiv 2305.16264)."""
 FITTED = (6e18, 3e21)
 """Operations of the isoFLOP runs of Hoffmann et al. (arXiv 2203.15556), whose data three of the laws share."""
+OPEN = 3.0
+"""Upper over lower end of an interval of tokens per parameter that leaves them open."""
+RULES_FROM = 1e17
+"""Operations of the smallest runs behind the rules for batch and learning rate (arXiv 2401.02954, section 3.1)."""
 MAIN = "besiroglu"
 """The law whose choice is described where nobody chose another."""
 
@@ -282,7 +287,12 @@ def plan_budget(
         suggestions=suggestions(main.bare, main.tokens),
         served=served,
         fits_on=search.fits_on(main),
-        warnings=[*search.notes, *filter(None, [search.anchor(main)]), *_warnings(question, choices, main, fitted)],
+        warnings=[
+            *search.notes,
+            *filter(None, [search.anchor(main)]),
+            *_of_laws(choices, main, fitted),
+            *_of_model(question, main, chosen=own is not None),
+        ],
     )
 
 
@@ -303,19 +313,27 @@ def _check(search: _Search, main: Choice) -> None:
         )
 
 
-def _warnings(question: Question, choices: Sequence[Choice], main: Choice, fitted: FittedLaw | None) -> Iterator[str]:
-    ratios = [each.ratio for each in choices]
+def _of_laws(choices: Sequence[Choice], main: Choice, fitted: FittedLaw | None) -> Iterator[str]:
+    """How far the laws can be believed."""
     if fitted is None:
-        yield (
-            f"the laws differ: {min(ratios):,.3g} to {max(ratios):,.3g} tokens a parameter; "
-            "`hornbook ladder fit` fits yours"
-        )
-    low, high = FITTED if fitted is None else fitted.compute
-    if not low / 3 <= main.operations <= 3 * high:
-        yield f"{main.operations:.2g} operations: the law was fitted to runs of {low:.2g} to {high:.2g}"
+        low, high = (extreme(each.ratio for each in choices) for extreme in (min, max))
+        yield f"the laws differ: {low:,.3g} to {high:,.3g} tokens a parameter; `hornbook ladder fit` fits yours"
+    else:
+        low, high = interval(each.optimum(main.operations).ratio for each in fitted.laws())
+        if high > OPEN * low:
+            yield f"your law leaves the optimum open: {low:,.3g} to {high:,.3g} tokens a parameter (90 % interval)"
+    least, most = FITTED if fitted is None else fitted.compute
+    if not least / 3 <= main.operations <= 3 * most:
+        yield f"{main.operations:.2g} operations: the law was fitted to runs of {least:.2g} to {most:.2g}"
+    if main.operations < RULES_FROM:
+        yield f"rules for batch and learning rate are of runs of {RULES_FROM:.0g} operations and more: measure yours"
+
+
+def _of_model(question: Question, main: Choice, *, chosen: bool) -> Iterator[str]:
+    """What is odd about the model; chosen: by the person, not by a law."""
     if main.ratio < 1:
         yield f"{main.ratio:.2g} tokens a parameter: the model is far too large for the budget"
-    elif main.ratio > 200:
+    elif chosen and main.ratio > 200:
         yield f"{main.ratio:,.0f} tokens a parameter, {main.ratio / 20:,.0f} times 20: a larger model would learn more"
     if question.unique is not None and main.tokens > EPOCHS * question.unique:
         epochs = main.tokens / question.unique
