@@ -21,20 +21,10 @@ from hornbook.plan.hardware import Device
 from hornbook.plan.held import held_experts, held_values
 from hornbook.plan.memo import kept_by_model
 from hornbook.plan.schedules import Schedule, rank_order, stages_of
-from hornbook.plan.share import rows_of, share_of, tensor_share
+from hornbook.plan.share import cpu_runtime, gpu_runtime, rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-CPU_RUNTIME = 520 * 2**20
-"""Interpreter, torch and compiled kernels of a process, measured (`python -m benchmarks.plan.runs`)."""
-CPU_RANK_RUNTIME = 375 * 2**20
-"""The same of a rank beside others: it shares with the process that forked it what it never touches."""
-CPU_SHARDING = 95 * 2**20
-"""What torch loads besides where weights are sharded."""
-GPU_RUNTIME = 600 * 2**20
-"""Context and kernels of a process on a GPU."""
-CHANNELS = 400 * 2**20
-"""Buffers of collectives of a process on a GPU that has others beside it."""
 CATEGORIES = (
     "weights",
     "gradients",
@@ -182,15 +172,7 @@ class HornbookHolding:
 
     def runtime(self, recipe: Recipe) -> int:
         """Interpreter and libraries, or a device's context."""
-        if not self._device.is_cpu:
-            return gpu_runtime(recipe)
-        sharding = CPU_SHARDING if recipe.parallel.shard == "everything" else 0
-        return sharding + (CPU_RUNTIME if recipe.parallel.world == 1 else CPU_RANK_RUNTIME)
-
-
-def gpu_runtime(recipe: Recipe) -> int:
-    """Context and kernels of a process on a GPU, and channels to others."""
-    return GPU_RUNTIME + (CHANNELS if recipe.parallel.world > 1 else 0)
+        return cpu_runtime(recipe) if self._device.is_cpu else gpu_runtime(recipe)
 
 
 def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
@@ -283,6 +265,9 @@ class _Estimate:
             runtime=self.holding.runtime(recipe),
         )
         phases = self._phases(own, kept, common.gradients, (forward, backward))
+        if self.device.is_cpu:  # memory of gradients that are not there stays with the process
+            for more in phases.values():
+                more["runtime"] = common.runtime + common.gradients - more["gradients"]
         found = {name: common.model_copy(update=more) for name, more in phases.items()}
         found["update"] = common.model_copy(
             update={"temporaries": 4 * max(largest, held // 16) if self.device.is_cpu else 0}
