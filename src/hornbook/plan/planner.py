@@ -6,6 +6,7 @@ Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hornbook.data.config.objectives import Masked
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
@@ -15,15 +16,16 @@ from hornbook.plan.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import Layout, Plan, capacity
+from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
+from hornbook.plan.share import sides
 from hornbook.plan.step import Traffic, estimate_step
 from hornbook.settings.recipe import Recipe
 
 SHOWN = 6
 """Layouts that a plan has by default."""
-SAME = 1.01
-"""Times that differ by less are not told apart: of those layouts the simplest is the best."""
+COMPARED = 24
+"""Fastest layouts among which the simplest of those that are as fast is looked for."""
 KINDS = {"parallel.tensor": 2, "parallel.expert": 2, "parallel.context.ranks": 3, "parallel.pipeline.stages": 4}
 """What an axis costs in simplicity; data ranks cost nothing."""
 
@@ -75,10 +77,7 @@ def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
 
 
 def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared, price: float | None = None) -> Plan:
-    date, hours = prices()
-    listed, source = hours.get(cluster.device.name), date
-    if cluster.device.hour is not None:
-        listed, source = cluster.device.hour, cluster.device.source
+    hour, source = price_of(cluster, price)
     plan = Plan(
         name=recipe.name,
         parameters=count_parameters(recipe.model, vocab),
@@ -89,11 +88,22 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared
         layouts=_with_front(compared.layouts),
         missed=compared.missed,
         estimates=compared.estimates,
-        price=listed if price is None else price,
-        price_source=("" if listed is None else source) if price is None else "as given",
+        price=hour,
+        price_source=source,
         upkeep=_upkeep(recipe, vocab, cluster, compared.layouts[0]),
     )
     return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
+
+
+def price_of(cluster: Cluster, price: float | None = None) -> tuple[float | None, str]:
+    """(dollars for an hour of a device or None, where they are from); `price` is one that was given."""
+    if price is not None:
+        return price, "as given"
+    if cluster.device.hour is not None:
+        return cluster.device.hour, cluster.device.source
+    date, hours = prices()
+    listed = hours.get(cluster.device.name)
+    return listed, "" if listed is None else date
 
 
 def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkeep | None:
@@ -150,11 +160,14 @@ def _train(recipe: Recipe, **changes: object) -> Recipe:
 
 def traffic_of(recipe: Recipe) -> Traffic:
     """What crosses data ranks in hornbook."""
-    parallel, item = recipe.parallel, float(recipe.train.item_bytes)
+    parallel, item, objective = recipe.parallel, float(recipe.train.item_bytes), recipe.data.objective
     return Traffic(
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        targets=objective.rate if isinstance(objective, Masked) else 1.0,
+        sides=sides(recipe),
+        fused=recipe.train.compile,
     )
 
 
@@ -164,7 +177,8 @@ def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     memory = estimate_memory(recipe, vocab, cluster.device)
     step = estimate_step(recipe, vocab, cluster, traffic_of(recipe))
     batch, parallel = recipe.train.batch_tokens, recipe.parallel
-    positions = batch, batch if recipe.model.kind == "encoder_decoder" else 0
+    decoder, encoder = sides(recipe)
+    positions = round(batch * decoder), round(batch * encoder) if recipe.model.kind == "encoder_decoder" else 0
     done = step_operations(recipe.model, vocab, recipe.train.sequence, positions, parallel.recompute)
     could = step.total * parallel.world * cluster.device.rate(recipe.train.precision)
     peak = max(each.peak.total for each in memory)
@@ -221,7 +235,7 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
     search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
-    found = search.fastest(max(top, SHOWN), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
+    found = search.fastest(max(top, COMPARED), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
     if not found:
         raise UsageError(_no_layout(recipe, cluster))
     shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found]

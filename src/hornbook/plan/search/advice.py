@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
 from hornbook.plan.numbers import duration
-from hornbook.plan.search.result import Layout, Plan, capacity
+from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.settings.recipe import Recipe
 
 PARTS = {
@@ -48,8 +48,8 @@ def _before(best: Layout, after: Layout) -> str:
     name = max(gaps, key=lambda each: gaps[each])
     slower = after.step.total / best.step.total - 1
     text = f"{best.name} is before {after.name}, "
-    if slower < 0.01:
-        return f"{text}which takes as long, within 1 %, and is no simpler"
+    if slower < SAME - 1:
+        return f"{text}which takes as long, within {100 * SAME - 100:.0f} %, and is no simpler"
     part = f"{duration(getattr(best.step, name))} of {PARTS[name]}, not {duration(getattr(after.step, name))}"
     return f"{text}which takes {100 * slower:.0f} % longer: {part}"
 
