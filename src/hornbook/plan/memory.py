@@ -357,8 +357,3 @@ def fullest(schedule: Schedule, rank: int, ranks: int, chunks: int, microbatches
 
 def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return all(map(ge, one, other))
-
-
-def replace_train(recipe: Recipe, **changes: object) -> Recipe:
-    """The recipe with other settings of [train]."""
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
