@@ -6,25 +6,25 @@ Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hornbook.data.config.objectives import Masked
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
-from hornbook.parallel.config import ParallelConfig, axis_ranks
+from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
 from hornbook.plan.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
-from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import Layout, Plan, capacity
+from hornbook.plan.search.best import Found, Search
+from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
+from hornbook.plan.share import sides
 from hornbook.plan.step import Traffic, estimate_step
 from hornbook.settings.recipe import Recipe
 
 SHOWN = 6
 """Layouts that a plan has by default."""
-SAME = 1.01
-"""Times that differ by less are not told apart: of those layouts the simplest is the best."""
-KINDS = {"parallel.tensor": 2, "parallel.expert": 2, "parallel.context.ranks": 3, "parallel.pipeline.stages": 4}
+KINDS = {"tensor": 2, "expert": 2, "context": 3, "stages": 4}
 """What an axis costs in simplicity; data ranks cost nothing."""
 
 
@@ -52,6 +52,7 @@ def plan_run(
 
     Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
     """
+    cluster = cluster if search else _with_ranks(cluster, recipe)
     recipe = settle(recipe, cluster)
     own = recipe.train.precision
     precisions = [own, "float8"] if float8 and own != "float8" else [own]
@@ -69,14 +70,12 @@ def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
 
     Raises UsageError for parts that do not say what they keep.
     """
+    cluster = _with_ranks(cluster, recipe)
     return _described(recipe, vocab, cluster, _Compared([estimate_layout(recipe, vocab, cluster)]))
 
 
 def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared, price: float | None = None) -> Plan:
-    date, hours = prices()
-    listed, source = hours.get(cluster.device.name), date
-    if cluster.device.hour is not None:
-        listed, source = cluster.device.hour, cluster.device.source
+    hour, source = price_of(cluster, price)
     plan = Plan(
         name=recipe.name,
         parameters=count_parameters(recipe.model, vocab),
@@ -87,17 +86,33 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared
         layouts=_with_front(compared.layouts),
         missed=compared.missed,
         estimates=compared.estimates,
-        price=listed if price is None else price,
-        price_source=("" if listed is None else source) if price is None else "as given",
+        price=hour,
+        price_source=source,
         upkeep=_upkeep(recipe, vocab, cluster, compared.layouts[0]),
     )
     return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
+
+
+def price_of(cluster: Cluster, price: float | None = None) -> tuple[float | None, str]:
+    """(dollars for an hour of a device or None, where they are from); `price` is one that was given."""
+    if price is not None:
+        return price, "as given"
+    if cluster.device.hour is not None:
+        return cluster.device.hour, cluster.device.source
+    date, hours = prices()
+    listed = hours.get(cluster.device.name)
+    return listed, "" if listed is None else date
 
 
 def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkeep | None:
     """None where nothing fits."""
     run = recipe.model_copy(update={"parallel": best.parallel})
     return estimate_upkeep(run, vocab, cluster, best.tokens_per_second) if best.fits else None
+
+
+def _with_ranks(cluster: Cluster, recipe: Recipe) -> Cluster:
+    """A CPU has as many ranks as the recipe gives it."""
+    return cluster.model_copy(update={"count": recipe.parallel.world}) if cluster.device.is_cpu else cluster
 
 
 def _check_precision(precision: str, cluster: Cluster) -> None:
@@ -143,11 +158,13 @@ def _train(recipe: Recipe, **changes: object) -> Recipe:
 
 def traffic_of(recipe: Recipe) -> Traffic:
     """What crosses data ranks in hornbook."""
-    parallel, item = recipe.parallel, float(recipe.train.item_bytes)
+    parallel, item, objective = recipe.parallel, float(recipe.train.item_bytes), recipe.data.objective
     return Traffic(
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        targets=objective.rate if isinstance(objective, Masked) else 1.0,
+        sides=sides(recipe),
         fused=recipe.train.compile,
     )
 
@@ -158,7 +175,8 @@ def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     memory = estimate_memory(recipe, vocab, cluster.device)
     step = estimate_step(recipe, vocab, cluster, traffic_of(recipe))
     batch, parallel = recipe.train.batch_tokens, recipe.parallel
-    positions = batch, batch if recipe.model.kind == "encoder_decoder" else 0
+    decoder, encoder = sides(recipe)
+    positions = round(batch * decoder), round(batch * encoder) if recipe.model.kind == "encoder_decoder" else 0
     done = step_operations(recipe.model, vocab, recipe.train.sequence, positions, parallel.recompute)
     could = step.total * parallel.world * cluster.device.rate(recipe.train.precision)
     peak = max(each.peak.total for each in memory)
@@ -214,24 +232,25 @@ def _largest(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
 def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: Sequence[str]) -> _Compared:
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
-    search = Search(vocab, cluster, layouts, traffic_of)
-    found = search.fastest(max(top, SHOWN), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
-    if not found:
+    search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
+    found = search.fastest(top, capacity(cluster), SAME)
+    if found:
+        best = min((each for each in found if each.step.total <= SAME * found[0].step.total), key=_simplicity)
+        found = [best, *(each for each in found if each is not best)]
+    if not (found := found or search.smallest(top)):
         raise UsageError(_no_layout(recipe, cluster))
-    shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found]
-    if shown[0].fits:
-        best = min((each for each in shown if each.step.total <= SAME * shown[0].step.total), key=_simplicity)
-        shown = [best, *(each for each in shown if each is not best)]
+    shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found[:top]]
     missed = search.missed and layouts.recipe(search.missed.block, search.missed.spread)
-    return _Compared(shown[:top], missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
+    return _Compared(shown, missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
 
 
-def _simplicity(layout: Layout) -> tuple[object, ...]:
+def _simplicity(found: Found) -> tuple[object, ...]:
     """Few and simple kinds of ranks first, little sharded, little computed again, little memory."""
-    ranks = axis_ranks(layout.parallel)
-    kinds = sum(cost for axis, cost in KINDS.items() if ranks[axis] > 1) + (layout.parallel.replicas > 1)
-    level = ("none", "optimizer", "gradients", "everything").index(layout.parallel.shard)
-    return kinds, level, layout.recompute != "none", layout.worst.peak.total
+    block, spread = found.block, found.spread
+    ranks = {"tensor": block.tensor, "expert": block.expert, "context": block.context, "stages": spread.stages}
+    kinds = sum(KINDS[name] for name, size in ranks.items() if size > 1) + (spread.replicas > 1)
+    level = ("none", "optimizer", "gradients", "everything").index(spread.shard)
+    return kinds, level, block.recompute != "none", found.peak
 
 
 def _no_layout(recipe: Recipe, cluster: Cluster) -> str:

@@ -46,6 +46,19 @@ SPLIT_RATE = 0.5
 """Rate of a product of few tiles, which is cut along its inner side, over the best."""
 
 
+# ---- A CPU, by `python -m benchmarks.plan.runs`
+
+BYTE_OPERATIONS = 22.0
+"""Operations that a CPU would do in products while it reads or writes a byte between them: in its caches, where what is
+computed for each value binds it, not memory."""
+WEIGHT_BYTES = 10.0
+"""Bytes that it moves for each weight of a microbatch: the weight, its cast, the sum of its gradient."""
+STEP_OPERATIONS = 1e9
+"""Operations that it would do during what a step has beside microbatches: the batch, clipping, records."""
+START_OPERATIONS = 4.6e6
+"""The same while it starts a kernel: 45 us at 100 GFLOP/s."""
+
+
 @dataclass(frozen=True)
 class Multiply:
     """A product with weights of a microbatch: `rows` by `inner`, times `inner` by `columns`, `count` of them."""
@@ -126,11 +139,16 @@ class Work:
 
     def forward(self, rates: Rates, item: int = ITEM) -> float:
         """Seconds. item: bytes of a value."""
+        if rates.core:
+            return self._on_cpu(rates, 1.0, 1.0)
         products = sum(each.forward(rates, item) for each in self.multiplies)
         return self._seconds(rates, 1.0, 1.0, products)
 
     def backward(self, rates: Rates, item: int = ITEM, gradient: float = 4.0) -> float:
         """Seconds, without what is computed again. gradient: bytes of a value that microbatches are summed in."""
+        if rates.core:
+            passed = WEIGHT_BYTES * sum(each.weights for each in self.multiplies)
+            return self._on_cpu(rates, 2.0, FLASH_BACKWARD) + passed / rates.bandwidth
         products = sum(each.backward(rates, item, gradient) for each in self.multiplies)
         return self._seconds(rates, 2.0, FLASH_BACKWARD, products)
 
@@ -141,6 +159,11 @@ class Work:
         beside = self.plain / rates.wide + (self.moved + casts) / rates.bandwidth + GAP_SECONDS * self.calls
         device = products + times * beside + attention * self.attention / rates.attention
         return max(device, times * START_SECONDS * self.calls)
+
+    def _on_cpu(self, rates: Rates, times: float, attention: float) -> float:
+        """One thing after the other: nothing of it is hidden."""
+        beside = (BYTE_OPERATIONS * self.moved + START_OPERATIONS * self.calls) / rates.core
+        return times * (self.products / rates.products + beside) + attention * self.attention / rates.attention
 
 
 def block_work(
@@ -186,11 +209,11 @@ def multiply(matrix: Product, tokens: int) -> Multiply:
     return Multiply(tokens * matrix.uses / count, matrix.inner, matrix.columns, count)
 
 
-def head_work(model: ModelConfig, vocab: int, tokens: int, item: int) -> Work:
-    """Of the head and the loss; `vocab` is the rank's share."""
+def head_work(model: ModelConfig, vocab: int, tokens: int, item: int, *, cached: bool = False) -> Work:
+    """Of the head and the loss; `vocab` is the rank's share. cached: a chunk of logits stays in a CPU's caches."""
     width = model.embedding.width or model.width
     logits = tokens * vocab
     found = [Multiply(tokens, width, vocab, wide=True)]
     if (extra := model.head.num_matmul_weights(model, vocab) - width * vocab) > 0:
         found.append(Multiply(tokens, width, -(-extra // width)))
-    return Work(tuple(found), moved=float(2 * item * logits + 4 * logits), calls=HEAD_CALLS)
+    return Work(tuple(found), moved=0.0 if cached else float(2 * item * logits + 4 * logits), calls=HEAD_CALLS)

@@ -96,7 +96,7 @@ def test_mean_instead_of_sum() -> None:
     problem = Problem(runs)
     ones = np.ones((1, len(runs)))
     best = problem.solve(ones)
-    start = np.array([0.5, 0.0, 0.0, 0.5, 0.5])
+    start = np.array([0.5, 0.0, 0.0, -0.7, -0.7])
     stopped = descend(problem, start, 1 / len(runs))
     worse = problem.objective(stopped[None], ones)[0][0]
     assert worse > 1.02 * best.objective[0]
@@ -106,6 +106,15 @@ def test_mean_instead_of_sum() -> None:
         again = problem.solve(factor * ones)
         assert again.objective[0] / factor == pytest.approx(best.objective[0], rel=1e-10)
         np.testing.assert_allclose(again.theta, best.theta, atol=1e-6)
+
+
+def test_runs_of_which_the_larger_are_worse_have_a_law_within_bounds() -> None:
+    """Nothing is left for the size to explain: its term becomes flat or vanishes."""
+    runs = grid(sizes=4, lengths=4)
+    found = fitted(Runs(runs.parameters, runs.tokens, 2 + 200 / runs.tokens**0.2 + 1e-3 * runs.parameters**0.3))
+    assert min(found.A, found.alpha, found.B, found.beta) > 0
+    size = found.A * runs.parameters**-found.alpha
+    assert size.max() - size.min() < 0.05
 
 
 def test_starts_agree() -> None:
@@ -118,7 +127,7 @@ def test_starts_agree() -> None:
 
 def test_gradient_is_the_slope_of_the_objective() -> None:
     runs = grid(noise=0.05, sizes=4, lengths=4)
-    problem, theta, ones = Problem(runs, delta=0.02), np.array([[0.4, -0.6, -0.9, 0.3, 0.5]]), np.ones((1, 16))
+    problem, theta, ones = Problem(runs, delta=0.02), np.array([[0.4, -0.6, -0.9, -1.2, -0.7]]), np.ones((1, 16))
     value, residual, slope = problem.objective(theta, ones)
     gradient = (slope[0] * np.clip(residual[0], -0.02, 0.02)[:, None]).sum(0)
     for i in range(5):

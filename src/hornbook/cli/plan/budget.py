@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hornbook.plan.hardware import Cluster
     from hornbook.plan.scaling.budget import BudgetPlan, Choice, TextSource
     from hornbook.plan.scaling.laws import FittedLaw
+    from hornbook.settings.recipe import Recipe
     from hornbook.settings.resolve import Resolved
 
 COMMAND_LINE = "command line"
@@ -71,38 +72,46 @@ def budget_result(
 
     fixed: the recipe's model is the one to train, as it is where the words name a recipe or a width.
     """
-    from hornbook.plan.hardware import prices
-    from hornbook.plan.planner import plan_run
+    from hornbook.plan.planner import Plan, plan_run, price_of
     from hornbook.plan.scaling.budget import Question, plan_budget
     from hornbook.plan.scaling.laws import published_laws
     from hornbook.plan.scaling.money import parse_budgets
+    from hornbook.plan.search.anchor import anchored
 
     if _given(resolved, "train.tokens") and resolved.origins["train.tokens"] == COMMAND_LINE:
         raise UsageError("--budget and train.tokens both say how long to train: leave one out")
-    listed = prices()[1].get(cluster.device.name)
-    text = None if data is None else measured_text(data)
+    hour, source = price_of(cluster, price)
+    text = None
+    if data is not None:
+        text, vocab = measured_text(data)
+        if resolved.recipe.model.vocab is None:
+            model = resolved.recipe.model.model_copy(update={"vocab": vocab})
+            resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
     question = Question(
         budget=parse_budgets(budgets),
         cluster=cluster,
-        price=listed if price is None else price or None,
-        price_source=("" if listed is None else prices()[0]) if price is None else "as given",
+        price=hour or None,
+        price_source=source,
         unique=None if text is None else text.tokens,
         serve=None if serve is None else _count("--serve", serve),
         text=text,
     )
     named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
+
+    def planner(recipe: "Recipe", *, remedy: bool) -> Plan:
+        return anchored(plan_run(recipe, cluster, search=cluster.count > 1, remedy=remedy), recipe, cluster)
+
     found = plan_budget(
         question,
         resolved.recipe,
-        lambda recipe: plan_run(recipe, cluster, search=cluster.count > 1, price=price),
+        planner,
         [*published_laws(), *([] if law is None else [read_law(law)])],
         fixed=fixed or named,
         batch=not named and not _given(resolved, "train.batch_tokens"),
     )
     notes = [f"[yellow]![/] {text}" for text in found.warnings]
     if not found.main.fits:
-        remedy = f"it fits on {found.main.remedy}" if found.main.remedy else "no number of these devices holds it"
-        notes.append(f"[red]does not fit[/] {cluster}: {remedy}")
+        notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
     code = Exit.DONE if found.main.fits else Exit.DOES_NOT_FIT
     return Result(budget_json(found), budget_text(found, explain=explain), code=code, notes=notes)
 
@@ -142,8 +151,12 @@ def read_law(path: Path) -> "FittedLaw":
         ) from error
 
 
-def measured_text(data: Path) -> "TextSource":
-    """What preparation kept of the text of a data folder, and the tokens that came of it. Raises UsageError."""
+def measured_text(data: Path) -> "tuple[TextSource, int]":
+    """(what preparation kept of the text of a data folder, and the tokens of it; rows of an embedding for them).
+
+    Raises UsageError.
+    """
+    from hornbook.model.config.parameter_count import rounded_rows
     from hornbook.plan.scaling.budget import TextSource
 
     funnel, index = (_read_json(data / name) for name in ("funnel.json", "tokens/index.json"))
@@ -152,7 +165,8 @@ def measured_text(data: Path) -> "TextSource":
         read, kept = total["in"]["bytes"], total["kept"]["text_bytes"]
         splits = [(shard["split"], shard["tokens"]) for shard in index["shards"]]
         train = sum(tokens for split, tokens in splits if split == "train")
-        return TextSource(tokens=train, retention=kept / read, bytes_per_token=read / train)
+        text = TextSource(tokens=train, retention=kept / read, bytes_per_token=read / train)
+        return text, rounded_rows(index["vocab_size"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UsageError(f"--data {data}: its counts cannot be read, or nothing is in it; prepare it again") from error
 
@@ -171,9 +185,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 # ---- What people and programs read
 
 
-def budget_json(found: "BudgetPlan") -> dict[str, object]:
+def budget_json(found: "BudgetPlan") -> dict[str, Any]:
     """All of it, with what follows from it."""
-    value: dict[str, object] = found.model_dump(mode="json")
+    value = found.model_dump(mode="json")
     value["choices"] = [_choice_json(each) for each in found.choices]
     value["own"] = found.own and _choice_json(found.own)
     value["main"] = _choice_json(found.main)
@@ -181,7 +195,7 @@ def budget_json(found: "BudgetPlan") -> dict[str, object]:
     return value
 
 
-def _choice_json(choice: "Choice") -> dict[str, object]:
+def _choice_json(choice: "Choice") -> dict[str, Any]:
     return choice.model_dump(mode="json") | {"ratio": choice.ratio, "operations": choice.operations}
 
 
@@ -231,7 +245,6 @@ def _header(found: "BudgetPlan") -> str:
 
 def _row(name: str, each: "Choice") -> list[str]:
     mark = "" if each.law.parameters == "all" else "*"
-    remedy = f"OOM, fits {each.remedy}" if each.remedy else "OOM"
     return [
         name,
         f"{short(each.counted)}{mark}",
@@ -242,7 +255,7 @@ def _row(name: str, each: "Choice") -> list[str]:
         duration(each.seconds),
         "" if each.dollars is None else f"${each.dollars:,.0f}",
         f"{each.mfu:.0%}",
-        each.layout if each.fits else remedy,
+        each.layout if each.fits else "OOM",
     ]
 
 
@@ -265,8 +278,9 @@ def _main_lines(found: "BudgetPlan") -> list[str]:
         )
         lines.append(f"{what}: {value}")
     if (text := found.question.text) is not None and found.text_bytes is not None:
+        collect = short(found.text_bytes).replace("B", "G")
         lines.append(
-            f"text to collect: {short(found.text_bytes)}B for one pass, if preparation keeps {text.retention:.0%} as "
+            f"text to collect: {collect}B for one pass, if preparation keeps {text.retention:.0%} as "
             f"it did; there are {short(text.tokens)} tokens, {main.tokens / text.tokens:,.3g} passes"
         )
     if found.served is not None and found.question.serve is not None:

@@ -5,8 +5,9 @@ dollar buys what that model reaches there, and a budget of operations takes the 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Protocol
 
 from pydantic import PositiveFloat
 
@@ -23,6 +24,7 @@ from hornbook.plan.scaling.laws import (
     RepeatedLaw,
     SumLaw,
     data_constrained,
+    interval,
     law_named,
 )
 from hornbook.plan.scaling.money import Budget, seconds_of
@@ -40,11 +42,20 @@ EPOCHS = 4
 """Passes over text that are nearly as good as new text (arXiv 2305.16264)."""
 FITTED = (6e18, 3e21)
 """Operations of the isoFLOP runs of Hoffmann et al. (arXiv 2203.15556), whose data three of the laws share."""
+OPEN = 3.0
+"""Upper over lower end of an interval of tokens per parameter that leaves them open."""
+RULES_FROM = 1e17
+"""Operations of the smallest runs behind the rules for batch and learning rate (arXiv 2401.02954, section 3.1)."""
 MAIN = "besiroglu"
 """The law whose choice is described where nobody chose another."""
 
-Planner = Callable[[Recipe], Plan]
-"""The plan of a recipe on the cluster."""
+
+class Planner(Protocol):
+    """Plans a recipe on the cluster."""
+
+    def __call__(self, recipe: Recipe, *, remedy: bool) -> Plan:
+        """remedy: name the smallest cluster on which it fits, where it does not; that takes longer."""
+        ...
 
 
 class TextSource(Config):
@@ -97,8 +108,6 @@ class Choice(Config):
     layout: str
     mfu: float
     fits: bool
-    remedy: str
-    """The smallest cluster on which it fits, where it does not."""
 
     @property
     def ratio(self) -> float:
@@ -124,6 +133,8 @@ class BudgetPlan(Config):
     """Batch and learning rate for `main`."""
     served: Allocation | None
     """A smaller model of the same loss, that is cheaper over training and serving."""
+    fits_on: str
+    """Where `main` fits, in words, if it does not fit here."""
     warnings: list[str]
 
     @cached_property
@@ -158,6 +169,7 @@ class _Search:
         self.vocab = vocabulary(recipe)
         self.seconds, self.notes = seconds_of(question.budget, question.cluster, question.price)
         self._plans: dict[tuple[int, int, int], Plan] = {}
+        self._recipes: dict[tuple[int, int, int], Recipe] = {}
 
     def choice(self, law: Law, recipe: Recipe | None = None) -> Choice:
         """What a law would train; with a recipe, what the law says of that model."""
@@ -187,8 +199,18 @@ class _Search:
             train = train.model_copy(update={"batch_tokens": batch, "micro_batch": "auto"})
         key = (model.model.layers, model.model.width, train.batch_tokens)
         if key not in self._plans:
-            self._plans[key] = self.planner(model.model_copy(update={"train": train}))
+            self._recipes[key] = model.model_copy(update={"train": train})
+            self._plans[key] = self.planner(self._recipes[key], remedy=False)
         return self._plans[key], train.batch_tokens
+
+    def fits_on(self, choice: Choice) -> str:
+        """Where a choice that does not fit would; "" where it fits."""
+        recipe = self._recipes[choice.layers, choice.width, choice.batch_tokens]
+        return "" if choice.fits else self.planner(recipe, remedy=True).fits_on
+
+    def anchor(self, choice: Choice) -> str:
+        """What the times of a choice rest on beside data sheets."""
+        return self._plans[choice.layers, choice.width, choice.batch_tokens].anchor
 
     def _first_guess(self) -> float:
         """Operations at four tenths of the peak."""
@@ -237,7 +259,6 @@ class _Search:
             layout=best.name,
             mfu=best.mfu,
             fits=best.fits,
-            remedy=plan.remedy,
         )
 
 
@@ -265,7 +286,13 @@ def plan_budget(
         own=own,
         suggestions=suggestions(main.bare, main.tokens),
         served=served,
-        warnings=[*search.notes, *_warnings(question, choices, main, fitted)],
+        fits_on=search.fits_on(main),
+        warnings=[
+            *search.notes,
+            *filter(None, [search.anchor(main)]),
+            *_of_laws(choices, main, fitted),
+            *_of_model(question, main, chosen=own is not None),
+        ],
     )
 
 
@@ -286,19 +313,27 @@ def _check(search: _Search, main: Choice) -> None:
         )
 
 
-def _warnings(question: Question, choices: Sequence[Choice], main: Choice, fitted: FittedLaw | None) -> Iterator[str]:
-    ratios = [each.ratio for each in choices]
+def _of_laws(choices: Sequence[Choice], main: Choice, fitted: FittedLaw | None) -> Iterator[str]:
+    """How far the laws can be believed."""
     if fitted is None:
-        yield (
-            f"the laws differ: {min(ratios):,.3g} to {max(ratios):,.3g} tokens a parameter; "
-            "`hornbook ladder fit` fits yours"
-        )
-    low, high = FITTED if fitted is None else fitted.compute
-    if not low / 3 <= main.operations <= 3 * high:
-        yield f"{main.operations:.2g} operations: the law was fitted to runs of {low:.2g} to {high:.2g}"
+        low, high = (extreme(each.ratio for each in choices) for extreme in (min, max))
+        yield f"the laws differ: {low:,.3g} to {high:,.3g} tokens a parameter; `hornbook ladder fit` fits yours"
+    else:
+        low, high = interval(each.optimum(main.operations).ratio for each in fitted.laws())
+        if high > OPEN * low:
+            yield f"your law leaves the optimum open: {low:,.3g} to {high:,.3g} tokens a parameter (90 % interval)"
+    least, most = FITTED if fitted is None else fitted.compute
+    if not least / 3 <= main.operations <= 3 * most:
+        yield f"{main.operations:.2g} operations: the law was fitted to runs of {least:.2g} to {most:.2g}"
+    if main.operations < RULES_FROM:
+        yield f"rules for batch and learning rate are of runs of {RULES_FROM:.0g} operations and more: measure yours"
+
+
+def _of_model(question: Question, main: Choice, *, chosen: bool) -> Iterator[str]:
+    """What is odd about the model; chosen: by the person, not by a law."""
     if main.ratio < 1:
         yield f"{main.ratio:.2g} tokens a parameter: the model is far too large for the budget"
-    elif main.ratio > 200:
+    elif chosen and main.ratio > 200:
         yield f"{main.ratio:,.0f} tokens a parameter, {main.ratio / 20:,.0f} times 20: a larger model would learn more"
     if question.unique is not None and main.tokens > EPOCHS * question.unique:
         epochs = main.tokens / question.unique

@@ -20,6 +20,9 @@ DELTA = 1e-3
 """Where the Huber loss of a log-loss turns from a square to a line."""
 EXPONENTS = np.geomspace(0.05, 2.0, 28)
 """Of the grid, for alpha and for beta."""
+EXPONENT_BOUNDS = (0.01, 5.0)
+LEAST_TERM = 1e-6
+"""Of E, and of the other terms at the centre of the runs, over the least loss: smaller ones are nothing."""
 STARTS = 12
 """Best points of the grid that are refined."""
 STEPS = 600
@@ -46,7 +49,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Solutions:
-    """A law for each start or sample: theta [s, 5] is (e, a, b, alpha, beta), of centred logarithms; objective [s]."""
+    """A law for each start or sample: theta [s, 5] is log (E, A, B, alpha, beta) of centred sizes; objective [s]."""
 
     theta: Float64[np.ndarray, "s 5"]
     objective: Float64[np.ndarray, " s"]
@@ -65,6 +68,9 @@ class Problem:
         self.centre = float(self.size.mean()), float(self.data.mean())
         self.x, self.y = self.size - self.centre[0], self.data - self.centre[1]
         self.delta = delta
+        low, high = np.log(EXPONENT_BOUNDS)
+        least = float(self.loss.min()) + np.log(LEAST_TERM)
+        self.low, self.high = np.array([least] * 3 + [low] * 2), np.array([np.inf] * 3 + [high] * 2)
 
     def solve(self, weights: Float64[np.ndarray, "s n"]) -> Solutions:
         """The law of least objective for each row of weights, from several starts."""
@@ -89,21 +95,24 @@ class Problem:
         )
         factors, error = _not_negative(columns, weights)
         order = np.argsort(error, kind="stable")[:keep]
-        logs = np.log(np.maximum(factors[order], 1e-6 * np.exp(self.loss.min())))
-        return np.column_stack([logs, alpha[order], beta[order]])
+        with np.errstate(divide="ignore"):
+            found = np.log(np.column_stack([factors[order], alpha[order], beta[order]]))
+        return np.clip(found, self.low, self.high)
 
     def objective(
         self, theta: Float64[np.ndarray, "s 5"], weights: Float64[np.ndarray, "s n"]
     ) -> tuple[Float64[np.ndarray, " s"], Float64[np.ndarray, "s n"], Float64[np.ndarray, "s n 5"]]:
         """(sum of Huber losses, residuals, their derivatives by theta)."""
         e, a, b, alpha, beta = theta.T[:, :, None]
+        alpha, beta = np.exp(alpha), np.exp(beta)
         terms = np.stack([np.broadcast_to(e, (len(theta), len(self.x))), a - alpha * self.x, b - beta * self.y], -1)
         top = terms.max(-1)
         shares = np.exp(terms - top[..., None])
         total = shares.sum(-1)
         residual = top + np.log(total) - self.loss
         shares /= total[..., None]
-        slope = np.concatenate([shares, -shares[..., 1:2] * self.x[:, None], -shares[..., 2:] * self.y[:, None]], -1)
+        by_alpha, by_beta = -alpha * shares[..., 1] * self.x, -beta * shares[..., 2] * self.y
+        slope = np.concatenate([shares, by_alpha[..., None], by_beta[..., None]], -1)
         size = np.abs(residual)
         huber = np.where(size <= self.delta, residual**2 / 2, self.delta * (size - self.delta / 2))
         return (weights * huber).sum(-1), residual, slope
@@ -120,7 +129,7 @@ class Problem:
             if not len(active):
                 break
             step = self._step(weights[active], residual[active], slope[active], damping[active])
-            tried = theta[active] + step
+            tried = np.clip(theta[active] + step, self.low, self.high)
             new, new_residual, new_slope = self.objective(tried, weights[active])
             better = new < value[active]
             fell = np.where(better, (value[active] - new) / np.maximum(value[active], 1e-300), 0.0)
@@ -150,7 +159,8 @@ class Problem:
 
     def law(self, theta: Logs, name: str, parameters: Parameters, source: str) -> SumLaw:
         """The law of centred logarithms, as one of N and D."""
-        e, a, b, alpha, beta = (float(each) for each in theta)
+        e, a, b = (float(each) for each in theta[:3])
+        alpha, beta = (float(each) for each in np.exp(theta[3:]))
         return SumLaw(
             name=name,
             parameters=parameters,

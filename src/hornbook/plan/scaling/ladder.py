@@ -9,7 +9,7 @@ from pydantic import PositiveFloat
 from hornbook.errors import UsageError
 from hornbook.plan.scaling.approaches import Frontier, envelope, parabolas
 from hornbook.plan.scaling.fit import Runs, bootstrap, fit_law
-from hornbook.plan.scaling.laws import CONSTANTS, OPERATIONS, Allocation, FittedLaw, Parameters, interval
+from hornbook.plan.scaling.laws import CONSTANTS, OPERATIONS, Allocation, FittedLaw, Parameters, SumLaw, interval
 from hornbook.settings.fields import Config
 
 SAMPLES = 200
@@ -19,6 +19,8 @@ LEAST_RUNS = 8
 LEAST_SIZES = 3
 APART = 1.05
 """Factor by which sizes, or lengths, differ that count as two."""
+LEAST_FALL = 1e-3
+"""Of the loss, over its largest value, that size and tokens explain at least."""
 SMALL = 0.01
 """Nats below which a floor is none."""
 ALIKE = 0.99
@@ -73,6 +75,7 @@ def fit_ladder(rungs: Sequence[Rung], *, counts: Parameters, compute: float | No
     check(rungs)
     runs = Runs(*(np.array([getattr(rung, name) for rung in rungs]) for name in ("parameters", "tokens", "loss")))
     law, objective = fit_law(runs, name="yours", parameters=counts, source=f"{len(rungs)} runs")
+    check_terms(law, rungs)
     samples = bootstrap(runs, SAMPLES, parameters=counts)
     spent = OPERATIONS * runs.parameters * runs.tokens
     fitted = FittedLaw(
@@ -119,6 +122,21 @@ def check(rungs: Sequence[Rung]) -> None:
         )
 
 
+def check_terms(law: SumLaw, rungs: Sequence[Rung]) -> None:
+    """Raise UsageError where the fitted loss does not fall with size, or with tokens."""
+    for what, values, factor, exponent in (
+        ("size", [rung.parameters for rung in rungs], law.A, law.alpha),
+        ("tokens", [rung.tokens for rung in rungs], law.B, law.beta),
+    ):
+        fall = factor * (min(values) ** -exponent - max(values) ** -exponent)
+        if fall < LEAST_FALL * max(rung.loss for rung in rungs):
+            raise UsageError(
+                f"the loss of these runs does not fall with {what} (by {fall:.2g} nats from the least to the most): no "
+                "law can be fitted. Larger models need a learning rate of their own and enough tokens; longer runs "
+                "need a schedule of their own length"
+            )
+
+
 def _different(values: list[float]) -> int:
     ordered = sorted(values)
     return 1 + sum(after > APART * before for before, after in pairwise(ordered)) if values else 0
@@ -139,8 +157,5 @@ def _warnings(found: LadderFit, budget: float) -> Iterator[str]:
         yield f"the runs leave the optimum open: {low:,.3g} to {high:,.3g} tokens a parameter; more runs narrow it"
     if budget > 100 * found.law.compute[1]:
         yield f"{budget:.3g} operations are {budget / found.law.compute[1]:,.0f} times the largest run: a long way out"
-    for name in ("A", "B"):
-        if found.intervals[name][0] < 1e-3 * getattr(found.law, name):
-            yield f"{name} may be nothing: the runs hardly differ in {'size' if name == 'A' else 'tokens'}"
     if found.intervals["E"][0] < SMALL:
         yield "the floor E may be nothing: all runs are far above it"

@@ -1,6 +1,6 @@
 """A decoder of a given number of parameters: layers and width in the proportion that published models have."""
 
-from math import sqrt
+from math import log, sqrt
 
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import parameter_counts
@@ -10,6 +10,8 @@ from hornbook.settings.recipe import Recipe
 
 ASPECT = 128
 """Width over layers: 85 to 150 in the models of GPT-3 and LLaMA from a billion parameters on."""
+OFF_ASPECT = 0.05
+"""What a proportion that is off by a factor e counts, beside a size that is."""
 STEPS = ((1024, 64, 64), (4096, 256, 64), (1 << 62, 1024, 128))
 """(width below which, what it is a multiple of, width of a head): tensor ranks divide the heads of wide models."""
 LEAST = 2
@@ -26,7 +28,12 @@ def shaped(recipe: Recipe, parameters: float, counts: Parameters = "all") -> Rec
         for count in _depths(layers)
         for width in _widths(parameters, count, per_layer, vocab if counts == "all" else 0)
     ]
-    best = min(found, key=lambda model: abs(count_as(model, vocab, counts) / parameters - 1))
+
+    def fault(model: ModelConfig) -> float:
+        proportion = abs(log(model.width / model.layers / ASPECT))
+        return abs(log(count_as(model, vocab, counts) / parameters)) + OFF_ASPECT * proportion
+
+    best = min(found, key=fault)
     return recipe.model_copy(update={"model": best})
 
 
