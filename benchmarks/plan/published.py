@@ -208,6 +208,9 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
     if stages > 1 and (layers + ends) % all_stages == 0 and "nanotron" not in point["source"]["what"]:
         each = (layers + ends) // all_stages
         schedule["cuts"] = [end - ends // 2 for end in range(each, layers + ends, each)]
+    elif ends:  # "78/12 = 6.5: the last stage has 1 block, the rest have 7"
+        each = -(-layers // all_stages)
+        schedule["cuts"] = list(range(each, layers, each))[: all_stages - 1]
     parallel = ParallelConfig.model_validate(
         {
             "data": data // expert,

@@ -10,7 +10,8 @@ from hornbook.settings.recipe import Recipe
 SCORES_STORED = ("2021", "BLOOM", "MT-NLG", "vTrain", "Korthikanti", "OPT", "Bloomberg", "Azure")
 """Trainers before FlashAttention, or without it: Megatron's fused softmax, scores in memory."""
 DEEPSPEED = ("BLOOM", "MT-NLG")
-"""DeepSpeed's pipeline: a stage waits while it sends, each tensor rank sends the whole of the stream."""
+"""DeepSpeed's pipeline, in which a stage waits while it sends. What all tensor ranks repeat takes longer than in
+Megatron of the same year, on two machines: counted as torch's single operations, which is inferred."""
 ASYNCHRONOUS = ("Korthikanti", "vTrain")
 """Megatron since the end of 2021: tensor ranks' messages of backward run beside the weights' gradients."""
 NVIDIA = ("Megatron", "NeMo 24", "DGX Cloud", "SimuMax", "Llama 3 Herd")
@@ -100,7 +101,15 @@ def _stored_scores(source: str, layout: dict[str, Any], sums: float) -> Traffic:
     waits = any(word in source for word in DEEPSPEED)
     beside = 0.9 if any(word in source for word in ASYNCHRONOUS) else 0.0
     return Traffic(
-        sums, 2.0, beside_data=False, stored_scores=True, waits=waits, sum_bytes=sums, beside_tensor_backward=beside
+        sums,
+        2.0,
+        beside_data=False,
+        stored_scores=True,
+        scatters=True,
+        waits=waits,
+        fused=not waits,
+        sum_bytes=sums,
+        beside_tensor_backward=beside,
     )
 
 

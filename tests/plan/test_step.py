@@ -89,6 +89,16 @@ def test_a_stage_that_waits_for_its_messages_is_slower() -> None:
     assert waiting.tensor > beside.tensor == 0
 
 
+def test_a_scattered_stream_reaches_the_next_stage_sooner() -> None:
+    words = ["parallel.pipeline=4", "parallel.tensor=8", "train.micro_batch=8"]
+    recipe = resolve("llama-1b", ["train.precision=bf16", *words], environ={}).recipe
+    cluster = parse_cluster("4x8xA100")
+    cluster = cluster.model_copy(update={"device": cluster.device.model_copy(update={"network": 1.0})})
+    whole, part = (estimate_step(recipe, 128256, cluster, Traffic(scatters=each)) for each in (False, True))
+    assert part.bubble < 0.7 * whole.bubble
+    assert part.compute == whole.compute
+
+
 def test_shares_are_six_and_say_what_they_were_fitted_on() -> None:
     names = {each.name for each in known_devices()}
     for name, shares in calibration().items():

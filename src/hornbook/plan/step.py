@@ -54,6 +54,8 @@ class Traffic:
     """Each device has all that it gathers through its own network card: no ring within a machine shares it."""
     once_per_domain: bool = False
     """A token goes to each domain once, however many of its experts are there."""
+    scatters: bool = False
+    """Each tensor rank sends its part of the stream to the next stage, which gathers it (Narayanan et al. 2021)."""
     waits: bool = False
     """A stage does nothing else while its message to the next is on its way."""
     sum_bytes: float = 4.0
@@ -304,7 +306,7 @@ class _Step:
     def _message(self) -> float:
         """Seconds from a stage to the next."""
         stream = self._item * self._tokens * self.recipe.model.width
-        stream /= self.recipe.parallel.tensor if self.recipe.parallel.sequence else 1
+        stream /= self.recipe.parallel.tensor if self.recipe.parallel.sequence or self.traffic.scatters else 1
         return self._groups["pipeline"].send(stream)
 
     def _span(self, stages: list[_Passes], slowest: float) -> float:
