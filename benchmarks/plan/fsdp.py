@@ -6,8 +6,8 @@
 The paper trains in fp16 with 8 and 16 rows a device, on A100 of 80 GB with a network of 2 Tbit/s for each machine. It
 says that DDP runs out of memory beyond 2.28B, that FSDP holds 11.3B, and that throughput per device falls by 7 % from
 8 to 512 devices. It gives neither the shapes of the two smaller models nor the length of rows: they are T5's published
-shapes with as many layers as come nearest, and 512 tokens, so that times are ours alone. Where a layout does not fit,
-blocks are computed again.
+shapes with as many layers as come nearest, and 512 tokens of which the decoder has what span corruption leaves, so that
+times are ours alone. Where a layout does not fit, blocks are computed again.
 """
 
 from collections.abc import Iterator

@@ -5,7 +5,8 @@
 Each configuration is a run of `hornbook train` over random tokens; it is measured once, and kept in the results as soon
 as it is, so that a benchmark that was cut goes on. The prediction is made anew each time, from the rates that `hornbook
 bench` measured here. Where other processes share the machine they lengthen steps, so the time of a step is that of the
-quickest tenth, or the processor time of a step of one rank (which computes with one thread) where that is less.
+quickest tenth, or the processor time of a step where that is less: a rank computes with one thread, and does not spin
+while it waits.
 """
 
 import argparse
@@ -58,6 +59,8 @@ BLOCK, SELECTIVE = "parallel.recompute.kind=block", "parallel.recompute.kind=sel
 WIDE, NARROW = ("model.width=512", "model.heads=8"), ("model.width=128", "model.heads=2")
 LONG = ("train.sequence=1024", "model.position.length=1024", "train.micro_batch=1")
 RANKS = ("parallel.data=2", "train.micro_batch=2")
+WINDOWS = 'model.pattern=[{attention = {kind = "full", window = 64}}, {}]'
+LATENT = ("model.attention.kind=latent", "model.attention.kv_rank=64")
 CASES: dict[str, tuple[str, ...]] = {
     "decoder fp32": ("tiny", FP32),
     "decoder bf16": ("tiny", BF16),
@@ -95,10 +98,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "experts fp32": ("tiny-mixtral", FP32),
     "experts bf16": ("tiny-mixtral", BF16),
     "experts fp32 block": ("tiny-mixtral", FP32, BLOCK),
-    "hybrid fp32": ("tiny-deltanet", FP32),
-    "hybrid bf16": ("tiny-deltanet", BF16),
-    "hybrid fp32 block": ("tiny-deltanet", FP32, BLOCK),
-    "hybrid fp32 selective": ("tiny-deltanet", FP32, SELECTIVE),
+    "windows fp32": ("tiny", FP32, WINDOWS),
+    "windows bf16": ("tiny", BF16, WINDOWS),
+    "latent experts fp32": ("tiny-mixtral", FP32, *LATENT),
+    "latent experts bf16": ("tiny-mixtral", BF16, *LATENT),
 }
 """Name -> recipe and settings."""
 FEW = tuple(name for name in CASES if name.count(" ") == 1 or "block" in name)
@@ -128,7 +131,7 @@ def measure(name: str) -> dict[str, Any]:
     wall, computed = times[int(QUICKEST * len(times))], used.seconds(whole[0]["time"], whole[-1]["time"])
     computed /= len(whole) - 1
     return {
-        "seconds": min(wall, computed) if recipe.parallel.world == 1 else wall,
+        "seconds": min(wall, computed),
         "wall_seconds": wall,
         "median_seconds": statistics.median(times),
         "processor_seconds": computed,
@@ -139,7 +142,7 @@ def measure(name: str) -> dict[str, Any]:
 
 @dataclass
 class Used:
-    """Processor time of a process as it went on."""
+    """Processor time of a rank as it went on, the mean where there are several."""
 
     samples: list[tuple[float, float]] = field(default_factory=list)
     """(time of the clock, seconds of processor time so far)."""
@@ -158,12 +161,17 @@ def train(command: list[str]) -> Used:
         watched = psutil.Process(process.pid)
         while process.poll() is None:
             with contextlib.suppress(psutil.Error):
-                times = watched.cpu_times()
-                used.samples.append((time.time(), times.user + times.system))
+                ranks = watched.children() or [watched]
+                used.samples.append((time.time(), sum(_processor_seconds(rank) for rank in ranks) / len(ranks)))
             time.sleep(SAMPLE_SECONDS)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with exit code {process.returncode}")
     return used
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def predicted(name: str, cluster: Cluster) -> Layout:
@@ -174,7 +182,7 @@ def predicted(name: str, cluster: Cluster) -> Layout:
 
 
 def report(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Print the table; returns figures."""
+    """Print the table; returns figures, with the rates that the device had."""
     cluster, rows, errors = this_cluster(), [], []
     for name, found in measured.items():
         layout = predicted(name, cluster)
@@ -184,7 +192,7 @@ def report(measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
         times = [1e3 * each for each in (seconds, found["seconds"], found["median_seconds"])]
         rows.append([name, *sizes, f"{errors[-1][0]:+.1%}", *times, f"{errors[-1][1]:+.1%}"])
     print(table(["", "MiB said", "measured", "", "ms said", "measured", "median", ""], rows))
-    figures: dict[str, Any] = {"device": cluster.device.source, "measured": measured}
+    figures: dict[str, Any] = {"device": cluster.device.model_dump(mode="json"), "measured": measured}
     for number, what in enumerate(("memory", "time")):
         sizes = sorted(abs(each[number]) for each in errors)
         median, ninth = statistics.median(sizes), sizes[min(math.ceil(0.9 * len(sizes)), len(sizes)) - 1]

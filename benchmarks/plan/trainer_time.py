@@ -22,8 +22,6 @@ FULL_POWER = 700.0
 """Watts of an H100."""
 FLASH_1 = {"A100": 0.7, "A100 40GB": 0.7, "H100 SXM": 0.4}
 """The first FlashAttention over the best kernel of each device (Dao 2023, arXiv 2307.08691, figures 4 to 7)."""
-FLASH_2 = {"H100 SXM": 0.6, "H200 SXM": 0.6}
-"""The second over the third or cuDNN's (Shah et al. 2024, arXiv 2407.08608, figures 5 and 6)."""
 KEPT_BY_JAX = 0.65
 """MaxText keeps the products of attention and computes the rest again; without it 70B does not fit."""
 
@@ -66,7 +64,7 @@ def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
     if "MPT" in source:  # of the first FSDP: the next block is gathered when the kernels of this one are started
         return Traffic(2.0, 2.0, attention=FLASH_1.get(device, 1.0), exposed=0.5)
     if "JAX" in layout.get("note", ""):
-        return Traffic(2.0, 2.0, again=KEPT_BY_JAX)
+        return Traffic(2.0, 2.0, again=KEPT_BY_JAX, attention=1.0)
     if any(word in source for word in NVIDIA):
         beside = layout.get("overlap") is not False
         once = bool(point["model"].get("moe"))
@@ -80,6 +78,7 @@ def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
             gathers=gathers,
             once_per_domain=once,
             expert_calls=EXPERT_CALLS,
+            attention=1.0,
         )
     return Traffic(
         4.0,
@@ -87,7 +86,7 @@ def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
         beside_tensor=0.8 if layout.get("async_tp") else 0.0,
         beside_tensor_backward=0.8 if layout.get("async_tp") else 0.0,
         again=0.5,
-        attention=FLASH_2.get(device, 1.0),
+        fused=bool(layout.get("compile")) or "torchtitan" not in source,
         gathers="each step" if recipe.parallel.pipeline.stages > 1 else "each microbatch",
         once_per_domain="AutoModel" in source,
         waits="nanotron" in source,

@@ -4,6 +4,7 @@ Each is read from the trainer's source at the time of its measurement; none has 
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows, method
@@ -32,13 +33,15 @@ class DeepSpeedHolding(MixedHolding):
 
     is_bf16: bool = False
 
-    def communication(self, recipe: Recipe, held: int, _largest: int, /) -> int:
+    def communication(self, recipe: Recipe, held: int, _largest: int, /) -> tuple[int, int]:
         """What the update takes."""
         parallel = recipe.parallel
         embedding = share_of(recipe.model.vocab or 0, parallel.tensor) * recipe.model.width
         if self.is_bf16:
-            return 4 * embedding + 2 * held
-        return 2 * BUCKET + (4 + 8) * min(embedding, share_of(held, parallel.data_ranks))
+            update = 4 * embedding + 2 * held
+        else:
+            update = 2 * BUCKET + (4 + 8) * min(embedding, share_of(held, parallel.data_ranks))
+        return update, update
 
     def runtime(self, recipe: Recipe, /) -> int:
         """A communicator for the world and for each axis."""
@@ -63,14 +66,14 @@ class FusedHolding(MixedHolding):
         found = super().ends(recipe, model, vocab, rows)
         return Ends(found.first, found.shared, found.last, found.loss + ITEM * vocab * model.width)
 
-    def communication(self, recipe: Recipe, held: int, largest: int, /) -> int:
+    def communication(self, recipe: Recipe, _held: int, _largest: int, /) -> tuple[int, int]:
         """Empty gradients of each shape."""
         model = tensor_share(recipe.model, recipe.parallel.tensor)
         layers = [model.layer(number) for number in range(model.layers)]
         parts = [(part, layer) for layer in layers for part in (layer.attention, layer.mlp)]
         shapes = {(each.inner, each.columns) for part, layer in parts for each in method(part, "products")(layer)}
         empty = ITEM * sum(inner * columns for inner, columns in shapes)
-        return super().communication(recipe, held, largest) + empty
+        return empty, empty
 
 
 QUANTIZED = {"bnb.nf4": 0.5 + 4 / 64, "bnb.nf4-dq": 0.5 + 1 / 64 + 4 / 64 / 256}
@@ -84,6 +87,8 @@ class FrozenHolding:
     A frozen product keeps nothing, one in 4 bits its input (bitsandbytes' `MatMul4Bit`). Under FSDP gradients are
     summed before they are shared (`no_backward_sync`), those of frozen values with them: a block is one flat parameter.
     """
+
+    keeps_gradients: ClassVar[bool] = True
 
     method: str
     """`lora` of queries and values, `adapter`, `adapterv2`."""
@@ -100,7 +105,8 @@ class FrozenHolding:
 
     def blocks(self, _recipe: Recipe, model: ModelConfig, rows: Rows, /) -> list[BlockBytes]:
         """All blocks are alike."""
-        each = BlockBytes(rows.tokens * self._token(model), rows.stream(model))
+        size = rows.tokens * self._token(model)
+        each = BlockBytes(size, rows.stream(model), size)
         return [each] * model.layers
 
     def _token(self, model: ModelConfig) -> int:
@@ -125,11 +131,12 @@ class FrozenHolding:
         logits = ITEM * rows.tokens * vocab
         return Ends(0, 0, logits * (2 if self.method == "adapterv2" else 1) + rows.stream(model), logits)
 
-    def communication(self, recipe: Recipe, _held: int, largest: int, /) -> int:
+    def communication(self, recipe: Recipe, _held: int, largest: int, /) -> tuple[int, int]:
         """Gathered weights of two blocks and of both ends."""
         model = recipe.model
         gathered = 2 * largest + 2 * (model.vocab or 0) * model.width
-        return ITEM * gathered if recipe.parallel.data_ranks > 1 else 0
+        size = ITEM * gathered if recipe.parallel.data_ranks > 1 else 0
+        return size, size
 
     def runtime(self, recipe: Recipe, /) -> int:
         """As any process on a GPU."""

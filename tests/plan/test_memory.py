@@ -13,9 +13,8 @@ from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import Rows
 from hornbook.parallel.config import ParallelConfig, SelectiveRecompute
 from hornbook.plan.hardware import Device, parse_cluster
-from hornbook.plan.memory import RankMemory, estimate_memory, most_held
+from hornbook.plan.memory import RankMemory, estimate_memory, fullest
 from hornbook.plan.mixed import MixedHolding
-from hornbook.plan.schedules import rank_order
 from hornbook.plan.share import tensor_share
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
@@ -79,10 +78,10 @@ def test_activations_are_those_of_korthikanti(name: str) -> None:
     again = Recipe(model=model, parallel=ParallelConfig(recompute=SelectiveRecompute()))
     each = layers // (stages * chunks)
     schedule = "interleaved" if chunks > 1 else "1f1b"
-    order = rank_order(schedule, 0, stages, chunks, 2 * stages)
+    most = max(map(sum, fullest(schedule, 0, stages, chunks, 2 * stages)))
     for recipe, stream_ranks, gib in ((plain, 1, whole), (again, 8, less)):
         found = holding.blocks(recipe, share, Rows(rows, 2048, 2, stream_ranks=stream_ranks))[0].whole
-        assert most_held(order, dict.fromkeys(range(0, stages * chunks, stages), each * found)) == gib * GIB
+        assert most * each * found == gib * GIB
     held = 12 * layers * width**2 // (8 * stages)
     assert sum(holding.state(plain, held).values()) == state * GIB
 
@@ -144,7 +143,8 @@ def test_a_part_that_does_not_say_what_it_keeps_is_named() -> None:
 
 def test_a_gpu_keeps_sums_in_place_of_probabilities() -> None:
     cpu = Device(name="a CPU", fp32=1.0, memory=64, bandwidth=50)
-    recipe = resolve(None, ["model.layers=2", "model.width=256", "model.heads=8", "train.sequence=256"], {}).recipe
+    words = ["model.layers=2", "model.width=256", "model.heads=8", "train.sequence=256", "train.compile=true"]
+    recipe = resolve(None, words, {}).recipe
     sizes = [
         estimate_memory(recipe, 64, device)[0].phases["loss"].activations
         for device in (cpu, parse_cluster("H100").device)
@@ -152,3 +152,28 @@ def test_a_gpu_keeps_sums_in_place_of_probabilities() -> None:
     pairs = 128 * 128 + 128 * 256  # two tiles of 128 queries
     layers, rows, heads = 2, 8, 8
     assert sizes[0] - sizes[1] == layers * rows * heads * (2 * pairs - 4 * 256)
+
+
+def test_without_compilation_a_gpu_keeps_what_each_operation_does() -> None:
+    compiled, eager = (estimate(f"train.compile={word}", "train.precision=bf16")[0] for word in ("true", "false"))
+    layers, tokens, width, hidden = 8, 8 * 512, 256, 704
+    # float32 copies in place of inputs of norms, values beside queries and keys, an activation and a product
+    more = layers * tokens * (2 * 2 * width + 2 * 2 * width + 2 * 2 * hidden)
+    assert eager.phases["loss"].activations - compiled.phases["loss"].activations == more
+
+
+def test_gradients_of_one_microbatch_come_with_its_backward_pass() -> None:
+    one = estimate("train.micro_batch=8", "train.batch_tokens=4096")[0].phases
+    two = estimate("train.micro_batch=8", "train.batch_tokens=8192")[0].phases
+    assert one["loss"].gradients == 0 < one["update"].gradients == two["loss"].gradients
+    assert one["loss"].activations == two["loss"].activations
+
+
+def test_weights_cast_for_products_are_held_once_for_all_microbatches_of_a_pipeline() -> None:
+    words = ("parallel.pipeline.stages=4", "parallel.pipeline.cuts=[2, 4, 6]", "train.micro_batch=2")
+    many = estimate(*words, "train.precision=bf16", "train.batch_tokens=65536")
+    cast = 2 * 2 * (4 * 256 * 256 + 3 * 256 * 704)
+    assert (many[1].under_way, many[2].under_way) == (3, 2)
+    first, second = (rank.phases["loss"].activations for rank in many[1:3])
+    shared = 8 * 2 * 512 * 4  # positions, which all blocks read
+    assert first - 3 * (first - second) == pytest.approx(cast, abs=shared)

@@ -15,6 +15,7 @@ from hornbook.plan.collectives import Group, group
 from hornbook.plan.hardware import known_devices, parse_cluster, this_cpu
 from hornbook.plan.planner import plan_run
 from hornbook.plan.rates import rates_of
+from hornbook.plan.search.result import Plan
 from hornbook.plan.step import estimate_step
 from hornbook.plan.work import attention_work, block_work
 from hornbook.settings.recipe_files import shipped_recipes
@@ -66,6 +67,23 @@ def test_a_cpu_is_what_bench_measured(monkeypatch: pytest.MonkeyPatch, tmp_path)
     (folder / "machine.json").write_text(json.dumps(found))
     cpu = this_cpu(info)
     assert (cpu.fp32, cpu.bf16, cpu.bandwidth) == (0.15, 0.3, 30.0)
+
+
+def test_ranks_on_a_cpu_share_its_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    cores = this_cpu().cores
+    recipe = resolve("tiny", [f"train.batch_tokens={512 * 12 * cores}", "train.micro_batch=1"], environ={}).recipe
+
+    def plan(ranks: int) -> Plan:
+        own = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"data": ranks})})
+        return plan_run(own, parse_cluster("this"))
+
+    one, some, many = plan(1), plan(cores), plan(4 * cores)
+    assert many.cluster.count == 4 * cores
+    assert one.best.step.compute > some.best.step.compute
+    assert many.best.step.compute > 0.95 * some.best.step.compute
+    assert any("share" in text for text in many.warnings)
+    assert not any("share" in text for text in some.warnings)
 
 
 # ---- Products, collectives

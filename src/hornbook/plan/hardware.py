@@ -59,6 +59,8 @@ class Device(Config):
     watts: float = 0.0
     units: int = 0
     """Streaming multiprocessors or compute units."""
+    attention: float = Field(default=1.0, gt=0)
+    """Rate of torch's attention over that of the device's best kernel, of which the calibration has a share."""
     threads: int = 0
     """Of a CPU: threads that compute, and cores that this process may use."""
     cores: int = 0

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from hornbook.settings.recipe import Recipe
 
 FORMAT = 1
-STEP_PARTS = ("model", "surgery", "train", "parallel", "optim")
+STEP_PARTS = dict.fromkeys(("model", "surgery", "train", "parallel", "optim"), True) | {"data": {"objective": True}}
 """Parts of a recipe on which a step's time and memory depend."""
+LENGTHS = ("tokens", "epochs", "seconds")
+"""Of `train`, what sets the length of a run alone."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9.*]+")
 
 
@@ -41,12 +43,13 @@ def folder_name(name: str) -> str:
 
 def read_machine(pattern: str) -> list[dict[str, Any]]:
     """The saved measurements of devices whose name fits a pattern, in which * stands for anything; newest first."""
-    return _newest(pattern, lambda folder: [folder / "machine.json"])
+    return list(_newest(pattern, "machine.json"))
 
 
-def read_runs(pattern: str) -> list[dict[str, Any]]:
-    """What runs on such devices measured (`hornbook.plan.search.anchor.RunMeasured`); newest first."""
-    return _newest(pattern, lambda folder: list_folder(folder / "runs"))
+def read_runs(pattern: str, name: str = "*.json") -> Iterator[dict[str, Any]]:
+    """What runs on such devices measured (`hornbook.plan.search.anchor.RunMeasured`), newest first; name: of a file,
+    or a pattern."""
+    return _newest(pattern, f"runs/{name}")
 
 
 def run_file(name: str, recipe: "Recipe") -> Path | None:
@@ -57,19 +60,22 @@ def run_file(name: str, recipe: "Recipe") -> Path | None:
 
 def step_name(recipe: "Recipe") -> str:
     """NAME-DIGEST.json, by all that the time and memory of a step depend on."""
-    parts = recipe.model_dump(mode="json", include=set(STEP_PARTS))
+    parts = recipe.model_dump(mode="json", include=STEP_PARTS)
+    parts["train"] = {key: value for key, value in parts["train"].items() if key not in LENGTHS}
     digest = hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{folder_name(recipe.name)}-{digest}.json"
 
 
-def _newest(pattern: str, files: Callable[[Path], list[Path]]) -> list[dict[str, Any]]:
+def _newest(pattern: str, files: str) -> Iterator[dict[str, Any]]:
+    """Read one by one, newest first; files: a pattern below the folder of a device."""
     folder = bench_folder()
-    found = list[tuple[float, Any]]()
+    found = list[tuple[float, Path]]()
     with contextlib.suppress(OSError):
         for each in list_folder(folder, folder_name(pattern)) if folder is not None else []:
             with contextlib.suppress(OSError):
-                for path in files(each):
-                    with contextlib.suppress(OSError, ValueError):
-                        found.append((path.stat().st_mtime, json.loads(path.read_bytes())))
-    newest = sorted(found, key=lambda each: -each[0])
-    return [each for _, each in newest if isinstance(each, dict) and each.get("format") == FORMAT]
+                found += [(path.stat().st_mtime, path) for path in each.glob(files)]
+    for _, path in sorted(found, reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            record = json.loads(path.read_bytes())
+            if isinstance(record, dict) and record.get("format") == FORMAT:
+                yield record

@@ -7,7 +7,8 @@ trainer holds what it holds is a `Holding`: hornbook's own is here, others' are 
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Protocol
+from operator import ge, mul
+from typing import ClassVar, Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
 from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
@@ -19,13 +20,17 @@ from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
 from hornbook.plan.held import held_experts, held_values
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.schedules import Order, rank_order, stages_of
+from hornbook.plan.schedules import Schedule, rank_order, stages_of
 from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-CPU_RUNTIME = 500 * 2**20
-"""Interpreter, torch and compiled kernels of a process, measured."""
+CPU_RUNTIME = 520 * 2**20
+"""Interpreter, torch and compiled kernels of a process, measured (`python -m benchmarks.plan.runs`)."""
+CPU_RANK_RUNTIME = 375 * 2**20
+"""The same of a rank beside others: it shares with the process that forked it what it never touches."""
+CPU_SHARDING = 95 * 2**20
+"""What torch loads besides where weights are sharded."""
 GPU_RUNTIME = 600 * 2**20
 """Context and kernels of a process on a GPU."""
 CHANNELS = 400 * 2**20
@@ -74,6 +79,8 @@ class RankMemory(Config):
     """Values that it would hold if data ranks shared nothing."""
     under_way: float
     """Microbatches of a full stage whose activations it holds at once."""
+    kept: int
+    """Bytes kept for backward at once, at most."""
     phases: dict[str, PhaseMemory]
 
     @property
@@ -103,6 +110,9 @@ class Ends:
 class Holding(Protocol):
     """How a trainer holds state and activations; all methods are of one rank."""
 
+    keeps_gradients: ClassVar[bool]
+    """Gradients have memory from the start of a step on; else each gets it in the backward pass."""
+
     def state(self, recipe: Recipe, held: int, experts: int, /) -> dict[str, int]:
         """Bytes of weights, gradients and optimizer for `held` values, by category; `experts` of them are of experts,
         which ranks of the axis `expert` do not have in common."""
@@ -116,8 +126,8 @@ class Holding(Protocol):
         """What stands around the blocks; `vocab` is the rank's share."""
         ...
 
-    def communication(self, recipe: Recipe, held: int, largest: int, /) -> int:
-        """Buffers; `largest` values has the largest block."""
+    def communication(self, recipe: Recipe, held: int, largest: int, /) -> tuple[int, int]:
+        """Buffers until backward begins, and at its end; `largest` values has the largest block."""
         ...
 
     def runtime(self, recipe: Recipe, /) -> int:
@@ -127,11 +137,12 @@ class Holding(Protocol):
 
 _block_bytes = kept_by_model(block_bytes)
 _saved_bytes = kept_by_model(saved_bytes)
-_rank_order = lru_cache(1024)(rank_order)
 
 
 class HornbookHolding:
     """hornbook on one kind of device."""
+
+    keeps_gradients: ClassVar[bool] = False
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -154,23 +165,27 @@ class HornbookHolding:
         """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
         found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
-        return Ends(found.ends, found.shared, found.head, head_bytes(model, vocab, rows, chunk))
+        last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
+        return Ends(found.ends - found.final, found.shared, last, loss)
 
-    def communication(self, recipe: Recipe, held: int, largest: int) -> int:
+    def communication(self, recipe: Recipe, held: int, largest: int) -> tuple[int, int]:
         """Gathered weights of the block at work and of the next one, or buckets of gradients."""
         parallel = recipe.parallel
         if parallel.data_ranks == 1:
-            return 0
+            return 0, 0
         item = 2 if parallel.gather == "bf16" else recipe.train.item_bytes
         if parallel.shard == "everything":
             whole = held if not parallel.reshard else 2 * largest
-            return item * whole + recipe.train.item_bytes * largest
+            return item * whole, item * whole + recipe.train.item_bytes * largest
         bucket = int((parallel.bucket_mb or 25) * 2**20)
-        return 2 * min(bucket, recipe.train.item_bytes * held)
+        return 0, 2 * min(bucket, recipe.train.item_bytes * held)
 
     def runtime(self, recipe: Recipe) -> int:
         """Interpreter and libraries, or a device's context."""
-        return CPU_RUNTIME if self._device.is_cpu else gpu_runtime(recipe)
+        if not self._device.is_cpu:
+            return gpu_runtime(recipe)
+        sharding = CPU_SHARDING if recipe.parallel.shard == "everything" else 0
+        return sharding + (CPU_RUNTIME if recipe.parallel.world == 1 else CPU_RANK_RUNTIME)
 
 
 def gpu_runtime(recipe: Recipe) -> int:
@@ -183,7 +198,11 @@ def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
 
     chunk: bytes of logits that a device holds at once; 0 on a CPU.
     """
-    logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk) if chunk else CHUNK_BYTES * vocab
+    if chunk:
+        logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk)
+    else:
+        copies = CHUNK_COPIES if rows.traced and rows.itemsize == 2 else 1
+        logits = copies * min(rows.values(vocab), CHUNK_BYTES * vocab)
     return logits + 4 * vocab * (model.embedding.width or model.width)
 
 
@@ -245,61 +264,101 @@ class _Estimate:
 
     def _rank(self, rank: int, held: int) -> RankMemory:
         recipe, parallel = self.recipe, self.recipe.parallel
-        stages, last = self._stages(rank), len(self._blocks) - 1
+        stages = self._stages(rank)
         own = [number for span in stages.values() for number in span]
         of_stage = {stage: sum(map(self._kept, span)) for stage, span in stages.items()}
         for stage, span in stages.items():
             of_stage[stage] += self._ends.first * (0 in span) + self._ends.shared // len(stages)
-        kept, under_way = self._most_held(rank, of_stage)
+        kept, under_way = self._most_held(rank, of_stage, sum(self._held_once[number] for number in own))
         if getattr(parallel.offload, "activations", False):
             kept = min(kept, (0 if self.device.is_cpu else 2 * BETWEEN) + self._ends.first + self._ends.shared)
-        again = [number for number in own if self._kept(number) != self._blocks[number].whole]
-        recomputed = max((self._blocks[number].whole for number in again), default=0)
-        block = max(recomputed, *(self._blocks[number].whole for number in own), 0)
         largest = held // max(len(own), 1)
         state = self.holding.state(recipe, held, held_experts(recipe.model, parallel.tensor, parallel.expert, own))
+        forward, backward = self.holding.communication(recipe, held, largest)
         common = PhaseMemory(
             weights=state["weights"],
             gradients=state["gradients"],
             optimizer=state["optimizer"],
-            communication=self.holding.communication(recipe, held, largest),
+            communication=backward,
             runtime=self.holding.runtime(recipe),
         )
-        has_head = last in own
-        phases = {
-            "loss": {"activations": kept, "logits": has_head * (self._ends.last + self._ends.loss)},
-            "backward": {
-                "activations": kept,
-                "logits": has_head * self._ends.last,
-                "temporaries": recomputed + block,
-            },
-            "update": {"temporaries": 4 * max(largest, held // 16) if self.device.is_cpu else 0},
-        }
+        phases = self._phases(own, kept, common.gradients, (forward, backward))
         found = {name: common.model_copy(update=more) for name, more in phases.items()}
-        return RankMemory(rank=rank, parameters=held, under_way=under_way, phases=found)
+        found["update"] = common.model_copy(
+            update={"temporaries": 4 * max(largest, held // 16) if self.device.is_cpu else 0}
+        )
+        kept += self._ends.last * (len(self._blocks) - 1 in own)
+        return RankMemory(rank=rank, parameters=held, under_way=under_way, kept=kept, phases=found)
 
-    def _most_held(self, rank: int, of_stage: dict[int, int]) -> tuple[int, float]:
-        """(bytes of all microbatches under way, how many full stages that is)."""
-        pipeline = self.recipe.parallel.pipeline
+    def _phases(self, own: list[int], kept: int, gradients: int, buffers: tuple[int, int]) -> dict[str, dict[str, int]]:
+        """What changes in a microbatch, on a rank with the blocks `own`; buffers as of `Holding.communication`.
+
+        A backward pass holds most at its beginning, or at its end if gradients come with it.
+        """
+        has_head, before = len(self._blocks) - 1 in own, gradients if self._holds_gradients else 0
+        again = [number for number in own if self._kept(number) != self._blocks[number].whole]
+        temporaries = max((self._blocks[number].whole for number in again), default=0)
+        temporaries += max((self._blocks[number].backward for number in own), default=0)
+        begin = {"gradients": before, "activations": kept, "communication": buffers[0]}
+        loss = {**begin, "logits": has_head * (self._ends.last + self._ends.loss)}
+        begin |= {"logits": has_head * self._ends.last, "temporaries": temporaries}
+        remaining = self._ends.first + self._ends.shared + (self._kept(own[0]) if own else 0)
+        end = {"gradients": gradients, "activations": min(remaining, kept), "temporaries": temporaries}
+        end |= {"communication": buffers[1]}
+        return {"loss": loss, "backward": max(begin, end, key=lambda each: sum(each.values()))}
+
+    @cached_property
+    def _held_once(self) -> list[int]:
+        """Of what each block keeps, what all microbatches have in common: weights in the dtype of products."""
+        parallel, rows = self.recipe.parallel, self._rows
+        if parallel.pipeline.stages == 1 or parallel.recompute.kind != "none" or parallel.shard == "everything":
+            return [0] * len(self._blocks)
+        doubled = self.holding.blocks(self.recipe, self._model, replace(rows, rows=2 * rows.rows))
+        pairs = zip(self._blocks, doubled, strict=True)
+        return [max(2 * each.whole - more.whole, 0) for each, more in pairs]
+
+    @property
+    def _holds_gradients(self) -> bool:
+        """Whether gradients of microbatches before are there while one goes forward."""
+        return self.holding.keeps_gradients or self._microbatches > 1
+
+    @property
+    def _microbatches(self) -> int:
+        """Of a rank in a step."""
+        return -(-self.recipe.train.num_microbatches // self.recipe.parallel.data_ranks)
+
+    def _most_held(self, rank: int, of_stage: dict[int, int], once: int) -> tuple[int, float]:
+        """(bytes of all microbatches under way, how many full stages that is); `once`: bytes they have in common."""
+        pipeline, microbatches = self.recipe.parallel.pipeline, self._microbatches
+        whole = max(sum(of_stage.values()), 1)
         if pipeline.stages == 1:
             return of_stage[0], 1.0
-        microbatches = -(-self.recipe.train.num_microbatches // self.recipe.parallel.data_ranks)
         if pipeline.schedule in ("gpipe", "1f1b"):
             count = microbatches if pipeline.schedule == "gpipe" else min(microbatches, pipeline.stages - rank)
-            return count * sum(of_stage.values()), float(count)
+            return count * (whole - once) + once, float(count)
         few = min(microbatches, 4 * pipeline.stages)  # schedules repeat themselves from there on
-        order = _rank_order(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
-        most = most_held(order, of_stage)
-        return most, most / max(sum(of_stage.values()), 1)
+        held = fullest(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
+        sizes = [of_stage[stage] for stage in sorted(of_stage)]
+        share = max(sum(map(mul, each, sizes)) for each in held) / whole
+        return round(share * (whole - once)) + once, share
 
 
-def most_held(order: Order, sizes: dict[int, int]) -> int:
-    """Most bytes at once of passes in this order, where a microbatch in stage s holds sizes[s]."""
-    held = most = 0
-    for action in order:
-        held += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind] * sizes[action.stage]
-        most = max(most, held)
-    return most
+@lru_cache(1024)
+def fullest(schedule: Schedule, rank: int, ranks: int, chunks: int, microbatches: int) -> list[tuple[int, ...]]:
+    """Of a rank's stages, the first of the model first, how many microbatches they hold at once, at the times of which
+    one holds the most, whatever a microbatch takes in each stage."""
+    stages = stages_of(schedule, rank, ranks, chunks)
+    held, found = dict.fromkeys(sorted(stages), 0), list[tuple[int, ...]]()
+    for action in rank_order(schedule, rank, ranks, chunks, microbatches):
+        held[action.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
+        now = tuple(held.values())
+        if not any(_covers(each, now) for each in found):
+            found = [*(each for each in found if not _covers(now, each)), now]
+    return found
+
+
+def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return all(map(ge, one, other))
 
 
 def replace_train(recipe: Recipe, **changes: object) -> Recipe:

@@ -7,6 +7,7 @@ for the state see Rajbhandari et al. 2020 (ZeRO, arXiv 1910.02054).
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig
@@ -25,6 +26,8 @@ ITEM = 2
 @dataclass(frozen=True)
 class MixedHolding:
     """Bytes for each value of the parameters, and what kernels keep."""
+
+    keeps_gradients: ClassVar[bool] = True
 
     weights: float = 2.0
     gradients: float = 4.0
@@ -66,13 +69,15 @@ class MixedHolding:
         logits = round(self.logit_bytes * rows.tokens * vocab)
         return Ends(first, 0, 2 * stream, logits)
 
-    def communication(self, recipe: Recipe, held: int, largest: int, /) -> int:
+    def communication(self, recipe: Recipe, held: int, largest: int, /) -> tuple[int, int]:
         """Gathered weights of two blocks, and the gradients of one."""
         if recipe.parallel.shard != "everything":
-            return 0
+            return 0, 0
         if recipe.parallel.pipeline.stages > 1:  # gathered for all microbatches, whose gradients are summed whole
-            return round((self.gathered + self.gradients) * held)
-        return round((2 * self.gathered + self.gradients) * largest)
+            size = round((self.gathered + self.gradients) * held)
+        else:
+            size = round((2 * self.gathered + self.gradients) * largest)
+        return size, size
 
     def runtime(self, recipe: Recipe, /) -> int:
         """As any process on a GPU."""
@@ -83,7 +88,8 @@ class MixedHolding:
 def _blocks(model: ModelConfig, rows: Rows, holding: MixedHolding, again: bool) -> list[BlockBytes]:
     layers = [model.layer(number) for number in range(model.layers)]
     stream = rows.narrow.stream(model)
-    return [BlockBytes(_Block(layer, rows, holding, again).total, stream) for layer in layers]
+    sizes = [_Block(layer, rows, holding, again).total for layer in layers]
+    return [BlockBytes(size, stream, size) for size in sizes]
 
 
 @dataclass(frozen=True)

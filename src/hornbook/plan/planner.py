@@ -6,6 +6,7 @@ Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hornbook.data.config.objectives import Masked
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
@@ -15,15 +16,16 @@ from hornbook.plan.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import Layout, Plan, capacity
+from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
+from hornbook.plan.share import sides
 from hornbook.plan.step import Traffic, estimate_step
 from hornbook.settings.recipe import Recipe
 
 SHOWN = 6
 """Layouts that a plan has by default."""
-SAME = 1.01
-"""Times that differ by less are not told apart: of those layouts the simplest is the best."""
+COMPARED = 24
+"""Fastest layouts among which the simplest of those that are as fast is looked for."""
 KINDS = {"parallel.tensor": 2, "parallel.expert": 2, "parallel.context.ranks": 3, "parallel.pipeline.stages": 4}
 """What an axis costs in simplicity; data ranks cost nothing."""
 
@@ -52,6 +54,7 @@ def plan_run(
 
     Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
     """
+    cluster = cluster if search else _with_ranks(cluster, recipe)
     recipe = settle(recipe, cluster)
     own = recipe.train.precision
     precisions = [own, "float8"] if float8 and own != "float8" else [own]
@@ -69,6 +72,7 @@ def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
 
     Raises UsageError for parts that do not say what they keep.
     """
+    cluster = _with_ranks(cluster, recipe)
     return _described(recipe, vocab, cluster, _Compared([estimate_layout(recipe, vocab, cluster)]))
 
 
@@ -106,6 +110,11 @@ def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkee
     """None where nothing fits."""
     run = recipe.model_copy(update={"parallel": best.parallel})
     return estimate_upkeep(run, vocab, cluster, best.tokens_per_second) if best.fits else None
+
+
+def _with_ranks(cluster: Cluster, recipe: Recipe) -> Cluster:
+    """A CPU has as many ranks as the recipe gives it."""
+    return cluster.model_copy(update={"count": recipe.parallel.world}) if cluster.device.is_cpu else cluster
 
 
 def _check_precision(precision: str, cluster: Cluster) -> None:
@@ -151,11 +160,14 @@ def _train(recipe: Recipe, **changes: object) -> Recipe:
 
 def traffic_of(recipe: Recipe) -> Traffic:
     """What crosses data ranks in hornbook."""
-    parallel, item = recipe.parallel, float(recipe.train.item_bytes)
+    parallel, item, objective = recipe.parallel, float(recipe.train.item_bytes), recipe.data.objective
     return Traffic(
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        targets=objective.rate if isinstance(objective, Masked) else 1.0,
+        sides=sides(recipe),
+        fused=recipe.train.compile,
     )
 
 
@@ -165,7 +177,8 @@ def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     memory = estimate_memory(recipe, vocab, cluster.device)
     step = estimate_step(recipe, vocab, cluster, traffic_of(recipe))
     batch, parallel = recipe.train.batch_tokens, recipe.parallel
-    positions = batch, batch if recipe.model.kind == "encoder_decoder" else 0
+    decoder, encoder = sides(recipe)
+    positions = round(batch * decoder), round(batch * encoder) if recipe.model.kind == "encoder_decoder" else 0
     done = step_operations(recipe.model, vocab, recipe.train.sequence, positions, parallel.recompute)
     could = step.total * parallel.world * cluster.device.rate(recipe.train.precision)
     peak = max(each.peak.total for each in memory)
@@ -221,8 +234,8 @@ def _largest(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
 def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: Sequence[str]) -> _Compared:
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
-    search = Search(vocab, cluster, layouts, traffic_of)
-    found = search.fastest(max(top, SHOWN), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
+    search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
+    found = search.fastest(max(top, COMPARED), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
     if not found:
         raise UsageError(_no_layout(recipe, cluster))
     shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found]

@@ -12,6 +12,10 @@ NARROW = ("float8", "mxfp8", "nvfp4", "fp8", "fp4")
 """Precisions of products in 8 bits or fewer."""
 
 
+CPU_ATTENTION = 0.8
+"""Rate of a CPU's attention over that of its products, by `python -m benchmarks.plan.runs`."""
+
+
 class Shares(Config):
     """Shares of the data sheet that are reached."""
 
@@ -41,6 +45,8 @@ class Rates:
     """Products in blocks are in 8 bits or fewer."""
     units: int = 0
     """Among which a device divides a product."""
+    core: float = 0.0
+    """Of a CPU: of products in fp32; 0 on other devices."""
 
 
 @cache
@@ -53,7 +59,7 @@ def calibration() -> dict[str, Shares]:
 def shares_of(device: Device) -> Shares:
     """The shares of a device: of its own name, of its first word, or the default ones."""
     if device.is_cpu:  # its rates are measured
-        return Shares(products=1.0, narrow=1.0, attention=0.5, bandwidth=1.0, link=1.0, network=1.0)
+        return Shares(products=1.0, narrow=1.0, attention=CPU_ATTENTION, bandwidth=1.0, link=1.0, network=1.0)
     table = calibration()
     return table.get(device.name) or table.get(device.name.split()[0]) or table["default"]
 
@@ -72,4 +78,5 @@ def rates_of(device: Device, precision: str, shares: Shares | None = None) -> Ra
         network=1e9 * device.network * shares.network,
         narrow=narrow,
         units=device.units,
+        core=device.rate("fp32") if device.is_cpu else 0.0,
     )

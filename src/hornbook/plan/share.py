@@ -40,6 +40,22 @@ def rows_of(recipe: Recipe, rows: int, *, fused: bool = False) -> Rows:
     )
 
 
+def sides(recipe: Recipe) -> tuple[float, float]:
+    """Positions of the decoder and of the encoder over those of a row: of spans that are taken out the decoder sees
+    what the sentinels stand for, of text that is filled in all of it. Both are 1 for other models."""
+    if recipe.model.kind != "encoder_decoder":
+        return 1.0, 1.0
+    decoder = encoder = weights = 0.0
+    for part in recipe.data.objective.components():
+        taken, marks = (part.noise.rate, part.noise.rate / part.noise.mean_span) if part.noise else (0.0, 0.0)
+        left = 1 - taken + marks
+        infill = part.noise is None or part.noise.infill
+        decoder += part.weight * (1.0 if infill else (taken + marks) / left)
+        encoder += part.weight * (left if infill else 1.0)
+        weights += part.weight
+    return decoder / weights, encoder / weights
+
+
 def share_of(values: int, ranks: int) -> int:
     """The larger part of what ranks divide."""
     return -(-values // ranks)

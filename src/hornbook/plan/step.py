@@ -26,6 +26,12 @@ from hornbook.settings.recipe import Recipe
 
 UPDATE_BYTES = 28
 """Bytes that AdamW reads and writes for a value: weight, gradient, two moments; three of them are written."""
+UNFUSED = 2.5
+"""Bytes between products of torch's single operations over those of compiled ones, by torchtitan's measured pair."""
+
+
+CPU_STEP_SECONDS = 0.01
+"""Seconds of a step on a CPU beside its microbatches: the batch, clipping, the update's kernels, records."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,18 @@ class Traffic:
     """A stage does nothing else while its message to the next is on its way."""
     sum_bytes: float = 4.0
     """Of a value's gradient, in which microbatches are summed."""
+    targets: float = 1.0
+    """Share of the model's positions that the head computes."""
+    sides: tuple[float, float] = (1.0, 1.0)
+    """Positions of the model, and of an encoder beside it, over those of a row."""
     stored_scores: bool = False
     """Attention is several kernels, with all its scores in memory."""
     expert_calls: int = 0
     """Kernels that it starts for each expert, forward: none where one kernel computes all of them."""
-    attention: float = 1.0
-    """Rate of its attention's kernel over that of the device's best."""
+    attention: float | None = None
+    """Rate of its attention's kernel over that of the device's best; None is torch's."""
+    fused: bool = True
+    """What lies between products is compiled or written as few kernels; on a CPU it makes no difference."""
 
 
 class StepTime(Config):
@@ -119,7 +131,8 @@ def estimate_step(
     """Time of a step of a recipe on a cluster. vocab: rows of the embedding; shares: in place of the calibration;
     waiting: simulate the pipeline, else the step is as long as its slowest rank computes."""
     rates = rates_of(cluster.device, recipe.train.precision, shares)
-    rates = replace(rates, attention=traffic.attention * rates.attention)
+    kernel = cluster.device.attention if traffic.attention is None else traffic.attention
+    rates = replace(rates, attention=kernel * rates.attention)
     return _Step(recipe, vocab, cluster, traffic, rates).time(waiting=waiting)
 
 
@@ -172,20 +185,22 @@ class _Step:
         """Of each block, an encoder's first; equal blocks are counted once."""
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
-        found, known = list[_Passes](), dict[tuple[bool, int, int], _Passes]()
+        found, known = list[_Passes](), dict[int, _Passes]()
         for stack in (*encoder, decoder):
             known.clear()
             crossed = bool(encoder) and stack is decoder
             for number in range(stack.layers):
-                layer = stack.layer(number)
-                key = crossed, id(layer.attention), id(layer.mlp)
+                key = stack.alike(number)
                 if key not in known:
-                    known[key] = self._block(layer, crossed=crossed)
+                    known[key] = self._block(
+                        stack.layer(number), self.traffic.sides[stack is not decoder], crossed=crossed
+                    )
                 found.append(known[key])
         return [self._with_recompute(each, number) for number, each in enumerate(found)]
 
-    def _block(self, layer: ModelConfig, *, crossed: bool) -> _Passes:
-        parallel, tokens, sequence = self.recipe.parallel, self._tokens, self.recipe.train.sequence
+    def _block(self, layer: ModelConfig, side: float, *, crossed: bool) -> _Passes:
+        parallel, tokens, sequence = self.recipe.parallel, self._positions(side), self.recipe.train.sequence
+        sequence = max(round(side * sequence), 1)
         stream = parallel.tensor if parallel.sequence else 1
         attention = attention_work(layer, tokens, sequence, self._item, stored=self.traffic.stored_scores)
         if isinstance(layer.mlp, ExpertsConfig) and parallel.expert > 1:
@@ -194,14 +209,20 @@ class _Step:
         work = block_work(layer, tokens, self._item, stream, attention, self.traffic.expert_calls)
         if crossed:
             bare = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"hidden": 1}), "kind": "encoder"})
-            work += block_work(bare, tokens, self._item, stream, attention)
+            work += block_work(bare, self._positions(sum(self.traffic.sides) / 2), self._item, stream, attention)
         once = attention.forward(self.rates, self._item)
         traffic, times = self.traffic, 1.5 if crossed else 1.0
         sent, answered = (
             times * self._sent(layer, once, hidden)
             for hidden in (traffic.beside_tensor, traffic.beside_tensor_backward)
         )
+        if not self.traffic.fused and not self.cluster.device.is_cpu:
+            work = replace(work, moved=UNFUSED * work.moved)
         return _Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
+
+    def _positions(self, side: float) -> int:
+        """Of a microbatch."""
+        return max(round(side * self._tokens), 1)
 
     def _backward(self, work: Work) -> float:
         return work.backward(self.rates, self._item, self.traffic.sum_bytes)
@@ -232,7 +253,10 @@ class _Step:
     @cached_property
     def _head(self) -> _Passes:
         model, vocab = self.recipe.model, share_of(self.vocab, self.recipe.parallel.tensor)
-        work: Work = head_work(model, vocab, self._tokens, self._item)
+        tokens = self._positions(self.traffic.targets * self.traffic.sides[0])
+        work: Work = head_work(model, vocab, tokens, self._item)
+        if self.rates.core:  # a chunk of logits stays in its caches
+            work = replace(work, moved=0.0)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
         return _Passes(work.forward(self.rates, self._item), self._backward(work), 0.0, sent, sent)
 
@@ -337,4 +361,5 @@ class _Step:
     def _update_seconds(self) -> float:
         parallel = self.recipe.parallel
         shared = parallel.data // parallel.replicas if parallel.shard != "none" else 1
-        return UPDATE_BYTES * max(self._held) / shared / self.rates.bandwidth
+        started = CPU_STEP_SECONDS if self.rates.core else 0.0
+        return started + UPDATE_BYTES * max(self._held) / shared / self.rates.bandwidth

@@ -46,6 +46,17 @@ SPLIT_RATE = 0.5
 """Rate of a product of few tiles, which is cut along its inner side, over the best."""
 
 
+# ---- A CPU, by `python -m benchmarks.plan.runs`
+
+BYTE_OPERATIONS = 22.0
+"""Operations that a CPU would do in products while it reads or writes a byte between them: in its caches, where what is
+computed for each value binds it, not memory."""
+WEIGHT_BYTES = 10.0
+"""Bytes that it moves for each weight of a microbatch: the weight, its cast, the sum of its gradient."""
+CPU_START_SECONDS = 45e-6
+"""Seconds in which it starts a kernel."""
+
+
 @dataclass(frozen=True)
 class Multiply:
     """A product with weights of a microbatch: `rows` by `inner`, times `inner` by `columns`, `count` of them."""
@@ -126,11 +137,16 @@ class Work:
 
     def forward(self, rates: Rates, item: int = ITEM) -> float:
         """Seconds. item: bytes of a value."""
+        if rates.core:
+            return self._on_cpu(rates, 1.0, 1.0)
         products = sum(each.forward(rates, item) for each in self.multiplies)
         return self._seconds(rates, 1.0, 1.0, products)
 
     def backward(self, rates: Rates, item: int = ITEM, gradient: float = 4.0) -> float:
         """Seconds, without what is computed again. gradient: bytes of a value that microbatches are summed in."""
+        if rates.core:
+            passed = WEIGHT_BYTES * sum(each.weights for each in self.multiplies)
+            return self._on_cpu(rates, 2.0, FLASH_BACKWARD) + passed / rates.bandwidth
         products = sum(each.backward(rates, item, gradient) for each in self.multiplies)
         return self._seconds(rates, 2.0, FLASH_BACKWARD, products)
 
@@ -141,6 +157,11 @@ class Work:
         beside = self.plain / rates.wide + (self.moved + casts) / rates.bandwidth + GAP_SECONDS * self.calls
         device = products + times * beside + attention * self.attention / rates.attention
         return max(device, times * START_SECONDS * self.calls)
+
+    def _on_cpu(self, rates: Rates, times: float, attention: float) -> float:
+        """One thing after the other: nothing of it is hidden."""
+        beside = BYTE_OPERATIONS * self.moved / rates.core + CPU_START_SECONDS * self.calls
+        return times * (self.products / rates.products + beside) + attention * self.attention / rates.attention
 
 
 def block_work(

@@ -1,7 +1,9 @@
 """`hornbook plan --scale`: tables and a picture of how a run scales, simulated."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from hornbook.cli.result import Result, columns
 from hornbook.errors import UsageError
@@ -12,18 +14,24 @@ if TYPE_CHECKING:
     from hornbook.plan.hardware import Cluster
     from hornbook.settings.recipe import Recipe
 
+Scale = Annotated[
+    str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over such devices.")
+]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="With --scale: a picture to write (.svg).")]
 TITLES = {
     "strong": "strong scaling: the batch stays as it is",
     "weak": "weak scaling: each device keeps its tokens",
 }
 
 
-def scale_result(recipe: "Recipe", cluster: "Cluster", span: str, plot: Path | None) -> Result:
+def scale_result(recipe: "Recipe", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
     """The tables of both kinds of scaling; `plot`: an SVG file to write. Raises UsageError."""
     from hornbook.files.durable import write_atomic
     from hornbook.plan.at_scale.simulation import device_counts, simulate_scaling
     from hornbook.studio.scale_chart import scale_picture
 
+    if span is None:
+        raise UsageError("--plot draws what --scale simulates: give both")
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: the name must end with .svg")
     found = simulate_scaling(recipe, cluster, device_counts(span))

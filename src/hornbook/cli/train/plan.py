@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.plan.budget import Budgets, LawFile, PreparedText, Served, Size, budget_result, sized
-from hornbook.cli.plan.scale import scale_result
+from hornbook.cli.plan.scale import Plot, Scale, scale_result
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import Words, resolve_words, split_target
-from hornbook.errors import Exit, UsageError
+from hornbook.errors import Exit
 from hornbook.plan.numbers import duration, short
 
 if TYPE_CHECKING:
@@ -81,10 +81,8 @@ def plan(
     law: LawFile = None,
     data: PreparedText = None,
     serve: Served = None,
-    scale: Annotated[
-        str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over such devices.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="With --scale: a picture to write (.svg).")] = None,
+    scale: Scale = None,
+    plot: Plot = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Trace a step of the best layout's fullest rank on fake tensors.")
     ] = False,
@@ -96,23 +94,23 @@ def plan(
     """
     from hornbook.plan.hardware import parse_cluster, read_hardware
     from hornbook.plan.planner import plan_run
-    from hornbook.plan.search.anchor import anchored
 
     devices = parse_cluster(cluster, () if hardware is None else read_hardware(hardware))
     resolved = sized(words, resolve_words(words), size)
     if budget:
         ours = {"fixed": size is not None, "price": price, "law": law, "data": data, "serve": serve, "explain": explain}
         return budget_result(words, resolved, devices, budget, **ours)
-    if scale is not None:
+    if scale is not None or plot is not None:
         return scale_result(resolved.recipe, devices, scale, plot)
-    if plot is not None:
-        raise UsageError("--plot draws what --scale simulates: give both")
     fixed = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
     if fixed:
         resolved = _filled(resolved, devices)
     search, most = not fixed and devices.count > 1, 10**6 if every else top
     found = plan_run(resolved.recipe, devices, search=search, price=price, top=most, float8=float8)
-    found = anchored(found, resolved.recipe, devices)
+    if devices.machine:  # runs may have measured it
+        from hornbook.plan.search.anchor import anchored
+
+        found = anchored(found, resolved.recipe, devices)
     notes = [f"[yellow]![/] {text.replace('[', chr(92) + '[')}" for text in found.warnings]
     if not found.best.fits:
         notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
@@ -173,7 +171,8 @@ def plan_text(found: "Plan", *, explain: bool = False, width: int = BAR) -> str:
 
 def _row(found: "Plan", each: "Layout", width: int) -> list[str]:
     peak, seconds, cost = each.worst.peak.total, found.seconds(each), found.cost(each)
-    precision = f", {each.precision}" if each.precision != found.best.precision else ""
+    several = len({layout.precision for layout in found.layouts}) > 1 or each.precision == "float8"
+    precision = f", {each.precision}" if several else ""
     return [
         ("  " if each.fits else "x ") + each.name + precision,
         str(each.micro_batch),

@@ -91,12 +91,14 @@ def trace_layout(recipe: "Recipe", vocab: int, layout: "Layout") -> Traced:
     rank = worst.rank * (recipe.parallel.world // stages)  # the pipeline is the outermost axis
     found = simulate(recipe, vocab, rank)
     peak, complete = worst.peak, worst.phases["update"]
-    kept = max(each.activations for each in worst.phases.values()) + worst.phases["backward"].logits
+    shard = recipe.parallel.shard
+    gathered = found.memory["gathered weights"] if shard in ("optimizer", "gradients") else 0  # whole beside their part
     rows = [
-        ("weights", complete.weights, found.state["weights"]),
-        ("gradients", complete.gradients, found.state["gradients"]),
+        ("weights", complete.weights, found.state["weights"] + gathered),
+        # With `optimizer` they are whole until the last microbatch, and a part is left when they are complete.
+        *([("gradients", complete.gradients, found.state["gradients"])] if shard != "optimizer" else []),
         ("optimizer", complete.optimizer, found.state["moments"]),
-        ("activations", kept, found.kept),
+        ("activations", worst.kept, found.kept),
         ("peak", peak.total - peak.runtime, found.peak),
     ]
     return Traced(layout.name, rank, rows, found.notes, found.seconds)

@@ -6,7 +6,7 @@ documents attention keeps fewer probabilities. Of a block that is computed again
 what the largest of them holds while it is.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig, Parallel
@@ -29,6 +29,8 @@ class SavedBytes:
     """Gradients that the loss has made: of hidden states, and of the matrix to the vocabulary."""
     recomputed: int
     """Of the largest block that backward computes again: there during backward of each of them."""
+    final: int
+    """Of `ends`, the norm behind the last block."""
 
     @property
     def total(self) -> int:
@@ -56,7 +58,7 @@ def saved_bytes(
     head = model.head.saved_bytes(model, vocab, stacks[-1].rows, rows.tokens if targets is None else targets)
     states = 0 if stacks[-1] in whole else stacks[-1].memory  # held all the same, by the blocks that read them
     recomputed = max((blocks[each] for each in again), default=0)
-    return SavedBytes(ends, shared, kept, head, recomputed + states)
+    return SavedBytes(ends, shared, kept, head, recomputed + states, stacks[-1].final)
 
 
 @dataclass(frozen=True)
@@ -65,12 +67,15 @@ class BlockBytes:
 
     whole: int
     stream: int
+    backward: int
+    """Gradients of activations that are there at once while it goes backward."""
 
 
 def block_bytes(model: ModelConfig, rows: Rows) -> list[BlockBytes]:
     """Of each block, an encoder's first. Raises UsageError as `saved_bytes` does."""
     stacks = _stacks(model, rows)
-    return [BlockBytes(stack.block(i), stack.stream) for stack in stacks for i in range(stack.model.layers)]
+    every = [(stack, number) for stack in stacks for number in range(stack.model.layers)]
+    return [BlockBytes(stack.block(number), stack.stream, stack.backward(number)) for stack, number in every]
 
 
 def _stacks(model: ModelConfig, rows: Rows) -> "list[_Stack]":
@@ -88,6 +93,8 @@ class _Stack:
     model: ModelConfig
     rows: Rows
     source: Rows | None = None
+    known: dict[tuple[int, bool], int] = field(default_factory=dict[tuple[int, bool], int], compare=False)
+    """Bytes of blocks by what those alike have in common, and whether one is before them."""
 
     @property
     def stream(self) -> int:
@@ -95,8 +102,11 @@ class _Stack:
 
     @property
     def ends(self) -> int:
-        norm = _norm(self.model.norm, self.model, self.rows) if self.model.final_norm else 0
-        return _entrance(self.model, self.rows) + norm
+        return _entrance(self.model, self.rows) + self.final
+
+    @property
+    def final(self) -> int:
+        return _norm(self.model.norm, self.model, self.rows) if self.model.final_norm else 0
 
     @property
     def weighs_rows(self) -> bool:
@@ -112,7 +122,19 @@ class _Stack:
         """The encoder's states, which all blocks of the decoder project."""
         return 0 if self.source is None else self.source.stream(self.model)
 
+    def backward(self, number: int) -> int:
+        """Gradients of the stream, of its norm, and of what the widest product gave."""
+        layer = self.model.layer(number)
+        products = [each for part in (layer.attention, layer.mlp) for each in method(part, "products")(layer)]
+        return 2 * self.stream + self.rows.values(max(each.columns * each.uses for each in products))
+
     def block(self, number: int) -> int:
+        key = self.model.alike(number), number > 0
+        if key not in self.known:
+            self.known[key] = self._block(number)
+        return self.known[key]
+
+    def _block(self, number: int) -> int:
         own = _block(self.model, number, self.rows)
         return own if self.source is None else own + _across(self.model, number, self.rows, self.source)
 

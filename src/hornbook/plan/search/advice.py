@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
 from hornbook.plan.numbers import duration
-from hornbook.plan.search.result import Layout, Plan, capacity
+from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.settings.recipe import Recipe
 
 PARTS = {
@@ -39,7 +39,8 @@ def reasons(plan: Plan) -> Iterator[str]:
 
 def _named(layout: Layout) -> str:
     again = f", recompute {layout.recompute}" if layout.recompute != "none" else ""
-    return f"{layout.name} with {layout.micro_batch} rows{again}"
+    rows = "one row" if layout.micro_batch == 1 else f"{layout.micro_batch} rows"
+    return f"{layout.name} with {rows}{again}"
 
 
 def _before(best: Layout, after: Layout) -> str:
@@ -47,8 +48,8 @@ def _before(best: Layout, after: Layout) -> str:
     name = max(gaps, key=lambda each: gaps[each])
     slower = after.step.total / best.step.total - 1
     text = f"{best.name} is before {after.name}, "
-    if slower < 0.01:
-        return f"{text}which takes {duration(after.step.total)} to {duration(best.step.total)}: as long, within 1 %"
+    if slower < SAME - 1:
+        return f"{text}which takes as long, within {100 * SAME - 100:.0f} %, and is no simpler"
     part = f"{duration(getattr(best.step, name))} of {PARTS[name]}, not {duration(getattr(after.step, name))}"
     return f"{text}which takes {100 * slower:.0f} % longer: {part}"
 
@@ -111,11 +112,12 @@ def _shape_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
 def _layout_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
     best, device = plan.best, plan.cluster.device
     parallel = best.parallel
-    if parallel.tensor > plan.cluster.domain:
-        yield (
-            f"tensor ranks cross machines: {parallel.tensor} ranks, and {plan.cluster.domain} devices share a fast "
-            f"link: --parallel.tensor {plan.cluster.domain}"
-        )
+    fast, node = plan.cluster.domain, max(plan.cluster.node, plan.cluster.domain)
+    if parallel.tensor > node:
+        yield f"tensor ranks cross machines: {parallel.tensor} ranks on machines of {node}: --parallel.tensor {node}"
+    elif parallel.tensor > fast:
+        joined = "no fast link joins them" if fast == 1 else f"a fast link joins {fast}"
+        yield f"{parallel.tensor} tensor ranks exchange activations in every block, and {joined}: data ranks need less"
     microbatches = recipe.train.batch_tokens // recipe.train.sequence // best.micro_batch // parallel.data_ranks
     stages = parallel.pipeline.stages
     if stages > 1 and microbatches < 4 * stages:
@@ -126,5 +128,8 @@ def _layout_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
         )
     if recipe.train.precision == "fp16" and device.bf16 is not None:
         yield f"fp16 needs loss scaling, and {device.name} multiplies bf16 as fast: --train.precision bf16"
-    if device.threads * plan.cluster.count < device.cores:
-        yield f"{device.threads} threads of {device.cores} cores: OMP_NUM_THREADS={device.cores} takes them all"
+    if (used := device.threads * plan.cluster.count) < device.cores:
+        each = device.cores // plan.cluster.count
+        yield f"{used} threads on {device.cores} cores: OMP_NUM_THREADS={each} takes them all"
+    elif device.threads and used > device.cores:
+        yield f"{plan.cluster.count} ranks of {device.threads} threads share {device.cores} cores: take fewer"

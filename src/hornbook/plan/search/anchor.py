@@ -6,6 +6,7 @@ present one. The newest run of the same step counts; without one the median over
 
 import statistics
 from contextlib import suppress
+from itertools import islice
 
 from pydantic import Field, ValidationError
 
@@ -17,8 +18,8 @@ from hornbook.plan.search.result import Plan
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-NEWEST = 8
-"""Runs whose median counts."""
+READ, NEWEST = 8, 5
+"""Runs that are read, and of them those in the same precision whose median counts: a run that begins waits for it."""
 LEAST_STEPS = 10
 """A run with fewer timed steps is no measurement."""
 LEAST_SECONDS = 1.0
@@ -49,9 +50,9 @@ class RunMeasured(Config):
 def anchored(plan: Plan, recipe: Recipe, cluster: Cluster) -> Plan:
     """The plan with the times that runs on this machine measured, and the sentence that says so."""
     recipe = settle(recipe, cluster)
-    runs = [each for each in measured_runs(cluster) if each.recipe.train.precision == recipe.train.precision]
-    own = [each for each in runs if step_name(each.recipe) == step_name(recipe)]
-    ratios = [ratio for each in own[:1] or runs[:NEWEST] if (ratio := _ratio(each, cluster)) is not None]
+    own = measured_runs(cluster, step_name(recipe))
+    runs = own or [each for each in measured_runs(cluster) if each.recipe.train.precision == recipe.train.precision]
+    ratios = [ratio for each in runs[:NEWEST] if (ratio := _ratio(each, cluster)) is not None]
     if not ratios:
         return plan
     factor = statistics.median(ratios)
@@ -63,13 +64,14 @@ def anchored(plan: Plan, recipe: Recipe, cluster: Cluster) -> Plan:
 
 def step_recipe(recipe: Recipe) -> Recipe:
     """The parts of a recipe on which a step depends, under its name: no data, no paths."""
-    return Recipe.model_validate(recipe.model_dump(include={"name", *STEP_PARTS}))
+    return Recipe.model_validate(recipe.model_dump(include=STEP_PARTS | {"name": True}))
 
 
-def measured_runs(cluster: Cluster) -> list[RunMeasured]:
-    """Of this machine, the newest first; none for a cluster of a data sheet. A file of another version is left out."""
+def measured_runs(cluster: Cluster, name: str = "*.json") -> list[RunMeasured]:
+    """Of this machine, the newest first, READ at most; none for a cluster of a data sheet. A file of another version is
+    left out. name: of a step (`step_name`)."""
     found = list[RunMeasured]()
-    for record in read_runs(cluster.machine) if cluster.machine else []:
+    for record in islice(read_runs(cluster.machine, name), READ) if cluster.machine else ():
         with suppress(ValidationError):
             found.append(RunMeasured.model_validate(record))
     return [each for each in found if each.counts]

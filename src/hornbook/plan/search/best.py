@@ -41,13 +41,6 @@ class Found(NamedTuple):
         return (self.block._replace(micro=0, recompute=""), self.spread)
 
 
-class Bounds(NamedTuple):
-    """Of a block on ranks of its own: one microbatch through the whole model, and the memory of it."""
-
-    seconds: float
-    memory: PhaseMemory
-
-
 class _Open(NamedTuple):
     """Layouts that are still to be looked into, by the least time that they may take."""
 
@@ -74,7 +67,8 @@ class Search:
         """Layouts of which time was estimated beyond a bound."""
         self.missed: Found | None = None
         """The fastest layout that would be faster than the best, and does not fit."""
-        self.bounds = cache(self._bounds)
+        self._seconds = cache(self._microbatch_seconds)
+        self._whole = cache(self._whole_memory)
         self._memory = cache(self._estimate_memory)
         self._step = cache(self._estimate_step)
 
@@ -130,7 +124,7 @@ class Search:
     def _pace(self, block: Block) -> float:
         """Least seconds of a step with such blocks: every rank computes all the time."""
         microbatches = self.layouts.rows / block.micro
-        return SURE * self.bounds(block).seconds * microbatches * block.ranks / self._cluster.count
+        return SURE * self._seconds(block) * microbatches * block.ranks / self._cluster.count
 
     def _within(self, opened: "_Open") -> Iterator["_Open"]:
         """A block's variants, or a variant's spreads."""
@@ -152,11 +146,11 @@ class Search:
         filled = (
             FILL[spread.schedule] * (spread.stages - 1) / (spread.chunks if spread.schedule == "interleaved" else 1)
         )
-        return SURE * 0.9 * filled * self.bounds(block).seconds / spread.stages
+        return SURE * 0.9 * filled * self._seconds(block) / spread.stages
 
     def _least_bytes(self, block: Block, spread: Spread) -> float:
         """Bytes that the fullest rank holds at least: its even share of weights and state, and of what is under way."""
-        memory, shared = self.bounds(block).memory, spread.data // spread.replicas
+        memory, shared = self._whole(block), spread.data // spread.replicas
         level = ("none", "optimizer", "gradients", "everything").index(spread.shard)
         state = memory.optimizer / (shared if level > 0 else 1) + memory.gradients / (shared if level > 1 else 1)
         state += memory.weights / (shared if level > 2 else 1)
@@ -172,13 +166,21 @@ class Search:
 
     # ---- Estimates
 
-    def _bounds(self, block: Block) -> Bounds:
+    def _microbatch(self, block: Block) -> Recipe:
+        """One microbatch on ranks of its own."""
         recipe = self.layouts.recipe(block, Spread())
         tokens = block.micro * block.expert * recipe.train.sequence
-        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_tokens": tokens})})
+        return recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_tokens": tokens})})
+
+    def _microbatch_seconds(self, block: Block) -> float:
+        recipe = self._microbatch(block)
         step = estimate_step(recipe, self._vocab, self._cluster, self._traffic(recipe))
-        (memory,) = estimate_memory(recipe, self._vocab, self._cluster.device)
-        return Bounds(step.compute + step.recompute + step.tensor, memory.phases["loss"])
+        return step.compute + step.recompute + step.tensor
+
+    def _whole_memory(self, block: Block) -> PhaseMemory:
+        """Of the whole model on such ranks, with one microbatch."""
+        (memory,) = estimate_memory(self._microbatch(block), self._vocab, self._cluster.device)
+        return memory.phases["loss"]
 
     def _estimate_memory(self, block: Block, spread: Spread) -> int:
         recipe = self.layouts.recipe(block, spread)

@@ -12,6 +12,9 @@ from hornbook.plan.memory import RankMemory
 from hornbook.plan.step import StepTime
 from hornbook.settings.fields import Config
 
+SAME = 1.03
+"""Times that differ by less are not told apart, for an estimate is wrong by more; of such layouts the simplest is the
+best."""
 FITS = 0.94
 """Share of a device's memory that a plan may fill: the allocator's gaps take the rest."""
 POWER_SHARE = 0.8

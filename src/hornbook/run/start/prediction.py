@@ -97,11 +97,15 @@ class Prediction:
     def _measured(self) -> Outcome | None:
         """Of the slowest and of the fullest rank; None after too few steps."""
         own = round(1e9 * statistics.median(self._seconds)) if len(self._seconds) >= LEAST_STEPS else 0
-        nanoseconds, peak = self._world.all_reduce_max([own, memory_of(self._world.device).peak])
+        nanoseconds, peak = self._world.all_reduce_max([own, peak_bytes(self._world.device)])
         return Outcome(nanoseconds / 1e9, len(self._seconds), peak) if nanoseconds else None
 
     def _keep(self, measured: Outcome) -> None:
-        """Where `hornbook bench` keeps its measurements; a cache that cannot be written is no loss."""
+        """Where `hornbook bench` keeps its measurements; what cannot be kept is no loss."""
+        with suppress(Exception):
+            self._write_measured(measured)
+
+    def _write_measured(self, measured: Outcome) -> None:
         recipe = step_recipe(self._job.recipe)
         found = RunMeasured(
             recipe=recipe,
@@ -112,9 +116,17 @@ class Prediction:
         )
         file = run_file(device_name(self._world.device), recipe)
         if file is not None and found.counts:
-            with suppress(StorageError, OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(file, found.model_dump_json(indent=1) + "\n")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(file, found.model_dump_json(indent=1) + "\n")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most that this process held, of a GPU with what lies outside torch's allocator, such as its context."""
+    found = memory_of(device)
+    if device.type != "cuda":
+        return found.peak
+    free, total = torch.cuda.mem_get_info(device)
+    return found.peak + max(total - free - found.used, 0)
 
 
 def plan_here(job: Job, world: World) -> Plan | None:
