@@ -170,6 +170,7 @@ class _Search:
         self.seconds, self.notes = seconds_of(question.budget, question.cluster, question.price)
         self._plans: dict[tuple[int, int, int], Plan] = {}
         self._recipes: dict[tuple[int, int, int], Recipe] = {}
+        self._spent: float | None = None
 
     def choice(self, law: Law, recipe: Recipe | None = None) -> Choice:
         """What a law would train; with a recipe, what the law says of that model."""
@@ -179,6 +180,7 @@ class _Search:
             if abs(math.log(self._best_size(law, found.operations) / found.counted)) < CLOSE:
                 break
             found = self._spend(law, found.operations, recipe)
+        self._spent = found.operations
         return found
 
     def _spend(self, law: Law, compute: float, recipe: Recipe | None) -> Choice:
@@ -213,8 +215,10 @@ class _Search:
         return self._plans[choice.layers, choice.width, choice.batch_tokens].anchor
 
     def _first_guess(self) -> float:
-        """Operations at four tenths of the peak."""
+        """Operations of the choice before, or at four tenths of the peak."""
         assert self.seconds is not None
+        if self._spent is not None:
+            return self._spent
         device = self.question.cluster.device
         return 0.4 * device.rate("auto") * self.question.cluster.count * self.seconds
 
