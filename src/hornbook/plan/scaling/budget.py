@@ -103,6 +103,8 @@ class Choice(Config):
     high: float | None
     """Of the loss: over the laws of a sum, or the 90 % interval of the law of one's own runs."""
     batch_tokens: int
+    compiled: bool
+    """Planned with `train.compile`."""
     seconds: float
     dollars: float | None
     layout: str
@@ -258,6 +260,7 @@ class _Search:
             low=low,
             high=high,
             batch_tokens=batch,
+            compiled=model.train.compile,
             seconds=seconds,
             dollars=None if price is None else seconds / 3600 * price * self.question.cluster.count,
             layout=best.name,
