@@ -223,6 +223,7 @@ def test_plan_with_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("petaFLOP/s-days", "learning rate: ", "Step Law, arXiv 2503.04715", "critical batch: ", "to serve"):
         assert words in out
     assert "parameters as each law counts them" in out
+    assert "tokens, train.compile\n" in out
     assert "the laws differ" in err
 
 

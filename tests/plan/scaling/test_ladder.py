@@ -67,6 +67,7 @@ def test_a_wide_interval_and_a_far_budget_are_said() -> None:
     found = fit_ladder(rungs(noise=0.05), counts="all", compute=1e25)
     assert any("leave the optimum open" in text for text in found.warnings)
     assert any("10,000 times the largest run" in text for text in found.warnings)
+    assert any("the law misses the losses by" in text for text in found.warnings)
 
 
 def rung(parameters: float, tokens: float) -> Rung:

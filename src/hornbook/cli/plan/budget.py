@@ -80,6 +80,14 @@ def budget_result(
 
     if _given(resolved, "train.tokens") and resolved.origins["train.tokens"] == COMMAND_LINE:
         raise UsageError("--budget and train.tokens both say how long to train: leave one out")
+    named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
+    if not named and not cluster.device.is_cpu and not _given(resolved, "train.compile"):
+        resolved = _with_train(resolved, compile=True)  # as one trains on a GPU who wants the most for the money
+    hour, source = price_of(cluster, price)
+    resolved, text = _with_text(resolved, data)
+    named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
+    if not named and not cluster.device.is_cpu and not _given(resolved, "train.compile"):
+        resolved = _with_train(resolved, compile=True)  # as one trains on a GPU who wants the most for the money
     hour, source = price_of(cluster, price)
     text = None
     if data is not None:
@@ -96,7 +104,6 @@ def budget_result(
         serve=None if serve is None else _count("--serve", serve),
         text=text,
     )
-    named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
 
     def planner(recipe: "Recipe", *, remedy: bool) -> Plan:
         return anchored(plan_run(recipe, cluster, search=cluster.count > 1, remedy=remedy), recipe, cluster)
@@ -114,6 +121,22 @@ def budget_result(
         notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
     code = Exit.DONE if found.main.fits else Exit.DOES_NOT_FIT
     return Result(budget_json(found), budget_text(found, explain=explain), code=code, notes=notes)
+
+
+def _with_text(resolved: "Resolved", data: Path | None) -> "tuple[Resolved, TextSource | None]":
+    """(the recipe with the vocabulary of prepared text, unless it has one; what was measured of the text)."""
+    if data is None:
+        return resolved, None
+    text, vocab = measured_text(data)
+    if resolved.recipe.model.vocab is None:
+        model = resolved.recipe.model.model_copy(update={"vocab": vocab})
+        resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
+    return resolved, text
+
+
+def _with_train(resolved: "Resolved", **changes: object) -> "Resolved":
+    train = resolved.recipe.train.model_copy(update=changes)
+    return replace(resolved, recipe=resolved.recipe.model_copy(update={"train": train}))
 
 
 def _says_size(resolved: "Resolved") -> bool:
@@ -267,7 +290,8 @@ def _main_lines(found: "BudgetPlan") -> list[str]:
     near = nearest(main.operations)
     lines = [
         f"{short(main.parameters)} parameters ({main.law.name}): {main.layers} layers, {main.width:,} wide, "
-        f"{short(main.bare)} without embeddings; batch {main.batch_tokens:,} tokens",
+        f"{short(main.bare)} without embeddings; batch {main.batch_tokens:,} tokens"
+        f"{', train.compile' if main.compiled else ''}",
         f"compute: {main.operations:.3g} operations, {found.petaflops_days:,.3g} petaFLOP/s-days "
         f"({near.name} took {near.petaflops_days:,.3g})",
     ]

@@ -103,6 +103,8 @@ class Choice(Config):
     high: float | None
     """Of the loss: over the laws of a sum, or the 90 % interval of the law of one's own runs."""
     batch_tokens: int
+    compiled: bool
+    """Planned with `train.compile`."""
     seconds: float
     dollars: float | None
     layout: str
@@ -170,6 +172,7 @@ class _Search:
         self.seconds, self.notes = seconds_of(question.budget, question.cluster, question.price)
         self._plans: dict[tuple[int, int, int], Plan] = {}
         self._recipes: dict[tuple[int, int, int], Recipe] = {}
+        self._spent: float | None = None
 
     def choice(self, law: Law, recipe: Recipe | None = None) -> Choice:
         """What a law would train; with a recipe, what the law says of that model."""
@@ -179,6 +182,7 @@ class _Search:
             if abs(math.log(self._best_size(law, found.operations) / found.counted)) < CLOSE:
                 break
             found = self._spend(law, found.operations, recipe)
+        self._spent = found.operations
         return found
 
     def _spend(self, law: Law, compute: float, recipe: Recipe | None) -> Choice:
@@ -213,8 +217,10 @@ class _Search:
         return self._plans[choice.layers, choice.width, choice.batch_tokens].anchor
 
     def _first_guess(self) -> float:
-        """Operations at four tenths of the peak."""
+        """Operations of the choice before, or at four tenths of the peak."""
         assert self.seconds is not None
+        if self._spent is not None:
+            return self._spent
         device = self.question.cluster.device
         return 0.4 * device.rate("auto") * self.question.cluster.count * self.seconds
 
@@ -254,6 +260,7 @@ class _Search:
             low=low,
             high=high,
             batch_tokens=batch,
+            compiled=model.train.compile,
             seconds=seconds,
             dollars=None if price is None else seconds / 3600 * price * self.question.cluster.count,
             layout=best.name,

@@ -21,6 +21,8 @@ APART = 1.05
 """Factor by which sizes, or lengths, differ that count as two."""
 LEAST_FALL = 1e-3
 """Of the loss, over its largest value, that size and tokens explain at least."""
+POOR = 0.01
+"""Median error of the losses from which on the law does not describe them; seeds differ by 0.1 to 0.3 %."""
 SMALL = 0.01
 """Nats below which a floor is none."""
 ALIKE = 0.99
@@ -157,5 +159,7 @@ def _warnings(found: LadderFit, budget: float) -> Iterator[str]:
         yield f"the runs leave the optimum open: {low:,.3g} to {high:,.3g} tokens a parameter; more runs narrow it"
     if budget > 100 * found.law.compute[1]:
         yield f"{budget:.3g} operations are {budget / found.law.compute[1]:,.0f} times the largest run: a long way out"
+    if found.residual > POOR:
+        yield f"the law misses the losses by {found.residual:.1%}: runs too short for it, or of unlike settings"
     if found.intervals["E"][0] < SMALL:
         yield "the floor E may be nothing: all runs are far above it"
