@@ -6,7 +6,8 @@ Each configuration is a run of `hornbook train` over random tokens; it is measur
 as it is, so that a benchmark that was cut goes on. The prediction is made anew each time, from the rates that `hornbook
 bench` measured here. Where other processes share the machine they lengthen steps, so the time of a step is that of the
 quickest tenth, or the processor time of a step where that is less: a rank computes with one thread, and does not spin
-while it waits.
+while it waits. A CPU's six constants (`hornbook.plan.work`, `rates`) were fitted on the decoders and encoders of one
+machine; encoder-decoders, experts, windows and latent attention were held out.
 """
 
 import argparse

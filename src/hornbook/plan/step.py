@@ -20,7 +20,7 @@ from hornbook.plan.held import held_values
 from hornbook.plan.rates import Rates, Shares, rates_of
 from hornbook.plan.schedules import Durations, plan, simulate, stages_of
 from hornbook.plan.share import rows_of, share_of, tensor_share
-from hornbook.plan.work import Work, attention_work, block_work, head_work
+from hornbook.plan.work import STEP_OPERATIONS, Work, attention_work, block_work, head_work
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -28,10 +28,6 @@ UPDATE_BYTES = 28
 """Bytes that AdamW reads and writes for a value: weight, gradient, two moments; three of them are written."""
 UNFUSED = 2.5
 """Bytes between products of torch's single operations over those of compiled ones, by torchtitan's measured pair."""
-
-
-CPU_STEP_SECONDS = 0.01
-"""Seconds of a step on a CPU beside its microbatches: the batch, clipping, the update's kernels, records."""
 
 
 @dataclass(frozen=True)
@@ -254,9 +250,7 @@ class _Step:
     def _head(self) -> _Passes:
         model, vocab = self.recipe.model, share_of(self.vocab, self.recipe.parallel.tensor)
         tokens = self._positions(self.traffic.targets * self.traffic.sides[0])
-        work: Work = head_work(model, vocab, tokens, self._item)
-        if self.rates.core:  # a chunk of logits stays in its caches
-            work = replace(work, moved=0.0)
+        work = head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
         return _Passes(work.forward(self.rates, self._item), self._backward(work), 0.0, sent, sent)
 
@@ -361,5 +355,5 @@ class _Step:
     def _update_seconds(self) -> float:
         parallel = self.recipe.parallel
         shared = parallel.data // parallel.replicas if parallel.shard != "none" else 1
-        started = CPU_STEP_SECONDS if self.rates.core else 0.0
+        started = STEP_OPERATIONS / self.rates.core if self.rates.core else 0.0
         return started + UPDATE_BYTES * max(self._held) / shared / self.rates.bandwidth

@@ -53,8 +53,10 @@ BYTE_OPERATIONS = 22.0
 computed for each value binds it, not memory."""
 WEIGHT_BYTES = 10.0
 """Bytes that it moves for each weight of a microbatch: the weight, its cast, the sum of its gradient."""
-CPU_START_SECONDS = 45e-6
-"""Seconds in which it starts a kernel."""
+STEP_OPERATIONS = 1e9
+"""Operations that it would do during what a step has beside microbatches: the batch, clipping, records."""
+START_OPERATIONS = 4.6e6
+"""The same while it starts a kernel: 45 us at 100 GFLOP/s."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ class Work:
 
     def _on_cpu(self, rates: Rates, times: float, attention: float) -> float:
         """One thing after the other: nothing of it is hidden."""
-        beside = BYTE_OPERATIONS * self.moved / rates.core + CPU_START_SECONDS * self.calls
+        beside = (BYTE_OPERATIONS * self.moved + START_OPERATIONS * self.calls) / rates.core
         return times * (self.products / rates.products + beside) + attention * self.attention / rates.attention
 
 
@@ -207,11 +209,11 @@ def multiply(matrix: Product, tokens: int) -> Multiply:
     return Multiply(tokens * matrix.uses / count, matrix.inner, matrix.columns, count)
 
 
-def head_work(model: ModelConfig, vocab: int, tokens: int, item: int) -> Work:
-    """Of the head and the loss; `vocab` is the rank's share."""
+def head_work(model: ModelConfig, vocab: int, tokens: int, item: int, *, cached: bool = False) -> Work:
+    """Of the head and the loss; `vocab` is the rank's share. cached: a chunk of logits stays in a CPU's caches."""
     width = model.embedding.width or model.width
     logits = tokens * vocab
     found = [Multiply(tokens, width, vocab, wide=True)]
     if (extra := model.head.num_matmul_weights(model, vocab) - width * vocab) > 0:
         found.append(Multiply(tokens, width, -(-extra // width)))
-    return Work(tuple(found), moved=float(2 * item * logits + 4 * logits), calls=HEAD_CALLS)
+    return Work(tuple(found), moved=0.0 if cached else float(2 * item * logits + 4 * logits), calls=HEAD_CALLS)
