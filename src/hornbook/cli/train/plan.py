@@ -52,30 +52,41 @@ LAYOUT = tuple(f"parallel.{name}" for name in ("data", "shard", "replicas", "ten
 GIB = 2**30
 
 
+ClusterWord = Annotated[
+    str, typer.Option(metavar="8xH100|64x8xH100|this", help="Devices: a number, machines x devices, or this one.")
+]
+Hardware = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Devices and prices of your own, in TOML.", show_default=False)
+]
+Price = Annotated[
+    float | None, typer.Option(metavar="DOLLARS", min=0, help="Of an hour of one device, in place of the table's.")
+]
+Top = Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")]
+Every = Annotated[bool, typer.Option("--all", help="Show all layouts that fit; on a large cluster this takes long.")]
+Float8 = Annotated[bool, typer.Option("--float8", help="Compare layouts that compute in float8, too.")]
+Apply = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the best layout: into RECIPE itself, or a new file that extends it."),
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Show phases, parts of a step, failures, and what is assumed.")
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Trace a step of the best layout's fullest rank on fake tensors.")
+]
+
+
 def plan(
     words: Words = None,
     *,
-    cluster: Annotated[
-        str, typer.Option(metavar="8xH100|64x8xH100|this", help="Devices: a number, machines x devices, or this one.")
-    ] = "this",
-    hardware: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Devices and prices of your own, in TOML.", show_default=False)
-    ] = None,
-    price: Annotated[
-        float | None, typer.Option(metavar="DOLLARS", min=0, help="Of an hour of one device, in place of the table's.")
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")] = 6,
-    every: Annotated[
-        bool, typer.Option("--all", help="Show all layouts that fit; on a large cluster this takes long.")
-    ] = False,
-    float8: Annotated[bool, typer.Option("--float8", help="Compare layouts that compute in float8, too.")] = False,
-    apply: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the best layout: into RECIPE itself, or a new file that extends it."),
-    ] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show phases, parts of a step, failures, and what is assumed.")
-    ] = False,
+    cluster: ClusterWord = "this",
+    hardware: Hardware = None,
+    price: Price = None,
+    top: Top = 6,
+    every: Every = False,
+    float8: Float8 = False,
+    apply: Apply = None,
+    explain: Explain = False,
     budget: Budgets = None,
     size: Size = None,
     law: LawFile = None,
@@ -83,9 +94,7 @@ def plan(
     serve: Served = None,
     scale: Scale = None,
     plot: Plot = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Trace a step of the best layout's fullest rank on fake tensors.")
-    ] = False,
+    verify: Verify = False,
 ) -> Result:
     """Predict memory, time and cost of a run. Nothing is computed: it is arithmetic on the recipe and data sheets.
 
@@ -119,20 +128,23 @@ def plan(
 
         target, overrides = split_target(words)
         notes.append(f"written: {write_layout(apply, target, overrides, resolved.recipe, found)}")
-    value, behind = found.record(), ""
-    if verify:
-        from hornbook.cli.train.simulation import trace_layout, traced_text
-        from hornbook.plan.planner import settle
-
-        traced = trace_layout(settle(resolved.recipe, devices), found.vocab, found.best)
-        value, behind = value | {"traced": traced.to_json()}, f"\n\n{traced_text(traced)}"
+    traced, behind = _traced(found, resolved, devices) if verify else ({}, "")
     return Result(
-        value,
+        found.record() | traced,
         plan_text(found, explain=explain) + behind,
         code=Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT,
         notes=notes,
         terminal=lambda: colored(plan_text(found, explain=explain, width=_room()) + behind),
     )
+
+
+def _traced(found: "Plan", resolved: "Resolved", devices: "Cluster") -> tuple[dict[str, object], str]:
+    """What a step of the best layout's fullest rank takes on fake tensors, for programs and people."""
+    from hornbook.cli.train.simulation import trace_layout, traced_text
+    from hornbook.plan.planner import settle
+
+    traced = trace_layout(settle(resolved.recipe, devices), found.vocab, found.best)
+    return {"traced": traced.to_json()}, f"\n\n{traced_text(traced)}"
 
 
 def _filled(resolved: "Resolved", devices: "Cluster") -> "Resolved":
