@@ -1,16 +1,14 @@
 """The planner against published measurements: errors in memory and time by source.
 
-    HORNBOOK_POINTS=FILE[:FILE] python -m benchmarks.plan.points [--fit] [--worst N] [FILE...]
+    HORNBOOK_POINTS=FILE[:FILE] python -m benchmarks.plan.points [--worst N] [FILE...]
 
 A file has `points`: hardware, model, layout, batch, precision, recompute and what was measured, each with its source;
-the files are not part of the repository. `--fit` looks for the shares of `plan/calibration.toml` that make the median
-error in time least, for each kind of GPU on the points marked `core`, and prints them; the other points are held out.
+the files are not part of the repository. Times are those of `plan/calibration.toml`, which is fitted on the same
+points; `benchmarks.plan.timing` holds sources out.
 """
 
 import argparse
-import json
 import math
-import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,15 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plan.published import Published, published
+from benchmarks.plan.timing import read_points
 from benchmarks.report import table, write
 from hornbook.plan.memory import estimate_memory
-from hornbook.plan.rates import Shares, shares_of
 from hornbook.plan.step import estimate_step
-
-FACTORS = (0.8, 0.9, 0.96, 1.04, 1.1, 1.25)
-"""Steps of the search for shares."""
-LIMITS = {"products": (0.3, 0.95), "narrow": (0.2, 0.9), "attention": (0.1, 0.9)}
-LIMITS |= {"bandwidth": (0.3, 0.95), "link": (0.2, 0.95), "network": (0.1, 0.95)}
 
 
 @dataclass(frozen=True)
@@ -39,13 +32,13 @@ class Error:
     memory: float | None
 
 
-def judge(point: Published, shares: Shares | None = None) -> Error:
+def judge(point: Published) -> Error:
     """The errors of one point."""
     time = memory = None
     if point.seconds is not None:
-        step = estimate_step(point.recipe, point.vocab, point.cluster, point.traffic, shares)
+        step = estimate_step(point.recipe, point.vocab, point.cluster, point.traffic)
         time = math.log(step.total / point.seconds)
-    if point.memory is not None and shares is None:
+    if point.memory is not None:
         memory = math.log(peak_bytes(point, by_driver=point.by_driver) / point.memory)
     return Error(point, time, memory)
 
@@ -64,40 +57,6 @@ def middle(values: Iterable[float | None]) -> tuple[int, float, float, float]:
     sizes = sorted(math.expm1(abs(each)) for each in known)
     tenth = sizes[min(math.ceil(0.9 * len(sizes)) - 1, len(sizes) - 1)]
     return len(known), statistics.median(sizes), tenth, math.expm1(statistics.median(known))
-
-
-def fit(points: Sequence[Published]) -> dict[str, Shares]:
-    """Shares for each kind of GPU that make the median error of its core points least."""
-    kinds = defaultdict(list)
-    for point in points:
-        if point.core and point.seconds is not None:
-            kinds[point.cluster.device.name].append(point)
-    return {name: _fit_one(chosen) for name, chosen in kinds.items() if len(chosen) >= 4}
-
-
-def _fit_one(points: Sequence[Published]) -> Shares:
-    best = shares_of(points[0].cluster.device)
-    least = _loss(points, best)
-    for _ in range(3):
-        before = least
-        for name, (low, high) in LIMITS.items():
-            for factor in FACTORS:
-                value = round(min(max(getattr(best, name) * factor, low), high), 3)
-                tried = best.model_copy(update={name: value})
-                if (loss := _loss(points, tried)) < least - 1e-4:
-                    best, least = tried, loss
-        if least > before - 1e-3:
-            break
-    return best
-
-
-def _loss(points: Sequence[Published], shares: Shares) -> float:
-    """Mean absolute error by source, each source counting as the root of its points."""
-    sources = defaultdict(list)
-    for point in points:
-        sources[point.source].append(abs(judge(point, shares).time or 0.0))
-    weights = {name: math.sqrt(len(errors)) for name, errors in sources.items()}
-    return sum(weights[name] * statistics.fmean(errors) for name, errors in sources.items()) / sum(weights.values())
 
 
 def report(errors: Sequence[Error]) -> dict[str, Any]:
@@ -122,21 +81,12 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--fit", action="store_true")
     parser.add_argument("--worst", type=int, default=0)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    named = [Path(each) for each in os.environ.get("HORNBOOK_POINTS", "").split(":") if each]
-    files = options.files or named
-    if not files:
-        parser.error("name the files of points, or set HORNBOOK_POINTS")
-    raw = [each for path in files for each in json.loads(path.read_text(encoding="utf-8"))["points"]]
+    raw = read_points(options.files, parser.error)
     points, skipped = published([each for each in raw if options.only in each["id"]])
     print(f"{len(points)} of {len(raw)} points; left out: {dict(skipped)}")
-    if options.fit:
-        for name, shares in fit(points).items():
-            print(f'["{name}"]', *(f"{key} = {value}" for key, value in shares), "", sep="\n")
-        return
     errors = [judge(point) for point in points]
     found = report(errors)
     rows: list[list[object]] = []

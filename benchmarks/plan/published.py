@@ -1,11 +1,13 @@
 """A published measurement as a recipe on a cluster, and how its trainer holds and sends things."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.plan.trainer_time import expert_ranks, left_out, settled, traffic
 from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
@@ -44,6 +46,10 @@ class Published:
     """They are the driver's, so that the runtime is among them; else what torch allocated."""
     out_of_memory: bool
     shape: str
+    model: str
+    """Its name."""
+    setting: str
+    """Precision, and whether it is compiled: what else a trainer's speed hangs on."""
 
 
 class Incomplete(Exception):
@@ -66,6 +72,8 @@ def _published(point: dict[str, Any]) -> Published:
         raise Incomplete("suspect")
     if "fp4" in point["precision"]:
         raise Incomplete("products of 4 bits")
+    if not point.get("method") and (reason := left_out(point)):
+        raise Incomplete(reason)
     model, vocab = _model(point["model"])
     cluster = _cluster(point["hardware"])
     parallel, rows, sequence, sequences = _layout(point, cluster)
@@ -86,13 +94,15 @@ def _published(point: dict[str, Any]) -> Published:
         recipe=recipe,
         vocab=vocab,
         cluster=cluster,
-        traffic=_traffic(source, layout, recipe),
+        traffic=traffic(point, recipe, cluster),
         holding=_holding(source, point),
-        seconds=_seconds(point, recipe, vocab, cluster),
+        seconds=None if point.get("method") else _seconds(point, recipe, vocab, cluster),
         memory=size or None,
         by_driver="BLOOM" in source,
         out_of_memory=bool(measured.get("oom")),
         shape=f"{cluster} {layout} micro {rows} x {sequence}, {sequences} rows, {point['recompute']}",
+        model=point["model"]["name"],
+        setting=f"{point['precision']}{', compiled' if layout.get('compile') else ''}",
     )
 
 
@@ -152,11 +162,7 @@ def _cluster(text: dict[str, Any]) -> Cluster:
     name = text["gpu"]
     if name.startswith("TPU"):
         raise Incomplete("device")
-    device = _device(name)
-    if abs(text["mem_gb"] / device.memory - 1) > 0.15:
-        device = device.model_copy(update={"memory": float(text["mem_gb"])})
-    if "HBM2e" in name:  # Grand Teton's H100: slower memory, less power
-        device = device.model_copy(update={"bandwidth": 2400.0})
+    device = settled(_device(name), text)
     return Cluster(device=device, count=text["n_gpus"], node=min(text["gpus_per_node"], text["n_gpus"]))
 
 
@@ -187,12 +193,14 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
         raise Incomplete("batch")
     rows = rows or (1 if stages > 1 else max(sequences // data, 1))
     if stages > 1 and "torchtitan" in point["source"]["what"]:
-        rows = 1  # microbatches of a pipeline: the local batch is cut into single rows
-    expert = math.gcd(layout.get("ep") or 1, data)
+        rows = max(sequences // data // stages, 1)  # by default it cuts a batch into as many parts as stages
+    if not batch.get("global_seqs"):  # a batch given in rounded tokens
+        sequences = rows * data * max(round(sequences / rows / data), 1)
+    expert = math.gcd(expert_ranks(point, data), data)
     shard, replicas = _shard(layout, data)
     schedule: dict[str, Any] = {"stages": stages}
-    if stages > 1 and (layout.get("vpp") or 1) > 1:
-        schedule |= {"schedule": "interleaved", "chunks": layout["vpp"]}
+    if stages > 1 and (chunks := _chunks(point)) > 1:
+        schedule |= {"schedule": "interleaved", "chunks": chunks}
     layers, all_stages = point["model"]["layers"], stages * schedule.get("chunks", 1)
     if all_stages > layers:
         raise Incomplete("layers for so many stages")
@@ -216,6 +224,16 @@ def _layout(point: dict[str, Any], cluster: Cluster) -> tuple[ParallelConfig, in
     return parallel, max(min(rows, sequences // data), 1), sequence, sequences
 
 
+def _chunks(point: dict[str, Any]) -> int:
+    """Of a stage, where its schedule interleaves them."""
+    layout, notes = point["layout"], point.get("notes") or ""
+    if chunks := layout.get("vpp"):
+        return chunks
+    if printed := re.search(r"VP printed NA in \S+, (\d+) in", notes):  # its next release corrects it
+        return int(printed[1])
+    return 2 if "interleaved" in layout.get("schedule", "").lower() else 1
+
+
 def _is_sequence_parallel(point: dict[str, Any]) -> bool:
     layout = point["layout"]
     given = layout.get("sp", layout.get("sequence_parallel"))
@@ -227,7 +245,7 @@ def _shard(layout: dict[str, Any], data: int) -> tuple[str, int]:
     zero, fsdp = layout.get("zero"), layout.get("fsdp")
     if layout == {"fsdp": 1, "dp": 1}:
         return "none", 1
-    if zero == 3 or (fsdp and fsdp != "zero2-like") or "fsdp" in layout:
+    if zero == 3 or "FSDP" in layout.get("note", "") or (fsdp and fsdp != "zero2-like") or "fsdp" in layout:
         if isinstance(fsdp, int) and fsdp < data and data % fsdp == 0:
             return "everything", data // fsdp
         group = layout.get("mics_group")
@@ -243,21 +261,14 @@ def _recompute(point: dict[str, Any]) -> str:
         return "block" if point["hardware"]["n_gpus"] > 1 else "none"
     if text.startswith("full") or text == "block":
         return "block"
-    return "selective" if "selective" in text else "none"
+    return "selective" if "selective" in text or _is_jax(point) else "none"
+
+
+def _is_jax(point: dict[str, Any]) -> bool:
+    return "JAX" in point["layout"].get("note", "")
 
 
 # ---- The trainer
-
-
-def _traffic(source: str, layout: dict[str, Any], recipe: Recipe) -> Traffic:
-    fsdp = recipe.parallel.shard == "everything"
-    hidden = 0.8 if layout.get("async_tp") else 0.0
-    if layout.get("overlap") is False:
-        return Traffic(4.0, 2.0, beside_data=False)
-    if fsdp:
-        return Traffic(2.0 if "MPT" in source else 4.0, 2.0, beside_tensor=hidden, again=0.5)
-    old = any(word in source for word in ("2021", "BLOOM", "MT-NLG", "vTrain"))
-    return Traffic(2.0 if old else 4.0, 2.0, beside_data=not old, beside_tensor=0.0 if old else 0.3)
 
 
 def _holding(source: str, point: dict[str, Any]) -> Holding:

@@ -9,9 +9,9 @@ from typing import ClassVar
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows, method
 from hornbook.model.config.saved_bytes import BlockBytes
-from hornbook.plan.memory import CHANNELS, Ends, gpu_runtime
+from hornbook.plan.memory import Ends
 from hornbook.plan.mixed import ITEM, MixedHolding
-from hornbook.plan.share import share_of, tensor_share
+from hornbook.plan.share import CHANNELS, gpu_runtime, share_of, tensor_share
 from hornbook.settings.recipe import Recipe
 
 CONTEXT_2022 = 1573 * 2**20

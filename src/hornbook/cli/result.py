@@ -7,6 +7,7 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ class Result:
     """For people, on stderr, also with `--json`: tables of rich, and lines that may have its markup."""
     notes: Sequence["RenderableType"] = ()
     """The same, but not with `--json`."""
+    terminal: "Callable[[], RenderableType] | None" = None
+    """Makes what a terminal shows in place of `text`, in colour; NO_COLOR takes the text."""
 
 
 Results = Generator[Result, None, None]
@@ -110,6 +113,10 @@ def _only(result: Result) -> Results:
 def _print(result: Result, *, as_json: bool) -> None:
     if as_json:
         write(json.dumps(finite(result.value), ensure_ascii=False, default=str) + "\n", raw=True)
+    elif result.terminal is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        from rich.console import Console
+
+        Console(highlight=False, soft_wrap=True).print(result.terminal())
     elif result.text is not None:
         write(result.text if result.text.endswith("\n") else result.text + "\n")
     console = people()

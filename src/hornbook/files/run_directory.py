@@ -91,6 +91,7 @@ class RunDir:
         self.path = Path(path)
         self.recipe = self.path / "recipe.toml"
         self.env = self.path / "env.json"
+        self.plan = self.path / "plan.json"
         self.data_lock = self.path / "data.lock"
         self.metrics = self.path / "metrics.jsonl"
         self.memory = self.path / "memory.jsonl"

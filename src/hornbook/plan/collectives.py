@@ -14,6 +14,10 @@ LINK_LATENCY = 6e-6
 """Seconds that a step of a collective takes at least, within a domain."""
 NETWORK_LATENCY = 15e-6
 """The same between domains."""
+LINK_HOP = 3.4e-6
+"""Seconds in which the first bytes of a ring pass a rank, within a domain (NCCL's latencies, simple protocol)."""
+NETWORK_HOP = 14e-6
+"""The same between domains."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,27 @@ class Group:
     inside: int
     """Of them, in one domain."""
     bandwidth: float
-    """Bytes per second of each."""
+    """Bytes per second of each in a ring."""
+    link: float
+    """Bytes per second of each within its domain."""
+    network: float
+    """The same to other domains, by its own card."""
+
+    @property
+    def across(self) -> int:
+        """Domains."""
+        return ceil(self.ranks / self.inside)
 
     @property
     def latency(self) -> float:
         """Seconds of one call, however few bytes."""
-        across = ceil(self.ranks / self.inside)
-        return LINK_LATENCY * ceil(log2(max(self.inside, 1)) + 1) + NETWORK_LATENCY * ceil(log2(across))
+        return LINK_LATENCY * ceil(log2(max(self.inside, 1)) + 1) + NETWORK_LATENCY * ceil(log2(self.across))
+
+    @property
+    def lap(self) -> float:
+        """Seconds in which the first bytes go round the ring: gathers and scatters have no tree."""
+        hops = self.across if self.across > 1 else 0
+        return LINK_HOP * (self.ranks - max(self.across, 1)) + NETWORK_HOP * hops
 
     def gather(self, num_bytes: float) -> float:
         """Seconds to gather so many bytes in all, or to sum and scatter them."""
@@ -42,12 +60,16 @@ class Group:
         """Seconds to sum so many bytes."""
         return 2 * self.gather(num_bytes)
 
-    def all_to_all(self, num_bytes: float) -> float:
-        """Seconds in which each rank sends so many bytes in all, evenly to the others; those of other domains share
-        the device's own network card."""
+    def exchange(self, num_bytes: float, copies: int, *, once: bool = False) -> float:
+        """Seconds in which each rank sends `copies` ranks so many bytes, evenly to all of them; those of other domains
+        share the device's own network card. once: a domain gets the same bytes once (Zhao et al. 2025, DeepEP)."""
         if self.ranks == 1:
             return 0.0
-        return self.latency + (self.ranks - 1) / self.ranks * num_bytes / self.bandwidth
+        far = copies * (1 - 1 / self.across)
+        if once:
+            far = (self.across - 1) * (1 - (1 - 1 / self.across) ** copies)
+        near = copies * (self.inside - 1) / self.inside if once else copies * (self.inside - 1) / self.ranks
+        return self.latency + num_bytes * max(near / self.link, far / self.network)
 
     def send(self, num_bytes: float) -> float:
         """Seconds of a message to the next rank."""
@@ -58,4 +80,4 @@ def group(cluster: Cluster, ranks: int, stride: int, link: float, network: float
     """A group of `ranks` whose numbers are `stride` apart; link, network: bytes per second that are reached."""
     inside = max(min(ranks, cluster.domain // max(stride, 1)), 1)
     bandwidth = link if inside >= ranks else min(link, network * inside)
-    return Group(ranks, inside, bandwidth)
+    return Group(ranks, inside, bandwidth, link, network)

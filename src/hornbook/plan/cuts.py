@@ -34,10 +34,13 @@ def _cut(costs: tuple[float, ...], stages: int, last: float) -> Bounds:
         beside = last if stage == stages - 1 else 0.0
         found: list[tuple[float, float, Bounds] | None] = [None] * (count + 1)
         for end in range(stage + 1, count - (stages - 1 - stage) + 1):
-            options = []
-            for begin in range(stage, end):
+            highest, options = float("inf"), []
+            for begin in range(end - 1, stage - 1, -1):
                 if (before := best[begin]) is not None:
                     cost = sums[end] - sums[begin] + beside
+                    if cost > highest:  # earlier begins cost more
+                        break
+                    highest = min(highest, max(before[0], cost))
                     options.append((max(before[0], cost), before[1] + cost * cost, (*before[2], end)))
             found[end] = min(options, default=None)
         best = found
@@ -52,11 +55,18 @@ _block_costs = kept_by_model(block_costs)
 def stage_costs(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequence: int) -> tuple[Bounds, list[float]]:
     """The cut of a configuration, and the cost of each stage as a share of the mean rank's."""
     pipeline = parallel.pipeline
+    return _stage_costs(model, vocab, sequence, pipeline.stages, pipeline.all_stages, tuple(pipeline.cuts))
+
+
+@kept_by_model
+def _stage_costs(
+    model: ModelConfig, vocab: int, sequence: int, ranks: int, stages: int, cuts: tuple[int, ...]
+) -> tuple[Bounds, list[float]]:
     costs, head = _block_costs(model, vocab, sequence)
-    bounds = (0, *pipeline.cuts, len(costs)) if pipeline.cuts else cut_by_cost(costs, pipeline.all_stages, head)
+    bounds = (0, *cuts, len(costs)) if cuts else cut_by_cost(costs, stages, head)
     found = [sum(costs[first:end]) for first, end in pairwise(bounds)]
     found[-1] += head
-    return bounds, [each * pipeline.stages / sum(found) for each in found]
+    return bounds, [each * ranks / sum(found) for each in found]
 
 
 def settle_cuts(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequence: int) -> ParallelConfig:

@@ -4,11 +4,13 @@ import os
 import platform
 import re
 import tomllib
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from hornbook.errors import UsageError
 from hornbook.plan.measured import read_machine
@@ -21,6 +23,19 @@ CPU_EFFICIENCY = 0.6
 """Share of its nominal rate that a CPU is taken to reach in products, where `hornbook bench` has measured nothing."""
 CPU_BANDWIDTH = 20.0
 """GB/s of a CPU's memory that nobody measured."""
+
+EXAMPLE = """[[device]]
+name = "{name}"
+bf16 = 400.0       # TFLOP/s, dense
+fp32 = 50.0
+memory = 64.0      # GiB
+bandwidth = 2000.0 # GB/s
+node = 8           # devices of a machine
+domain = 8         # devices that a fast link joins
+link = 200.0       # GB/s, one direction
+network = 25.0     # GB/s of a device to other machines
+hour = 2.0         # dollars"""
+"""A device of a user's."""
 
 
 class Device(Config):
@@ -42,7 +57,18 @@ class Device(Config):
     link: float = Field(default=10.0, gt=0)
     network: float = Field(default=1.0, gt=0)
     watts: float = 0.0
+    units: int = 0
+    """Streaming multiprocessors or compute units."""
+    attention: float = Field(default=1.0, gt=0)
+    """Rate of torch's attention over that of the device's best kernel, of which the calibration has a share."""
+    threads: int = 0
+    """Of a CPU: threads that compute, and cores that this process may use."""
+    cores: int = 0
+    hour: float | None = Field(default=None, ge=0)
+    """Dollars, of a device of the user's; `prices.toml` has those of others."""
     source: str = ""
+    at_once: int = Field(default=1, ge=1)
+    """Ranks of a CPU that reach these rates beside each other: by its cores, and the threads of each."""
 
     @property
     def is_cpu(self) -> bool:
@@ -66,6 +92,19 @@ class Cluster(Config):
     device: Device
     count: int = Field(default=1, ge=1)
     node: int = Field(default=1, ge=1)
+    machine: str = ""
+    """Pattern of the name under which measurements of this machine lie; "" for a cluster of a data sheet."""
+
+    def shared(self, ranks: int) -> "Cluster":
+        """As each of `ranks` ranks finds it: those of a CPU share its cores and its memory's bandwidth."""
+        if not self.device.is_cpu or ranks == 1:
+            return self
+        device = self.device
+        part = min(1.0, device.at_once / ranks)
+        rates = {"fp32": device.fp32 * part, "bf16": device.bf16 and device.bf16 * part}
+        return self.model_copy(
+            update={"device": device.model_copy(update=rates | {"bandwidth": device.bandwidth / ranks})}
+        )
 
     @property
     def domain(self) -> int:
@@ -90,9 +129,38 @@ def device_of_driver(name: str) -> Device | None:
     return next((each for each in known_devices() if all(word in name for word in each.words)), None)
 
 
-def device_named(text: str) -> Device:
-    """The device that a person names: `H100`, `a100-40gb`. Raises UsageError with the known ones."""
+def read_hardware(path: Path) -> tuple[Device, ...]:
+    """Devices of a user's file, which has the form of `hardware.toml`; one that is known needs only what differs.
+
+    Raises UsageError with the file and the key.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--hardware {path}: {error}") from error
+    entries = table.get("device")
+    if not isinstance(entries, list) or not all(isinstance(each, dict) and "name" in each for each in entries):
+        raise UsageError(
+            f"--hardware {path}: write a table [[device]] with a name, memory, bandwidth and rates for each"
+        )
+    return tuple(_own_device(entry, path) for entry in entries)
+
+
+def _own_device(entry: dict[str, Any], path: Path) -> Device:
+    known = next((each for each in known_devices() if _letters(each.name) == _letters(str(entry["name"]))), None)
+    base = known.model_dump() if known is not None else {"words": (str(entry["name"]),)}
+    try:
+        return Device.model_validate(base | {"source": path.name} | entry)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise UsageError(f"--hardware {path}: device {entry['name']}: {problems}") from error
+
+
+def device_named(text: str, own: Sequence[Device] = ()) -> Device:
+    """The device that a person names: `H100`, `a100-40gb`; `own` are the user's. Raises UsageError with the known."""
     wanted = _letters(text)
+    if mine := [each for each in own if _letters(each.name).startswith(wanted)]:
+        return next((each for each in mine if _letters(each.name) == wanted), mine[0])
     found = [each for each in known_devices() if _letters(each.name).startswith(wanted)]
     exact = [each for each in found if _letters(each.name) == wanted]
     sxm = [each for each in found if "SXM" in each.name]  # the form that machines of eight have
@@ -100,15 +168,18 @@ def device_named(text: str) -> Device:
         return choice[0]
     if sized := [each for each in known_devices() if _is_sized(each, wanted)]:  # `h100-80gb`
         return next((each for each in sized if "SXM" in each.name), sized[0])
-    known = ", ".join(sorted(each.name for each in known_devices()))
+    known = ", ".join(sorted(each.name for each in (*own, *known_devices())))
     raise UsageError(
         f"--cluster: there is no device {text!r}. Known are {known}, and `this` for this machine. Another one is a "
-        "table in hornbook/plan/hardware.toml: its rates, memory, bandwidth and links"
+        f"table in a file of your own, --hardware FILE:\n{EXAMPLE.format(name=text)}"
     )
 
 
-def parse_cluster(text: str) -> Cluster:
-    """`8xH100`, `64x8xH100` (machines, devices of each), `H100` or `this`. Raises UsageError."""
+def parse_cluster(text: str, own: Sequence[Device] = ()) -> Cluster:
+    """`8xH100`, `64x8xH100` (machines, devices of each), `H100` or `this`; own: the user's devices.
+
+    Raises UsageError.
+    """
     match = _CLUSTER.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--cluster {text!r}: write 8xH100, 64x8xH100 (machines x devices) or this")
@@ -117,7 +188,7 @@ def parse_cluster(text: str) -> Cluster:
         raise UsageError(f"--cluster {text!r}: no devices; write 1 or more")
     if match["device"].lower() == "this":
         return this_cluster().model_copy(update={"count": numbers[-1]} if numbers else {})
-    device = device_named(match["device"])
+    device = device_named(match["device"], own)
     if len(numbers) == 2:
         return Cluster(device=device, count=numbers[0] * numbers[1], node=numbers[1])
     count = numbers[0] if numbers else 1
@@ -148,19 +219,32 @@ def this_cluster(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> Cluster:
     if shown is not None:
         names = names[: len([each for each in shown.split(",") if each.strip() not in ("", "-1")])]
     if names and (device := device_of_driver(names[0])) is not None:
-        return Cluster(device=device, count=len(names), node=len(names))
-    return Cluster(device=this_cpu())
+        return Cluster(device=device, count=len(names), node=len(names), machine=names[0])
+    device = this_cpu()
+    return Cluster(device=device, machine=_measured_name(device.name, cpu_threads()))
 
 
-def this_cpu(processor_info: Path = Path("/proc/cpuinfo")) -> Device:
-    """This CPU: by what `hornbook bench` measured of it, else by its clock and vector units."""
-    text = ""
+def cpu_threads() -> int:
+    """Threads that a process computes with, unless `train.threads` says so."""
+    return int(os.environ.get("OMP_NUM_THREADS") or _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _measured_name(model: str, threads: int) -> str:
+    return f"{model}, *, {threads} threads"
+
+
+def this_cpu(processor_info: Path = Path("/proc/cpuinfo"), threads: int | None = None) -> Device:
+    """This CPU with so many threads: by what `hornbook bench` measured of it, else by its clock and vector units."""
+    text, threads = "", threads or cpu_threads()
     with suppress(OSError):
         text = processor_info.read_text()
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     model = found[1].strip() if found else platform.processor() or platform.machine()
-    threads = int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
-    measured = next(iter(read_machine(f"{model}, *, {threads} threads")), {})
+    measured = next(iter(read_machine(_measured_name(model, threads))), {})
     rates = {name: rate / 1e3 for name, rate in measured.get("products", {}).items() if name in ("fp32", "bf16")}
     nominal = CPU_EFFICIENCY * _nominal_tera(text, threads)
     source = "measured by hornbook bench" if rates else "its clock and vector units (hornbook bench measures it)"
@@ -171,7 +255,10 @@ def this_cpu(processor_info: Path = Path("/proc/cpuinfo")) -> Device:
         bf16=rates.get("bf16", rates.get("fp32", nominal)),
         memory=min(pages, *_limits(pages)) / 2**30,
         bandwidth=measured.get("memory_bandwidth", CPU_BANDWIDTH),
+        threads=threads,
+        cores=_cores(),
         source=source,
+        at_once=max(_cores() // threads, 1),
     )
 
 

@@ -20,7 +20,7 @@ from hornbook.model.config.surgery import Dora, Lora, Nf4, PromptConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.cuts import stage_costs
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.schedules import rank_of
+from hornbook.plan.schedules import stages_of
 
 
 def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequence: int) -> list[int]:
@@ -28,31 +28,40 @@ def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequen
     pipeline = parallel.pipeline
     if parallel.tensor == parallel.expert == pipeline.stages == 1:
         return [count_parameters(model, vocab)]
-    blocks, total = _blocks(model, parallel.tensor, parallel.expert), 0
-    if pipeline.stages == 1:
-        bounds: tuple[int, ...] = (0, len(blocks))
-    else:
+    spans: list[tuple[int, ...]] = []
+    if pipeline.stages > 1:
         bounds, _ = stage_costs(parallel, model, vocab, sequence)
-    found = []
-    for rank in range(pipeline.stages):
-        stages = range(len(bounds) - 1)
-        own = {stage for stage in stages if rank_of(pipeline.schedule, stage, pipeline.stages) == rank}
-        held = [number for stage in own for number in range(bounds[stage], bounds[stage + 1])]
-        total = sum(blocks[number] for number in held)
-        found.append(total + _ends(model, vocab, parallel.tensor, set(held)))
-    return found
+        for rank in range(pipeline.stages):
+            own = stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
+            spans.append(tuple(number for stage in own for number in range(bounds[stage], bounds[stage + 1])))
+    return _held(model, vocab, parallel.tensor, parallel.expert, tuple(spans))
+
+
+@kept_by_model
+def _held(model: ModelConfig, vocab: int, tensor: int, expert: int, spans: tuple[tuple[int, ...], ...]) -> list[int]:
+    """Of each rank; spans: its blocks, none for all of them on one rank."""
+    blocks = _blocks(model, tensor, expert)
+    held = spans or (tuple(range(len(blocks))),)
+    return [sum(blocks[number] for number in own) + _ends(model, vocab, tensor, set(own)) for own in held]
 
 
 def held_experts(model: ModelConfig, tensor: int, expert: int, blocks: Sequence[int]) -> int:
     """Of a rank's values those of experts, shared ones not among them; blocks: numbers of those it has."""
+    found = _experts(model, tensor, expert)
+    return sum(found[number] for number in blocks)
+
+
+@kept_by_model
+def _experts(model: ModelConfig, tensor: int, expert: int) -> list[int]:
+    """Values of experts of each block."""
     decoder, *encoder = stacks_of(model)
     layers = [stack.layer(number) for stack in (*encoder, decoder) for number in range(stack.layers)]
-    parts = [(layers[number], layers[number].mlp) for number in blocks]
-    return sum(
-        3 * layer.width * _share(layer.hidden, tensor) * _share(part.count, expert)
-        for layer, part in parts
-        if isinstance(part, ExpertsConfig)
-    )
+    return [
+        3 * layer.width * _share(layer.hidden, tensor) * _share(layer.mlp.count, expert)
+        if isinstance(layer.mlp, ExpertsConfig)
+        else 0
+        for layer in layers
+    ]
 
 
 @kept_by_model

@@ -6,8 +6,8 @@ trainer holds what it holds is a `Holding`: hornbook's own is here, others' are 
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, lru_cache
+from operator import ge, mul
 from typing import ClassVar, Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
@@ -20,17 +20,11 @@ from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
 from hornbook.plan.held import adapted, held_experts, held_values
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.schedules import Order, rank_of, rank_order
-from hornbook.plan.share import rows_of, share_of, tensor_share
+from hornbook.plan.schedules import Schedule, rank_order, stages_of
+from hornbook.plan.share import cpu_runtime, gpu_runtime, rows_of, share_of, tensor_share
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-CPU_RUNTIME = 500 * 2**20
-"""Interpreter, torch and compiled kernels of a process, measured."""
-GPU_RUNTIME = 600 * 2**20
-"""Context and kernels of a process on a GPU."""
-CHANNELS = 400 * 2**20
-"""Buffers of collectives of a process on a GPU that has others beside it."""
 CATEGORIES = (
     "weights",
     "gradients",
@@ -132,6 +126,7 @@ class Holding(Protocol):
 
 
 _block_bytes = kept_by_model(block_bytes)
+_saved_bytes = kept_by_model(saved_bytes)
 
 
 class HornbookHolding:
@@ -168,7 +163,7 @@ class HornbookHolding:
 
     def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
         """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
-        found = saved_bytes(model, vocab, rows, recipe.parallel.recompute)
+        found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
         last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
         if recipe.surgery:  # the matrix is frozen
@@ -190,12 +185,7 @@ class HornbookHolding:
 
     def runtime(self, recipe: Recipe) -> int:
         """Interpreter and libraries, or a device's context."""
-        return CPU_RUNTIME if self._device.is_cpu else gpu_runtime(recipe)
-
-
-def gpu_runtime(recipe: Recipe) -> int:
-    """Context and kernels of a process on a GPU, and channels to others."""
-    return GPU_RUNTIME + (CHANNELS if recipe.parallel.world > 1 else 0)
+        return cpu_runtime(recipe) if self._device.is_cpu else gpu_runtime(recipe)
 
 
 def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
@@ -259,12 +249,8 @@ class _Estimate:
         if pipeline.stages == 1:
             return {0: range(len(self._blocks))}
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
-        spans = [range(first, end) for first, end in pairwise(bounds)]
-        return {
-            stage: span
-            for stage, span in enumerate(spans)
-            if rank_of(pipeline.schedule, stage, pipeline.stages) == rank
-        }
+        stages = stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
+        return {stage: range(bounds[stage], bounds[stage + 1]) for stage in stages}
 
     def _kept(self, number: int) -> int:
         recompute = self.recipe.parallel.recompute
@@ -292,6 +278,9 @@ class _Estimate:
             runtime=self.holding.runtime(recipe),
         )
         phases = self._phases(own, kept, common.gradients, (forward, backward))
+        if self.device.is_cpu:  # memory of gradients that are not there stays with the process
+            for more in phases.values():
+                more["runtime"] = common.runtime + common.gradients - more["gradients"]
         found = {name: common.model_copy(update=more) for name, more in phases.items()}
         step = 4 * max(largest, held // 16) if self.device.is_cpu else 0
         found["update"] = common.model_copy(update={"temporaries": step})
@@ -344,16 +333,26 @@ class _Estimate:
         if pipeline.schedule in ("gpipe", "1f1b"):
             count = microbatches if pipeline.schedule == "gpipe" else min(microbatches, pipeline.stages - rank)
             return count * (whole - once) + once, float(count)
-        few = min(microbatches, 4 * pipeline.all_stages)  # schedules repeat themselves from there on
-        order = rank_order(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
-        share = most_held(order, of_stage) / whole
+        few = min(microbatches, 4 * pipeline.stages)  # schedules repeat themselves from there on
+        held = fullest(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank, few)
+        sizes = [of_stage[stage] for stage in sorted(of_stage)]
+        share = max(sum(map(mul, each, sizes)) for each in held) / whole
         return round(share * (whole - once)) + once, share
 
 
-def most_held(order: Order, sizes: dict[int, int]) -> int:
-    """Most bytes at once of passes in this order, where a microbatch in stage s holds sizes[s]."""
-    held = most = 0
-    for action in order:
-        held += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind] * sizes[action.stage]
-        most = max(most, held)
-    return most
+@lru_cache(1024)
+def fullest(schedule: Schedule, rank: int, ranks: int, chunks: int, microbatches: int) -> list[tuple[int, ...]]:
+    """Of a rank's stages, the first of the model first, how many microbatches they hold at once, at the times of which
+    one holds the most, whatever a microbatch takes in each stage."""
+    stages = stages_of(schedule, rank, ranks, chunks)
+    held, found = dict.fromkeys(sorted(stages), 0), list[tuple[int, ...]]()
+    for action in rank_order(schedule, rank, ranks, chunks, microbatches):
+        held[action.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
+        now = tuple(held.values())
+        if not any(_covers(each, now) for each in found):
+            found = [*(each for each in found if not _covers(now, each)), now]
+    return found
+
+
+def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return all(map(ge, one, other))

@@ -3,110 +3,79 @@
 Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages and the search call the same.
 """
 
-from collections.abc import Iterator
-from functools import cached_property
-from math import gcd
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pydantic import Field
-
+from hornbook.data.config.objectives import Masked
+from hornbook.errors import UsageError
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
-from hornbook.parallel.config import BlockRecompute, NoRecompute, ParallelConfig, PipelineConfig
-from hornbook.plan.hardware import Cluster, prices
-from hornbook.plan.memory import RankMemory, estimate_memory
-from hornbook.plan.step import StepTime, Traffic, estimate_step
-from hornbook.settings.fields import Config
-from hornbook.settings.layout.rules import layout_problems
-from hornbook.settings.layout.tensor import tensor_problems
+from hornbook.parallel.config import ParallelConfig
+from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
+from hornbook.plan.hardware import PRECISIONS, Cluster, prices
+from hornbook.plan.memory import estimate_memory
+from hornbook.plan.search.advice import reasons, warnings
+from hornbook.plan.search.best import Found, Search
+from hornbook.plan.search.result import SAME, Layout, Plan, capacity
+from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
+from hornbook.plan.share import sides
+from hornbook.plan.step import Traffic, estimate_step
 from hornbook.settings.recipe import Recipe
 
-FITS = 0.94
-"""Share of a device's memory that a plan may fill: the allocator's gaps take the rest."""
-MOST_ROWS = 64
-"""Rows of a micro-batch that the search goes up to."""
 SHOWN = 6
-"""Layouts that a plan has at most."""
-POWER_SHARE = 0.8
-"""Share of its board power that a training device draws, and the rest of a machine per device."""
+"""Layouts that a plan has by default."""
+KINDS = {"tensor": 2, "expert": 2, "context": 3, "stages": 4}
+"""What an axis costs in simplicity; data ranks cost nothing."""
 
 
-class Layout(Config):
-    """One layout of a run on a cluster."""
+@dataclass(frozen=True)
+class _Compared:
+    """What a search found."""
 
-    name: str
-    """`zero-3 x 8, tensor 2`."""
-    parallel: ParallelConfig
-    micro_batch: int
-    recompute: str
-    memory: list[RankMemory]
-    """Of each rank of the pipeline."""
-    fits: bool
-    step: StepTime
-    tokens_per_second: float
-    mfu: float
-    """Share of the peak: operations of the model over pairs that see each other."""
-    mfu_palm: float
-    """The same over all pairs, as PaLM counts."""
-    hfu: float
-    """Share of the peak with what is computed again."""
-
-    @cached_property
-    def worst(self) -> RankMemory:
-        """The rank that holds the most."""
-        return max(self.memory, key=lambda each: each.peak.total)
-
-
-class Plan(Config):
-    """The layouts of a run on a cluster, the best first."""
-
-    name: str
-    parameters: int
-    vocab: int
-    batch_tokens: int
-    tokens: int | None
-    """Of the run; None where they depend on data."""
-    cluster: Cluster
     layouts: list[Layout]
-    remedy: str = ""
-    """The smallest cluster on which it fits, where it does not."""
-    price: float | None = None
-    """Dollars for an hour of a device."""
-    price_source: str = ""
-    warnings: list[str] = Field(default_factory=list)
-
-    @property
-    def best(self) -> Layout:
-        """The first."""
-        return self.layouts[0]
-
-    def seconds(self, layout: Layout) -> float | None:
-        """Of the run, without evaluation and saves."""
-        return None if self.tokens is None else self.tokens / layout.tokens_per_second
-
-    def cost(self, layout: Layout) -> float | None:
-        """Dollars."""
-        seconds = self.seconds(layout)
-        if seconds is None or self.price is None:
-            return None
-        return seconds / 3600 * self.price * self.cluster.count
-
-    def kilowatt_hours(self, layout: Layout) -> float | None:
-        """Energy of the devices."""
-        seconds = self.seconds(layout)
-        watts = self.cluster.device.watts * self.cluster.count * POWER_SHARE
-        return None if seconds is None or not watts else seconds / 3.6e6 * watts
+    missed: Layout | None = None
+    estimates: int = 0
 
 
-def plan_run(recipe: Recipe, cluster: Cluster, *, search: bool = False, price: float | None = None) -> Plan:
-    """The plan of a recipe as it is, or with `search` of the layouts that fill the cluster.
+def plan_run(
+    recipe: Recipe,
+    cluster: Cluster,
+    *,
+    search: bool = False,
+    price: float | None = None,
+    top: int = SHOWN,
+    float8: bool = False,
+    remedy: bool = True,
+) -> Plan:
+    """The plan of a recipe as it is, or with `search` of the `top` layouts that fill the cluster, with `float8` in that
+    precision too. `remedy` looks for the smallest cluster where it does not fit.
+
+    Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
+    """
+    cluster = cluster if search else _with_ranks(cluster, recipe)
+    recipe = settle(recipe, cluster)
+    own = recipe.train.precision
+    precisions = [own, "float8"] if float8 and own != "float8" else [own]
+    for precision in precisions:
+        _check_precision(precision, cluster)
+    vocab = vocabulary(recipe)
+    compared = _search(recipe, vocab, cluster, top, precisions) if search else _Compared([_own(recipe, vocab, cluster)])
+    lacks = remedy and not compared.layouts[0].fits
+    smallest = _smallest(recipe, vocab, cluster, precisions) if lacks else ""
+    return _described(recipe, vocab, cluster, compared, price).model_copy(update={"remedy": smallest})
+
+
+def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
+    """The plan of a recipe's own layout, with the precision and rows of a run that begins.
 
     Raises UsageError for parts that do not say what they keep.
     """
-    recipe = settle(recipe, cluster)
-    vocab = vocabulary(recipe)
-    found = _search(recipe, vocab, cluster) if search else [_own(recipe, vocab, cluster)]
-    remedy = "" if found[0].fits else _smallest(recipe, vocab, cluster)
-    listed = prices()[1].get(cluster.device.name)
+    cluster = _with_ranks(cluster, recipe)
+    return _described(recipe, vocab, cluster, _Compared([estimate_layout(recipe, vocab, cluster)]))
+
+
+def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared, price: float | None = None) -> Plan:
+    hour, source = price_of(cluster, price)
     plan = Plan(
         name=recipe.name,
         parameters=count_parameters(recipe.model, vocab),
@@ -114,12 +83,59 @@ def plan_run(recipe: Recipe, cluster: Cluster, *, search: bool = False, price: f
         batch_tokens=recipe.train.batch_tokens,
         tokens=recipe.train.tokens,
         cluster=cluster,
-        layouts=found,
-        remedy=remedy,
-        price=listed if price is None else price,
-        price_source=("" if listed is None else prices()[0]) if price is None else "as given",
+        layouts=_with_front(compared.layouts),
+        missed=compared.missed,
+        estimates=compared.estimates,
+        price=hour,
+        price_source=source,
+        upkeep=_upkeep(recipe, vocab, cluster, compared.layouts[0]),
     )
-    return plan.model_copy(update={"warnings": list(_warnings(recipe, plan))})
+    return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
+
+
+def price_of(cluster: Cluster, price: float | None = None) -> tuple[float | None, str]:
+    """(dollars for an hour of a device or None, where they are from); `price` is one that was given."""
+    if price is not None:
+        return price, "as given"
+    if cluster.device.hour is not None:
+        return cluster.device.hour, cluster.device.source
+    date, hours = prices()
+    listed = hours.get(cluster.device.name)
+    return listed, "" if listed is None else date
+
+
+def _upkeep(recipe: Recipe, vocab: int, cluster: Cluster, best: Layout) -> Upkeep | None:
+    """None where nothing fits."""
+    run = recipe.model_copy(update={"parallel": best.parallel})
+    return estimate_upkeep(run, vocab, cluster, best.tokens_per_second) if best.fits else None
+
+
+def _with_ranks(cluster: Cluster, recipe: Recipe) -> Cluster:
+    """A CPU has as many ranks as the recipe gives it."""
+    return cluster.model_copy(update={"count": recipe.parallel.world}) if cluster.device.is_cpu else cluster
+
+
+def _check_precision(precision: str, cluster: Cluster) -> None:
+    device = cluster.device
+    name = PRECISIONS.get(precision, precision)
+    if device.is_cpu or getattr(device, name) is not None:
+        return
+    others = [each for each in ("bf16", "fp16", "fp32") if getattr(device, each) is not None]
+    raise UsageError(
+        f"{device.name} has no products in {name} (train.precision {precision}): take --train.precision "
+        f"{' or '.join(others)}, or another device"
+    )
+
+
+def _with_front(layouts: list[Layout]) -> list[Layout]:
+    """Layouts that fit, with those marked that no other beats in both time and memory."""
+
+    def beaten(each: Layout) -> bool:
+        size = each.worst.peak.total
+        others = ((other.step.total, other.worst.peak.total) for other in layouts if other is not each and other.fits)
+        return any(t <= each.step.total and m <= size and (t, m) != (each.step.total, size) for t, m in others)
+
+    return [each.model_copy(update={"pareto": each.fits and not beaten(each)}) for each in layouts]
 
 
 def vocabulary(recipe: Recipe) -> int:
@@ -142,31 +158,36 @@ def _train(recipe: Recipe, **changes: object) -> Recipe:
 
 def traffic_of(recipe: Recipe) -> Traffic:
     """What crosses data ranks in hornbook."""
-    parallel, item = recipe.parallel, float(recipe.train.item_bytes)
+    parallel, item, objective = recipe.parallel, float(recipe.train.item_bytes), recipe.data.objective
     return Traffic(
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        targets=objective.rate if isinstance(objective, Masked) else 1.0,
+        sides=sides(recipe),
+        fused=recipe.train.compile,
     )
 
 
 def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     """Memory and time of a recipe whose number of rows is known."""
+    cluster = cluster.shared(recipe.parallel.world)
     memory = estimate_memory(recipe, vocab, cluster.device)
     step = estimate_step(recipe, vocab, cluster, traffic_of(recipe))
     batch, parallel = recipe.train.batch_tokens, recipe.parallel
-    positions = batch, batch if recipe.model.kind == "encoder_decoder" else 0
+    decoder, encoder = sides(recipe)
+    positions = round(batch * decoder), round(batch * encoder) if recipe.model.kind == "encoder_decoder" else 0
     done = step_operations(recipe.model, vocab, recipe.train.sequence, positions, parallel.recompute)
     could = step.total * parallel.world * cluster.device.rate(recipe.train.precision)
     peak = max(each.peak.total for each in memory)
-    ranks = parallel.world if cluster.device.is_cpu else 1  # ranks on a CPU share its memory
     return Layout(
         name=layout_name(parallel),
         parallel=parallel,
         micro_batch=recipe.train.micro_rows,
+        precision=recipe.train.precision,
         recompute=parallel.recompute.kind,
         memory=memory,
-        fits=peak * ranks <= FITS * cluster.device.memory_bytes,
+        fits=peak <= capacity(cluster),
         step=step,
         tokens_per_second=batch / step.total,
         mfu=done.causal / could,
@@ -179,10 +200,12 @@ def layout_name(parallel: ParallelConfig) -> str:
     """`ddp x 8`, `zero-3 x 8, tensor 2, pipeline 4 (1f1b)`."""
     kind = {"none": "ddp", "optimizer": "zero-1", "gradients": "zero-2", "everything": "zero-3"}[parallel.shard]
     words = [f"{kind} x {parallel.data_ranks}" if parallel.data_ranks > 1 else "one rank"]
+    words += [f"{parallel.replicas} replicas"] if parallel.replicas > 1 else []
     sizes = {"tensor": parallel.tensor, "context": parallel.context.ranks, "expert": parallel.expert}
     words += [f"{name} {size}" for name, size in sizes.items() if size > 1]
     if parallel.pipeline.stages > 1:
-        words.append(f"pipeline {parallel.pipeline.stages} ({parallel.pipeline.schedule})")
+        chunks = f" x{parallel.pipeline.chunks}" if parallel.pipeline.schedule == "interleaved" else ""
+        words.append(f"pipeline {parallel.pipeline.stages} ({parallel.pipeline.schedule}{chunks})")
     return ", ".join(words if len(words) == 1 or parallel.data_ranks > 1 else words[1:])
 
 
@@ -192,106 +215,65 @@ def _own(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     return _largest(recipe, vocab, cluster)
 
 
+def _largest(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
+    """The largest micro-batch that fits and divides the batch among the ranks, else one row."""
+    rows = recipe.train.batch_tokens // recipe.train.sequence // recipe.parallel.data_ranks
+    sizes = [each for each in divisors(rows, MOST_ROWS) if each & (each - 1) == 0]
+    for size in reversed(sizes[1:]):
+        layout = estimate_layout(_train(recipe, micro_batch=size), vocab, cluster)
+        if layout.fits:
+            return layout
+    return estimate_layout(_train(recipe, micro_batch=1), vocab, cluster)
+
+
 # ---- Search
 
 
-def _search(recipe: Recipe, vocab: int, cluster: Cluster) -> list[Layout]:
-    """The fastest layouts that fit, then those that do not, the smallest first."""
-    found = [_largest(each, vocab, cluster) for each in _candidates(recipe, cluster)] or [_own(recipe, vocab, cluster)]
-    found.sort(key=lambda each: (not each.fits, each.step.total if each.fits else each.worst.peak.total))
-    best: dict[str, Layout] = {}
-    for each in found:  # of those that differ in recomputation alone, the better one
-        best.setdefault(each.name, each)
-    return list(best.values())[:SHOWN]
+def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: Sequence[str]) -> _Compared:
+    """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
+    layouts = Layouts(recipe, cluster, precisions)
+    search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
+    found = search.fastest(top, capacity(cluster), SAME)
+    if found:
+        best = min((each for each in found if each.step.total <= SAME * found[0].step.total), key=_simplicity)
+        found = [best, *(each for each in found if each is not best)]
+    if not (found := found or search.smallest(top)):
+        raise UsageError(_no_layout(recipe, cluster))
+    shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found[:top]]
+    missed = search.missed and layouts.recipe(search.missed.block, search.missed.spread)
+    return _Compared(shown, missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
 
 
-def _candidates(recipe: Recipe, cluster: Cluster) -> Iterator[Recipe]:
-    """Legal layouts that fill the cluster."""
-    for tensor in _powers(min(cluster.domain, cluster.count)):
-        for stages in _powers(min(cluster.count // tensor, recipe.model.layers)):
-            data, rest = divmod(cluster.count, tensor * stages)
-            kinds = ("none", "optimizer", "everything") if stages == 1 else ("none", "optimizer")
-            for shard in kinds if rest == 0 else ():
-                if data == 1 and shard != "none":
-                    continue
-                for again in (NoRecompute(), BlockRecompute()):
-                    parallel = recipe.parallel.model_copy(
-                        update={
-                            "data": data,
-                            "shard": shard,
-                            "tensor": tensor,
-                            "sequence": tensor > 1,
-                            "pipeline": PipelineConfig(stages=stages),
-                            "recompute": again,
-                        }
-                    )
-                    each = _train(recipe.model_copy(update={"parallel": parallel}), micro_batch=1)
-                    if _is_legal(each):
-                        yield each
+def _simplicity(found: Found) -> tuple[object, ...]:
+    """Few and simple kinds of ranks first, little sharded, little computed again, little memory."""
+    block, spread = found.block, found.spread
+    ranks = {"tensor": block.tensor, "expert": block.expert, "context": block.context, "stages": spread.stages}
+    kinds = sum(KINDS[name] for name, size in ranks.items() if size > 1) + (spread.replicas > 1)
+    level = ("none", "optimizer", "gradients", "everything").index(spread.shard)
+    return kinds, level, block.recompute != "none", found.peak
 
 
-def _powers(most: int) -> list[int]:
-    return [1 << n for n in range(most.bit_length()) if 1 << n <= most]
+def _no_layout(recipe: Recipe, cluster: Cluster) -> str:
+    """Why no layout fills a cluster at all."""
+    rows = recipe.train.batch_tokens // recipe.train.sequence
+    return (
+        f"no layout of {recipe.name} fills {cluster.count} devices: {rows} rows of a step (train.batch_tokens / "
+        f"train.sequence) do not divide among them, nor do {recipe.model.heads} heads (model.heads) and "
+        f"{recipe.model.layers} layers. Change --cluster, or --train.batch_tokens to a multiple of "
+        f"{cluster.count * recipe.train.sequence:,}"
+    )
 
 
-def _is_legal(recipe: Recipe) -> bool:
-    parallel, train, model = recipe.parallel, recipe.train, recipe.model
-    if any(layout_problems(parallel, train, model)):
-        return False
-    return not any(tensor_problems(parallel, train, model, recipe.surgery))
-
-
-def _largest(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
-    """The largest micro-batch of a power of two that fits and divides the batch among the ranks."""
-    rows = recipe.train.batch_tokens // recipe.train.sequence // recipe.parallel.data_ranks
-    sizes = [each for each in _powers(gcd(rows, MOST_ROWS)) if rows % each == 0] or [1]
-    limit, low, high = FITS * cluster.device.memory_bytes, 0, len(sizes) - 1
-    if cluster.device.is_cpu:
-        limit /= recipe.parallel.world
-    while low < high:
-        middle = (low + high + 1) // 2
-        memory = estimate_memory(_train(recipe, micro_batch=sizes[middle]), vocab, cluster.device)
-        fits = max(each.peak.total for each in memory) <= limit
-        low, high = (middle, high) if fits else (low, middle - 1)
-    few = sizes[max(low - 3, 0) : low + 1] if recipe.parallel.pipeline.stages > 1 else [sizes[low]]
-    tried = [estimate_layout(_train(recipe, micro_batch=each), vocab, cluster) for each in few]
-    return min(tried, key=lambda each: (not each.fits, each.step.total))
-
-
-def _smallest(recipe: Recipe, vocab: int, cluster: Cluster) -> str:
+def _smallest(recipe: Recipe, vocab: int, cluster: Cluster, precisions: Sequence[str]) -> str:
     """The smallest cluster of such devices, by powers of two, on which some layout fits; "" where none does."""
-    count = cluster.count
-    while (count := 2 * count) <= 2**17:
+    count = 1 << cluster.count.bit_length()
+    while not cluster.device.is_cpu and count <= 2**17:
         node = min(count, cluster.device.node)
         larger = Cluster(device=cluster.device, count=count, node=node)
-        batch = max(recipe.train.batch_tokens, count * recipe.train.sequence)
-        grown = _train(recipe, batch_tokens=batch // recipe.train.sequence * recipe.train.sequence)
-        if any(_fits(each, vocab, larger) for each in _candidates(grown, larger)):
+        rows = max(recipe.train.batch_tokens // recipe.train.sequence, count)
+        grown = _train(recipe, batch_tokens=rows * recipe.train.sequence)
+        if Search(vocab, larger, Layouts(grown, larger, precisions), traffic_of).fits(capacity(larger)):
             machines = f"{count // node}x{node}" if count > node else str(count)
             return f"{machines}x{cluster.device.name.replace(' ', '-')}"
+        count *= 2
     return ""
-
-
-def _fits(recipe: Recipe, vocab: int, cluster: Cluster) -> bool:
-    memory = estimate_memory(recipe, vocab, cluster.device)
-    return max(each.peak.total for each in memory) <= FITS * cluster.device.memory_bytes
-
-
-# ---- Warnings
-
-
-def _warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
-    best = plan.best
-    peak, parallel = best.worst.peak, best.parallel
-    last = max((rank.phases["loss"].logits for rank in best.memory), default=0)
-    if last > 0.25 * peak.total and not plan.cluster.device.is_cpu:
-        yield f"logits and their gradients take {last / 2**30:.1f} GiB: a smaller micro-batch shrinks the other parts"
-    if plan.vocab % 64:
-        yield f"the vocabulary of {plan.vocab:,} rows is no multiple of 64: products with it are slower"
-    if parallel.tensor > plan.cluster.domain:
-        yield f"tensor ranks cross machines: {parallel.tensor} ranks, {plan.cluster.domain} devices share a fast link"
-    microbatches = -(-recipe.train.batch_tokens // recipe.train.sequence // best.micro_batch) // parallel.data_ranks
-    if parallel.pipeline.stages > 1 and microbatches < 4 * parallel.pipeline.stages:
-        yield f"{microbatches} microbatches for {parallel.pipeline.stages} stages: ranks wait much of the step"
-    if recipe.train.precision == "fp16" and plan.cluster.device.bf16 is not None:
-        yield f"fp16 needs loss scaling, and {plan.cluster.device.name} multiplies bf16 as fast: --train.precision bf16"

@@ -12,6 +12,11 @@ NARROW = ("float8", "mxfp8", "nvfp4", "fp8", "fp4")
 """Precisions of products in 8 bits or fewer."""
 
 
+CPU_SOFTMAX = 0.385
+"""Operations in fp32 of a CPU's attention for each of its products': exponentials and sums, in every precision
+(`python -m benchmarks.plan.runs`)."""
+
+
 class Shares(Config):
     """Shares of the data sheet that are reached."""
 
@@ -21,6 +26,8 @@ class Shares(Config):
     bandwidth: float
     link: float
     network: float
+    fitted_on: tuple[str, ...] = ()
+    """Sources of the published runs that they were fitted on."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,12 @@ class Rates:
     bandwidth: float
     link: float
     network: float
+    narrow: bool = False
+    """Products in blocks are in 8 bits or fewer."""
+    units: int = 0
+    """Among which a device divides a product."""
+    core: float = 0.0
+    """Of a CPU: of products in fp32; 0 on other devices."""
 
 
 @cache
@@ -47,7 +60,7 @@ def calibration() -> dict[str, Shares]:
 def shares_of(device: Device) -> Shares:
     """The shares of a device: of its own name, of its first word, or the default ones."""
     if device.is_cpu:  # its rates are measured
-        return Shares(products=1.0, narrow=1.0, attention=0.5, bandwidth=1.0, link=1.0, network=1.0)
+        return Shares(products=1.0, narrow=1.0, attention=1.0, bandwidth=1.0, link=1.0, network=1.0)
     table = calibration()
     return table.get(device.name) or table.get(device.name.split()[0]) or table["default"]
 
@@ -57,11 +70,16 @@ def rates_of(device: Device, precision: str, shares: Shares | None = None) -> Ra
     shares = shares or shares_of(device)
     narrow = precision in NARROW
     wide = device.rate("bf16" if narrow else precision)
+    core = device.rate("fp32") if device.is_cpu else 0.0
+    attention = wide * shares.attention
     return Rates(
         products=device.rate(precision) * (shares.narrow if narrow else shares.products),
         wide=wide * shares.products,
-        attention=wide * shares.attention,
+        attention=1 / (1 / attention + CPU_SOFTMAX / core) if core else attention,
         bandwidth=1e9 * device.bandwidth * shares.bandwidth,
         link=1e9 * device.link * shares.link,
         network=1e9 * device.network * shares.network,
+        narrow=narrow,
+        units=device.units,
+        core=core,
     )

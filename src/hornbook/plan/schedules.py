@@ -50,7 +50,7 @@ def rank_of(schedule: Schedule, stage: int, ranks: int) -> int:
 
 def stages_of(schedule: Schedule, rank: int, ranks: int, chunks: int) -> list[int]:
     """The stages that a rank holds, in the order of the model."""
-    return [stage for stage in range(ranks * chunks) if rank_of(schedule, stage, ranks) == rank]
+    return [rank, 2 * ranks - 1 - rank] if schedule in V_SHAPED else list(range(rank, ranks * chunks, ranks))
 
 
 def plan(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> list[Order]:

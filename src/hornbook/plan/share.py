@@ -14,6 +14,17 @@ from hornbook.model.config.saved_bytes import SavedBytes, saved_bytes
 from hornbook.plan.memo import kept_by_model
 from hornbook.settings.recipe import Recipe
 
+CPU_RUNTIME = 520 * 2**20
+"""Interpreter, torch and compiled kernels of a process, measured (`python -m benchmarks.plan.runs`)."""
+CPU_RANK_RUNTIME = 375 * 2**20
+"""The same of a rank beside others: it shares with the process that forked it what it never touches."""
+CPU_SHARDING = 95 * 2**20
+"""What torch loads besides where weights are sharded."""
+GPU_RUNTIME = 600 * 2**20
+"""Context and kernels of a process on a GPU."""
+CHANNELS = 400 * 2**20
+"""Buffers of collectives of a process on a GPU that has others beside it."""
+
 
 def activation_bytes(recipe: Recipe, vocab: int, rows: int, *, fused: bool = False) -> SavedBytes:
     """Bytes that a rank keeps of `rows` rows, on a GPU where `fused`; `auto` precision counts as bf16, and a masked
@@ -38,6 +49,22 @@ def rows_of(recipe: Recipe, rows: int, *, fused: bool = False) -> Rows:
         fused=fused,
         eager=fused and not recipe.train.compile,
     )
+
+
+def sides(recipe: Recipe) -> tuple[float, float]:
+    """Positions of the decoder and of the encoder over those of a row: of spans that are taken out the decoder sees
+    what the sentinels stand for, of text that is filled in all of it. Both are 1 for other models."""
+    if recipe.model.kind != "encoder_decoder":
+        return 1.0, 1.0
+    decoder = encoder = weights = 0.0
+    for part in recipe.data.objective.components():
+        taken, marks = (part.noise.rate, part.noise.rate / part.noise.mean_span) if part.noise else (0.0, 0.0)
+        left = 1 - taken + marks
+        infill = part.noise is None or part.noise.infill
+        decoder += part.weight * (1.0 if infill else (taken + marks) / left)
+        encoder += part.weight * (left if infill else 1.0)
+        weights += part.weight
+    return decoder / weights, encoder / weights
 
 
 def share_of(values: int, ranks: int) -> int:
@@ -85,3 +112,17 @@ def _mlp(layer: ModelConfig, ranks: int) -> Any:
             parts["shared_hidden"] = share_of(part.shared_hidden, ranks)
         return part.model_copy(update=parts)
     return part
+
+
+# ---- What a process holds beside tensors
+
+
+def cpu_runtime(recipe: Recipe) -> int:
+    """Bytes of a process on a CPU."""
+    sharding = CPU_SHARDING if recipe.parallel.shard == "everything" else 0
+    return sharding + (CPU_RUNTIME if recipe.parallel.world == 1 else CPU_RANK_RUNTIME)
+
+
+def gpu_runtime(recipe: Recipe) -> int:
+    """Context and kernels of a process on a GPU, and channels to others."""
+    return GPU_RUNTIME + (CHANNELS if recipe.parallel.world > 1 else 0)

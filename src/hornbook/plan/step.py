@@ -4,9 +4,10 @@ Blocks are timed by the roofline (`work`), collectives by latency and bandwidth 
 simulator of its own schedule (`schedules`), data ranks by what their messages take beyond the computing beside.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Literal
 
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
@@ -17,16 +18,16 @@ from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Cluster
 from hornbook.plan.held import held_values
 from hornbook.plan.rates import Rates, Shares, rates_of
-from hornbook.plan.schedules import Durations, plan, rank_of, simulate
+from hornbook.plan.schedules import Durations, plan, simulate, stages_of
 from hornbook.plan.share import rows_of, share_of, tensor_share
-from hornbook.plan.work import Work, block_work, head_work
+from hornbook.plan.work import STEP_OPERATIONS, Work, attention_work, block_work, head_work
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
 UPDATE_BYTES = 28
 """Bytes that AdamW reads and writes for a value: weight, gradient, two moments; three of them are written."""
-EXPOSED = 0.1
-"""Share of messages beside computing that shows all the same: both want memory and cores."""
+UNFUSED = 2.5
+"""Bytes between products of torch's single operations over those of compiled ones, by torchtitan's measured pair."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,33 @@ class Traffic:
     again: float = 0.0
     """Share of a block's forward pass that `selective` recomputation repeats, or attention if that is more."""
     beside_tensor: float = 0.0
-    """Share of tensor ranks' messages that computing hides."""
+    """Share of tensor ranks' messages that computing hides, forward."""
+    beside_tensor_backward: float = 0.0
+    """The same backward: they need not wait for the gradient of the weights."""
+    exposed: float = 0.1
+    """Share of messages beside computing that shows all the same: both want memory and cores."""
+    gathers: Literal["each microbatch", "each step"] = "each microbatch"
+    """When weights that `everything` shards are gathered and their gradients summed."""
+    one_card: bool = False
+    """Each device has all that it gathers through its own network card: no ring within a machine shares it."""
+    once_per_domain: bool = False
+    """A token goes to each domain once, however many of its experts are there."""
+    waits: bool = False
+    """A stage does nothing else while its message to the next is on its way."""
+    sum_bytes: float = 4.0
+    """Of a value's gradient, in which microbatches are summed."""
+    targets: float = 1.0
+    """Share of the model's positions that the head computes."""
+    sides: tuple[float, float] = (1.0, 1.0)
+    """Positions of the model, and of an encoder beside it, over those of a row."""
+    stored_scores: bool = False
+    """Attention is several kernels, with all its scores in memory."""
+    expert_calls: int = 0
+    """Kernels that it starts for each expert, forward: none where one kernel computes all of them."""
+    attention: float | None = None
+    """Rate of its attention's kernel over that of the device's best; None is torch's."""
+    fused: bool = True
+    """What lies between products is compiled or written as few kernels; on a CPU it makes no difference."""
 
 
 class StepTime(Config):
@@ -75,22 +102,34 @@ class _Passes:
     backward: float = 0.0
     again: float = 0.0
     sent: float = 0.0
-    """Forward messages that nothing hides; backward has as many."""
+    """Forward messages that nothing hides."""
+    answered: float = 0.0
+    """The same backward."""
 
     def __add__(self, other: "_Passes") -> "_Passes":
-        names = ("forward", "backward", "again", "sent")
+        names = ("forward", "backward", "again", "sent", "answered")
         return _Passes(*(getattr(self, name) + getattr(other, name) for name in names))
 
     @property
     def total(self) -> float:
-        return self.forward + self.backward + self.again + 2 * self.sent
+        return self.forward + self.backward + self.again + self.sent + self.answered
 
 
 def estimate_step(
-    recipe: Recipe, vocab: int, cluster: Cluster, traffic: Traffic = Traffic(), shares: Shares | None = None
+    recipe: Recipe,
+    vocab: int,
+    cluster: Cluster,
+    traffic: Traffic = Traffic(),
+    shares: Shares | None = None,
+    *,
+    waiting: bool = True,
 ) -> StepTime:
-    """Time of a step of a recipe on a cluster. vocab: rows of the embedding; shares: in place of the calibration."""
-    return _Step(recipe, vocab, cluster, traffic, rates_of(cluster.device, recipe.train.precision, shares)).time()
+    """Time of a step of a recipe on a cluster. vocab: rows of the embedding; shares: in place of the calibration;
+    waiting: simulate the pipeline, else the step is as long as its slowest rank computes."""
+    rates = rates_of(cluster.device, recipe.train.precision, shares)
+    kernel = cluster.device.attention if traffic.attention is None else traffic.attention
+    rates = replace(rates, attention=kernel * rates.attention)
+    return _Step(recipe, vocab, cluster, traffic, rates).time(waiting=waiting)
 
 
 @dataclass(frozen=True)
@@ -119,7 +158,12 @@ class _Step:
         found["data"] = self._group(parallel.data_ranks * parallel.context.ranks, inside)
         if parallel.replicas == 1:
             found["shard"] = found["data"]
+        if self.traffic.one_card:
+            found |= {name: self._alone(found[name]) for name in ("data", "shard") if found[name].across > 1}
         return found
+
+    def _alone(self, each: Group) -> Group:
+        return replace(each, bandwidth=self.rates.network)
 
     # ---- A microbatch
 
@@ -137,39 +181,59 @@ class _Step:
         """Of each block, an encoder's first; equal blocks are counted once."""
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
-        found, known = list[_Passes](), dict[tuple[bool, int, int], _Passes]()
+        found, known = list[_Passes](), dict[int, _Passes]()
         for stack in (*encoder, decoder):
             known.clear()
             crossed = bool(encoder) and stack is decoder
             for number in range(stack.layers):
-                layer = stack.layer(number)
-                key = crossed, id(layer.attention), id(layer.mlp)
+                key = stack.alike(number)
                 if key not in known:
-                    known[key] = self._block(layer, crossed=crossed)
+                    known[key] = self._block(
+                        stack.layer(number), self.traffic.sides[stack is not decoder], crossed=crossed
+                    )
                 found.append(known[key])
         return [self._with_recompute(each, number) for number, each in enumerate(found)]
 
-    def _block(self, layer: ModelConfig, *, crossed: bool) -> _Passes:
-        parallel, tokens = self.recipe.parallel, self._tokens
+    def _block(self, layer: ModelConfig, side: float, *, crossed: bool) -> _Passes:
+        parallel, tokens, sequence = self.recipe.parallel, self._positions(side), self.recipe.train.sequence
+        sequence = max(round(side * sequence), 1)
         stream = parallel.tensor if parallel.sequence else 1
-        sequence = self.recipe.train.sequence
-        work = block_work(layer, tokens, sequence, self._item, stream, 1.0)
+        attention = attention_work(layer, tokens, sequence, self._item, stored=self.traffic.stored_scores)
+        if isinstance(layer.mlp, ExpertsConfig) and parallel.expert > 1:
+            held = share_of(layer.mlp.count, parallel.expert)
+            layer = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"count": held})})
+        work = block_work(layer, tokens, self._item, stream, attention, self.traffic.expert_calls)
         if crossed:
             bare = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"hidden": 1}), "kind": "encoder"})
-            work += block_work(bare, tokens, sequence, self._item, stream, 1.0)
-        sent = self._sent(layer) * (1.5 if crossed else 1.0)
-        return _Passes(work.forward(self.rates), work.backward(self.rates), work.attention_forward(self.rates), sent)
+            work += block_work(bare, self._positions(sum(self.traffic.sides) / 2), self._item, stream, attention)
+        once = attention.forward(self.rates, self._item)
+        traffic, times = self.traffic, 1.5 if crossed else 1.0
+        sent, answered = (
+            times * self._sent(layer, once, hidden)
+            for hidden in (traffic.beside_tensor, traffic.beside_tensor_backward)
+        )
+        if not self.traffic.fused and not self.cluster.device.is_cpu:
+            work = replace(work, moved=UNFUSED * work.moved)
+        return _Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
 
-    def _sent(self, layer: ModelConfig) -> float:
-        """Seconds of forward messages of tensor, context and expert ranks in a block."""
+    def _positions(self, side: float) -> int:
+        """Of a microbatch."""
+        return max(round(side * self._tokens), 1)
+
+    def _backward(self, work: Work) -> float:
+        return work.backward(self.rates, self._item, self.traffic.sum_bytes)
+
+    def _sent(self, layer: ModelConfig, attention: float, hidden: float) -> float:
+        """Seconds of messages of tensor, context and expert ranks in a block that nothing hides, one way."""
         parallel, groups, tokens = self.recipe.parallel, self._groups, self._tokens
         stream = self._item * tokens * layer.width
-        tensor = 2 * groups["tensor"].all_reduce(stream) * (1 - self.traffic.beside_tensor)
+        tensor = 2 * groups["tensor"].all_reduce(stream) * (1 - hidden)
         keys = 2 * self._item * tokens * layer.kv_heads * layer.head_dim * parallel.context.ranks
-        context = groups["context"].gather(keys)
+        context = self._shown(groups["context"].gather(keys), attention)
         if isinstance(layer.mlp, ExpertsConfig):
-            rows = layer.mlp.active * stream / (parallel.tensor if parallel.sequence else 1)
-            return tensor + context + 2 * groups["expert"].all_to_all(rows)
+            rows = stream / (parallel.tensor if parallel.sequence else 1)
+            once = self.traffic.once_per_domain
+            return tensor + context + 2 * groups["expert"].exchange(rows, layer.mlp.active, once=once)
         return tensor + context
 
     def _with_recompute(self, each: _Passes, number: int) -> _Passes:
@@ -180,14 +244,15 @@ class _Step:
         else:
             selective = isinstance(recompute, SelectiveRecompute)
             again = max(each.again, self.traffic.again * each.forward) if selective else 0.0
-        return _Passes(each.forward, each.backward, again, each.sent)
+        return replace(each, again=again)
 
     @cached_property
     def _head(self) -> _Passes:
         model, vocab = self.recipe.model, share_of(self.vocab, self.recipe.parallel.tensor)
-        work: Work = head_work(model, vocab, self._tokens, self._item)
+        tokens = self._positions(self.traffic.targets * self.traffic.sides[0])
+        work = head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
-        return _Passes(work.forward(self.rates), work.backward(self.rates), 0.0, sent)
+        return _Passes(work.forward(self.rates, self._item), self._backward(work), 0.0, sent, sent)
 
     # ---- A step
 
@@ -200,46 +265,56 @@ class _Step:
         recipe = self.recipe
         return held_values(recipe.model, self.vocab, recipe.parallel, recipe.train.sequence)
 
-    def time(self) -> StepTime:
+    def time(self, *, waiting: bool) -> StepTime:
         stages, pipeline = self._stages(), self.recipe.parallel.pipeline
-        ranks = [
-            sum((s for n, s in enumerate(stages) if rank_of(pipeline.schedule, n, pipeline.stages) == rank), _Passes())
-            for rank in range(pipeline.stages)
-        ]
+        ranks = [sum((stages[stage] for stage in self._own(rank)), _Passes()) for rank in range(pipeline.stages)]
         slowest = max(ranks, key=lambda each: each.total)
         count = self._microbatches
         busy = count * slowest.total
-        span = busy if pipeline.stages == 1 else max(self._span(stages, slowest.total), busy)
+        waiting = waiting and pipeline.stages > 1
+        span = max(self._span(stages, slowest.total), busy) if waiting else busy
         data = self._data_seconds(slowest)
         return StepTime(
             compute=count * (slowest.forward + slowest.backward),
             recompute=count * slowest.again,
-            tensor=count * 2 * slowest.sent,
+            tensor=count * (slowest.sent + slowest.answered),
             data=data,
             bubble=span - busy,
             update=self._update_seconds(),
         )
+
+    def _own(self, rank: int) -> list[int]:
+        pipeline = self.recipe.parallel.pipeline
+        if pipeline.stages == 1:
+            return [0]
+        return stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
 
     def _stages(self) -> list[_Passes]:
         parallel, blocks = self.recipe.parallel, self._blocks
         if parallel.pipeline.stages == 1:
             return [sum(blocks, self._head)]
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
-        found = [sum(blocks[first:end], _Passes()) for first, end in pairwise(bounds)]
+        message = self._message if self.traffic.waits else 0.0
+        waiting = _Passes(sent=message, answered=message)
+        found = [sum(blocks[first:end], waiting) for first, end in pairwise(bounds)]
         found[-1] += self._head
         return found
 
-    def _span(self, stages: list[_Passes], slowest: float) -> float:
-        """Seconds from the first pass of a step to the last; each beyond those that fill it adds `slowest`."""
-        pipeline, count = self.recipe.parallel.pipeline, self._microbatches
+    @cached_property
+    def _message(self) -> float:
+        """Seconds from a stage to the next."""
         stream = self._item * self._tokens * self.recipe.model.width
         stream /= self.recipe.parallel.tensor if self.recipe.parallel.sequence else 1
-        message = self._groups["pipeline"].send(stream)
+        return self._groups["pipeline"].send(stream)
+
+    def _span(self, stages: list[_Passes], slowest: float) -> float:
+        """Seconds from the first pass of a step to the last; each beyond those that fill it adds `slowest`."""
+        pipeline, count, message = self.recipe.parallel.pipeline, self._microbatches, self._message
         times = [
             Durations(
                 each.forward + each.sent,
-                (each.backward + each.again * 2) / 2 + each.sent / 2,
-                each.backward / 2 + each.sent / 2,
+                (each.backward + each.again * 2) / 2 + each.answered / 2,
+                each.backward / 2 + each.answered / 2,
                 message,
             )
             for each in stages
@@ -257,23 +332,28 @@ class _Step:
             return 0.0
         held, over = max(self._held), groups["data"]
         gradients, weights = traffic.gradient_bytes * held, traffic.weight_bytes * held
-        if parallel.shard == "everything":
-            within = groups["shard"]
-            gathers = 2 if parallel.reshard else 1
-            each = gathers * within.gather(weights) + within.gather(gradients)
-            across = groups["replica"].all_reduce(gradients / within.ranks) if parallel.replicas > 1 else 0.0
-            return self._microbatches * self._shown(each, slowest.total) + self._shown(across, slowest.backward)
         if parallel.shard == "none":
             return self._shown(over.all_reduce(gradients), slowest.backward + slowest.again)
-        scattered = self._shown(over.gather(gradients), slowest.backward + slowest.again)
-        return scattered + self._shown(over.gather(weights), slowest.forward)
+        within = groups["shard"]
+        across = groups["replica"].all_reduce(gradients / within.ranks) if parallel.replicas > 1 else 0.0
+        shown = self._shown(across, slowest.backward)
+        if parallel.shard == "everything":
+            gathers = 2 if parallel.reshard else 1
+            laps = (gathers + 1) * len(self._blocks) / parallel.pipeline.stages * within.lap  # each block on its own
+            each = gathers * within.gather(weights) + within.gather(gradients) + laps
+            times = self._microbatches if traffic.gathers == "each microbatch" else 1
+            return shown + times * self._shown(each, slowest.total)
+        times = self._microbatches if parallel.shard == "gradients" else 1  # their shards alone stay in between
+        shown += times * self._shown(within.gather(gradients), slowest.backward + slowest.again)
+        return shown + self._shown(within.gather(weights), slowest.forward)
 
     def _shown(self, messages: float, beside: float) -> float:
         if not self.traffic.beside_data:
             return messages
-        return max(messages - beside, 0.0) + EXPOSED * min(messages, beside)
+        return max(messages - beside, 0.0) + self.traffic.exposed * min(messages, beside)
 
     def _update_seconds(self) -> float:
         parallel = self.recipe.parallel
         shared = parallel.data // parallel.replicas if parallel.shard != "none" else 1
-        return UPDATE_BYTES * max(self._held) / shared / self.rates.bandwidth
+        started = STEP_OPERATIONS / self.rates.core if self.rates.core else 0.0
+        return started + UPDATE_BYTES * max(self._held) / shared / self.rates.bandwidth

@@ -52,11 +52,23 @@ def tokens(text: str) -> list[Token]:
     return _Scanner(text).tokens
 
 
+def value_spans(text: str) -> dict[Path, tuple[int, int]]:
+    """Where the value of every key of a valid TOML text stands."""
+    return _Scanner(text).values
+
+
+def header_ends(text: str) -> dict[Path, int]:
+    """End of the line of every table's header, by path; those of arrays are not among them."""
+    return _Scanner(text).headers
+
+
 class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
         self.lines: dict[Path, int] = {}
+        self.values: dict[Path, tuple[int, int]] = {}
+        self.headers: dict[Path, int] = {}
         self.tokens: list[Token] = []
         self._counts: dict[Path, int] = {}
         self._scan()
@@ -72,6 +84,7 @@ class _Scanner:
                 table = self._resolve(self._key())
                 self._note(table)
                 self._take("]")
+                self.headers[table] = (self.text + "\n").index("\n", self.at)
             else:
                 self._pair(table)
             self._skip()
@@ -130,7 +143,10 @@ class _Scanner:
             path = self._below(path, part)
             self._note(path)
         self._take("=")
+        self._skip()
+        start = self.at
         self._value(path)
+        self.values[path] = start, start + len(self.text[start : self.at].rstrip())
 
     def _value(self, path: Path) -> None:
         self._skip()

@@ -52,14 +52,22 @@ def test_a_batch_script_of_slurm():
 
 @pytest.mark.parametrize(
     ("code", "before", "requeued"),
-    [(0, 0, False), (2, 0, False), (75, 0, True), (137, 0, True), (8, 49, True), (75, 50, False)],
+    [
+        (0, 0, ""),
+        (2, 0, ""),
+        (75, 0, "requeue 7\n"),
+        (137, 0, "requeue 7\n"),
+        (8, 49, "requeue 7\n"),
+        (75, 50, ""),
+        (7, 0, "requeuehold 7\n"),
+    ],
 )
-def test_a_batch_script_is_queued_again_where_a_start_may_help(code: int, before: int, requeued: bool):
+def test_a_batch_script_is_queued_again_where_a_start_may_help(code: int, before: int, requeued: str):
     script = slurm_script(replace(JOB, folder="/"))
     stand_ins = f'srun() {{ return {code}; }}; scontrol() {{ echo "$@"; }}; SLURM_JOB_ID=7\n'
     stand_ins += f"SLURM_RESTART_COUNT={before}\n"
     done = subprocess.run(["bash"], input=stand_ins + script, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (code, "requeue 7\n" if requeued else "")
+    assert (done.returncode, done.stdout) == (code, requeued)
 
 
 def test_ranks_have_the_cores_that_are_asked_for():

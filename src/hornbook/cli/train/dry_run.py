@@ -95,7 +95,7 @@ def _progress(run: RunDir, start: "Start") -> tuple[int, float]:
 
 
 def _files(run: RunDir, *, tensorboard: bool) -> list[Any]:
-    names = (run.recipe, run.env, run.data_lock, run.metrics, run.events, run.log, run.state, run.lock)
+    names = (run.recipe, run.env, run.plan, run.data_lock, run.metrics, run.events, run.log, run.state, run.lock)
     return [*names, run.control, run.samples, run.evals, run.checkpoints, *([run.tensorboard] if tensorboard else [])]
 
 

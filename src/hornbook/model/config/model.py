@@ -194,6 +194,10 @@ class ModelConfig(Config):
         special = self._special(number)
         return (special and special.attention_norm) or self.norm
 
+    def alike(self, number: int) -> int:
+        """What layers that are configured alike have in common, in this process."""
+        return id(self._special(number))
+
     def _special(self, number: int) -> LayerConfig | None:
         """What `first` and `pattern` say of a layer."""
         if number < len(self.first):

@@ -47,4 +47,9 @@ def block_norms(stack: ModelConfig, number: int, *, crossed: bool) -> int:
 
 def embedding_rows(config: ModelConfig, tokenizer_size: int) -> int:
     """Rows of the embedding: as configured, else the tokenizer's size rounded up to a multiple of 64."""
-    return config.vocab or -(-tokenizer_size // 64) * 64
+    return config.vocab or rounded_rows(tokenizer_size)
+
+
+def rounded_rows(tokenizer_size: int) -> int:
+    """Rows for so many tokens: a multiple of 64, with which products are faster."""
+    return -(-tokenizer_size // 64) * 64

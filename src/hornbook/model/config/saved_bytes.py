@@ -6,7 +6,7 @@ documents attention keeps fewer probabilities. Of a block that is computed again
 what the largest of them holds while it is.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig, Parallel
@@ -93,6 +93,8 @@ class _Stack:
     model: ModelConfig
     rows: Rows
     source: Rows | None = None
+    known: dict[tuple[int, bool], int] = field(default_factory=dict[tuple[int, bool], int], compare=False)
+    """Bytes of blocks by what those alike have in common, and whether one is before them."""
 
     @property
     def stream(self) -> int:
@@ -127,6 +129,12 @@ class _Stack:
         return 2 * self.stream + self.rows.values(max(each.columns * each.uses for each in products))
 
     def block(self, number: int) -> int:
+        key = self.model.alike(number), number > 0
+        if key not in self.known:
+            self.known[key] = self._block(number)
+        return self.known[key]
+
+    def _block(self, number: int) -> int:
         own = _block(self.model, number, self.rows)
         return own if self.source is None else own + _across(self.model, number, self.rows, self.source)
 

@@ -5,10 +5,10 @@ least at T = sqrt(2 stall MTBF) (Young 1974; Daly 2006 gives higher orders). Sta
 at saves. What follows from them is no function of the recipe, so the ledger has each new interval before it counts.
 """
 
-import math
 import time
 
 from hornbook.parallel.world import World
+from hornbook.plan.at_scale.failures import young
 from hornbook.run.ledger import Interval, Ledger
 from hornbook.run.state import State
 
@@ -23,7 +23,7 @@ def best_interval(stall: float, seconds: float, hours: float) -> int:
 
     `seconds`: time of a step; `hours`: mean time between failures.
     """
-    return max(round(math.sqrt(2 * stall * hours * 3600) / seconds), 1)
+    return max(round(young(stall, 3600 * hours) / seconds), 1)
 
 
 def is_due(step: int, intervals: list[Interval]) -> bool:

@@ -92,11 +92,13 @@ def slurm_script(job: ClusterJob) -> str:
         *(["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"] if job.cpus else []),
         f"srun {shlex.join(job.command)}",
         "code=$?",
-        f"# {Exit.RESUMABLE:d}: saved by the signal, or a rank was lost; {Exit.STORAGE:d}: storage full; "
-        f"{Exit.HARDWARE:d}: hardware suspected; 134 and 137: killed. Any other code is final.",
-        f"case $code in {Exit.RESUMABLE:d}|{Exit.STORAGE:d}|{Exit.HARDWARE:d}|134|137)",
+        f"# {Exit.RESUMABLE:d}: saved by the signal, or a rank was lost; {Exit.HARDWARE:d}: hardware suspected; "
+        "134 and 137: killed. Any other code is final.",
+        f"case $code in {Exit.RESUMABLE:d}|{Exit.HARDWARE:d}|134|137)",
         f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {REQUEUES} ]; then scontrol requeue "$SLURM_JOB_ID"',
         f'  else echo "not queued again: started {REQUEUES} times before; see what the ranks said" >&2; fi ;;',
+        f'  {Exit.STORAGE:d}) scontrol requeuehold "$SLURM_JOB_ID"',
+        '     echo "storage full or unwritable: free space, then scontrol release $SLURM_JOB_ID" >&2 ;;',
         "esac",
         "exit $code",
     ]

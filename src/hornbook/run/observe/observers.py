@@ -32,6 +32,7 @@ from hornbook.run.observe.straggler import Straggler
 from hornbook.run.observe.trackers.packages import make_trackers
 from hornbook.run.observe.trackers.tracker import TrackerThread
 from hornbook.run.start.precision import describe_precision
+from hornbook.run.start.prediction import Prediction
 from hornbook.run.state import State
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength
@@ -125,15 +126,17 @@ class Observers:
     trackers: list[TrackerThread]
     memory: list[MemoryLog]
     statistics: StatisticsLog
+    prediction: Prediction
 
     def __iter__(self) -> Iterator[Observer]:
         yield from (self.bill, self.metrics, self.state_file, *self.consoles, *self.trackers)
-        yield from (*self.memory, self.statistics, self.evaluation, self.samples, self.profile)
+        yield from (*self.memory, self.statistics, self.prediction, self.evaluation, self.samples, self.profile)
 
     def start(self, attempt: int, at: Position) -> None:
         """The run is up, before its first step."""
         self.state_file.start(attempt, at)
         self.profile.start(at.step)
+        self.prediction.start()
 
     def note(self, text: str) -> None:
         """Show a line on every console."""
@@ -141,7 +144,9 @@ class Observers:
             console.note(text)
 
     def conclude(self, at: Position, run: RunDir) -> None:
-        """Score every validation token at the end of a run, and show whether more tokens are worth it."""
+        """At the end of a run compare it with its plan, score every validation token, and show whether more are worth
+        it."""
+        self.prediction.conclude(at)
         self.evaluation.score_all(at)
         if self.consoles and (text := conclusion(run)):
             self.note(text)
@@ -193,7 +198,8 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
             output.ledger.note("precursor", step, rule=found.name, text=found.evidence)
 
         statistics = stack.enter_context(StatisticsLog(state, path, facts, foresee))
-        observers = Observers(bill, metrics, state_file, consoles, *scoring, trackers, memory, statistics)
+        looking = memory, statistics, Prediction(job, state.engine.world, consoles)
+        observers = Observers(bill, metrics, state_file, consoles, *scoring, trackers, *looking)
         for listener in job.ledger.listeners:
             if isinstance(listener, Alerts):
                 listener.show = observers.note

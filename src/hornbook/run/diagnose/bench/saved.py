@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -19,7 +18,7 @@ import torch
 from hornbook.errors import StorageError
 from hornbook.files.durable import write_atomic
 from hornbook.files.journal import finite
-from hornbook.plan.measured import FORMAT, bench_folder, folder_name
+from hornbook.plan.measured import FORMAT, bench_folder, folder_name, step_name
 from hornbook.settings.recipe import Recipe
 
 
@@ -47,11 +46,7 @@ def machine_file(name: str) -> Path | None:
 def step_file(name: str, recipe: Recipe) -> Path | None:
     """The measurements of a recipe's step on a device; another shape, batch or layout is another file."""
     machine = machine_file(name)
-    if machine is None:
-        return None
-    parts = {part: getattr(recipe, part).model_dump(mode="json") for part in ("model", "train", "parallel", "optim")}
-    digest = hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=4).hexdigest()
-    return machine.with_name(f"{folder_name(recipe.name)}-{digest}.json")
+    return None if machine is None else machine.with_name(step_name(recipe))
 
 
 def write(path: Path | None, value: Mapping[str, Any], *, named: bool = False) -> Path | None:

@@ -1,0 +1,129 @@
+"""What published trainers do, as far as time depends on it: their kernels, messages and networks, with the reason."""
+
+import re
+from typing import Any
+
+from hornbook.plan.hardware import Cluster, Device
+from hornbook.plan.step import Traffic
+from hornbook.settings.recipe import Recipe
+
+SCORES_STORED = ("2021", "BLOOM", "MT-NLG", "vTrain", "Korthikanti", "OPT", "Bloomberg", "Azure")
+"""Trainers before FlashAttention, or without it: Megatron's fused softmax, scores in memory."""
+DEEPSPEED = ("BLOOM", "MT-NLG")
+"""DeepSpeed's pipeline: a stage waits while it sends, each tensor rank sends the whole of the stream."""
+ASYNCHRONOUS = ("Korthikanti", "vTrain")
+"""Megatron since the end of 2021: tensor ranks' messages of backward run beside the weights' gradients."""
+NVIDIA = ("Megatron", "NeMo 24", "DGX Cloud", "SimuMax", "Llama 3 Herd")
+"""Megatron-Core with Transformer Engine: attention by cuDNN, messages beside computing."""
+EXPERT_CALLS = 20
+"""Transformer Engine casts, copies and multiplies for each expert on its own: 4,096 tokens of Qwen3's 16 experts take
+as long on a B200 as on an H100."""
+FULL_POWER = 700.0
+"""Watts of an H100."""
+FLASH_1 = {"A100": 0.7, "A100 40GB": 0.7, "H100 SXM": 0.4}
+"""The first FlashAttention over the best kernel of each device (Dao 2023, arXiv 2307.08691, figures 4 to 7)."""
+KEPT_BY_JAX = 0.65
+"""MaxText keeps the products of attention and computes the rest again; without it 70B does not fit."""
+
+
+def settled(device: Device, hardware: dict[str, Any]) -> Device:
+    """The device as this source had it: its memory, power and network."""
+    name, wires = hardware["gpu"], hardware.get("interconnect") or ""
+    changes: dict[str, Any] = {}
+    if abs(hardware["mem_gb"] / device.memory - 1) > 0.15:
+        changes["memory"] = float(hardware["mem_gb"])
+    if "HBM2e" in name:  # Grand Teton's H100: slower memory
+        changes["bandwidth"] = 2400.0
+    if power := re.search(r"(\d+)W cap", wires):  # dynamic power is about the square of the rate near its top
+        slower = (float(power[1]) / FULL_POWER) ** 0.5
+        changes |= {kind: slower * rate for kind in ("bf16", "fp16", "fp8") if (rate := getattr(device, kind))}
+    if network := _network(wires, hardware["gpus_per_node"]):
+        changes["network"] = network
+    return device.model_copy(update=changes)
+
+
+def _network(wires: str, node: int) -> float | None:
+    """GB/s of a device to other machines."""
+    if wires == "Jean Zay":
+        return 4 * 100 / 8 / node
+    found = re.search(r"(?:(\d+)x *)?(?:Omni-Path *)?(\d+) ?Gb/s([^;+]*)", wires)
+    if found is None:
+        return None
+    gigabytes = int(found[2]) / 8
+    if found[1] is None and ("per GPU" in found[3] or "IB" in found[3] or "Clos" in found[3]):
+        return gigabytes
+    return int(found[1] or 1) * gigabytes / node
+
+
+def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
+    """What crosses its data ranks, and what it computes meanwhile."""
+    source, layout, device = point["source"]["what"], point["layout"], cluster.device.name
+    sums = 2.0 if "fp16" in point["precision"] and "Korthikanti" not in source else 4.0
+    if any(word in source for word in SCORES_STORED):
+        return _stored_scores(source, layout, sums)
+    if "MPT" in source:  # of the first FSDP: the next block is gathered when the kernels of this one are started
+        return Traffic(2.0, 2.0, attention=FLASH_1.get(device, 1.0), exposed=0.5)
+    if "JAX" in layout.get("note", ""):
+        return Traffic(2.0, 2.0, again=KEPT_BY_JAX, attention=1.0)
+    if any(word in source for word in NVIDIA):
+        beside = layout.get("overlap") is not False
+        once = bool(point["model"].get("moe"))
+        gathers = "each step" if "Herd" in source else "each microbatch"
+        return Traffic(
+            2.0,
+            2.0,
+            beside_data=beside,
+            beside_tensor=0.5 * beside,
+            beside_tensor_backward=0.9,
+            gathers=gathers,
+            once_per_domain=once,
+            expert_calls=EXPERT_CALLS,
+            attention=1.0,
+        )
+    return Traffic(
+        4.0,
+        2.0,
+        beside_tensor=0.8 if layout.get("async_tp") else 0.0,
+        beside_tensor_backward=0.8 if layout.get("async_tp") else 0.0,
+        again=0.5,
+        fused=bool(layout.get("compile")) or "torchtitan" not in source,
+        gathers="each step" if recipe.parallel.pipeline.stages > 1 else "each microbatch",
+        once_per_domain="AutoModel" in source,
+        waits="nanotron" in source,
+    )
+
+
+def _stored_scores(source: str, layout: dict[str, Any], sums: float) -> Traffic:
+    """ZeRO-3 gathered each parameter from its owner, beside computing; data ranks of Megatron waited for the sum."""
+    if layout.get("zero") == 3 or layout.get("fsdp"):
+        return Traffic(2.0, 2.0, stored_scores=True, one_card=True, exposed=0.4, sum_bytes=sums)
+    waits = any(word in source for word in DEEPSPEED)
+    beside = 0.9 if any(word in source for word in ASYNCHRONOUS) else 0.0
+    return Traffic(
+        sums, 2.0, beside_data=False, stored_scores=True, waits=waits, sum_bytes=sums, beside_tensor_backward=beside
+    )
+
+
+def left_out(point: dict[str, Any]) -> str | None:
+    """Why a point cannot be predicted, None where it can."""
+    notes = point.get("notes") or ""
+    if "not stated" in point["layout"].get("note", ""):
+        return "layout not stated"
+    if any(word in notes for word in ("LoRA", "SFT")):
+        return "fine-tuning: length of its rows not stated"
+    sharded = point["layout"].get("zero") == 3 or "fsdp" in point["layout"]
+    if sharded and not any(point["batch"].get(each) for each in ("micro", "local_batch")):
+        return "microbatch not stated"
+    return None
+
+
+def anchored_only(source: str) -> bool:
+    """Whether its device is slower than others of its kind, as it says itself: half of its peak at the most."""
+    return "SimuMax" in source
+
+
+def expert_ranks(point: dict[str, Any], data: int) -> int:
+    """Ranks of experts: as stated; all data ranks where tokens go by DeepEP, which has no other use."""
+    if not point["layout"].get("ep") and point["model"].get("moe") and "DeepEP" in (point.get("notes") or ""):
+        return data
+    return point["layout"].get("ep") or 1

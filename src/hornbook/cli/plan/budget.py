@@ -1,0 +1,298 @@
+"""`hornbook plan --budget`: model size and tokens for money, days or operations. No torch."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.result import Result, columns
+from hornbook.cli.shell import split_target
+from hornbook.errors import Exit, UsageError
+from hornbook.plan.numbers import duration, short
+
+if TYPE_CHECKING:
+    from hornbook.plan.hardware import Cluster
+    from hornbook.plan.scaling.budget import BudgetPlan, Choice, TextSource
+    from hornbook.plan.scaling.laws import FittedLaw
+    from hornbook.settings.recipe import Recipe
+    from hornbook.settings.resolve import Resolved
+
+COMMAND_LINE = "command line"
+
+
+Budgets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--budget", metavar="'$500'|3d|1e19", help="What to train with money, time or operations; repeatable."
+    ),
+]
+Size = Annotated[
+    str | None, typer.Option("--size", metavar="PARAMETERS", help="A decoder of about so many: 350M, 1.5b.")
+]
+LawFile = Annotated[
+    Path | None, typer.Option("--law", metavar="FILE", help="With a budget: the law that `ladder fit` wrote, too.")
+]
+PreparedText = Annotated[
+    Path | None, typer.Option("--data", metavar="DATA", help="With a budget: the prepared text that there is.")
+]
+Served = Annotated[
+    str | None, typer.Option("--serve", metavar="TOKENS", help="With a budget: tokens that the model will serve.")
+]
+
+
+def sized(words: Sequence[str] | None, resolved: "Resolved", size: str | None) -> "Resolved":
+    """The recipe with a model of `--size`. Raises UsageError where something else says how large it is."""
+    if size is None:
+        return resolved
+    from hornbook.plan.scaling.shape import shaped
+
+    target, _ = split_target(words)
+    if target is not None or _says_size(resolved):
+        raise UsageError("--size and a recipe, or model.width, both say how large the model is: leave one out")
+    return replace(resolved, recipe=shaped(resolved.recipe, _count("--size", size)))
+
+
+def budget_result(
+    words: Sequence[str] | None,
+    resolved: "Resolved",
+    cluster: "Cluster",
+    budgets: Sequence[str],
+    *,
+    fixed: bool = False,
+    price: float | None = None,
+    law: Path | None = None,
+    data: Path | None = None,
+    serve: str | None = None,
+    explain: bool = False,
+) -> Result:
+    """What the laws make of a budget on a cluster; exit code 4 where the model of the answer does not fit on it.
+
+    fixed: the recipe's model is the one to train, as it is where the words name a recipe or a width.
+    """
+    from hornbook.plan.planner import Plan, plan_run, price_of
+    from hornbook.plan.scaling.budget import Question, plan_budget
+    from hornbook.plan.scaling.laws import published_laws
+    from hornbook.plan.scaling.money import parse_budgets
+    from hornbook.plan.search.anchor import anchored
+
+    if _given(resolved, "train.tokens") and resolved.origins["train.tokens"] == COMMAND_LINE:
+        raise UsageError("--budget and train.tokens both say how long to train: leave one out")
+    hour, source = price_of(cluster, price)
+    text = None
+    if data is not None:
+        text, vocab = measured_text(data)
+        if resolved.recipe.model.vocab is None:
+            model = resolved.recipe.model.model_copy(update={"vocab": vocab})
+            resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
+    question = Question(
+        budget=parse_budgets(budgets),
+        cluster=cluster,
+        price=hour or None,
+        price_source=source,
+        unique=None if text is None else text.tokens,
+        serve=None if serve is None else _count("--serve", serve),
+        text=text,
+    )
+    named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
+
+    def planner(recipe: "Recipe", *, remedy: bool) -> Plan:
+        return anchored(plan_run(recipe, cluster, search=cluster.count > 1, remedy=remedy), recipe, cluster)
+
+    found = plan_budget(
+        question,
+        resolved.recipe,
+        planner,
+        [*published_laws(), *([] if law is None else [read_law(law)])],
+        fixed=fixed or named,
+        batch=not named and not _given(resolved, "train.batch_tokens"),
+    )
+    notes = [f"[yellow]![/] {text}" for text in found.warnings]
+    if not found.main.fits:
+        notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
+    code = Exit.DONE if found.main.fits else Exit.DOES_NOT_FIT
+    return Result(budget_json(found), budget_text(found, explain=explain), code=code, notes=notes)
+
+
+def _says_size(resolved: "Resolved") -> bool:
+    return any(_given(resolved, f"model.{name}") for name in ("layers", "width", "heads"))
+
+
+def _given(resolved: "Resolved", key: str) -> bool:
+    return resolved.origins.get(key, "default") != "default"
+
+
+def _count(option: str, text: str) -> float:
+    from hornbook.settings.fields import parse_number
+
+    value = parse_number(text)
+    if not isinstance(value, int | float) or value < 1:
+        raise UsageError(f"{option} {text!r}: write a number above 0, such as 350M, 1.5b or 2e12")
+    return float(value)
+
+
+def read_law(path: Path) -> "FittedLaw":
+    """The law that `hornbook ladder fit --out` wrote. Raises UsageError."""
+    from pydantic import ValidationError
+
+    from hornbook.plan.scaling.laws import FittedLaw
+
+    try:
+        return FittedLaw.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--law {path}: it cannot be read ({error.strerror})") from error
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"])) or "the file"
+        raise UsageError(
+            f"--law {path}: {where}: {wrong['msg']}; `hornbook ladder fit RUNS --out FILE` writes one"
+        ) from error
+
+
+def measured_text(data: Path) -> "tuple[TextSource, int]":
+    """(what preparation kept of the text of a data folder, and the tokens of it; rows of an embedding for them).
+
+    Raises UsageError.
+    """
+    from hornbook.model.config.parameter_count import rounded_rows
+    from hornbook.plan.scaling.budget import TextSource
+
+    funnel, index = (_read_json(data / name) for name in ("funnel.json", "tokens/index.json"))
+    try:
+        total = funnel["total"]
+        read, kept = total["in"]["bytes"], total["kept"]["text_bytes"]
+        splits = [(shard["split"], shard["tokens"]) for shard in index["shards"]]
+        train = sum(tokens for split, tokens in splits if split == "train")
+        text = TextSource(tokens=train, retention=kept / read, bytes_per_token=read / train)
+        return text, rounded_rows(index["vocab_size"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UsageError(f"--data {data}: its counts cannot be read, or nothing is in it; prepare it again") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"--data: {path} is not there: name a folder that `hornbook prepare` and `hornbook tokenize` wrote"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--data: {path} cannot be read: {error}") from error
+
+
+# ---- What people and programs read
+
+
+def budget_json(found: "BudgetPlan") -> dict[str, Any]:
+    """All of it, with what follows from it."""
+    value = found.model_dump(mode="json")
+    value["choices"] = [_choice_json(each) for each in found.choices]
+    value["own"] = found.own and _choice_json(found.own)
+    value["main"] = _choice_json(found.main)
+    value["petaflops_days"], value["text_bytes"] = found.petaflops_days, found.text_bytes
+    return value
+
+
+def _choice_json(choice: "Choice") -> dict[str, Any]:
+    return choice.model_dump(mode="json") | {"ratio": choice.ratio, "operations": choice.operations}
+
+
+def budget_text(found: "BudgetPlan", *, explain: bool = False) -> str:
+    """The table for people; explain: with the sources of laws and rules."""
+    question = found.question
+    rows = [["law", "parameters", "tokens", "per parameter", "loss", "band", "time", "cost", "MFU", "layout"]]
+    if found.own is not None:
+        rows.append(_row("this model", found.own))
+    rows += [_row(each.law.name, each) for each in found.choices]
+    lines = [_header(found), "", columns(rows), ""]
+    lines.append("parameters as each law counts them: all, or * without embeddings; operations are 6 N D with that N")
+    lines.append(f"band: what {_names(found)} expect of the model, in nats per token")
+    lines += [*_main_lines(found)]
+    if question.price is not None:
+        lines.append(
+            f"price: ${question.price:.2f} an hour of one {question.cluster.device.name} ({question.price_source})"
+        )
+    if explain:
+        lines += ["", "losses are nats per token of each law's own text: compare them within a law", ""]
+        lines += [f"{each.law.name}: {each.law.title}; {each.law.source}" for each in found.choices]
+        lines += [f"{each.what}, {each.name}: {each.source}" for each in found.suggestions]
+    return "\n".join(lines)
+
+
+def _names(found: "BudgetPlan") -> str:
+    from hornbook.plan.scaling.laws import FittedLaw, SumLaw
+
+    laws = [each.law for each in found.choices]
+    summed = [law.name for law in laws if isinstance(law, SumLaw) and not isinstance(law, FittedLaw)]
+    own = " (of yours: its 90 % interval)" if any(isinstance(law, FittedLaw) for law in laws) else ""
+    return f"{', '.join(summed[:-1])} and {summed[-1]}{own}"
+
+
+def _header(found: "BudgetPlan") -> str:
+    budget, cluster = found.question.budget, found.question.cluster
+    words = []
+    if budget.dollars is not None:
+        words.append(f"${budget.dollars:,.0f}" if budget.dollars >= 100 else f"${budget.dollars:,.2f}")
+    if budget.seconds is not None:
+        words.append(duration(budget.seconds))
+    if budget.operations is not None:
+        words.append(f"{budget.operations:.3g} operations")
+    time = "" if found.seconds is None else f", {duration(found.seconds)} on it"
+    return f"budget: {' and '.join(words)}; cluster: {cluster}{time}"
+
+
+def _row(name: str, each: "Choice") -> list[str]:
+    mark = "" if each.law.parameters == "all" else "*"
+    return [
+        name,
+        f"{short(each.counted)}{mark}",
+        short(each.tokens),
+        f"{each.ratio:,.3g}",
+        "" if each.loss is None else f"{each.loss:.3f}",
+        "" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}",
+        duration(each.seconds),
+        "" if each.dollars is None else f"${each.dollars:,.0f}",
+        f"{each.mfu:.0%}",
+        each.layout if each.fits else "OOM",
+    ]
+
+
+def _main_lines(found: "BudgetPlan") -> list[str]:
+    """The model of the answer: shape, compute, batch and rate, text, serving."""
+    from hornbook.plan.scaling.compute import nearest
+
+    main = found.main
+    near = nearest(main.operations)
+    lines = [
+        f"{short(main.parameters)} parameters ({main.law.name}): {main.layers} layers, {main.width:,} wide, "
+        f"{short(main.bare)} without embeddings; batch {main.batch_tokens:,} tokens",
+        f"compute: {main.operations:.3g} operations, {found.petaflops_days:,.3g} petaFLOP/s-days "
+        f"({near.name} took {near.petaflops_days:,.3g})",
+    ]
+    for what in ("batch", "critical batch", "learning rate"):
+        said = [each for each in found.suggestions if each.what == what]
+        value = ", ".join(
+            f"{_suggested(what, each.value)} ({each.name}, {each.source.split(',')[0].split(';')[0]})" for each in said
+        )
+        lines.append(f"{what}: {value}")
+    if (text := found.question.text) is not None and found.text_bytes is not None:
+        collect = short(found.text_bytes).replace("B", "G")
+        lines.append(
+            f"text to collect: {collect}B for one pass, if preparation keeps {text.retention:.0%} as "
+            f"it did; there are {short(text.tokens)} tokens, {main.tokens / text.tokens:,.3g} passes"
+        )
+    if found.served is not None and found.question.serve is not None:
+        serve, plain = found.question.serve, main.law.optimum(main.operations)
+        whole, least = (each.compute + 2 * each.parameters * serve for each in (plain, found.served))
+        lines.append(
+            f"with {short(serve)} tokens to serve: {short(found.served.parameters)} parameters on "
+            f"{short(found.served.tokens)} tokens have the same loss and take {least / whole:.0%} of the operations of "
+            f"training and serving (arXiv 2401.00448)"
+        )
+    return lines
+
+
+def _suggested(what: str, value: float) -> str:
+    return f"{value:.2g}" if what == "learning rate" else f"{short(value)} tokens"

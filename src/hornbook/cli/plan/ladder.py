@@ -1,0 +1,202 @@
+"""`hornbook ladder fit | published`: a scaling law of one's own runs; compute of published models. No torch."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hornbook.cli.result import CommandGroup, Result, columns
+from hornbook.cli.shell import DryRun
+from hornbook.errors import HornbookError, UsageError
+from hornbook.files.durable import write_atomic
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
+from hornbook.plan.numbers import short
+
+if TYPE_CHECKING:
+    from hornbook.plan.scaling.ladder import LadderFit, Rung
+
+app = CommandGroup(
+    help="Fit a scaling law to runs of several sizes; compute of published models.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+TAIL = 0.05
+"""Last share of the steps whose median is the training loss of a run."""
+SYMBOLS = {"exponent": "a, of N ~ C^a"}
+
+
+@app.command()
+def fit(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN|FOLDER", help="Finished runs, or folders of runs.")],
+    *,
+    loss: Annotated[
+        Literal["held-out", "train"], typer.Option(help="Of the same held-out rows, or of the last steps.")
+    ] = "held-out",
+    count: Annotated[
+        Literal["all", "without-embeddings"], typer.Option(help="Which parameters N and 6 N D count.")
+    ] = "all",
+    compute: Annotated[
+        str | None, typer.Option(metavar="1e18", help="Operations to plan; by default ten times the largest run.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the law, for `hornbook plan --budget ... --law FILE`.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> Result:
+    """Fit L = E + A / N^alpha + B / D^beta to the final losses of your own runs, by a sound form of approach 3.
+
+    The runs share data, tokenizer and recipe but for size and tokens, and each has finished its schedule. Eight runs of
+    three sizes and three lengths are the least; intervals are of 200 bootstrap samples.
+    """
+    from hornbook.plan.scaling.ladder import fit_ladder
+    from hornbook.plan.scaling.money import parse_budgets
+
+    budget = None if compute is None else parse_budgets([compute]).operations
+    if compute is not None and budget is None:
+        raise UsageError(f"--compute {compute!r}: write operations, such as 1e18 or 12PFd")
+    rungs, left_out = read_rungs(runs, loss=loss, count=count)
+    notes = [f"[yellow]![/] {name} is left out: {why}" for name, why in left_out.items()]
+    try:
+        found = fit_ladder(rungs, counts="all" if count == "all" else "without embeddings", compute=budget)
+    except UsageError as error:
+        reasons = "".join(f"\n{name} is left out: {why}" for name, why in left_out.items())
+        raise UsageError(f"{error}{reasons}") from error
+    notes += [f"[yellow]![/] {text}" for text in found.warnings]
+    if out is not None and not dry_run:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, found.law.model_dump_json(indent=1) + "\n")
+    if out is not None:
+        notes.append(f"{'would write' if dry_run else 'written:'} {out}")
+    value = found.model_dump(mode="json", exclude={"law": {"samples"}})
+    points = [rung.model_dump(mode="json", exclude={"curve"}) for rung in rungs]
+    return Result(value | {"points": points, "left_out": left_out}, ladder_text(found, rungs), notes=notes)
+
+
+def read_rungs(paths: Iterable[Path], *, loss: str, count: str) -> tuple[list["Rung"], dict[str, str]]:
+    """(finished runs with a loss of one kind, name -> why another one is left out). Raises UsageError."""
+    rows: dict[str, str | None] = {}
+    found: dict[str, Rung] = {}
+    left_out: dict[str, str] = {}
+    for run in _directories(paths):
+        name = str(run.path)
+        try:
+            found[name], rows[name] = _rung(run, held_out=loss == "held-out", bare=count != "all")
+        except (HornbookError, OSError, LookupError, TypeError, ValueError) as error:
+            left_out[name] = str(error) or repr(error)
+    common = Counter(rows.values()).most_common(1)
+    for name in list(found):
+        if rows[name] != common[0][0]:
+            left_out[name] = "it was scored on other held-out rows: `hornbook eval RUN --data FILES` scores one text"
+            del found[name]
+    return list(found.values()), left_out
+
+
+def _directories(paths: Iterable[Path]) -> list[RunDir]:
+    directories: dict[Path, RunDir] = {}
+    for path in paths:
+        inside = find_runs(path)
+        if not inside:
+            raise UsageError(f"{path}: there is no run, and no folder of runs")
+        directories |= {run.path.resolve(): run for run in inside}
+    return list(directories.values())
+
+
+def _rung(run: RunDir, *, held_out: bool, bare: bool) -> tuple["Rung", str | None]:
+    """(a finished run, which rows its loss is of). Raises UsageError where it has no such loss."""
+    from hornbook.plan.scaling.ladder import Rung
+    from hornbook.plan.scaling.shape import count_as
+    from hornbook.run.start.bound import recipe_in_force
+
+    summary = summarize(run)
+    if summary.status != "finished":
+        raise UsageError(summary.problem or f"it is {summary.status}, not finished")
+    model = recipe_in_force(run).model
+    if model.vocab is None:
+        raise UsageError("its recipe does not say how many rows the embedding has: resume it once")
+    size = count_as(model, model.vocab, "without embeddings" if bare else "all")
+    value, curve, rows = _held_out(run, summary.step) if held_out else _trained(run)
+    return Rung(name=run.name, parameters=size, tokens=summary.tokens, loss=value, curve=curve), rows
+
+
+Scored = tuple[float, tuple[tuple[float, float], ...], str | None]
+"""The final loss, (tokens, loss) on the way, and which rows they are of."""
+
+
+def _held_out(run: RunDir, step: int) -> Scored:
+    scored = evaluations(run)
+    if not scored or scored[-1]["step"] != step:
+        raise UsageError("it was not evaluated at its end: --loss train takes its training loss")
+    last = fullest(scored[-1])
+    curve = [(float(each["tokens"]), float(each["all"]["loss"])) for each in scored if _is_same(each, scored[-1])]
+    return float(last["all"]["loss"]), tuple(curve), last.get("rows")
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return one.get("rows") == other.get("rows")
+
+
+def _trained(run: RunDir) -> Scored:
+    from statistics import median
+
+    losses = [float(step["loss"]) for step in steps_that_count(run) if step["loss"] is not None]
+    if not losses:
+        raise UsageError("it has no training loss")
+    return median(losses[-max(int(TAIL * len(losses)), 1) :]), (), None
+
+
+def ladder_text(found: "LadderFit", rungs: Iterable["Rung"]) -> str:
+    """Points, constants with intervals, the optimum."""
+    law, best = found.law, found.optimum
+    points = [["run", "parameters", "tokens", "loss", "fit"]]
+    for rung in sorted(rungs, key=lambda rung: (rung.parameters, rung.tokens)):
+        said = law.loss(rung.parameters, rung.tokens)
+        points.append([rung.name, short(rung.parameters), short(rung.tokens), f"{rung.loss:.4f}", f"{said:.4f}"])
+    rows = [["constant", "fit", "90 % interval"]]
+    for name, (low, high) in found.intervals.items():
+        value = getattr(law, name)
+        rows.append([SYMBOLS.get(name, name), f"{value:.4g}", f"{low:.4g} to {high:.4g}"])
+    lines = [columns(points), "", columns(rows), ""]
+    lines.append(f"L = E + A / N^alpha + B / D^beta, where N counts {law.parameters} parameters; {found.runs} runs")
+    lines.append(f"median error of the losses: {found.residual:.2%}")
+    for number, each in (("1, envelope", found.approach_1), ("2, isoFLOP parabolas", found.approach_2)):
+        if each is not None:
+            lines.append(f"approach {number}: N ~ C^{each.exponent:.3f}, of {each.points} points")
+    low, high = found.ratio_interval
+    small, large = found.size_interval
+    lines.append(
+        f"for {best.compute:.3g} operations: {short(best.parameters)} parameters ({short(small)} to {short(large)}), "
+        f"{short(best.tokens)} tokens, {best.ratio:,.3g} a parameter ({low:,.3g} to {high:,.3g}), loss {best.loss:.4f} "
+        f"({found.loss_interval[0]:.4f} to {found.loss_interval[1]:.4f})"
+    )
+    return "\n".join(lines)
+
+
+@app.command()
+def published(
+    *,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a chart (.svg).")] = None,
+    dry_run: DryRun = False,
+) -> Result:
+    """Show the training compute of BERT, RoBERTa, T5 and GPT-3 in petaFLOP/s-days (table D.1, arXiv 2005.14165)."""
+    from hornbook.plan.scaling.compute import published_compute
+
+    found = published_compute()
+    if out is not None and out.suffix != ".svg":
+        raise UsageError(f"--out {out}: the name must end with .svg")
+    rows = [["model", "parameters", "tokens", "operations", "petaFLOP/s-days"]]
+    for each in found:
+        total = each.operations * each.parameters * each.tokens
+        days = f"{each.petaflops_days:,.3g}" if each.petaflops_days < 100 else f"{each.petaflops_days:,.0f}"
+        rows.append([each.name, short(each.parameters), short(each.tokens), f"{total:.3g}", days])
+    if out is not None and not dry_run:
+        from hornbook.studio.bars import bar_chart
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        bars = {each.name: each.petaflops_days for each in found}
+        write_atomic(out, bar_chart("training compute in petaFLOP/s-days", bars))
+    value = {"models": [each.model_dump(mode="json") | {"petaflops_days": each.petaflops_days} for each in found]}
+    notes = [] if out is None else [f"{'would write' if dry_run else 'written:'} {out}"]
+    return Result(value, columns(rows), notes=notes)

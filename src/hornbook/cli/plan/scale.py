@@ -1,0 +1,78 @@
+"""`hornbook plan --scale`: tables and a picture of how a run scales, simulated."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hornbook.cli.result import Result, columns
+from hornbook.errors import UsageError
+from hornbook.plan.numbers import duration, short
+
+if TYPE_CHECKING:
+    from hornbook.plan.at_scale.simulation import Curve, Point, Scaling
+    from hornbook.plan.hardware import Cluster
+    from hornbook.settings.recipe import Recipe
+
+Scale = Annotated[
+    str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over such devices.")
+]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="With --scale: a picture to write (.svg).")]
+TITLES = {
+    "strong": "strong scaling: the batch stays as it is",
+    "weak": "weak scaling: each device keeps its tokens",
+}
+
+
+def scale_result(recipe: "Recipe", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
+    """The tables of both kinds of scaling; `plot`: an SVG file to write. Raises UsageError."""
+    from hornbook.files.durable import write_atomic
+    from hornbook.plan.at_scale.simulation import device_counts, simulate_scaling
+    from hornbook.studio.scale_chart import scale_picture
+
+    if span is None:
+        raise UsageError("--plot draws what --scale simulates: give both")
+    if plot is not None and plot.suffix != ".svg":
+        raise UsageError(f"--plot {plot}: the name must end with .svg")
+    found = simulate_scaling(recipe, cluster, device_counts(span))
+    if plot is not None:
+        write_atomic(plot, scale_picture(found))
+    notes = [] if plot is None else [f"wrote {plot}"]
+    return Result(found.model_dump(mode="json"), scaling_text(found), notes=notes)
+
+
+def scaling_text(found: "Scaling") -> str:
+    """The tables for people."""
+    lines = [f"{found.name} on {found.cluster.device.name}: a simulation, nothing of it was measured"]
+    for curve in found.curves:
+        lines += ["", TITLES[curve.kind], _table(curve)]
+    lines += ["", f"failures as {found.mtbf_source}" if found.mtbf_source else "no point fits"]
+    return "\n".join([*lines, "neither slow ranks nor a network that others use are simulated"])
+
+
+def _table(curve: "Curve") -> str:
+    head = ["devices", "layout", "batch", "step", "compute", "messages", "bubble", "tokens/s", "efficiency", "MFU"]
+    return columns([[*head, "fails every", "save every", "goodput", "time"], *map(_row, curve.points)])
+
+
+def _row(point: "Point") -> list[str]:
+    layout, upkeep, cells = point.layout, point.upkeep, [f"{point.devices:,}"]
+    if layout is None or upkeep is None:
+        reason = "does not fit" if layout is not None else "no layout divides the batch"
+        return [*cells, reason, short(point.batch_tokens), *[""] * 11]
+    step = layout.step
+    shares = [step.compute + step.recompute + step.update, step.tensor + step.data, step.bubble]
+    return [
+        *cells,
+        f"{layout.name}{', block' if layout.recompute == 'block' else ''}",
+        short(point.batch_tokens),
+        duration(step.total),
+        *(f"{each / step.total:.0%}" for each in shares),
+        short(layout.tokens_per_second),
+        f"{point.efficiency:.0%}",
+        f"{layout.mfu:.0%}",
+        duration(upkeep.mtbf_seconds),
+        duration(upkeep.interval_seconds),
+        f"{upkeep.goodput:.1%}",
+        "" if point.days is None else duration(86400 * point.days),
+    ]

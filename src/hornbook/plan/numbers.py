@@ -1,0 +1,17 @@
+"""Numbers and times of plans in words."""
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it: `1.42 s`, `131.6 ms`, `20.8 h`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+
+
+def short(number: float) -> str:
+    """A number in three digits: `1.46 B`."""
+    for unit, size in (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"

@@ -1,0 +1,135 @@
+"""What a plan says in words: why its best layout is the best, why a faster one does not fit, what to look out for."""
+
+from collections.abc import Iterator
+
+from hornbook.plan.memory import CATEGORIES, PhaseMemory
+from hornbook.plan.numbers import duration
+from hornbook.plan.search.result import SAME, Layout, Plan, capacity
+from hornbook.settings.recipe import Recipe
+
+PARTS = {
+    "compute": "computing",
+    "recompute": "computing again",
+    "tensor": "messages within blocks",
+    "data": "messages of gradients and weights",
+    "bubble": "waiting in the pipeline",
+    "update": "the optimizer",
+}
+"""Parts of a step in words."""
+LARGE = 0.25
+"""Share of the peak from which logits are worth a word."""
+ACTIVATIONS = 0.6
+"""The same of activations."""
+EPOCHS = 4
+"""Epochs from which repeated text is worth less than new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
+
+
+def reasons(plan: Plan) -> Iterator[str]:
+    """Why the best layout is before the next, and why one that would be faster does not fit."""
+    best = plan.best
+    if not best.fits:
+        yield f"{_named(best)} takes least, {_short_of(plan, best)}"
+        return
+    if len(plan.layouts) > 1:
+        yield _before(best, plan.layouts[1])
+    if plan.missed is not None:
+        missed = plan.missed
+        yield f"{_named(missed)} would take {duration(missed.step.total)}, {_short_of(plan, missed)}"
+
+
+def _named(layout: Layout) -> str:
+    again = f", recompute {layout.recompute}" if layout.recompute != "none" else ""
+    rows = "one row" if layout.micro_batch == 1 else f"{layout.micro_batch} rows"
+    return f"{layout.name} with {rows}{again}"
+
+
+def _before(best: Layout, after: Layout) -> str:
+    gaps = {name: value - getattr(best.step, name) for name, value in after.step}
+    name = max(gaps, key=lambda each: gaps[each])
+    slower = after.step.total / best.step.total - 1
+    text = f"{best.name} is before {after.name}, "
+    if slower < SAME - 1:
+        return f"{text}which takes as long, within {100 * SAME - 100:.0f} %, and is no simpler"
+    part = f"{duration(getattr(best.step, name))} of {PARTS[name]}, not {duration(getattr(after.step, name))}"
+    return f"{text}which takes {100 * slower:.0f} % longer: {part}"
+
+
+def _short_of(plan: Plan, layout: Layout) -> str:
+    """How much memory a layout lacks, and what takes most of it."""
+    peak, room = layout.worst.peak, capacity(plan.cluster)
+    return f"and does not fit: {peak.total / 2**30:.1f} GiB where {room / 2**30:.1f} may be filled, {_largest(peak)}"
+
+
+def _largest(peak: PhaseMemory) -> str:
+    name = max(CATEGORIES, key=lambda each: getattr(peak, each))
+    return f"{getattr(peak, name) / 2**30:.1f} GiB of them {name}"
+
+
+def warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    """What to look out for, with what to do about it."""
+    yield from _memory_warnings(plan)
+    yield from _shape_warnings(recipe, plan)
+    yield from _layout_warnings(recipe, plan)
+    epochs = recipe.train.epochs
+    if epochs is not None and epochs > EPOCHS:
+        yield f"{epochs:g} epochs: beyond {EPOCHS} repeated text is worth less than new text (arXiv 2305.16264)"
+
+
+def _memory_warnings(plan: Plan) -> Iterator[str]:
+    best = plan.best
+    peak, device = best.worst.peak, plan.cluster.device
+    logits = max((rank.phases["loss"].logits for rank in best.memory), default=0)
+    if logits > LARGE * peak.total and not device.is_cpu:
+        yield f"logits and their gradients take {logits / 2**30:.1f} GiB: a smaller micro-batch shrinks the other parts"
+    if peak.activations > ACTIVATIONS * peak.total and best.recompute == "none" and not device.is_cpu:
+        share = peak.activations / peak.total
+        yield (
+            f"activations are {share:.0%} of the peak: longer rows or more of them need --parallel.recompute block, "
+            "which keeps the input of each block alone and takes about a third more computing"
+        )
+
+
+def _shape_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    if plan.vocab % 64:
+        more = -(-plan.vocab // 64) * 64
+        yield (
+            f"the vocabulary of {plan.vocab:,} rows is no multiple of 64, and products with it are slower: "
+            f"--model.vocab {more}"
+        )
+    heads, domain = recipe.model.heads, plan.cluster.domain
+    uneven = [ranks for ranks in (2, 4, 8) if ranks <= min(domain, plan.cluster.count) and heads % ranks]
+    if uneven:
+        yield f"{heads} heads do not divide among {uneven[0]} tensor ranks: model.heads a multiple of 8 opens layouts"
+    rows = recipe.train.batch_tokens // recipe.train.sequence
+    if rows % plan.cluster.count and not plan.cluster.device.is_cpu:
+        fitting = max(round(rows / plan.cluster.count), 1) * plan.cluster.count * recipe.train.sequence
+        yield (
+            f"{rows:,} rows of a step do not divide among {plan.cluster.count} devices, so that layouts are "
+            f"missing: --train.batch_tokens {fitting}"
+        )
+
+
+def _layout_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    best, device = plan.best, plan.cluster.device
+    parallel = best.parallel
+    fast, node = plan.cluster.domain, max(plan.cluster.node, plan.cluster.domain)
+    if parallel.tensor > node:
+        yield f"tensor ranks cross machines: {parallel.tensor} ranks on machines of {node}: --parallel.tensor {node}"
+    elif parallel.tensor > fast:
+        joined = "no fast link joins them" if fast == 1 else f"a fast link joins {fast}"
+        yield f"{parallel.tensor} tensor ranks exchange activations in every block, and {joined}: data ranks need less"
+    microbatches = recipe.train.batch_tokens // recipe.train.sequence // best.micro_batch // parallel.data_ranks
+    stages = parallel.pipeline.stages
+    if stages > 1 and microbatches < 4 * stages:
+        waits = best.step.bubble / best.step.total
+        yield (
+            f"{microbatches} microbatches for {stages} stages: ranks wait {waits:.0%} of a step; fewer rows in a "
+            "micro-batch or a larger batch fill it"
+        )
+    if recipe.train.precision == "fp16" and device.bf16 is not None:
+        yield f"fp16 needs loss scaling, and {device.name} multiplies bf16 as fast: --train.precision bf16"
+    if (used := device.threads * plan.cluster.count) < device.cores:
+        each = device.cores // plan.cluster.count
+        yield f"{used} threads on {device.cores} cores: OMP_NUM_THREADS={each} takes them all"
+    elif device.threads and used > device.cores:
+        yield f"{plan.cluster.count} ranks of {device.threads} threads share {device.cores} cores: take fewer"

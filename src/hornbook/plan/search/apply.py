@@ -1,0 +1,70 @@
+"""Writing the layout of a plan into the recipe file, whose other bytes stay, or a new one that extends the recipe."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hornbook.errors import DoesNotFitError, UsageError
+from hornbook.files.durable import write_atomic
+from hornbook.plan.search.result import Layout, Plan
+from hornbook.settings.edit import with_values
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import resolve
+
+
+def write_layout(path: Path, target: str | None, overrides: Sequence[str], recipe: Recipe, plan: Plan) -> Path:
+    """Write the best layout of a plan: into the file of the recipe `target`, or a new one; returns its path.
+
+    overrides: settings beside the recipe, which are not written. Raises DoesNotFitError, and UsageError where the
+    recipe that is read afterwards would not have the layout; the file is then as it was.
+    """
+    best, path = plan.best, path.resolve()  # of a link, the file
+    if not best.fits:
+        raise DoesNotFitError(f"--apply: {best.name} does not fit, so nothing was written: {plan.fits_on}")
+    if target is None:
+        raise UsageError("--apply: name the recipe whose layout is to be written")
+    own = target not in shipped_recipes() and Path(target).resolve() == path
+    if path.exists() and not own:
+        raise UsageError(f"--apply: {path} is there and is not the recipe {target}: name that one, or a new file")
+    base = target if target in shipped_recipes() else os.path.relpath(Path(target).resolve(), path.parent)
+    header = f"# {best.name} on {plan.cluster}, chosen by hornbook plan\n\nextends = {json.dumps(base)}\n"
+    text = path.read_text(encoding="utf-8") if own else header
+    draft = path.with_name(f".{path.stem}-draft.toml")
+    try:
+        write_atomic(draft, with_values(text, chosen_settings(recipe, best)))
+        read = resolve(str(draft), overrides).recipe
+        if (read.parallel, read.train.micro_batch) != (best.parallel, best.micro_batch):
+            raise UsageError("what it gives in [parallel] cannot be changed in place")
+        if own:
+            draft.chmod(path.stat().st_mode)
+        draft.replace(path)
+    except UsageError as error:
+        remedy = f": name a new file, which extends {target}" if own else ""
+        raise UsageError(f"--apply {path}: {error}{remedy}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def chosen_settings(recipe: Recipe, layout: Layout) -> dict[tuple[str | int, ...], Any]:
+    """Settings of a layout by path, as far as the recipe has others."""
+    chosen, own = layout.parallel, recipe.parallel
+    names = ("data", "shard", "replicas", "tensor", "sequence", "expert", "gather", "reshard")
+    values = {name: getattr(chosen, name) for name in names if getattr(chosen, name) != getattr(own, name)}
+    if chosen.recompute != own.recompute:
+        values["recompute"] = chosen.recompute.kind
+    if chosen.context != own.context:
+        values["context"] = {"ranks": chosen.context.ranks, "kind": chosen.context.kind}
+    if chosen.pipeline != own.pipeline:
+        pipeline = chosen.pipeline
+        chunks = {"chunks": pipeline.chunks} if pipeline.schedule == "interleaved" else {}
+        values["pipeline"] = {"stages": pipeline.stages, "schedule": pipeline.schedule} | chunks
+    found: dict[tuple[str | int, ...], Any] = {("parallel", name): value for name, value in values.items()}
+    if recipe.train.micro_batch != layout.micro_batch:
+        found["train", "micro_batch"] = layout.micro_batch
+    if recipe.train.precision not in ("auto", layout.precision):
+        found["train", "precision"] = layout.precision
+    return found

@@ -1,0 +1,126 @@
+"""`hornbook ladder`: runs are read from their directories, and a fitted law serves a budget."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.cli.plan import ladder
+from hornbook.cli.plan.ladder import read_rungs
+from hornbook.errors import Exit
+from hornbook.plan.scaling.ladder import Rung
+from hornbook.plan.scaling.laws import law_named
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...]) -> Path:
+    """A finished run of 16 steps, evaluated every four."""
+    folder = tmp_path_factory.mktemp("ladder") / "one"
+    assert main(["train", "--out", str(folder), *tiny_settings, "eval.every=4", "train.tokens=1024"]) == Exit.DONE
+    return folder
+
+
+def synthetic() -> list[Rung]:
+    law, found = law_named("besiroglu"), []
+    for compute in (1e18, 1e19, 1e20):
+        for number, factor in enumerate((0.3, 0.6, 1.0, 1.7, 3.0)):
+            size = law.best_size(compute) * factor
+            loss = (law.loss(size, compute / 6 / size) or 0.0) * (1 + 0.001 * math.cos(number + math.log(compute)))
+            found.append(Rung(name=f"r{number}", parameters=size, tokens=compute / 6 / size, loss=loss))
+    return found
+
+
+def test_a_run_is_read(run: Path) -> None:
+    from hornbook.files.run_directory import RunDir
+    from hornbook.model.build import build_model
+    from hornbook.run.start.bound import recipe_in_force
+
+    (rung,), left_out = read_rungs([run.parent], loss="held-out", count="all")
+    recipe = recipe_in_force(RunDir(run))
+    assert recipe.model.vocab is not None
+    model = build_model(recipe.model, recipe.model.vocab, "meta")
+    assert left_out == {}
+    assert rung.name == "one"
+    assert rung.parameters == sum(each.numel() for each in model.parameters())
+    assert rung.tokens == 1024
+    last = json.loads(max(run.glob("evals/step-*.json")).read_text())
+    assert rung.loss == (last.get("whole") or last)["all"]["loss"]
+    assert [tokens for tokens, _ in rung.curve] == [512, 1024]
+    (bare,), _ = read_rungs([run], loss="train", count="without-embeddings")
+    assert rung.parameters - bare.parameters == recipe.model.vocab * recipe.model.width
+    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert bare.loss == losses[-1]
+
+
+def test_runs_of_other_text_and_unfinished_ones_are_left_out(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    for name in ("a", "b", "other", "stopped", "blind"):
+        shutil.copytree(run, folder / name)
+    for path in (folder / "other" / "evals").iterdir():
+        path.write_text(path.read_text().replace('"rows": "', '"rows": "0'))
+    state = folder / "stopped" / "state.json"
+    state.write_text(state.read_text().replace('"finished"', '"stopped"'))
+    max((folder / "blind" / "evals").iterdir()).unlink()
+    rungs, left_out = read_rungs([folder, folder / "a"], loss="held-out", count="all")
+    assert [rung.name for rung in rungs] == ["a", "b"]
+    reasons = {Path(name).name: text for name, text in left_out.items()}
+    assert reasons.keys() == {"other", "stopped", "blind"}
+    assert "other held-out rows" in reasons["other"]
+    assert "not finished" in reasons["stopped"]
+    assert "--loss train" in reasons["blind"]
+
+
+def test_too_few_runs_end_with_their_number(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ladder", "fit", str(run)]) == Exit.USAGE
+    assert "1 runs of 1 sizes and 1 lengths do not determine" in capsys.readouterr().err
+    assert main(["ladder", "fit", str(run / "evals")]) == Exit.USAGE
+    assert "there is no run" in capsys.readouterr().err
+
+
+def test_a_fitted_law_serves_a_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ladder, "read_rungs", lambda *_, **__: (synthetic(), {"runs/x": "it is dead"}))
+    law = tmp_path / "new" / "law.json"
+    words = ["ladder", "fit", "runs", "--out", str(law), "--compute", "1e21"]
+    assert main([*words, "-n"]) == Exit.DONE
+    assert not law.exists()
+    assert f"would write {law}" in capsys.readouterr().err
+    assert main(words) == Exit.DONE
+    out, err = capsys.readouterr()
+    assert "for 1e+21 operations: " in out
+    assert "approach 2, isoFLOP parabolas: N ~ C^0.5" in out
+    assert "runs/x is left out: it is dead" in err
+    assert main([*words, "--json"]) == Exit.DONE
+    value = json.loads(capsys.readouterr().out)
+    assert len(value["points"]) == 15
+    assert value["left_out"] == {"runs/x": "it is dead"}
+
+    budget = ["plan", "--budget", "1e20", "--cluster", "H100", "--law", str(law)]
+    assert main([*budget, "--json"]) == Exit.DONE
+    main_choice = json.loads(capsys.readouterr().out)["main"]
+    assert main_choice["law"]["name"] == "yours"
+    assert main_choice["low"] < main_choice["loss"] < main_choice["high"]
+    assert main_choice["high"] - main_choice["low"] < 0.05
+    assert main(budget) == Exit.DONE
+    printed = capsys.readouterr()
+    assert "of yours: its 90 % interval" in printed.out
+    assert "the laws differ" not in printed.err
+
+
+def test_compute_of_published_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "compute.svg"
+    assert main(["ladder", "published", "--out", str(out)]) == Exit.DONE
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].split() == ["GPT-3-175B", "175", "B", "300", "B", "3.14e+23", "3,637"]
+    drawing = ElementTree.fromstring(out.read_text())
+    names = [each.text for each in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"BERT-base", "RoBERTa-large", "T5-11B", "GPT-3-175B"} <= set(names)
+    bars = [float(each.get("width", 0)) for each in drawing.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    assert len(bars) == 17
+    assert bars == sorted(bars)
+    assert main(["ladder", "published", "--out", "compute.png"]) == Exit.USAGE

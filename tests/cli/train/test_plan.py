@@ -1,0 +1,211 @@
+"""`hornbook plan` as a person uses it: the table, `--apply`, devices of one's own, wrong input."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.cli.train.plan import LETTERS, colored
+from hornbook.errors import Exit
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import resolve
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["plan", *words])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = planned(capsys, "llama-1b", "--cluster", "8xH100", "--top", "3")
+    assert code == Exit.DONE
+    rows = [line for line in out.splitlines() if line.startswith(("  ddp", "  zero", "x "))]
+    assert len(rows) == 4  # three that fit, and one that would be faster
+    assert rows[-1].startswith("x ")
+    assert "OOM" in rows[-1]
+    assert "ddp x 8 is before" in out
+    assert "and does not fit:" in out
+    assert "GiB of them activations" in out
+
+
+def test_bars_have_colours_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    text = planned(capsys, "llama-1b", "--cluster", "8xH100")[1].rstrip("\n")
+    shown = colored(text)
+    assert len(shown.plain) == len(text)
+    bar = next(line for line in text.splitlines() if line.startswith("  ddp")).split()[5].rstrip(".")
+    assert set(bar) <= set(LETTERS.values())
+    assert "█" * len(bar) in shown.plain
+    assert len({str(span.style) for span in shown.spans}) >= 5
+
+
+def test_a_terminal_gets_colour_and_no_color_takes_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "█" in planned(capsys, "llama-1b", "--cluster", "8xH100")[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "█" not in planned(capsys, "llama-1b", "--cluster", "8xH100")[1]
+
+
+# ---- --apply
+
+
+def test_the_layout_is_written_into_the_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(shipped_recipes()["llama-7b"])
+    words = str(file), "--cluster", "2x8xA100"
+    code, out, _ = planned(capsys, *words, "--apply", str(file), "--json")
+    best = json.loads(out)["layouts"][0]
+    assert code == Exit.DONE
+    recipe = resolve(str(file), environ={}).recipe
+    assert recipe.parallel.model_dump(mode="json") == best["parallel"]
+    assert recipe.train.micro_batch == best["micro_batch"]
+    before, after = shipped_recipes()["llama-7b"].splitlines(), file.read_text().splitlines()
+    assert [line for line in before if line.startswith("#")] == [line for line in after if line.startswith("#")]
+    assert len(set(before) - set(after)) <= 2  # micro_batch, recompute
+    again = json.loads(planned(capsys, *words, "--json")[1])
+    assert [each["name"] for each in again["layouts"]] == [best["name"]]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_new_file_extends_the_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "new.toml"
+    assert planned(capsys, "llama-65b", "--cluster", "8x8xH100", "--apply", str(file))[0] == Exit.DONE
+    recipe = resolve(str(file), environ={}).recipe
+    assert recipe.parallel.world == 64
+    assert recipe.model == resolve("llama-65b", environ={}).recipe.model
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("llama-65b", "--cluster", "8xH100"), Exit.DOES_NOT_FIT, "nothing was written"),
+        (("llama-7b", "--cluster", "8xH100"), Exit.USAGE, "is not the recipe llama-7b"),
+    ],
+)
+def test_nothing_is_written_where_it_does_not_belong(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], code: Exit, text: str
+) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text('name = "other"\n')
+    found, _, err = planned(capsys, *words, "--apply", str(file))
+    assert (found, file.read_text()) == (code, 'name = "other"\n')
+    assert text in err
+
+
+def test_a_form_that_cannot_be_changed_is_left_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, text = tmp_path / "mine.toml", 'extends = "llama-7b"\nparallel.bucket_mb = 50\n'
+    file.write_text(text)
+    code, _, err = planned(capsys, str(file), "--cluster", "8xH100", "--apply", str(file))
+    assert (code, file.read_text()) == (Exit.USAGE, text)
+    assert "name a new file" in err
+    assert list(tmp_path.iterdir()) == [file]
+
+
+# ---- Devices of one's own
+
+DEVICE = """[[device]]
+name = "Foo 9"
+bf16 = 500.0
+fp32 = 40.0
+memory = 96.0
+bandwidth = 3000.0
+node = 4
+domain = 4
+link = 300.0
+network = 50.0
+hour = 2.5
+
+[[device]]
+name = "H100 SXM"
+hour = 1.0
+"""
+
+
+def test_devices_and_prices_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(DEVICE)
+    found = json.loads(planned(capsys, "llama-1b", "--cluster", "2x4xfoo9", "--hardware", str(file), "--json")[1])
+    assert (found["cluster"]["count"], found["cluster"]["node"], found["price"]) == (8, 4, 2.5)
+    assert found["layouts"][0]["fits"]
+    own = json.loads(planned(capsys, "llama-1b", "--cluster", "8xH100", "--hardware", str(file), "--json")[1])
+    theirs = json.loads(planned(capsys, "llama-1b", "--cluster", "8xH100", "--json")[1])
+    assert own["layouts"][0]["step_seconds"] == theirs["layouts"][0]["step_seconds"]
+    assert (own["price"], theirs["price"]) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("device = 3", "[[device]]"),
+        ('[[device]]\nname = "Foo"', "memory: Field required"),
+        ('[[device]]\nname = "Foo"\nmemory = -1\nfp32 = 1\nbandwidth = 1', "memory: Input should be greater than 0"),
+        ('[[device]]\nname = "H100 SXM"\nmemroy = 5', "memroy: Extra inputs are not permitted"),
+        ("[[device", "--hardware"),
+    ],
+)
+def test_a_wrong_file_is_named_with_the_key(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    code, _, err = planned(capsys, "tiny", "--cluster", "Foo", "--hardware", str(file))
+    assert code == Exit.USAGE
+    assert str(file) in err
+    assert said in err
+
+
+# ---- Wrong input
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("tiny", "--cluster", "8xH900"), Exit.USAGE, "--hardware FILE"),
+        (("tiny", "--cluster", "0xH100"), Exit.USAGE, "no devices"),
+        (("tiny", "--cluster", "8xH100", "--top", "0"), Exit.USAGE, "--top"),
+        (("tiny", "--cluster", "8xH100", "--price", "-1"), Exit.USAGE, "--price"),
+        (("llama-7b", "--cluster", "8xA100", "--train.precision", "float8"), Exit.USAGE, "A100 has no products in fp8"),
+        (("llama-7b", "--cluster", "8xA100", "--float8"), Exit.USAGE, "take --train.precision bf16 or fp16 or fp32"),
+        (
+            ("llama-7b", "--cluster", "8xV100", "--train.precision", "bf16"),
+            Exit.USAGE,
+            "V100 SXM2 has no products in bf16",
+        ),
+        (
+            ("llama-7b", "--cluster", "41xH100"),
+            Exit.USAGE,
+            "no layout of llama-7b fills 41",
+        ),
+        (("llama-7b", "--cluster", "8xH100", "--parallel.tensor", "5"), Exit.USAGE, "32 heads"),
+        (("gpt3-175b", "--cluster", "8xH100"), Exit.DOES_NOT_FIT, "it fits on"),
+        (("gpt3-175b", "--cluster", "2xT4"), Exit.DOES_NOT_FIT, "it fits on"),
+    ],
+)
+def test_wrong_input(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: Exit, said: str) -> None:
+    found, _, err = planned(capsys, *words)
+    assert said in err
+    assert found == code
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gpt2-124m", "--cluster", "8xH100", "--model.vocab", "50257"), "--model.vocab 50304"),
+        (("gpt2-1.5b", "--cluster", "8xH100"), "25 heads do not divide among 2 tensor ranks"),
+        (("llama-7b", "--cluster", "6xH100"), "rows of a step do not divide among 6 devices"),
+        (("llama-7b", "--cluster", "8xH100", "--train.precision", "fp16"), "--train.precision bf16"),
+        (("tiny", "--train.epochs", "9"), "9 epochs"),
+        (("llama-1b", "--cluster", "2x8xH100", "--parallel.tensor", "16"), "tensor ranks cross machines"),
+        (
+            ("llama-7b", "--cluster", "8xH100", "--parallel.pipeline", "8", "--train.batch_tokens", "16Ki"),
+            "8 microbatches for 8 stages",
+        ),
+    ],
+)
+def test_warnings_have_a_remedy(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    assert said in " ".join(planned(capsys, *words)[2].split())
