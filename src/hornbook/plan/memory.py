@@ -10,7 +10,6 @@ from functools import cached_property, lru_cache
 from operator import ge, mul
 from typing import ClassVar, Protocol
 
-from hornbook.model.config.adapted import adapted
 from hornbook.model.config.flops import FLOAT32, state_bytes
 from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
 from hornbook.model.config.model import ModelConfig
@@ -19,7 +18,7 @@ from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_byt
 from hornbook.parallel.config import BETWEEN, BlockRecompute
 from hornbook.plan.cuts import stage_costs
 from hornbook.plan.hardware import Device
-from hornbook.plan.held import held_experts, held_values
+from hornbook.plan.held import adapted, held_experts, held_values
 from hornbook.plan.memo import kept_by_model
 from hornbook.plan.schedules import Schedule, rank_order, stages_of
 from hornbook.plan.share import cpu_runtime, gpu_runtime, rows_of, share_of, tensor_share

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.model.config.adapted import adapted
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.surgery.operate import build_operated, trained_parameters
+from hornbook.plan.held import adapted
 from hornbook.settings.resolve import resolve
 
 LATENT = {"kind": "latent", "query_rank": 24, "kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 12}

@@ -1,0 +1,71 @@
+"""Every kind of part counts itself: one that is added without its counts fails here."""
+
+from typing import Any, get_args
+
+import pytest
+
+from hornbook.errors import UsageError
+from hornbook.model.build import build_model
+from hornbook.model.config.flops import operations_per_token
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.model.config.part import Rows
+from hornbook.model.config.saved_bytes import saved_bytes
+from hornbook.parallel.config import NoRecompute
+from tests.model.config.test_saved_bytes import compare
+
+SECTIONS = ("attention", "mlp", "norm", "position", "head")
+VOCAB = 96
+MORE: dict[str, dict[str, Any]] = {
+    "latent": {"query_rank": 24, "kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 12},
+    "experts": {"count": 4, "active": 2, "hidden": 40},
+}
+"""Settings of a kind, whose defaults are for larger models."""
+ENCODERS = {"batch", "masked"}
+"""Kinds that see all tokens."""
+UNKNOWN = {"delta", "batch", "classification", "token_classification", "regression", "span"}
+"""Kinds that do not say what they keep for backward: the planner says so."""
+
+
+def _kinds(annotation: Any) -> set[str]:
+    """Of all parts in the annotation of a setting, however deep its unions are."""
+    if isinstance(annotation, type):
+        field = getattr(annotation, "model_fields", {}).get("kind")
+        return {field.default} if field is not None and isinstance(field.default, str) else set()
+    return {kind for each in get_args(annotation) for kind in _kinds(each)}
+
+
+ALL = [(section, kind) for section in SECTIONS for kind in sorted(_kinds(ModelConfig.model_fields[section].annotation))]
+
+
+def part_of(section: str, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = {section: {"kind": kind, **MORE.get(kind, {})}}
+    return found | ({"kind": "encoder", "head": {"kind": "masked"}} if kind in ENCODERS else {})
+
+
+def model_of(section: str, kind: str) -> ModelConfig:
+    return ModelConfig.model_validate({"layers": 2, "width": 32, "heads": 4} | part_of(section, kind))
+
+
+def test_all_sections_have_kinds() -> None:
+    assert {"full", "latent", "delta", "glu", "mlp", "experts", "rms", "layer", "rope", "lm"} <= {
+        kind for _, kind in ALL
+    }
+
+
+@pytest.mark.parametrize(("section", "kind"), ALL)
+def test_every_kind_counts_its_parameters_and_operations(section: str, kind: str) -> None:
+    model = model_of(section, kind)
+    assert count_parameters(model, VOCAB) == sum(
+        each.numel() for each in build_model(model, VOCAB, "meta").parameters()
+    )
+    assert all(each.total > 0 for each in operations_per_token(model, VOCAB, 48).values())
+
+
+@pytest.mark.parametrize(("section", "kind"), ALL)
+def test_every_kind_says_what_it_keeps(section: str, kind: str) -> None:
+    if kind in UNKNOWN:
+        with pytest.raises(UsageError, match="for backward"):
+            saved_bytes(model_of(section, kind), VOCAB, Rows(2, 48, 4), NoRecompute())
+        return
+    compare(part_of(section, kind), "none", "fp32", (2, 48))
