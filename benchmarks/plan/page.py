@@ -11,8 +11,8 @@ def plan_runs(found: dict[str, Any]) -> list[str]:
         "Plans and runs on a CPU",
         "`python -m benchmarks.plan.runs`: what the planner says of a run, and what the run measured, with one thread",
         "a rank and the rates that `hornbook bench` measured. Where other processes shared the machine the time is",
-        "processor time. A CPU's six constants were fitted on decoders and encoders; encoder-decoders, experts, windows",
-        "and latent attention are held out. Goals: memory within 5 %, time within 10 %.",
+        "processor time. A CPU's six constants were fitted on decoders and encoders; encoder-decoders, experts,",
+        "windows and latent attention are held out. Goals: memory within 5 %, time within 10 %.",
     )
     figures = [
         (what, *(f"{found[what][key]:.1%}" for key in ("median", "p90", "worst"))) for what in ("memory", "time")
