@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan import page as plan_page
+from benchmarks.plan import page as planner_page
 from benchmarks.refinery import figures as refinery_figures
 from benchmarks.reliability import sides_page
 from benchmarks.report import RESULTS, machine_line, rows_of, section
@@ -491,12 +491,12 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             statistics_cost,
             guard,
             quickstart,
-            *plan_page.SECTIONS,
             cold_start,
             quickstart_matrix,
         ),
     ),
     "layouts.md": ("Layouts of ranks", layouts_page.SECTIONS),
+    "planner-figures.md": ("Figures of the planner", planner_page.SECTIONS),
     "refinery-figures.md": ("Figures of the refinery", refinery_figures.SECTIONS),
 }
 

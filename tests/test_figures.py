@@ -9,7 +9,7 @@ from benchmarks import cpus, report
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("page", ["figures.md", "refinery-figures.md"])
+@pytest.mark.parametrize("page", ["figures.md", "refinery-figures.md", "planner-figures.md"])
 def test_every_section_begins_with_its_machine(page: str) -> None:
     sections = (DOCS / page).read_text().split("\n## ")[1:]
     assert sections

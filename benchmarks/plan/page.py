@@ -1,47 +1,103 @@
-"""Sections of the page of figures on the planner, each named as its file of results."""
+"""Sections of docs/planner-figures.md: the planner beside what was measured."""
 
 from typing import Any
 
 from benchmarks.report import rows_of, section
 
+POINTS = "the published runs of the points' files, which are not part of the repository"
+
+
+def _errors(found: dict[str, Any] | None) -> tuple[str, str, str]:
+    """(points, median, 90th percentile)."""
+    return ("", "", "") if found is None else (found["points"], f"{found['median']:.1%}", f"{found['p90']:.1%}")
+
+
+def plan_time(found: dict[str, Any]) -> list[str]:
+    """Times of published runs, with their sources held out."""
+    kinds = ("fitted", "held_out", "anchored")
+    errors = found["errors"]
+    rows = [
+        (name, *(cell for kind in kinds for cell in _errors(each.get(kind))))
+        for group in ("all", "device", "family")
+        for name, each in errors[group].items()
+    ]
+    header = [
+        "",
+        *(f"{kind}: {what}" for kind in ("fitted", "held out", "anchored") for what in ("n", "median", "p90")),
+    ]
+    ranks = [
+        (name, int(each["layouts"]), f"{each['spearman']:.2f}", f"{each['regret']:.1%}" if "regret" in each else "")
+        for name, each in found["ranking"].items()
+    ]
+    return section(
+        "The planner's time of a step",
+        f"`python -m benchmarks.plan.timing`: errors on {POINTS}.",
+        "Fitted: six shares of each kind of device, fitted on all of them. Held out: fitted without this family of",
+        "sources; what each trainer does beside computing is told by its source, or by what explains its errors.",
+        "Anchored: one run of a source scales the others.",
+        *rows_of(header, rows),
+        "Ranks of layouts: Spearman's correlation of predicted and measured times, and how much slower our choice was",
+        "than the best one measured.",
+        *rows_of(["layouts", "n", "Spearman", "regret"], ranks),
+    )
+
+
+def plan_points(found: dict[str, Any]) -> list[str]:
+    """Memory of published runs."""
+    rows = [(name, *_errors(each["memory"])) for name, each in found["errors"].items() if "memory" in each]
+    return section(
+        "The planner's memory of a device",
+        f"`python -m benchmarks.plan.points`: errors on {POINTS}, without a fitted constant.",
+        f"Of {found['out_of_memory']} layouts that ran out of memory {found['said_to_fit']} are said to fit.",
+        *rows_of(["source", "n", "median", "p90"], rows),
+    )
+
 
 def plan_runs(found: dict[str, Any]) -> list[str]:
-    """Our own runs on a CPU against their plans."""
-    lines = section(
-        "Plans and runs on a CPU",
-        "`python -m benchmarks.plan.runs`: what the planner says of a run, and what the run measured, with one thread",
-        "a rank and the rates that `hornbook bench` measured. Where other processes shared the machine the time is",
-        "processor time. A CPU's six constants were fitted on decoders and encoders; encoder-decoders, experts,",
-        "windows and latent attention are held out. Goals: memory within 5 %, time within 10 %.",
+    """Our own runs on a CPU."""
+    header = ["", "MiB planned", "MiB measured", "", "ms planned", "ms measured", "ms by the clock", ""]
+    return section(
+        "The planner and our own runs",
+        "`python -m benchmarks.plan.runs`: peak memory and time of a step on a CPU. Other work ran beside it, so the",
+        "measured time is that of the processor; rates are those of `hornbook bench`. A CPU's six constants were fitted",
+        "on decoders and encoders; encoder-decoders, experts, windows and latent attention are held out.",
+        f"Errors: memory {found['memory']['median']:.1%} (median), {found['memory']['p90']:.1%} (p90), "
+        f"{found['memory']['worst']:.1%} (worst); time {found['time']['median']:.1%}, {found['time']['p90']:.1%}, "
+        f"{found['time']['worst']:.1%}.",
+        *rows_of(header, found["rows"]),
     )
-    figures = [
-        (what, *(f"{found[what][key]:.1%}" for key in ("median", "p90", "worst"))) for what in ("memory", "time")
+
+
+def plan_search(found: dict[str, Any]) -> list[str]:
+    """How long the planner takes."""
+    searches = [
+        (each["recipe"], each["cluster"], each["layouts"], each["estimated"], each["seconds"])
+        for each in found["searches"]
     ]
-    lines += rows_of(["error", "median", "90 of 100", "worst"], figures)
-    rows = [[name, *map(_cell, row[:-2]), row[-1]] for name, *row in found["rows"]]
-    return lines + rows_of(["configuration", "MiB planned", "measured", "", "ms planned", "measured", ""], rows)
-
-
-def _cell(value: Any) -> Any:
-    return f"{value:.0f}" if isinstance(value, float) else value
+    starts = [(name, each["cpu"], each["seconds"]) for name, each in found["starts"].items()]
+    return section(
+        "How long the planner takes",
+        "`python -m benchmarks.plan.search`: searches within a process, and whole commands.",
+        *rows_of(["recipe", "cluster", "layouts", "steps estimated", "s"], searches),
+        *rows_of(["start", "s of CPU", "s"], starts),
+    )
 
 
 def plan_fsdp(found: dict[str, Any]) -> list[str]:
     """The scenario of PyTorch FSDP's paper."""
-    lines = section(
+    return section(
         "T5 on 8 to 512 A100, simulated",
-        "`python -m benchmarks.plan.fsdp`: TFLOP/s of a device as the planner simulates them, in the scenario of",
-        "arXiv 2304.11277; nothing here was measured. Its out-of-memory rows are all as published",
-        f"({found['points'] - len(found['memory_wrong'])} of {found['points']} points). Of its fall by "
-        f"{found['published_drop']:.0%} for 11.3B, fully sharded, the planner explains {_explained(found)} (8 and 16",
-        "rows): neither slow ranks nor a network that others use are in it.",
+        "`python -m benchmarks.plan.fsdp`: the models of PyTorch FSDP's paper (arXiv 2304.11277), TFLOP/s of a device",
+        f"on so many devices. The paper's throughput of a device falls by {found['published_drop']:.0%} from 8 to 512",
+        f"for 11.3B, fully sharded; by {_fall(found, 8)} and {_fall(found, 16)} here (8 and 16 rows): neither slow",
+        "ranks nor a network that others use are simulated. Of the layouts,",
+        f"{len(found['memory_wrong'])} differ from the paper in whether they run out of memory.",
+        *rows_of(found["header"], found["rows"]),
     )
-    return lines + rows_of(found["header"], found["rows"])
 
 
-def _explained(found: dict[str, Any]) -> str:
-    """What it says of that fall, with 8 and 16 rows."""
-    return " and ".join(f"{found['drops'][f'11.3B, full sharding, {rows} rows']:.1%}" for rows in (8, 16))
+def _fall(found: dict[str, Any], rows: int) -> str:
+    return f"{found['drops'][f'11.3B, full sharding, {rows} rows']:.1%}"
 
 
-SECTIONS = (plan_runs, plan_fsdp)
+SECTIONS = (plan_time, plan_points, plan_runs, plan_search, plan_fsdp)

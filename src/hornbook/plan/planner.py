@@ -235,7 +235,8 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
     search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
-    found = search.fastest(max(top, COMPARED), capacity(cluster)) or search.smallest(top)  # the best depends on no `top`
+    most = max(top, COMPARED)  # the best depends on no `top`
+    found = search.fastest(most, capacity(cluster)) or search.smallest(top)
     if not found:
         raise UsageError(_no_layout(recipe, cluster))
     shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found]
