@@ -59,8 +59,8 @@ def plan_runs(found: dict[str, Any]) -> list[str]:
     return section(
         "The planner and our own runs",
         "`python -m benchmarks.plan.runs`: peak memory and time of a step on a CPU. Other work ran beside it, so the",
-        "measured time is that of the processor; rates are those of `hornbook bench`. A CPU's six constants were fitted",
-        "on decoders and encoders; encoder-decoders, experts, windows and latent attention are held out.",
+        "measured time is that of the processor; rates are those of `hornbook bench`. A CPU's six constants were",
+        "fitted on decoders and encoders; encoder-decoders, experts, windows and latent attention are held out.",
         f"Errors: memory {found['memory']['median']:.1%} (median), {found['memory']['p90']:.1%} (p90), "
         f"{found['memory']['worst']:.1%} (worst); time {found['time']['median']:.1%}, {found['time']['p90']:.1%}, "
         f"{found['time']['worst']:.1%}.",
