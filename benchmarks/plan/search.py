@@ -20,7 +20,7 @@ from benchmarks.report import table, write
 from hornbook.plan.hardware import parse_cluster
 from hornbook.plan.planner import settle, traffic_of, vocabulary
 from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import capacity
+from hornbook.plan.search.result import SAME, capacity
 from hornbook.plan.search.space import Layouts
 from hornbook.settings.resolve import resolve
 
@@ -51,7 +51,7 @@ def search(number: int, *, count: bool) -> dict[str, Any]:
     layouts = Layouts(recipe, cluster, [recipe.train.precision])
     found = Search(vocabulary(recipe), cluster, layouts, traffic_of)
     before = time.process_time()
-    best = found.fastest(6, capacity(cluster))
+    best = found.fastest(6, capacity(cluster), SAME)
     seconds = time.process_time() - before
     result: dict[str, Any] = {"recipe": " ".join((name, *settings)), "cluster": words, "seconds": seconds}
     result |= {"estimated": found.num_estimates, "best": best[0].step.total}

@@ -15,7 +15,7 @@ from hornbook.plan.collectives import Group, group
 from hornbook.plan.hardware import known_devices, parse_cluster, this_cpu
 from hornbook.plan.planner import plan_run
 from hornbook.plan.rates import rates_of
-from hornbook.plan.search.result import Plan
+from hornbook.plan.search.result import SAME, Plan
 from hornbook.plan.step import estimate_step
 from hornbook.plan.work import attention_work, block_work
 from hornbook.settings.recipe_files import shipped_recipes
@@ -81,7 +81,7 @@ def test_ranks_on_a_cpu_share_its_cores_and_memory(monkeypatch: pytest.MonkeyPat
     one, some, many = plan(1), plan(cores), plan(4 * cores)
     assert many.cluster.count == 4 * cores
     assert one.best.step.compute > some.best.step.compute
-    assert many.best.step.compute > 0.95 * some.best.step.compute
+    assert many.best.step.compute > 0.6 * some.best.step.compute  # a quarter, if each had a core of its own
     assert any("share" in text for text in many.warnings)
     assert not any("share" in text for text in some.warnings)
 
@@ -222,7 +222,7 @@ def test_layouts_that_fill_a_cluster_are_compared(capsys: pytest.CaptureFixture[
     assert len(found["layouts"]) > 3
     times = [each["step_seconds"] for each in found["layouts"]]
     assert times[1:] == sorted(times[1:])
-    assert times[0] <= 1.01 * min(times)
+    assert times[0] <= SAME * min(times)
     best = found["layouts"][0]
     assert best["fits"]
     assert 0.2 < best["mfu"] < best["mfu_palm"] < 0.75

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from operator import ge, mul
 from typing import ClassVar, Protocol
 
+from hornbook.model.config.adapted import adapted
 from hornbook.model.config.flops import FLOAT32, state_bytes
 from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
 from hornbook.model.config.model import ModelConfig
@@ -138,8 +139,14 @@ class HornbookHolding:
         self._device = device
 
     def state(self, recipe: Recipe, held: int, _experts: int) -> dict[str, int]:
-        """float32, or bfloat16 with `bf16-pure`; moments as the optimizer declares them."""
+        """float32, or bfloat16 with `bf16-pure`; moments as the optimizer declares them. Frozen values have none."""
         found = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+        if recipe.surgery:
+            left, stages = adapted(recipe.model, recipe.surgery), recipe.parallel.pipeline.stages
+            trained, frozen = left.trained // stages, held - left.coded // stages
+            whole = state_bytes(frozen + trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+            found = state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+            found["weights"] = whole["weights"] + left.code_bytes // stages
         offload = recipe.parallel.offload
         found["optimizer"] = found.pop("moments") * (not getattr(offload, "optimizer", False))
         found["weights"] *= not getattr(offload, "parameters", False)
@@ -147,15 +154,22 @@ class HornbookHolding:
             found["weights"] += FLOAT32 * held
         return found
 
-    def blocks(self, _recipe: Recipe, model: ModelConfig, rows: Rows) -> list[BlockBytes]:
-        """`hornbook.model.config.saved_bytes`, proven equal to what autograd keeps."""
-        return _block_bytes(model, rows)
+    def blocks(self, recipe: Recipe, model: ModelConfig, rows: Rows) -> list[BlockBytes]:
+        """`hornbook.model.config.saved_bytes`, proven equal to what autograd keeps; with adapters, theirs too."""
+        if not recipe.surgery:
+            return _block_bytes(model, rows)
+        left, found = adapted(model, recipe.surgery), _block_bytes(model, rows)
+        more = rows.values(left.inner) + rows.cast(left.trained) + (4 * left.coded if rows.itemsize == 4 else 0)
+        return [replace(each, whole=each.whole + more // len(found)) for each in found]
 
     def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
         """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
         found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
         last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
+        if recipe.surgery:  # the matrix is frozen
+            matrix = 4 * vocab * (model.embedding.width or model.width)
+            last, loss = last - matrix, loss - matrix
         return Ends(found.ends - found.final, found.shared, last, loss)
 
     def communication(self, recipe: Recipe, held: int, largest: int) -> tuple[int, int]:
@@ -210,7 +224,7 @@ class _Estimate:
     @cached_property
     def _rows(self) -> Rows:
         found = rows_of(self.recipe, self.recipe.train.micro_rows, fused=self.traced or not self.device.is_cpu)
-        return replace(found, traced=self.traced)
+        return replace(found, traced=self.traced, frozen=bool(self.recipe.surgery))
 
     @cached_property
     def _model(self) -> ModelConfig:
@@ -269,9 +283,8 @@ class _Estimate:
             for more in phases.values():
                 more["runtime"] = common.runtime + common.gradients - more["gradients"]
         found = {name: common.model_copy(update=more) for name, more in phases.items()}
-        found["update"] = common.model_copy(
-            update={"temporaries": 4 * max(largest, held // 16) if self.device.is_cpu else 0}
-        )
+        step = 4 * max(largest, held // 16) if self.device.is_cpu else 0
+        found["update"] = common.model_copy(update={"temporaries": step})
         kept += self._ends.last * (len(self._blocks) - 1 in own)
         return RankMemory(rank=rank, parameters=held, under_way=under_way, kept=kept, phases=found)
 
@@ -344,8 +357,3 @@ def fullest(schedule: Schedule, rank: int, ranks: int, chunks: int, microbatches
 
 def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return all(map(ge, one, other))
-
-
-def replace_train(recipe: Recipe, **changes: object) -> Recipe:
-    """The recipe with other settings of [train]."""
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})

@@ -10,12 +10,12 @@ from hornbook.data.config.objectives import Masked
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
-from hornbook.parallel.config import ParallelConfig, axis_ranks
+from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
 from hornbook.plan.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
-from hornbook.plan.search.best import Search
+from hornbook.plan.search.best import Found, Search
 from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
 from hornbook.plan.share import sides
@@ -24,9 +24,7 @@ from hornbook.settings.recipe import Recipe
 
 SHOWN = 6
 """Layouts that a plan has by default."""
-COMPARED = 24
-"""Fastest layouts among which the simplest of those that are as fast is looked for."""
-KINDS = {"parallel.tensor": 2, "parallel.expert": 2, "parallel.context.ranks": 3, "parallel.pipeline.stages": 4}
+KINDS = {"tensor": 2, "expert": 2, "context": 3, "stages": 4}
 """What an axis costs in simplicity; data ranks cost nothing."""
 
 
@@ -235,24 +233,24 @@ def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: 
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
     search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
-    most = max(top, COMPARED)  # the best depends on no `top`
-    found = search.fastest(most, capacity(cluster)) or search.smallest(top)
-    if not found:
+    found = search.fastest(top, capacity(cluster), SAME)
+    if found:
+        best = min((each for each in found if each.step.total <= SAME * found[0].step.total), key=_simplicity)
+        found = [best, *(each for each in found if each is not best)]
+    if not (found := found or search.smallest(top)):
         raise UsageError(_no_layout(recipe, cluster))
-    shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found]
-    if shown[0].fits:
-        best = min((each for each in shown if each.step.total <= SAME * shown[0].step.total), key=_simplicity)
-        shown = [best, *(each for each in shown if each is not best)]
+    shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found[:top]]
     missed = search.missed and layouts.recipe(search.missed.block, search.missed.spread)
-    return _Compared(shown[:top], missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
+    return _Compared(shown, missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
 
 
-def _simplicity(layout: Layout) -> tuple[object, ...]:
+def _simplicity(found: Found) -> tuple[object, ...]:
     """Few and simple kinds of ranks first, little sharded, little computed again, little memory."""
-    ranks = axis_ranks(layout.parallel)
-    kinds = sum(cost for axis, cost in KINDS.items() if ranks[axis] > 1) + (layout.parallel.replicas > 1)
-    level = ("none", "optimizer", "gradients", "everything").index(layout.parallel.shard)
-    return kinds, level, layout.recompute != "none", layout.worst.peak.total
+    block, spread = found.block, found.spread
+    ranks = {"tensor": block.tensor, "expert": block.expert, "context": block.context, "stages": spread.stages}
+    kinds = sum(KINDS[name] for name, size in ranks.items() if size > 1) + (spread.replicas > 1)
+    level = ("none", "optimizer", "gradients", "everything").index(spread.shard)
+    return kinds, level, block.recompute != "none", found.peak
 
 
 def _no_layout(recipe: Recipe, cluster: Cluster) -> str:

@@ -40,7 +40,8 @@ _LARGEST_EXPONENT = 27  # beyond, the text is left to pydantic, which refuses it
 class Config(BaseModel):
     """Base of all sections: immutable, refuses unknown keys, documents fields by docstrings (`field_docs`)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # A validator is built when it is first used: most classes are only ever parts of the recipe's.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:

@@ -60,3 +60,12 @@ def test_the_command_prints_both(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["category"]: row for row in text["traced"]["rows"]}
     assert rows["activations"]["planned"] == rows["activations"]["traced"] > 0
     assert text["traced"]["layout"] == text["layouts"][0]["name"]
+
+
+@pytest.mark.parametrize(("surgery", "within"), [('["lora"]', 0.05), ('["dora"]', 0.05)])
+def test_frozen_weights_have_no_gradients_and_moments(surgery: str, within: float) -> None:
+    found = traced(f"surgery={surgery}", "train.precision=bf16")
+    assert found["weights"][0] == found["weights"][1]
+    assert found["gradients"][0] == found["gradients"][1] < 0.2 * found["weights"][1]
+    for name in ("optimizer", "activations", "peak"):
+        assert found[name][0] == pytest.approx(found[name][1], rel=within), name

@@ -50,6 +50,8 @@ def test_the_search_finds_what_estimating_every_layout_finds(name: str, cluster:
     found = search.fastest(5, room)
     assert [each.step.total for each in found] == pytest.approx(sorted(times.values())[:5])
     assert search.num_estimates < len(times)
+    alike = [each.step.total for each in search.fastest(1, room, 1.1)]
+    assert alike == pytest.approx([each for each in sorted(times.values()) if each <= 1.1 * min(times.values())])
 
 
 def test_all_axes_are_searched() -> None:

@@ -31,7 +31,7 @@ class NormPart(Part):
 
 def _rms_bytes(part: NormPart, width: int, rows: Rows) -> int:
     """A scale for each vector, the float32 copy of it, and where the norm is several operations its normalised copy."""
-    copies = (not part.keeps_input(rows)) + rows.traced
+    copies = (not part.keeps_input(rows)) + (rows.traced and not rows.frozen)
     return 4 * rows.tokens * (1 + copies * width)
 
 

@@ -45,6 +45,8 @@ class Rows:
     """Attention is the fused kernel of a GPU: it keeps no probabilities, but a sum for each query and head."""
     eager: bool = False
     """All else is torch's operations one after the other: on a GPU without `train.compile`, and on fake tensors."""
+    frozen: bool = False
+    """Norms are not trained."""
     traced: bool = False
     """On fake tensors: a norm is several of them, and what attention gives is copied before the next product."""
 

@@ -72,8 +72,9 @@ class Search:
         self._memory = cache(self._estimate_memory)
         self._step = cache(self._estimate_step)
 
-    def fastest(self, number: int, capacity: float) -> list[Found]:
-        """The fastest layouts whose ranks take at most `capacity` bytes, each of another kind."""
+    def fastest(self, number: int, capacity: float, within: float = 1.0) -> list[Found]:
+        """The fastest layouts whose ranks take at most `capacity` bytes, each of another kind: `number` of them, and
+        all that take at most `within` times as long as the first."""
         best: dict[tuple[object, ...], Found] = {}
         limit, beyond = float("inf"), list[_Open]()
         opened = [_Open(self._pace(block), block) for block in self.layouts.blocks()]
@@ -92,8 +93,8 @@ class Search:
                 known = best.get(found.name)
                 best[found.name] = found if known is None else min(known, found, key=_rank)
                 times = sorted(each.step.total for each in best.values())
-                limit = times[number - 1] if len(times) >= number else limit
-        chosen = sorted(best.values(), key=_rank)[:number]
+                limit = max(times[number - 1], within * times[0]) if len(times) >= number else limit
+        chosen = [each for each in sorted(best.values(), key=_rank) if each.step.total <= limit]
         self.missed = self._missed(beyond, chosen[0].step.total) if chosen else None
         return chosen
 
