@@ -1,4 +1,4 @@
-"""Shares of `plan/calibration.toml` from published times: six for each kind of device, sources held out in turn.
+"""Shares of `calibration.toml` from published times: six for each kind of device, sources held out in turn.
 
 The logarithm of a step's time is nearly linear in those of the shares, so a fit needs the times and their slopes once.
 It makes the sum of absolute errors least, each source counting as the root of its points, and keeps to its start where
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.plan.published import Published
-from hornbook.plan.rates import Shares
+from hornbook.plan.devices.rates import Shares
 from hornbook.plan.step import estimate_step
 
 NAMES = ("products", "narrow", "attention", "bandwidth", "link", "network")
@@ -136,7 +136,7 @@ def _by_device(points: Sequence[Published]) -> dict[str, list[Published]]:
 
 
 def calibration_text(found: Fit) -> str:
-    """The tables of `plan/calibration.toml`."""
+    """The tables of `calibration.toml`."""
     lines = []
     entries = {"default": (found.together, ["all of the below"])}
     entries |= {

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.report import table, write
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.plan.hardware import Cluster, parse_cluster
+from hornbook.plan.devices.hardware import Cluster, parse_cluster
 from hornbook.plan.planner import estimate_layout
 from hornbook.plan.search.result import Layout
 from hornbook.settings.recipe import Recipe

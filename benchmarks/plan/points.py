@@ -3,7 +3,7 @@
     HORNBOOK_POINTS=FILE[:FILE] python -m benchmarks.plan.points [--worst N] [FILE...]
 
 A file has `points`: hardware, model, layout, batch, precision, recompute and what was measured, each with its source;
-the files are not part of the repository. Times are those of `plan/calibration.toml`, which is fitted on the same
+the files are not part of the repository. Times are those of `calibration.toml`, which is fitted on the same
 points; `benchmarks.plan.timing` holds sources out.
 """
 

@@ -15,7 +15,7 @@ from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.hardware import Cluster, Device, device_named
+from hornbook.plan.devices.hardware import Cluster, Device, device_named
 from hornbook.plan.memory import Holding
 from hornbook.plan.mixed import MixedHolding
 from hornbook.plan.step import Traffic

@@ -30,7 +30,7 @@ import psutil
 from benchmarks.report import RESULTS, table, write
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.plan.hardware import Cluster, this_cluster
+from hornbook.plan.devices.hardware import Cluster, this_cluster
 from hornbook.plan.planner import estimate_layout, vocabulary
 from hornbook.plan.search.result import Layout
 from hornbook.run.diagnose.bench.synthetic import write_synthetic

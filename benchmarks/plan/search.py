@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from benchmarks.report import table, write
-from hornbook.plan.hardware import parse_cluster
+from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import settle, traffic_of, vocabulary
 from hornbook.plan.search.best import Search
 from hornbook.plan.search.result import SAME, capacity

@@ -2,7 +2,7 @@
 
     HORNBOOK_POINTS=FILE[:FILE] python -m benchmarks.plan.timing [--calibrate] [--worst N] [FILE...]
 
-fitted: with the shares of `plan/calibration.toml`, which `--calibrate` fits and writes. held out: with shares that are
+fitted: with the shares of `calibration.toml`, which `--calibrate` fits and writes. held out: with shares that are
 fitted without the source (a family of tables of one trainer) of the point. anchored: such times, multiplied by measured
 over predicted time of one run of the same source, model, device and precision: of those on the fewest devices the one
 with the middle number of tokens in a microbatch. The files of points are not part of the repository.
@@ -24,7 +24,7 @@ from benchmarks.plan.trainer_time import anchored_only
 from benchmarks.report import table, write
 from hornbook.model.config.flops import step_operations
 from hornbook.plan import rates
-from hornbook.plan.rates import shares_of
+from hornbook.plan.devices.rates import shares_of
 
 HEADER = """# What a device reaches of its data sheet (`hardware.toml`): six shares for each kind, fitted by
 # `python -m benchmarks.plan.timing --calibrate` on published runs of the sources named; `default` for other kinds.
@@ -171,7 +171,7 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--calibrate", action="store_true", help="write plan/calibration.toml")
+    parser.add_argument("--calibrate", action="store_true", help="write plan/devices/calibration.toml")
     parser.add_argument("--worst", type=int, default=0)
     options = parser.parse_args()
     raw = read_points(options.files, parser.error)

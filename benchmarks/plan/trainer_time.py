@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from hornbook.plan.hardware import Cluster, Device
+from hornbook.plan.devices.hardware import Cluster, Device
 from hornbook.plan.step import Traffic
 from hornbook.settings.recipe import Recipe
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.plan.runs import predicted, recipe_of
 from hornbook.data.objectives.spans import span_sizes
-from hornbook.plan.hardware import Cluster, Device
+from hornbook.plan.devices.hardware import Cluster, Device
 from hornbook.plan.planner import estimate_layout, traffic_of
 from hornbook.plan.share import sides
 from hornbook.plan.step import estimate_step

@@ -12,7 +12,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import Rows
 from hornbook.parallel.config import ParallelConfig, SelectiveRecompute
-from hornbook.plan.hardware import Device, parse_cluster
+from hornbook.plan.devices.hardware import Device, parse_cluster
 from hornbook.plan.memory import RankMemory, estimate_memory, fullest
 from hornbook.plan.mixed import MixedHolding
 from hornbook.plan.share import tensor_share

@@ -11,10 +11,10 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.model.config.flops import block_costs, step_operations
 from hornbook.model.config.part import method
-from hornbook.plan.collectives import Group, group
-from hornbook.plan.hardware import known_devices, parse_cluster, this_cpu
+from hornbook.plan.devices.collectives import Group, group
+from hornbook.plan.devices.hardware import known_devices, parse_cluster, this_cpu
+from hornbook.plan.devices.rates import rates_of
 from hornbook.plan.planner import plan_run
-from hornbook.plan.rates import rates_of
 from hornbook.plan.search.result import SAME, Plan
 from hornbook.plan.step import estimate_step
 from hornbook.plan.work import attention_work, block_work

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from hornbook.model.config.flops import step_operations
-from hornbook.plan.collectives import Group
-from hornbook.plan.hardware import known_devices, parse_cluster
-from hornbook.plan.rates import calibration, rates_of, shares_of
+from hornbook.plan.devices.collectives import Group
+from hornbook.plan.devices.hardware import known_devices, parse_cluster
+from hornbook.plan.devices.rates import calibration, rates_of, shares_of
 from hornbook.plan.step import StepTime, Traffic, estimate_step
 from hornbook.plan.work import CROOKED, START_SECONDS, Multiply, Work, attention_work, filled
 from hornbook.settings.resolve import resolve

@@ -18,9 +18,9 @@ from hornbook.model.config.parameter_count import block_norms, count_parameters,
 from hornbook.model.config.position import AddedPositionPart
 from hornbook.model.config.surgery import Dora, Lora, Nf4, PromptConfig
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.cuts import stage_costs
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.schedules import stages_of
+from hornbook.plan.stages.cuts import stage_costs
+from hornbook.plan.stages.schedules import stages_of
 
 
 def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequence: int) -> list[int]:

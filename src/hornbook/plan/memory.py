@@ -16,12 +16,12 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
 from hornbook.parallel.config import BETWEEN, BlockRecompute
-from hornbook.plan.cuts import stage_costs
-from hornbook.plan.hardware import Device
+from hornbook.plan.devices.hardware import Device
 from hornbook.plan.held import adapted, held_experts, held_values
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.schedules import Schedule, rank_order, stages_of
 from hornbook.plan.share import cpu_runtime, gpu_runtime, rows_of, share_of, tensor_share
+from hornbook.plan.stages.cuts import stage_costs
+from hornbook.plan.stages.schedules import Schedule, rank_order, stages_of
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 

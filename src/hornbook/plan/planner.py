@@ -12,7 +12,7 @@ from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
-from hornbook.plan.hardware import PRECISIONS, Cluster, prices
+from hornbook.plan.devices.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Found, Search

@@ -13,13 +13,13 @@ from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import BlockRecompute, SelectiveRecompute
-from hornbook.plan.collectives import Group, group
-from hornbook.plan.cuts import stage_costs
-from hornbook.plan.hardware import Cluster
+from hornbook.plan.devices.collectives import Group, group
+from hornbook.plan.devices.hardware import Cluster
+from hornbook.plan.devices.rates import Rates, Shares, rates_of
 from hornbook.plan.held import held_values
-from hornbook.plan.rates import Rates, Shares, rates_of
-from hornbook.plan.schedules import Durations, plan, simulate, stages_of
 from hornbook.plan.share import rows_of, share_of, tensor_share
+from hornbook.plan.stages.cuts import stage_costs
+from hornbook.plan.stages.schedules import Durations, plan, simulate, stages_of
 from hornbook.plan.work import STEP_OPERATIONS, Work, attention_work, block_work, head_work
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe

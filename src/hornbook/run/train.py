@@ -27,7 +27,7 @@ from hornbook.parallel.offload.offload import hosted, map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.plan.cuts import settle_cuts
+from hornbook.plan.stages.cuts import settle_cuts
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course

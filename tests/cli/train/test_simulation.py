@@ -7,7 +7,7 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.cli.train.simulation import Traced, trace_layout
-from hornbook.plan.hardware import Cluster, Device
+from hornbook.plan.devices.hardware import Cluster, Device
 from hornbook.plan.planner import plan_run
 from hornbook.settings.resolve import resolve
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hornbook.plan.at_scale.failures import Upkeep, daly, estimate_upkeep, goodput, trainings, young
-from hornbook.plan.hardware import parse_cluster
+from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.run.checkpoints.interval import best_interval
 from hornbook.settings.resolve import resolve
 

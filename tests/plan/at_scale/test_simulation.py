@@ -9,7 +9,7 @@ from hornbook.cli.main import main
 from hornbook.cli.plan.scale import scaling_text
 from hornbook.errors import Exit, UsageError
 from hornbook.plan.at_scale.simulation import Scaling, device_counts, simulate_scaling
-from hornbook.plan.hardware import parse_cluster
+from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import plan_run
 from hornbook.settings.resolve import resolve
 from hornbook.studio.scale_chart import scale_picture

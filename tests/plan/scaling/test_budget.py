@@ -10,7 +10,7 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
-from hornbook.plan.hardware import parse_cluster
+from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import plan_run
 from hornbook.plan.scaling.advice import good_batch, suggestions
 from hornbook.plan.scaling.budget import BudgetPlan, Question, TextSource, plan_budget

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.plan.hardware import device_named
+from hornbook.plan.devices.hardware import device_named
 from hornbook.plan.scaling.compute import PETAFLOPS_DAY, nearest, petaflops_days, published_compute
 from hornbook.plan.scaling.laws import (
     KaplanLaw,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hornbook.plan.hardware import parse_cluster
+from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.planner import plan_run, settle, traffic_of, vocabulary
 from hornbook.plan.search.best import Search

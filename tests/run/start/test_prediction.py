@@ -11,7 +11,7 @@ import torch
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.plan.hardware import Cluster, parse_cluster, this_cluster
+from hornbook.plan.devices.hardware import Cluster, parse_cluster, this_cluster
 from hornbook.plan.planner import plan_own
 from hornbook.plan.search import anchor
 from hornbook.plan.search.anchor import anchored, measured_runs

@@ -14,7 +14,7 @@ from hornbook.errors import Exit, UsageError
 from hornbook.plan.numbers import duration, short
 
 if TYPE_CHECKING:
-    from hornbook.plan.hardware import Cluster
+    from hornbook.plan.devices.hardware import Cluster
     from hornbook.plan.scaling.budget import BudgetPlan, Choice, TextSource
     from hornbook.plan.scaling.laws import FittedLaw
     from hornbook.settings.recipe import Recipe

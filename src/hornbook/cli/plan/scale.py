@@ -11,7 +11,7 @@ from hornbook.plan.numbers import duration, short
 
 if TYPE_CHECKING:
     from hornbook.plan.at_scale.simulation import Curve, Point, Scaling
-    from hornbook.plan.hardware import Cluster
+    from hornbook.plan.devices.hardware import Cluster
     from hornbook.settings.recipe import Recipe
 
 Scale = Annotated[

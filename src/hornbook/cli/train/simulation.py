@@ -78,7 +78,7 @@ def trace_layout(recipe: "Recipe", vocab: int, layout: "Layout") -> Traced:
     What is planned is counted for such a step too: the layout's figures for a GPU with compiled or fused parts, or for
     kernels of a CPU, differ from it by what the parts say they keep. Raises UsageError for what a trace cannot foresee.
     """
-    from hornbook.plan.hardware import this_cpu
+    from hornbook.plan.devices.hardware import this_cpu
     from hornbook.plan.memory import estimate_memory
     from hornbook.run.diagnose.simulate import foreseeable, simulate
 

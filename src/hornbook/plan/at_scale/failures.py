@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.plan.hardware import Cluster
+from hornbook.plan.devices.hardware import Cluster
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hornbook.errors import UsageError
 from hornbook.plan.at_scale.failures import Upkeep
-from hornbook.plan.hardware import Cluster
+from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.planner import plan_run
 from hornbook.plan.search.result import Layout
 from hornbook.settings.fields import Config

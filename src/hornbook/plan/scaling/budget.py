@@ -12,7 +12,7 @@ from typing import Protocol
 from pydantic import PositiveFloat
 
 from hornbook.errors import UsageError
-from hornbook.plan.hardware import Cluster
+from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.planner import Plan, vocabulary
 from hornbook.plan.scaling.advice import Suggestion, good_batch, suggestions
 from hornbook.plan.scaling.compute import petaflops_days

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import PositiveFloat
 
 from hornbook.errors import UsageError
-from hornbook.plan.hardware import Cluster
+from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.scaling.compute import PETAFLOPS_DAY
 from hornbook.settings.fields import Config, parse_number
 

@@ -11,8 +11,8 @@ from itertools import islice
 from pydantic import Field, ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.plan.hardware import Cluster
-from hornbook.plan.measured import FORMAT, STEP_PARTS, read_runs, step_name
+from hornbook.plan.devices.hardware import Cluster
+from hornbook.plan.devices.measured import FORMAT, STEP_PARTS, read_runs, step_name
 from hornbook.plan.planner import estimate_layout, settle
 from hornbook.plan.search.result import Plan
 from hornbook.settings.fields import Config

@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from hornbook.plan.hardware import Cluster
+from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.memory import PhaseMemory, estimate_memory
 from hornbook.plan.search.space import Block, Layouts, Spread
 from hornbook.plan.step import StepTime, Traffic, estimate_step

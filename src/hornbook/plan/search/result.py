@@ -7,7 +7,7 @@ from pydantic import Field
 
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.at_scale.failures import Upkeep
-from hornbook.plan.hardware import Cluster
+from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.memory import RankMemory
 from hornbook.plan.step import StepTime
 from hornbook.settings.fields import Config

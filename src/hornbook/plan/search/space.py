@@ -20,8 +20,8 @@ from hornbook.parallel.config import (
     PipelineConfig,
     SelectiveRecompute,
 )
-from hornbook.plan.hardware import Cluster
-from hornbook.plan.schedules import SPLIT, Schedule
+from hornbook.plan.devices.hardware import Cluster
+from hornbook.plan.stages.schedules import SPLIT, Schedule
 from hornbook.settings.layout.rules import layout_problems
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.recipe import Recipe

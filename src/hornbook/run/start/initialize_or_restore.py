@@ -23,7 +23,7 @@ from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import scale_to_unit_variance, with_new_head
 from hornbook.model.surgery.adapters.files import base_of, check_base, is_adapter, read_meta, tensors_digest
 from hornbook.parallel.world import World
-from hornbook.plan.pipeline import plan_pipeline
+from hornbook.plan.stages.pipeline import plan_pipeline
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer, Restored
 from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.inputs import vocabulary_warning

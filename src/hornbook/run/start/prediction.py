@@ -15,8 +15,8 @@ import torch
 from hornbook.errors import StorageError
 from hornbook.files.durable import write_atomic
 from hornbook.parallel.world import World
-from hornbook.plan.hardware import Cluster, device_of_driver, this_cpu
-from hornbook.plan.measured import run_file
+from hornbook.plan.devices.hardware import Cluster, device_of_driver, this_cpu
+from hornbook.plan.devices.measured import run_file
 from hornbook.plan.planner import plan_own
 from hornbook.plan.search.anchor import LEAST_STEPS, RunMeasured, anchored, step_recipe
 from hornbook.plan.search.result import Plan

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hornbook.parallel.config import PipelineConfig
-from hornbook.plan.schedules import Schedule, plan
+from hornbook.plan.stages.schedules import Schedule, plan
 from tests.parallel import odd
 from tests.parallel.axes.pipeline.staged import step_of
 from tests.parallel.layouts import EXACT, FIGURES, HEADS

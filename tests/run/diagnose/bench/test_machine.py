@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hornbook.errors import StorageError
-from hornbook.plan.measured import bench_folder, read_machine
+from hornbook.plan.devices.measured import bench_folder, read_machine
 from hornbook.run.diagnose.bench import machine
 from hornbook.run.diagnose.bench.energy import EnergyMeter
 from hornbook.run.diagnose.bench.peak import Peak, known_peak, measured_peak, num_devices, published_peak

@@ -17,7 +17,7 @@ from hornbook.parallel.axes.pipeline.stages import Layout, StageModel
 from hornbook.parallel.runner import Step
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
-from hornbook.plan.schedules import Action, Order, rank_order
+from hornbook.plan.stages.schedules import Action, Order, rank_order
 
 AHEAD = 3
 """Passes whose receives are posted: the present one and those behind it."""

@@ -19,8 +19,8 @@ from hornbook.model.transformer import Source, Stack, Transformer, add_auxiliary
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.shard import Division, Divisions
 from hornbook.parallel.world import World
-from hornbook.plan.cuts import Bounds, cut_by_cost
-from hornbook.plan.schedules import Schedule, rank_of, stages_of
+from hornbook.plan.stages.cuts import Bounds, cut_by_cost
+from hornbook.plan.stages.schedules import Schedule, rank_of, stages_of
 
 
 @dataclass(frozen=True)

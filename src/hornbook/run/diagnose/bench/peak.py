@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from hornbook.plan.hardware import device_of_driver
-from hornbook.plan.measured import read_machine
+from hornbook.plan.devices.hardware import device_of_driver
+from hornbook.plan.devices.measured import read_machine
 from hornbook.run.diagnose.bench.saved import device_name
 
 

@@ -18,7 +18,7 @@ import torch
 from hornbook.errors import StorageError
 from hornbook.files.durable import write_atomic
 from hornbook.files.journal import finite
-from hornbook.plan.measured import FORMAT, bench_folder, folder_name, step_name
+from hornbook.plan.devices.measured import FORMAT, bench_folder, folder_name, step_name
 from hornbook.settings.recipe import Recipe
 
 

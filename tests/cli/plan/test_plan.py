@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.cli.train.plan import LETTERS, colored
+from hornbook.cli.plan.table import LETTERS, colored
 from hornbook.errors import Exit
 from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import resolve

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.cuts import Bounds, stage_costs
-from hornbook.plan.schedules import bubble, chart, plan, rank_of, simulate
+from hornbook.plan.stages.cuts import Bounds, stage_costs
+from hornbook.plan.stages.schedules import bubble, chart, plan, rank_of, simulate
 
 CHARTED = 12
 """Microbatches that a chart shows at most."""

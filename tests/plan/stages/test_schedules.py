@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from hornbook.plan.cuts import cut_by_cost
-from hornbook.plan.schedules import (
+from hornbook.plan.stages.cuts import cut_by_cost
+from hornbook.plan.stages.schedules import (
     SPLIT,
     Action,
     Durations,

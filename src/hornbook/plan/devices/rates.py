@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hornbook.plan.hardware import Device
+from hornbook.plan.devices.hardware import Device
 from hornbook.settings.fields import Config
 
 NARROW = ("float8", "mxfp8", "nvfp4", "fp8", "fp4")

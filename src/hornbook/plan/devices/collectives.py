@@ -8,7 +8,7 @@ once for each of k rings, so that a device has min(link, k x network).
 from dataclasses import dataclass
 from math import ceil, log2
 
-from hornbook.plan.hardware import Cluster
+from hornbook.plan.devices.hardware import Cluster
 
 LINK_LATENCY = 6e-6
 """Seconds that a step of a collective takes at least, within a domain."""

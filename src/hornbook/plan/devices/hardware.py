@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.plan.measured import read_machine
+from hornbook.plan.devices.measured import read_machine
 from hornbook.settings.fields import Config
 
 PRECISIONS = {"auto": "bf16", "bf16-pure": "bf16", "float8": "fp8"}
