@@ -80,21 +80,11 @@ def budget_result(
 
     if _given(resolved, "train.tokens") and resolved.origins["train.tokens"] == COMMAND_LINE:
         raise UsageError("--budget and train.tokens both say how long to train: leave one out")
-    named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
-    if not named and not cluster.device.is_cpu and not _given(resolved, "train.compile"):
-        resolved = _with_train(resolved, compile=True)  # as one trains on a GPU who wants the most for the money
-    hour, source = price_of(cluster, price)
     resolved, text = _with_text(resolved, data)
     named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
     if not named and not cluster.device.is_cpu and not _given(resolved, "train.compile"):
         resolved = _with_train(resolved, compile=True)  # as one trains on a GPU who wants the most for the money
     hour, source = price_of(cluster, price)
-    text = None
-    if data is not None:
-        text, vocab = measured_text(data)
-        if resolved.recipe.model.vocab is None:
-            model = resolved.recipe.model.model_copy(update={"vocab": vocab})
-            resolved = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
     question = Question(
         budget=parse_budgets(budgets),
         cluster=cluster,
@@ -116,9 +106,13 @@ def budget_result(
         fixed=fixed or named,
         batch=not named and not _given(resolved, "train.batch_tokens"),
     )
+    return _result(found, explain=explain)
+
+
+def _result(found: "BudgetPlan", *, explain: bool) -> Result:
     notes = [f"[yellow]![/] {text}" for text in found.warnings]
     if not found.main.fits:
-        notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
+        notes.append(f"[red]does not fit[/] {found.question.cluster}: {found.fits_on}")
     code = Exit.DONE if found.main.fits else Exit.DOES_NOT_FIT
     return Result(budget_json(found), budget_text(found, explain=explain), code=code, notes=notes)
 
