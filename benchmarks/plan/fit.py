@@ -44,7 +44,7 @@ def family(source: str) -> str:
 
 def seconds(point: Published, shares: Shares) -> float:
     """The step's time."""
-    return estimate_step(point.recipe, point.vocab, point.cluster, point.traffic, shares).total
+    return estimate_step(point.recipe, point.vocab, point.cluster, point.trainer, shares).total
 
 
 @dataclass(frozen=True)

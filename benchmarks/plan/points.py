@@ -36,7 +36,7 @@ def judge(point: Published) -> Error:
     """The errors of one point."""
     time = memory = None
     if point.seconds is not None:
-        step = estimate_step(point.recipe, point.vocab, point.cluster, point.traffic)
+        step = estimate_step(point.recipe, point.vocab, point.cluster, point.trainer)
         time = math.log(step.total / point.seconds)
     if point.memory is not None:
         memory = math.log(peak_bytes(point, by_driver=point.by_driver) / point.memory)

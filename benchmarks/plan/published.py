@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.plan.trainer_time import expert_ranks, left_out, settled, traffic
+from benchmarks.plan.trainer_time import expert_ranks, left_out, settled, trainer
 from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
@@ -18,7 +18,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.devices.hardware import Cluster, Device, device_named
 from hornbook.plan.memory import Holding
 from hornbook.plan.mixed import MixedHolding
-from hornbook.plan.step import Traffic
+from hornbook.plan.trainer import Trainer
 from hornbook.run.config import TrainConfig
 from hornbook.settings.recipe import Recipe
 
@@ -36,7 +36,7 @@ class Published:
     recipe: Recipe
     vocab: int
     cluster: Cluster
-    traffic: Traffic
+    trainer: Trainer
     holding: Holding
     seconds: float | None
     """Of a step."""
@@ -94,7 +94,7 @@ def _published(point: dict[str, Any]) -> Published:
         recipe=recipe,
         vocab=vocab,
         cluster=cluster,
-        traffic=traffic(point, recipe, cluster),
+        trainer=trainer(point, recipe, cluster),
         holding=_holding(source, point),
         seconds=None if point.get("method") else _seconds(point, recipe, vocab, cluster),
         memory=size or None,

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.report import table, write
 from hornbook.plan.devices.hardware import parse_cluster
-from hornbook.plan.planner import settle, traffic_of, vocabulary
+from hornbook.plan.planner import settle, trainer_of, vocabulary
 from hornbook.plan.search.best import Search
 from hornbook.plan.search.result import SAME, capacity
 from hornbook.plan.search.space import Layouts
@@ -49,7 +49,7 @@ def search(number: int, *, count: bool) -> dict[str, Any]:
     cluster = parse_cluster(words)
     recipe = settle(resolve(name, settings, {}).recipe, cluster)
     layouts = Layouts(recipe, cluster, [recipe.train.precision])
-    found = Search(vocabulary(recipe), cluster, layouts, traffic_of)
+    found = Search(vocabulary(recipe), cluster, layouts, trainer_of)
     before = time.process_time()
     best = found.fastest(6, capacity(cluster), SAME)
     seconds = time.process_time() - before

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from hornbook.plan.devices.hardware import Cluster, Device
-from hornbook.plan.step import Traffic
+from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
 
 SCORES_STORED = ("2021", "BLOOM", "MT-NLG", "vTrain", "Korthikanti", "OPT", "Bloomberg", "Azure")
@@ -56,21 +56,21 @@ def _network(wires: str, node: int) -> float | None:
     return int(found[1] or 1) * gigabytes / node
 
 
-def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
+def trainer(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Trainer:
     """What crosses its data ranks, and what it computes meanwhile."""
     source, layout, device = point["source"]["what"], point["layout"], cluster.device.name
     sums = 2.0 if "fp16" in point["precision"] and "Korthikanti" not in source else 4.0
     if any(word in source for word in SCORES_STORED):
         return _stored_scores(source, layout, sums)
     if "MPT" in source:  # of the first FSDP: the next block is gathered when the kernels of this one are started
-        return Traffic(2.0, 2.0, attention=FLASH_1.get(device, 1.0), exposed=0.5)
+        return Trainer(2.0, 2.0, attention=FLASH_1.get(device, 1.0), exposed=0.5)
     if "JAX" in layout.get("note", ""):
-        return Traffic(2.0, 2.0, again=KEPT_BY_JAX, attention=1.0)
+        return Trainer(2.0, 2.0, again=KEPT_BY_JAX, attention=1.0)
     if any(word in source for word in NVIDIA):
         beside = layout.get("overlap") is not False
         once = bool(point["model"].get("moe"))
         gathers = "each step" if "Herd" in source else "each microbatch"
-        return Traffic(
+        return Trainer(
             2.0,
             2.0,
             beside_data=beside,
@@ -81,7 +81,7 @@ def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
             expert_calls=EXPERT_CALLS,
             attention=1.0,
         )
-    return Traffic(
+    return Trainer(
         4.0,
         2.0,
         beside_tensor=0.8 if layout.get("async_tp") else 0.0,
@@ -94,13 +94,13 @@ def traffic(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Traffic:
     )
 
 
-def _stored_scores(source: str, layout: dict[str, Any], sums: float) -> Traffic:
+def _stored_scores(source: str, layout: dict[str, Any], sums: float) -> Trainer:
     """ZeRO-3 gathered each parameter from its owner, beside computing; data ranks of Megatron waited for the sum."""
     if layout.get("zero") == 3 or layout.get("fsdp"):
-        return Traffic(2.0, 2.0, stored_scores=True, one_card=True, exposed=0.4, sum_bytes=sums)
+        return Trainer(2.0, 2.0, stored_scores=True, one_card=True, exposed=0.4, sum_bytes=sums)
     waits = any(word in source for word in DEEPSPEED)
     beside = 0.9 if any(word in source for word in ASYNCHRONOUS) else 0.0
-    return Traffic(
+    return Trainer(
         sums,
         2.0,
         beside_data=False,

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.plan.runs import predicted, recipe_of
 from hornbook.data.objectives.spans import span_sizes
 from hornbook.plan.devices.hardware import Cluster, Device
-from hornbook.plan.planner import estimate_layout, traffic_of
+from hornbook.plan.planner import estimate_layout, trainer_of
 from hornbook.plan.share import sides
 from hornbook.plan.step import estimate_step
 from hornbook.settings.recipe import Recipe
@@ -58,10 +58,10 @@ def test_sides_of_span_corruption_are_those_of_its_pairs() -> None:
 
 def test_a_masked_models_head_computes_its_targets_alone(cluster: Cluster) -> None:
     recipe, vocab = recipe_of("encoder fp32"), 4096
-    traffic = traffic_of(recipe)
-    assert traffic.targets == 0.15
-    few = estimate_step(recipe, vocab, cluster, traffic)
-    whole = estimate_step(recipe, vocab, cluster, replace(traffic, targets=1.0))
+    trainer = trainer_of(recipe)
+    assert trainer.targets == 0.15
+    few = estimate_step(recipe, vocab, cluster, trainer)
+    whole = estimate_step(recipe, vocab, cluster, replace(trainer, targets=1.0))
     weights = recipe.model.head.num_matmul_weights(recipe.model, vocab)
     products = 6 * 0.85 * recipe.train.batch_tokens * weights
     assert whole.total - few.total == pytest.approx(products / cluster.device.rate("fp32"), rel=0.02)

@@ -8,14 +8,15 @@ from hornbook.model.config.flops import step_operations
 from hornbook.plan.devices.collectives import Group
 from hornbook.plan.devices.hardware import known_devices, parse_cluster
 from hornbook.plan.devices.rates import calibration, rates_of, shares_of
-from hornbook.plan.step import StepTime, Traffic, estimate_step
+from hornbook.plan.step import StepTime, estimate_step
+from hornbook.plan.trainer import Trainer
 from hornbook.plan.work import CROOKED, START_SECONDS, Multiply, Work, attention_work, filled
 from hornbook.settings.resolve import resolve
 
 
-def step(*words: str, cluster: str = "8xA100", **traffic: Any) -> StepTime:
+def step(*words: str, cluster: str = "8xA100", **trainer: Any) -> StepTime:
     recipe = resolve("llama-1b", ["train.precision=bf16", *words], environ={}).recipe
-    return estimate_step(recipe, 128256, parse_cluster(cluster), Traffic(**traffic))
+    return estimate_step(recipe, 128256, parse_cluster(cluster), Trainer(**trainer))
 
 
 def test_stored_scores_take_longer_than_a_fused_kernel() -> None:
@@ -84,7 +85,7 @@ def test_a_stage_that_waits_for_its_messages_is_slower() -> None:
     slow = parse_cluster("8xA100")
     slow = slow.model_copy(update={"device": slow.device.model_copy(update={"link": 1.0})})
     recipe = resolve("llama-1b", ["train.precision=bf16", *words], environ={}).recipe
-    beside, waiting = (estimate_step(recipe, 128256, slow, Traffic(waits=each)) for each in (False, True))
+    beside, waiting = (estimate_step(recipe, 128256, slow, Trainer(waits=each)) for each in (False, True))
     assert waiting.total > 1.1 * beside.total
     assert waiting.tensor > beside.tensor == 0
 
@@ -94,7 +95,7 @@ def test_a_scattered_stream_reaches_the_next_stage_sooner() -> None:
     recipe = resolve("llama-1b", ["train.precision=bf16", *words], environ={}).recipe
     cluster = parse_cluster("4x8xA100")
     cluster = cluster.model_copy(update={"device": cluster.device.model_copy(update={"network": 1.0})})
-    whole, part = (estimate_step(recipe, 128256, cluster, Traffic(scatters=each)) for each in (False, True))
+    whole, part = (estimate_step(recipe, 128256, cluster, Trainer(scatters=each)) for each in (False, True))
     assert part.bubble < 0.7 * whole.bubble
     assert part.compute == whole.compute
 

@@ -19,7 +19,8 @@ from hornbook.plan.search.best import Found, Search
 from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
 from hornbook.plan.share import sides
-from hornbook.plan.step import Traffic, estimate_step
+from hornbook.plan.step import estimate_step
+from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
 
 SHOWN = 6
@@ -156,10 +157,10 @@ def _train(recipe: Recipe, **changes: object) -> Recipe:
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=changes)})
 
 
-def traffic_of(recipe: Recipe) -> Traffic:
+def trainer_of(recipe: Recipe) -> Trainer:
     """What crosses data ranks in hornbook."""
     parallel, item, objective = recipe.parallel, float(recipe.train.item_bytes), recipe.data.objective
-    return Traffic(
+    return Trainer(
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
@@ -173,7 +174,7 @@ def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     """Memory and time of a recipe whose number of rows is known."""
     cluster = cluster.shared(recipe.parallel.world)
     memory = estimate_memory(recipe, vocab, cluster.device)
-    step = estimate_step(recipe, vocab, cluster, traffic_of(recipe))
+    step = estimate_step(recipe, vocab, cluster, trainer_of(recipe))
     batch, parallel = recipe.train.batch_tokens, recipe.parallel
     decoder, encoder = sides(recipe)
     positions = round(batch * decoder), round(batch * encoder) if recipe.model.kind == "encoder_decoder" else 0
@@ -232,7 +233,7 @@ def _largest(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
 def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: Sequence[str]) -> _Compared:
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
     layouts = Layouts(recipe, cluster, precisions)
-    search = Search(vocab, cluster.shared(cluster.count), layouts, traffic_of)
+    search = Search(vocab, cluster.shared(cluster.count), layouts, trainer_of)
     found = search.fastest(top, capacity(cluster), SAME)
     if found:
         best = min((each for each in found if each.step.total <= SAME * found[0].step.total), key=_simplicity)
@@ -272,7 +273,7 @@ def _smallest(recipe: Recipe, vocab: int, cluster: Cluster, precisions: Sequence
         larger = Cluster(device=cluster.device, count=count, node=node)
         rows = max(recipe.train.batch_tokens // recipe.train.sequence, count)
         grown = _train(recipe, batch_tokens=rows * recipe.train.sequence)
-        if Search(vocab, larger, Layouts(grown, larger, precisions), traffic_of).fits(capacity(larger)):
+        if Search(vocab, larger, Layouts(grown, larger, precisions), trainer_of).fits(capacity(larger)):
             machines = f"{count // node}x{node}" if count > node else str(count)
             return f"{machines}x{cluster.device.name.replace(' ', '-')}"
         count *= 2

@@ -7,7 +7,6 @@ simulator of its own schedule (`schedules`), data ranks by what their messages t
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
 
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
@@ -20,6 +19,7 @@ from hornbook.plan.held import held_values
 from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.schedules import Durations, plan, simulate, stages_of
+from hornbook.plan.trainer import HORNBOOK, Trainer
 from hornbook.plan.work import STEP_OPERATIONS, Work, attention_work, block_work, head_work
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
@@ -28,50 +28,6 @@ UPDATE_BYTES = 28
 """Bytes that AdamW reads and writes for a value: weight, gradient, two moments; three of them are written."""
 UNFUSED = 2.5
 """Bytes between products of torch's single operations over those of compiled ones, by torchtitan's measured pair."""
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What crosses data ranks, and what a trainer computes meanwhile."""
-
-    gradient_bytes: float = 4.0
-    """Of a value's gradient."""
-    weight_bytes: float = 4.0
-    """Of a value that is gathered."""
-    beside_data: bool = True
-    """Messages of data ranks run beside computing."""
-    again: float = 0.0
-    """Share of a block's forward pass that `selective` recomputation repeats, or attention if that is more."""
-    beside_tensor: float = 0.0
-    """Share of tensor ranks' messages that computing hides, forward."""
-    beside_tensor_backward: float = 0.0
-    """The same backward: they need not wait for the gradient of the weights."""
-    exposed: float = 0.1
-    """Share of messages beside computing that shows all the same: both want memory and cores."""
-    gathers: Literal["each microbatch", "each step"] = "each microbatch"
-    """When weights that `everything` shards are gathered and their gradients summed."""
-    one_card: bool = False
-    """Each device has all that it gathers through its own network card: no ring within a machine shares it."""
-    once_per_domain: bool = False
-    """A token goes to each domain once, however many of its experts are there."""
-    scatters: bool = False
-    """Each tensor rank sends its part of the stream to the next stage, which gathers it (Narayanan et al. 2021)."""
-    waits: bool = False
-    """A stage does nothing else while its message to the next is on its way."""
-    sum_bytes: float = 4.0
-    """Of a value's gradient, in which microbatches are summed."""
-    targets: float = 1.0
-    """Share of the model's positions that the head computes."""
-    sides: tuple[float, float] = (1.0, 1.0)
-    """Positions of the model, and of an encoder beside it, over those of a row."""
-    stored_scores: bool = False
-    """Attention is several kernels, with all its scores in memory."""
-    expert_calls: int = 0
-    """Kernels that it starts for each expert, forward: none where one kernel computes all of them."""
-    attention: float | None = None
-    """Rate of its attention's kernel over that of the device's best; None is torch's."""
-    fused: bool = True
-    """What lies between products is compiled or written as few kernels; on a CPU it makes no difference."""
 
 
 class StepTime(Config):
@@ -121,7 +77,7 @@ def estimate_step(
     recipe: Recipe,
     vocab: int,
     cluster: Cluster,
-    traffic: Traffic = Traffic(),
+    trainer: Trainer = HORNBOOK,
     shares: Shares | None = None,
     *,
     waiting: bool = True,
@@ -129,9 +85,9 @@ def estimate_step(
     """Time of a step of a recipe on a cluster. vocab: rows of the embedding; shares: in place of the calibration;
     waiting: simulate the pipeline, else the step is as long as its slowest rank computes."""
     rates = rates_of(cluster.device, recipe.train.precision, shares)
-    kernel = cluster.device.attention if traffic.attention is None else traffic.attention
+    kernel = cluster.device.attention if trainer.attention is None else trainer.attention
     rates = replace(rates, attention=kernel * rates.attention)
-    return _Step(recipe, vocab, cluster, traffic, rates).time(waiting=waiting)
+    return _Step(recipe, vocab, cluster, trainer, rates).time(waiting=waiting)
 
 
 @dataclass(frozen=True)
@@ -139,7 +95,7 @@ class _Step:
     recipe: Recipe
     vocab: int
     cluster: Cluster
-    traffic: Traffic
+    trainer: Trainer
     rates: Rates
 
     # ---- Groups of ranks: the innermost axis has neighbouring numbers (`hornbook.parallel.world.AXES`)
@@ -160,7 +116,7 @@ class _Step:
         found["data"] = self._group(parallel.data_ranks * parallel.context.ranks, inside)
         if parallel.replicas == 1:
             found["shard"] = found["data"]
-        if self.traffic.one_card:
+        if self.trainer.one_card:
             found |= {name: self._alone(found[name]) for name in ("data", "shard") if found[name].across > 1}
         return found
 
@@ -191,7 +147,7 @@ class _Step:
                 key = stack.alike(number)
                 if key not in known:
                     known[key] = self._block(
-                        stack.layer(number), self.traffic.sides[stack is not decoder], crossed=crossed
+                        stack.layer(number), self.trainer.sides[stack is not decoder], crossed=crossed
                     )
                 found.append(known[key])
         return [self._with_recompute(each, number) for number, each in enumerate(found)]
@@ -200,21 +156,21 @@ class _Step:
         parallel, tokens, sequence = self.recipe.parallel, self._positions(side), self.recipe.train.sequence
         sequence = max(round(side * sequence), 1)
         stream = parallel.tensor if parallel.sequence else 1
-        attention = attention_work(layer, tokens, sequence, self._item, stored=self.traffic.stored_scores)
+        attention = attention_work(layer, tokens, sequence, self._item, stored=self.trainer.stored_scores)
         if isinstance(layer.mlp, ExpertsConfig) and parallel.expert > 1:
             held = share_of(layer.mlp.count, parallel.expert)
             layer = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"count": held})})
-        work = block_work(layer, tokens, self._item, stream, attention, self.traffic.expert_calls)
+        work = block_work(layer, tokens, self._item, stream, attention, self.trainer.expert_calls)
         if crossed:
             bare = layer.model_copy(update={"mlp": layer.mlp.model_copy(update={"hidden": 1}), "kind": "encoder"})
-            work += block_work(bare, self._positions(sum(self.traffic.sides) / 2), self._item, stream, attention)
+            work += block_work(bare, self._positions(sum(self.trainer.sides) / 2), self._item, stream, attention)
         once = attention.forward(self.rates, self._item)
-        traffic, times = self.traffic, 1.5 if crossed else 1.0
+        trainer, times = self.trainer, 1.5 if crossed else 1.0
         sent, answered = (
             times * self._sent(layer, once, hidden)
-            for hidden in (traffic.beside_tensor, traffic.beside_tensor_backward)
+            for hidden in (trainer.beside_tensor, trainer.beside_tensor_backward)
         )
-        if not self.traffic.fused and not self.cluster.device.is_cpu:
+        if not self.trainer.fused and not self.cluster.device.is_cpu:
             work = replace(work, moved=UNFUSED * work.moved)
         return _Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
 
@@ -223,7 +179,7 @@ class _Step:
         return max(round(side * self._tokens), 1)
 
     def _backward(self, work: Work) -> float:
-        return work.backward(self.rates, self._item, self.traffic.sum_bytes)
+        return work.backward(self.rates, self._item, self.trainer.sum_bytes)
 
     def _sent(self, layer: ModelConfig, attention: float, hidden: float) -> float:
         """Seconds of messages of tensor, context and expert ranks in a block that nothing hides, one way."""
@@ -234,7 +190,7 @@ class _Step:
         context = self._shown(groups["context"].gather(keys), attention)
         if isinstance(layer.mlp, ExpertsConfig):
             rows = stream / (parallel.tensor if parallel.sequence else 1)
-            once = self.traffic.once_per_domain
+            once = self.trainer.once_per_domain
             return tensor + context + 2 * groups["expert"].exchange(rows, layer.mlp.active, once=once)
         return tensor + context
 
@@ -245,13 +201,13 @@ class _Step:
             again = each.forward + each.sent if number % recompute.every == 0 else 0.0
         else:
             selective = isinstance(recompute, SelectiveRecompute)
-            again = max(each.again, self.traffic.again * each.forward) if selective else 0.0
+            again = max(each.again, self.trainer.again * each.forward) if selective else 0.0
         return replace(each, again=again)
 
     @cached_property
     def _head(self) -> _Passes:
         model, vocab = self.recipe.model, share_of(self.vocab, self.recipe.parallel.tensor)
-        tokens = self._positions(self.traffic.targets * self.traffic.sides[0])
+        tokens = self._positions(self.trainer.targets * self.trainer.sides[0])
         work = head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
         return _Passes(work.forward(self.rates, self._item), self._backward(work), 0.0, sent, sent)
@@ -296,7 +252,7 @@ class _Step:
         if parallel.pipeline.stages == 1:
             return [sum(blocks, self._head)]
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
-        message = self._message if self.traffic.waits else 0.0
+        message = self._message if self.trainer.waits else 0.0
         waiting = _Passes(sent=message, answered=message)
         found = [sum(blocks[first:end], waiting) for first, end in pairwise(bounds)]
         found[-1] += self._head
@@ -306,7 +262,7 @@ class _Step:
     def _message(self) -> float:
         """Seconds from a stage to the next."""
         stream = self._item * self._tokens * self.recipe.model.width
-        stream /= self.recipe.parallel.tensor if self.recipe.parallel.sequence or self.traffic.scatters else 1
+        stream /= self.recipe.parallel.tensor if self.recipe.parallel.sequence or self.trainer.scatters else 1
         return self._groups["pipeline"].send(stream)
 
     def _span(self, stages: list[_Passes], slowest: float) -> float:
@@ -329,11 +285,11 @@ class _Step:
 
     def _data_seconds(self, slowest: _Passes) -> float:
         """Seconds of messages over data ranks that show."""
-        parallel, traffic, groups = self.recipe.parallel, self.traffic, self._groups
+        parallel, trainer, groups = self.recipe.parallel, self.trainer, self._groups
         if parallel.data_ranks * parallel.context.ranks == 1:
             return 0.0
         held, over = max(self._held), groups["data"]
-        gradients, weights = traffic.gradient_bytes * held, traffic.weight_bytes * held
+        gradients, weights = trainer.gradient_bytes * held, trainer.weight_bytes * held
         if parallel.shard == "none":
             return self._shown(over.all_reduce(gradients), slowest.backward + slowest.again)
         within = groups["shard"]
@@ -343,16 +299,16 @@ class _Step:
             gathers = 2 if parallel.reshard else 1
             laps = (gathers + 1) * len(self._blocks) / parallel.pipeline.stages * within.lap  # each block on its own
             each = gathers * within.gather(weights) + within.gather(gradients) + laps
-            times = self._microbatches if traffic.gathers == "each microbatch" else 1
+            times = self._microbatches if trainer.gathers == "each microbatch" else 1
             return shown + times * self._shown(each, slowest.total)
         times = self._microbatches if parallel.shard == "gradients" else 1  # their shards alone stay in between
         shown += times * self._shown(within.gather(gradients), slowest.backward + slowest.again)
         return shown + self._shown(within.gather(weights), slowest.forward)
 
     def _shown(self, messages: float, beside: float) -> float:
-        if not self.traffic.beside_data:
+        if not self.trainer.beside_data:
             return messages
-        return max(messages - beside, 0.0) + self.traffic.exposed * min(messages, beside)
+        return max(messages - beside, 0.0) + self.trainer.exposed * min(messages, beside)
 
     def _update_seconds(self) -> float:
         parallel = self.recipe.parallel

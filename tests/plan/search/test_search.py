@@ -4,7 +4,7 @@ import pytest
 
 from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.memory import estimate_memory
-from hornbook.plan.planner import plan_run, settle, traffic_of, vocabulary
+from hornbook.plan.planner import plan_run, settle, trainer_of, vocabulary
 from hornbook.plan.search.best import Search
 from hornbook.plan.search.result import capacity
 from hornbook.plan.search.space import Block, Layouts, Spread, divisors, problems
@@ -18,7 +18,7 @@ def layouts_of(name: str, cluster: str, *words: str) -> tuple[Layouts, Search, f
     found = parse_cluster(cluster)
     recipe = settle(resolve(name, words, environ={}).recipe, found)
     layouts = Layouts(recipe, found, ["bf16"])
-    return layouts, Search(vocabulary(recipe), found, layouts, traffic_of), capacity(found)
+    return layouts, Search(vocabulary(recipe), found, layouts, trainer_of), capacity(found)
 
 
 def every_layout(layouts: Layouts) -> list[tuple[Block, Spread]]:
@@ -45,7 +45,7 @@ def test_the_search_finds_what_estimating_every_layout_finds(name: str, cluster:
         assert recipe.parallel.world == devices.count
         if max(each.peak.total for each in estimate_memory(recipe, vocab, devices.device)) <= room:
             key = block._replace(micro=0, recompute=""), spread
-            step = estimate_step(recipe, vocab, devices, traffic_of(recipe)).total
+            step = estimate_step(recipe, vocab, devices, trainer_of(recipe)).total
             times[key] = min(step, times.get(key, step))
     found = search.fastest(5, room)
     assert [each.step.total for each in found] == pytest.approx(sorted(times.values())[:5])

@@ -82,10 +82,10 @@ class FullAttentionConfig(LayerPart):
 
     def _saved_eagerly(self, model: Model, rows: Rows, queries: int, keys: int) -> int:
         """What is kept besides where rotation and norms are torch's operations."""
-        turned = self.rotary_dims(model) and model.position.kind == "rope"
-        kept = rows.values(queries) * rows.traced if turned else 0
-        if turned and rows.tokens >= FEW_ROWS:
-            kept += rows.values(queries + keys)  # values lie beside what was turned
+        rotated = self.rotary_dims(model) and model.position.kind == "rope"
+        kept = rows.values(queries) * rows.traced if rotated else 0
+        if rotated and rows.tokens >= FEW_ROWS:
+            kept += rows.values(queries + keys)  # values lie beside what was rotated
         if self.qk_norm == "head" and rows.itemsize == 2:
             wider = 2 * rows.traced if rows.rebuilding else 2 + 4 * rows.traced
             kept += wider * rows.tokens * (queries + keys)

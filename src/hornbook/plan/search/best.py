@@ -14,7 +14,8 @@ from typing import NamedTuple
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.memory import PhaseMemory, estimate_memory
 from hornbook.plan.search.space import Block, Layouts, Spread
-from hornbook.plan.step import StepTime, Traffic, estimate_step
+from hornbook.plan.step import StepTime, estimate_step
+from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
 
 FILL = {"1f1b": 1.0, "interleaved": 1.0, "zb-h1": 0.3, "zbv": 0.15, "dualpipev": 0.3}
@@ -56,13 +57,13 @@ class _Open(NamedTuple):
 
 
 class Search:
-    """Layouts of one recipe on one cluster. `traffic`: what crosses data ranks, by recipe."""
+    """Layouts of one recipe on one cluster. `trainer`: what crosses data ranks, by recipe."""
 
-    def __init__(self, vocab: int, cluster: Cluster, layouts: Layouts, traffic: Callable[[Recipe], Traffic]) -> None:
+    def __init__(self, vocab: int, cluster: Cluster, layouts: Layouts, trainer: Callable[[Recipe], Trainer]) -> None:
         self.layouts = layouts
         self._vocab = vocab
         self._cluster = cluster
-        self._traffic = traffic
+        self._trainer = trainer
         self.num_estimates = 0
         """Layouts of which time was estimated beyond a bound."""
         self.missed: Found | None = None
@@ -175,7 +176,7 @@ class Search:
 
     def _microbatch_seconds(self, block: Block) -> float:
         recipe = self._microbatch(block)
-        step = estimate_step(recipe, self._vocab, self._cluster, self._traffic(recipe))
+        step = estimate_step(recipe, self._vocab, self._cluster, self._trainer(recipe))
         return step.compute + step.recompute + step.tensor
 
     def _whole_memory(self, block: Block) -> PhaseMemory:
@@ -191,7 +192,7 @@ class Search:
     def _estimate_step(self, block: Block, spread: Spread, *, waiting: bool = True) -> StepTime:
         self.num_estimates += waiting
         recipe = self.layouts.recipe(block, spread)
-        return estimate_step(recipe, self._vocab, self._cluster, self._traffic(recipe), waiting=waiting)
+        return estimate_step(recipe, self._vocab, self._cluster, self._trainer(recipe), waiting=waiting)
 
     def _found(self, block: Block, spread: Spread) -> Found:
         return Found(block, spread, self._memory(block, spread), self._step(block, spread))
