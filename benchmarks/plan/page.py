@@ -107,4 +107,23 @@ def _explained(found: dict[str, Any]) -> str:
     return " and ".join(f"{found['drops'][f'11.3B, full sharding, {rows} rows']:.1%}" for rows in (8, 16))
 
 
-SECTIONS = (plan_time, plan_points, plan_runs, plan_search, plan_fsdp)
+def plan_laws(found: dict[str, Any]) -> list[str]:
+    """Fits of scaling laws on ladders that a law made."""
+    rows = [
+        (*(f"{each[name]:.1%}" for name in ("noise", "approach_3", "approach_2")), _share(each["coverage"]))
+        for each in found["noise"]
+    ]
+    return section(
+        "Fits of scaling laws",
+        f"`python -m benchmarks.plan.laws`: {found['ladders']} ladders of 25 runs made by a law, with noise on the loss.",
+        "Error: of the best size at 100 times the compute of the largest run (median); held: ladders whose 90 % interval",
+        "has the true one.",
+        *rows_of(["noise", "approach 3", "approach 2", "held"], rows),
+    )
+
+
+def _share(coverage: dict[str, float]) -> str:
+    return f"{coverage['best size']:.0%}" if coverage else ""
+
+
+SECTIONS = (plan_time, plan_points, plan_runs, plan_search, plan_laws, plan_fsdp)

@@ -23,7 +23,7 @@ from benchmarks.plan.published import Published, published
 from benchmarks.plan.trainer_time import anchored_only
 from benchmarks.report import table, write
 from hornbook.model.config.flops import step_operations
-from hornbook.plan import rates
+from hornbook.plan.devices import rates
 from hornbook.plan.devices.rates import shares_of
 
 HEADER = """# What a device reaches of its data sheet (`hardware.toml`): six shares for each kind, fitted by
