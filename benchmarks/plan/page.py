@@ -115,9 +115,9 @@ def plan_laws(found: dict[str, Any]) -> list[str]:
     ]
     return section(
         "Fits of scaling laws",
-        f"`python -m benchmarks.plan.laws`: {found['ladders']} ladders of 25 runs made by a law, with noise on the loss.",
-        "Error: of the best size at 100 times the compute of the largest run (median); held: ladders whose 90 % interval",
-        "has the true one.",
+        f"`python -m benchmarks.plan.laws`: {found['ladders']} ladders of 25 runs by a law, with noise on the loss.",
+        "Error: of the best size at 100 times the compute of the largest run (median); held: ladders whose interval",
+        "of 90 % has the true one.",
         *rows_of(["noise", "approach 3", "approach 2", "held"], rows),
     )
 
