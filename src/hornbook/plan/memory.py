@@ -278,7 +278,7 @@ class _Estimate:
             runtime=self.holding.runtime(recipe),
         )
         phases = self._phases(own, kept, common.gradients, (forward, backward))
-        if self.device.is_cpu:  # memory of gradients that are not there stays with the process
+        if self.device.is_cpu and not self.traced:  # memory of gradients that are not there stays with the process
             for more in phases.values():
                 more["runtime"] = common.runtime + common.gradients - more["gradients"]
         found = {name: common.model_copy(update=more) for name, more in phases.items()}

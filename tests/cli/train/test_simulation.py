@@ -37,16 +37,14 @@ def test_what_is_planned_is_what_a_step_on_fake_tensors_holds(family: str, recom
     for name in ("weights", "gradients", "activations"):
         assert found[name][0] == found[name][1], name
     assert found["optimizer"][0] == pytest.approx(found["optimizer"][1], rel=0.01)
-    least = 0.13 if recompute == "block" else 0.06  # what backward of one block makes is an estimate
-    if (family, recompute) != ("experts", "block"):
-        assert found["peak"][0] == pytest.approx(found["peak"][1], rel=least)
+    assert found["peak"][0] == pytest.approx(found["peak"][1], rel=0.05)
 
 
 @pytest.mark.parametrize("shard", ["none", "optimizer", "gradients", "everything"])
 def test_the_peak_of_data_ranks_is_planned_within_a_few_percent(shard: str) -> None:
     found = traced("parallel.data=4", f"parallel.shard={shard}", "train.batch_tokens=8192", "train.precision=bf16")
     assert found["weights"][0] == pytest.approx(found["weights"][1], rel=0.02)
-    assert found["peak"][0] == pytest.approx(found["peak"][1], rel=0.06)
+    assert found["peak"][0] == pytest.approx(found["peak"][1], rel=0.05)
 
 
 def test_the_stage_that_holds_most_is_traced() -> None:
