@@ -18,7 +18,7 @@ from hornbook.plan.devices.rates import Rates, Shares, rates_of
 from hornbook.plan.held import held_values
 from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
-from hornbook.plan.stages.schedules import Durations, plan, simulate, stages_of
+from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
 from hornbook.plan.trainer import HORNBOOK, Trainer
 from hornbook.plan.work import STEP_OPERATIONS, Work, attention_work, block_work, head_work
 from hornbook.settings.fields import Config
@@ -278,8 +278,8 @@ class _Step:
             for each in stages
         ]
         layout = pipeline.schedule, pipeline.stages, pipeline.chunks_per_rank
-
-        few = min(count, pipeline.stages + count % pipeline.stages)
+        filling = pipeline.stages * (2 if pipeline.schedule in V_SHAPED else 1)
+        few = min(count, filling + count % pipeline.stages)
         timed = simulate(plan(*layout, few), times)
         return max(passes[-1].end for passes in timed) + (count - few) * slowest
 
