@@ -16,6 +16,7 @@ from hornbook.plan.devices.hardware import known_devices, parse_cluster, this_cp
 from hornbook.plan.devices.rates import rates_of
 from hornbook.plan.planner import plan_run
 from hornbook.plan.search.result import SAME, Plan
+from hornbook.plan.stages.schedules import Schedule, bubble, plan, simulate
 from hornbook.plan.step import estimate_step
 from hornbook.plan.work import attention_work, block_work
 from hornbook.settings.recipe_files import shipped_recipes
@@ -37,6 +38,11 @@ from hornbook.settings.resolve import resolve
 def test_clusters_are_read(text: str, count: int, node: int, name: str) -> None:
     found = parse_cluster(text)
     assert (found.count, found.node, found.device.name) == (count, node, name)
+
+
+@pytest.mark.parametrize(("text", "domain"), [("64x4xH100", 4), ("64x8xH100", 8), ("18x4xGB200", 72), ("8xL40S", 1)])
+def test_a_fast_link_ends_at_the_machine_unless_it_joins_a_rack(text: str, domain: int) -> None:
+    assert parse_cluster(text).domain == domain
 
 
 @pytest.mark.parametrize("text", ["0xH100", "8x0xH100", "-8xH100", "8xH900", "8", "x8", ""])
@@ -180,6 +186,17 @@ def test_a_pipeline_waits_as_its_formula_says() -> None:
     found = estimate_step(recipe, 64, parse_cluster("4xH100"))
     microbatches = 1048576 // 512 // 16
     assert found.bubble == pytest.approx(3 / microbatches * (found.compute + found.tensor), rel=0.15)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zbv", "dualpipev"])
+def test_a_long_step_waits_as_a_simulation_of_all_its_microbatches_does(schedule: Schedule) -> None:
+    """Passes of a microbatch: forward a third, the two parts of backward as much each, near enough for the bubble."""
+    words = ["model.layers=16", "model.width=2048", "model.vocab=64", "train.sequence=512", "train.micro_batch=16"]
+    words += [f"parallel.pipeline={{stages = 4, schedule = '{schedule}'}}", "train.batch_tokens=131072"]
+    recipe, count = resolve("tiny", [*words, "model.position.length=512", "train.precision=bf16"], {}).recipe, 16
+    found = estimate_step(recipe, 64, parse_cluster("4xH100"))
+    timed = simulate(plan(schedule, 4, recipe.parallel.pipeline.chunks_per_rank, count))
+    assert found.bubble / (found.compute + found.tensor) == pytest.approx(bubble(timed), rel=0.25)
 
 
 UNKNOWN = {"tiny-deltanet": "DeltaAttentionConfig", "tiny-classify": "ClassificationHead"}

@@ -56,6 +56,12 @@ def test_the_first_point_is_the_plan_of_that_cluster(simulated: Scaling) -> None
     assert point.days == pytest.approx(10e9 / plan.best.tokens_per_second / 86400 / plan.upkeep.goodput)
 
 
+@pytest.mark.parametrize(("cluster", "node"), [("2x4xH100", 4), ("4xH100", 8), ("8xH100", 8)])
+def test_machines_are_those_that_were_named(cluster: str, node: int) -> None:
+    recipe = resolve("tiny", ["train.batch_tokens=65536"], environ={}).recipe
+    assert simulate_scaling(recipe, parse_cluster(cluster), (8,)).cluster.node == node
+
+
 def test_failures_grow_with_the_devices_and_a_batch_of_few_rows_ends_the_curve(simulated: Scaling) -> None:
     strong, weak = simulated.curves
     first, second, third = weak.points

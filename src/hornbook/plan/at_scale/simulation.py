@@ -92,7 +92,8 @@ def simulate_scaling(recipe: Recipe, cluster: Cluster, counts: Iterable[int]) ->
 
 
 def _of(cluster: Cluster, count: int) -> Cluster:
-    node = min(max(cluster.node, cluster.device.node), count)
+    machine = cluster.node if cluster.count > cluster.node else max(cluster.node, cluster.device.node)
+    node = min(machine, count)
     return cluster.model_copy(update={"count": count, "node": node, "machine": ""})
 
 

@@ -108,8 +108,9 @@ class Cluster(Config):
 
     @property
     def domain(self) -> int:
-        """Devices that the fast link joins."""
-        return max(self.device.domain, min(self.node, self.device.domain))
+        """Devices that the fast link joins: of racks as many as there are (NVL72), else those of a machine at most."""
+        device = self.device
+        return device.domain if device.domain > device.node else min(self.node, device.domain)
 
     def __str__(self) -> str:
         if self.device.is_cpu:
