@@ -89,9 +89,15 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared
         estimates=compared.estimates,
         price=hour,
         price_source=source,
-        upkeep=_upkeep(recipe, vocab, cluster, compared.layouts[0]),
     )
-    return plan.model_copy(update={"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))})
+    return described(plan, recipe)
+
+
+def described(plan: Plan, recipe: Recipe) -> Plan:
+    """The plan with what follows from the times of its layouts: upkeep, reasons, warnings."""
+    upkeep = _upkeep(recipe, plan.vocab, plan.cluster, plan.best)
+    words = {"reasons": list(reasons(plan)), "warnings": list(warnings(recipe, plan))}
+    return plan.model_copy(update={"upkeep": upkeep} | words)
 
 
 def price_of(cluster: Cluster, price: float | None = None) -> tuple[float | None, str]:

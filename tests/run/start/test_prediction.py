@@ -65,6 +65,13 @@ def test_a_run_says_how_far_its_plan_was_from_it_and_later_plans_follow(
     other, bare = plan_own(wider, plan["vocab"], cluster), own.time_factor
     assert anchored(other, wider, cluster).best.step.total == pytest.approx(bare * other.best.step.total)
     assert anchored(other, wider, cluster).anchor.startswith(f"times are {bare:.2f} x")
+    cold = other.model_copy(update={"missed": other.best})
+    slow = anchored(cold, wider, cluster)
+    assert slow.missed == slow.best
+    assert cold.upkeep is not None
+    assert slow.upkeep is not None
+    assert slow.upkeep.loader_rate == pytest.approx(cold.upkeep.loader_rate / bare)
+    assert slow.reasons != cold.reasons
     gpu = parse_cluster("H100")
     assert anchored(plan_own(recipe, plan["vocab"], gpu), recipe, gpu).anchor == ""
 

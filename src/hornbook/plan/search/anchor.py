@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from hornbook.errors import UsageError
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.measured import FORMAT, STEP_PARTS, read_runs, step_name
-from hornbook.plan.planner import estimate_layout, settle
+from hornbook.plan.planner import described, estimate_layout, settle
 from hornbook.plan.search.result import Plan
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
@@ -59,7 +59,9 @@ def anchored(plan: Plan, recipe: Recipe, cluster: Cluster) -> Plan:
     of = "the last run of this recipe" if own else f"{len(ratios)} runs" if len(ratios) > 1 else "a run"
     text = f"times are {factor:.2f} x those of data sheet and bench, as {of} on this machine measured"
     layouts = [each.slowed(factor) for each in plan.layouts]
-    return plan.model_copy(update={"layouts": layouts, "time_factor": factor, "anchor": text})
+    missed = plan.missed and plan.missed.slowed(factor)
+    slowed = plan.model_copy(update={"layouts": layouts, "missed": missed, "time_factor": factor, "anchor": text})
+    return described(slowed, recipe)
 
 
 def step_recipe(recipe: Recipe) -> Recipe:
