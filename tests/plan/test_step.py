@@ -8,6 +8,7 @@ from hornbook.model.config.flops import step_operations
 from hornbook.plan.devices.collectives import Group
 from hornbook.plan.devices.hardware import known_devices, parse_cluster
 from hornbook.plan.devices.rates import calibration, rates_of, shares_of
+from hornbook.plan.planner import trainer_of
 from hornbook.plan.step import StepTime, estimate_step
 from hornbook.plan.trainer import Trainer
 from hornbook.plan.work import CROOKED, START_SECONDS, Multiply, Work, attention_work, filled
@@ -43,6 +44,22 @@ def test_backward_adds_to_the_gradient_in_its_own_precision() -> None:
     assert few.backward(rates, 2, 4.0) - few.backward(rates, 2, 2.0) == pytest.approx(4 * 4096**2 / rates.bandwidth)
     many = Multiply(2**16, 4096, 4096)
     assert many.backward(rates, 2, 4.0) == many.backward(rates, 2, 2.0)
+
+
+@pytest.mark.parametrize("cluster", ["H100", "8xH100"])
+def test_frozen_weights_have_no_gradients_to_compute_and_to_send(cluster: str) -> None:
+    """Backward of an adapter's base has one product for each of forward, not two; the adapter adds to both."""
+    words = [f"parallel.data={cluster.removesuffix('xH100') if 'x' in cluster else 1}", "train.micro_batch=4"]
+    recipe = resolve("llama-1b", ["train.precision=bf16", *words], environ={}).recipe
+    frozen = [["train.precision=bf16", f'surgery=["{kind}"]', *words] for kind in ("prompt", "lora")]
+    tuned = [resolve("llama-1b", each, environ={}).recipe for each in frozen]
+    found = [estimate_step(each, 128256, parse_cluster(cluster), trainer_of(each)) for each in (recipe, *tuned)]
+    whole, prompt, lora = found
+    assert 0.66 * whole.compute < prompt.compute < 0.85 * whole.compute
+    assert prompt.compute < lora.compute < 1.4 * prompt.compute
+    assert max(prompt.update, lora.update) < 0.05 * whole.update
+    assert max(prompt.data, lora.data) <= 0.05 * whole.data
+    assert lora.recompute > prompt.recompute == pytest.approx(whole.recompute, rel=0.001)
 
 
 def test_casts_cost_where_products_are_narrow() -> None:

@@ -159,17 +159,22 @@ class Adapted:
     """Bytes of the codes."""
     inner: int
     """Values of a token that are kept of what low-rank updates compute, of all layers."""
+    updated: int
+    """Layers with a low-rank update."""
+    around: int
+    """Inputs and outputs of a token in these layers."""
 
 
 def adapted(model: ModelConfig, steps: Sequence[Any]) -> Adapted:
     """The model after these steps. Raises UsageError for steps and parts whose layers are not known here."""
-    trained = coded = code_bytes = inner = 0
+    trained = coded = code_bytes = inner = updated = around = 0
     for step in steps:
         match step:
             case Lora():
                 chosen = _chosen(model, step.targets)
                 lengths = sum(each.outputs for each in chosen) if isinstance(step, Dora) else 0
-                trained = step.rank * sum(each.inputs + each.outputs for each in chosen) + lengths
+                updated, around = len(chosen), sum(each.inputs + each.outputs for each in chosen)
+                trained = step.rank * around + lengths
                 inner = step.rank * len(chosen) + 2 * lengths  # a row's length scales the product and its update
             case PromptConfig():
                 trained = step.length * model.width
@@ -179,7 +184,7 @@ def adapted(model: ModelConfig, steps: Sequence[Any]) -> Adapted:
                 code_bytes = sum(_code_bytes(each, step.block) for each in chosen)
             case _:
                 raise UsageError(f"the planner does not know what {step.kind} (surgery) leaves to train")
-    return Adapted(trained, coded, code_bytes, inner)
+    return Adapted(trained, coded, code_bytes, inner, updated, around)
 
 
 def _code_bytes(matrix: Matrix, block: int) -> int:

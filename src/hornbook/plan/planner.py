@@ -170,6 +170,7 @@ def trainer_of(recipe: Recipe) -> Trainer:
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        sum_bytes=None if recipe.surgery else 4.0,
         targets=objective.rate if isinstance(objective, Masked) else 1.0,
         sides=sides(recipe),
         fused=recipe.train.compile,

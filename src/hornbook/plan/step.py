@@ -15,12 +15,12 @@ from hornbook.parallel.config import BlockRecompute, SelectiveRecompute
 from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.rates import Rates, Shares, rates_of
-from hornbook.plan.held import held_values
+from hornbook.plan.held import adapted, held_values
 from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
 from hornbook.plan.trainer import HORNBOOK, Trainer
-from hornbook.plan.work import STEP_OPERATIONS, Work, attention_work, block_work, head_work
+from hornbook.plan.work import STEP_OPERATIONS, Work, adapter_work, attention_work, block_work, head_work
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -172,6 +172,8 @@ class _Step:
         )
         if not self.trainer.fused and not self.cluster.device.is_cpu:
             work = replace(work, moved=UNFUSED * work.moved)
+        if self.recipe.surgery:
+            work += adapter_work(adapted(self.recipe.model, self.recipe.surgery), layer.layers, tokens, self._item)
         return _Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
 
     def _positions(self, side: float) -> int:
@@ -222,6 +224,12 @@ class _Step:
     def _held(self) -> list[int]:
         recipe = self.recipe
         return held_values(recipe.model, self.vocab, recipe.parallel, recipe.train.sequence)
+
+    @cached_property
+    def _trained(self) -> int:
+        """Values of a rank that have gradients, before data ranks share them: all, or those of adapters."""
+        surgery, stages = self.recipe.surgery, self.recipe.parallel.pipeline.stages
+        return adapted(self.recipe.model, surgery).trained // stages if surgery else max(self._held)
 
     def time(self, *, waiting: bool) -> StepTime:
         stages, pipeline = self._stages(), self.recipe.parallel.pipeline
@@ -288,8 +296,8 @@ class _Step:
         parallel, trainer, groups = self.recipe.parallel, self.trainer, self._groups
         if parallel.data_ranks * parallel.context.ranks == 1:
             return 0.0
-        held, over = max(self._held), groups["data"]
-        gradients, weights = trainer.gradient_bytes * held, trainer.weight_bytes * held
+        over = groups["data"]
+        gradients, weights = trainer.gradient_bytes * self._trained, trainer.weight_bytes * max(self._held)
         if parallel.shard == "none":
             return self._shown(over.all_reduce(gradients), slowest.backward + slowest.again)
         within = groups["shard"]
@@ -314,4 +322,4 @@ class _Step:
         parallel = self.recipe.parallel
         shared = parallel.data // parallel.replicas if parallel.shard != "none" else 1
         started = STEP_OPERATIONS / self.rates.core if self.rates.core else 0.0
-        return started + UPDATE_BYTES * max(self._held) / shared / self.rates.bandwidth
+        return started + UPDATE_BYTES * self._trained / shared / self.rates.bandwidth

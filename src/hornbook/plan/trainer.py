@@ -32,8 +32,8 @@ class Trainer:
     """Each tensor rank sends its part of the stream to the next stage, which gathers it (Narayanan et al. 2021)."""
     waits: bool = False
     """A stage does nothing else while its message to the next is on its way."""
-    sum_bytes: float = 4.0
-    """Of a value's gradient, in which microbatches are summed."""
+    sum_bytes: float | None = 4.0
+    """Of a value's gradient, in which microbatches are summed; None where weights are frozen beside adapters."""
     targets: float = 1.0
     """Share of the model's positions that the head computes."""
     sides: tuple[float, float] = (1.0, 1.0)

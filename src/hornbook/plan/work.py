@@ -4,7 +4,7 @@ Times follow the roofline kernel by kernel: a product takes its operations or it
 between products adds its bytes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
 
@@ -13,6 +13,7 @@ from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Product, method
 from hornbook.plan.devices.rates import Rates
+from hornbook.plan.held import Adapted
 
 ITEM = 2
 """Bytes of a value of an activation; fp32 has twice as many."""
@@ -30,6 +31,8 @@ DEPTH = 192
 """Values along the inner side in whose time a tile is begun and written."""
 CALLS = 20
 """Kernels that a block's forward pass starts."""
+ADAPTER_CALLS = 4
+"""The same of a low-rank update: two products, a scale, a sum."""
 HEAD_CALLS = 5
 """The same of the head and the loss."""
 CAST_BYTES = 3
@@ -85,8 +88,11 @@ class Multiply:
         moved = item * (self.count * self.rows * (self.inner + self.columns) + self.weights)
         return max(self._busy(rates, self.rows, self.columns, self.inner), moved / rates.bandwidth)
 
-    def backward(self, rates: Rates, item: int, gradient: float) -> float:
-        """Seconds, of both products; the weights' gradient is added to what microbatches before have summed."""
+    def backward(self, rates: Rates, item: int, gradient: float | None) -> float:
+        """Seconds, of both products; the weights' gradient is added to what microbatches before have summed. None:
+        weights are frozen, and have none."""
+        if gradient is None:
+            return replace(self, inner=self.columns, columns=self.inner).forward(rates, item)
         moved = 2 * item * self.count * self.rows * (self.inner + self.columns)
         moved += self.weights * (item + 2 * gradient)
         busy = self._busy(rates, self.rows, self.inner, self.columns)
@@ -144,9 +150,13 @@ class Work:
         products = sum(each.forward(rates, item) for each in self.multiplies)
         return self._seconds(rates, 1.0, 1.0, products)
 
-    def backward(self, rates: Rates, item: int = ITEM, gradient: float = 4.0) -> float:
-        """Seconds, without what is computed again. gradient: bytes of a value that microbatches are summed in."""
+    def backward(self, rates: Rates, item: int = ITEM, gradient: float | None = 4.0) -> float:
+        """Seconds, without what is computed again. gradient: bytes of a value that microbatches are summed in, None
+        where weights are frozen."""
         if rates.core:
+            if gradient is None:
+                spared = sum(each.flops for each in self.multiplies) / rates.products
+                return self._on_cpu(rates, 2.0, FLASH_BACKWARD) - spared
             passed = WEIGHT_BYTES * sum(each.weights for each in self.multiplies)
             return self._on_cpu(rates, 2.0, FLASH_BACKWARD) + passed / rates.bandwidth
         products = sum(each.backward(rates, item, gradient) for each in self.multiplies)
@@ -181,6 +191,13 @@ def block_work(
         for matrix in method(part, "products")(layer):
             work += Work((multiply(matrix, tokens),))
     return work
+
+
+def adapter_work(adapters: Adapted, blocks: int, tokens: int, item: int) -> Work:
+    """Of the low-rank updates of one of `blocks` blocks: two products with what is trained; an input is read, a result
+    written, scaled and added."""
+    operations, moved = 2.0 * tokens * adapters.trained, 2.0 * item * tokens * adapters.around
+    return Work(plain=operations / blocks, moved=moved / blocks, calls=ADAPTER_CALLS * adapters.updated / blocks)
 
 
 def attention_work(layer: ModelConfig, tokens: int, sequence: int, item: int, *, stored: bool = False) -> Work:
