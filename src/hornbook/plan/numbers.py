@@ -12,6 +12,6 @@ def duration(seconds: float) -> str:
 def short(number: float) -> str:
     """A number in three digits: `1.46 B`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
+        if number >= 0.9995 * size:  # three digits of less than that are 1,000 of the unit below
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f}"
