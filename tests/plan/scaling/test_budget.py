@@ -198,6 +198,23 @@ def test_a_model_to_serve_much() -> None:
     assert ask(["1e19"]).served is None
 
 
+def test_a_model_of_other_heads_is_planned_on_its_own() -> None:
+    devices, seen = parse_cluster("H100"), list[int]()
+
+    def planner(recipe: Recipe, *, remedy: bool) -> Plan:
+        seen.append(recipe.model.heads)
+        return plan_run(recipe, devices, remedy=remedy)
+
+    laws = [law for law in published_laws() if law.name == "besiroglu"]
+    question = Question(budget=parse_budgets(["1e19"]), cluster=devices)
+    (choice,) = plan_budget(question, base(), planner, laws, fixed=False).choices
+    model = {"layers": choice.layers, "width": choice.width, "heads": 2 * choice.heads}
+    own = base().model_copy(update={"model": base().model.model_copy(update=model)})
+    seen.clear()
+    plan_budget(question, own, planner, laws, fixed=True)
+    assert sorted(seen) == [choice.heads, 2 * choice.heads]
+
+
 # ---- The command
 
 

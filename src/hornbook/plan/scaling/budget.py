@@ -96,6 +96,7 @@ class Choice(Config):
     """Those without embeddings."""
     layers: int
     width: int
+    heads: int
     tokens: float
     loss: float | None
     """By this law; nats per token of its own text."""
@@ -170,8 +171,8 @@ class _Search:
         """By published rules."""
         self.vocab = vocabulary(recipe)
         self.seconds, self.notes = seconds_of(question.budget, question.cluster, question.price)
-        self._plans: dict[tuple[int, int, int], Plan] = {}
-        self._recipes: dict[tuple[int, int, int], Recipe] = {}
+        self._plans: dict[tuple[int, int, int, int], Plan] = {}
+        self._recipes: dict[tuple[int, int, int, int], Recipe] = {}
         self._spent: float | None = None
 
     def choice(self, law: Law, recipe: Recipe | None = None) -> Choice:
@@ -201,7 +202,7 @@ class _Search:
             bare = count_as(model.model, self.vocab, "without embeddings")
             batch = good_batch(bare, tokens, train.sequence, self.question.cluster.count)
             train = train.model_copy(update={"batch_tokens": batch, "micro_batch": "auto"})
-        key = (model.model.layers, model.model.width, train.batch_tokens)
+        key = (model.model.layers, model.model.width, model.model.heads, train.batch_tokens)
         if key not in self._plans:
             self._recipes[key] = model.model_copy(update={"train": train})
             self._plans[key] = self.planner(self._recipes[key], remedy=False)
@@ -209,12 +210,12 @@ class _Search:
 
     def fits_on(self, choice: Choice) -> str:
         """Where a choice that does not fit would; "" where it fits."""
-        recipe = self._recipes[choice.layers, choice.width, choice.batch_tokens]
+        recipe = self._recipes[choice.layers, choice.width, choice.heads, choice.batch_tokens]
         return "" if choice.fits else self.planner(recipe, remedy=True).fits_on
 
     def anchor(self, choice: Choice) -> str:
         """What the times of a choice rest on beside data sheets."""
-        return self._plans[choice.layers, choice.width, choice.batch_tokens].anchor
+        return self._plans[choice.layers, choice.width, choice.heads, choice.batch_tokens].anchor
 
     def _first_guess(self) -> float:
         """Operations of the choice before, or at four tenths of the peak."""
@@ -255,6 +256,7 @@ class _Search:
             bare=count_as(model.model, self.vocab, "without embeddings"),
             layers=model.model.layers,
             width=model.model.width,
+            heads=model.model.heads,
             tokens=tokens,
             loss=self._loss(law, counted, tokens),
             low=low,
