@@ -12,7 +12,7 @@ from hornbook.errors import Exit, UsageError
 from hornbook.model.config.flops import block_costs, step_operations
 from hornbook.model.config.part import method
 from hornbook.plan.devices.collectives import Group, group
-from hornbook.plan.devices.hardware import known_devices, parse_cluster, this_cpu
+from hornbook.plan.devices.hardware import cpu_threads, known_devices, parse_cluster, this_cpu
 from hornbook.plan.devices.rates import rates_of
 from hornbook.plan.planner import plan_run
 from hornbook.plan.search.result import SAME, Plan
@@ -73,6 +73,14 @@ def test_a_cpu_is_what_bench_measured(monkeypatch: pytest.MonkeyPatch, tmp_path)
     (folder / "machine.json").write_text(json.dumps(found))
     cpu = this_cpu(info)
     assert (cpu.fp32, cpu.bf16, cpu.bandwidth) == (0.15, 0.3, 30.0)
+
+
+@pytest.mark.parametrize(("text", "threads"), [("3", 3), ("3,2", 3), ("0", None), ("-1", None), ("many", None)])
+def test_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch, text: str, threads: int | None) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = cpu_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert cpu_threads() == (threads or cores)
 
 
 def test_ranks_on_a_cpu_share_its_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:

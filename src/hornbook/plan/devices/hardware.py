@@ -227,7 +227,8 @@ def this_cluster(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> Cluster:
 
 def cpu_threads() -> int:
     """Threads that a process computes with, unless `train.threads` says so."""
-    return int(os.environ.get("OMP_NUM_THREADS") or _cores())
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # one number for each level of nesting
+    return int(first) if first.isdecimal() and int(first) else _cores()
 
 
 def _cores() -> int:
