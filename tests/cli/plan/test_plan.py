@@ -80,6 +80,30 @@ def test_a_new_file_extends_the_recipe(capsys: pytest.CaptureFixture[str], tmp_p
     assert recipe.model == resolve("llama-65b", environ={}).recipe.model
 
 
+def test_a_folder_is_made_and_settings_of_the_command_line_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "a[1]" / "new.toml"
+    code, _, err = planned(capsys, "llama-1b", "--cluster", "8xH100", "--model.layers", "3", "--apply", str(file))
+    assert code == Exit.DONE
+    assert "model.layers" not in file.read_text()
+    said = "".join(err.split())
+    assert f"written:{file}" in said
+    assert "withoutmodel.layers=3" in said
+
+
+def test_ends_of_lines_stay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    before = b'extends = "llama-1b"\r\n\r\n[train]\r\n# few\r\nmicro_batch = 1 # row\r\n'
+    file.write_bytes(before)
+    assert planned(capsys, str(file), "--cluster", "8xH100", "--apply", str(file))[0] == Exit.DONE
+    after = file.read_bytes()
+    head, _, tail = after.partition(b" # row\r\n")
+    assert head.rpartition(b" = ")[0] == before.rpartition(b" = ")[0]
+    assert b"[parallel]\r\ndata = 8\r\n" in tail
+    assert after.count(b"\n") == after.count(b"\r\n")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
@@ -182,6 +206,10 @@ def test_a_wrong_file_is_named_with_the_key(
             "no layout of llama-7b fills 41",
         ),
         (("llama-7b", "--cluster", "8xH100", "--parallel.tensor", "5"), Exit.USAGE, "32 heads"),
+        (("--budget", "3d", "--apply", "new.toml", "--all"), Exit.USAGE, "no use for --apply and --all"),
+        (("tiny", "--scale", "1..2", "--verify"), Exit.USAGE, "--scale has no use for --verify"),
+        (("tiny", "--scale", "1..2", "--price", "0"), Exit.USAGE, "--scale has no use for --price"),
+        (("tiny", "--serve", "1T"), Exit.USAGE, "give --budget too"),
         (("gpt3-175b", "--cluster", "8xH100"), Exit.DOES_NOT_FIT, "it fits on"),
         (("gpt3-175b", "--cluster", "2xT4"), Exit.DOES_NOT_FIT, "it fits on"),
     ],

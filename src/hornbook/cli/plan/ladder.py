@@ -10,7 +10,7 @@ import typer
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import DryRun
 from hornbook.errors import HornbookError, UsageError
-from hornbook.files.durable import write_atomic
+from hornbook.files.durable import writing
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
 from hornbook.plan.numbers import short
@@ -54,7 +54,7 @@ def fit(
     from hornbook.plan.scaling.ladder import fit_ladder
     from hornbook.plan.scaling.money import parse_budgets
 
-    budget = None if compute is None else parse_budgets([compute]).operations
+    budget = None if compute is None else parse_budgets([compute], "--compute").operations
     if compute is not None and budget is None:
         raise UsageError(f"--compute {compute!r}: write operations, such as 1e18 or 12PFd")
     rungs, left_out = read_rungs(runs, loss=loss, count=count)
@@ -66,8 +66,8 @@ def fit(
         raise UsageError(f"{error}{reasons}") from error
     notes += [f"[yellow]![/] {text}" for text in found.warnings]
     if out is not None and not dry_run:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, found.law.model_dump_json(indent=1) + "\n")
+        with writing(out) as file:
+            file.write(f"{found.law.model_dump_json(indent=1)}\n".encode())
     if out is not None:
         notes.append(f"{'would write' if dry_run else 'written:'} {out}")
     value = found.model_dump(mode="json", exclude={"law": {"samples"}})
@@ -194,9 +194,9 @@ def published(
     if out is not None and not dry_run:
         from hornbook.studio.bars import bar_chart
 
-        out.parent.mkdir(parents=True, exist_ok=True)
         bars = {each.name: each.petaflops_days for each in found}
-        write_atomic(out, bar_chart("training compute in petaFLOP/s-days", bars))
+        with writing(out) as file:
+            file.write(bar_chart("training compute in petaFLOP/s-days", bars).encode())
     value = {"models": [each.model_dump(mode="json") | {"petaflops_days": each.petaflops_days} for each in found]}
     notes = [] if out is None else [f"{'would write' if dry_run else 'written:'} {out}"]
     return Result(value, columns(rows), notes=notes)
