@@ -1,6 +1,7 @@
 """`hornbook plan` as a person uses it: the table, `--apply`, devices of one's own, wrong input."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -49,6 +50,20 @@ def test_a_terminal_gets_colour_and_no_color_takes_it(
     assert "█" in planned(capsys, "llama-1b", "--cluster", "8xH100")[1]
     monkeypatch.setenv("NO_COLOR", "1")
     assert "█" not in planned(capsys, "llama-1b", "--cluster", "8xH100")[1]
+
+
+@pytest.mark.parametrize(("width", "no_color"), [(80, "1"), (80, ""), (110, "")])
+def test_rows_end_at_the_edge_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, no_color: str
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = planned(capsys, "llama-7b", "--cluster", "64x8xH100", "--top", "2", "--train.batch_tokens", "4Mi")[1]
+    rows = [re.sub("\x1b[^m]*m", "", line) for line in out.splitlines()[2:5]]
+    assert rows[0].split()[0] == "layout"
+    assert all(len(row) <= width for row in rows)
+    assert max(map(len, rows)) >= min(width, 100)
 
 
 # ---- --apply
@@ -237,3 +252,9 @@ def test_wrong_input(capsys: pytest.CaptureFixture[str], words: tuple[str, ...],
 )
 def test_warnings_have_a_remedy(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
     assert said in " ".join(planned(capsys, *words)[2].split())
+
+
+def test_the_answer_to_a_budget_says_whose_size_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--budget", "3h", "--cluster", "H100"
+    assert "1.24 B parameters (this model): 16 layers" in planned(capsys, "llama-1b", *words)[1]
+    assert "parameters (besiroglu): " in planned(capsys, *words)[1]

@@ -107,12 +107,13 @@ def plan(
         beside = f", without {' '.join(overrides)}: give the run that too" if overrides else ""
         notes.append(escape(f"written: {written}{beside}"))
     traced, behind = _traced(found, resolved, devices) if verify else ({}, "")
+    text = plan_text(found, explain=explain, room=room()) + behind
     return Result(
         found.record() | traced,
-        plan_text(found, explain=explain) + behind,
+        text,
         code=Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT,
         notes=notes,
-        terminal=lambda: colored(plan_text(found, explain=explain, width=room()) + behind),
+        terminal=lambda: colored(text),
     )
 
 
