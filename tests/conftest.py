@@ -15,6 +15,7 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, settings
 
+from tests.home import borrow_home
 from tests.processes import kill_what_is_left
 
 # Neither a busy machine nor chance fails a property: how long an example takes is not what is tested, and the examples
@@ -25,6 +26,7 @@ settings.register_profile("search", _CALM, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "hornbook"))
 
 kill_what_is_left()
+_HOME = borrow_home()
 
 # As the command line does (`hornbook.cli.main.SPINS`), and before torch loads libgomp: an idle thread that spins holds
 # the core that the other worker needs. A loop of small steps took 20 times as long on two busy cores.

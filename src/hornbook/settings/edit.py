@@ -28,9 +28,10 @@ def _with_value(text: str, path: Path, value: Any) -> str:
     for depth in range(len(path) - 1, 0, -1):
         if (end := headers.get(path[:depth])) is not None:
             line = "\n" + ".".join(map(str, path[depth:])) + f" = {literal(value)}"
-            return text[:end] + line + text[end:]
+            return text[:end] + line + ("\r" if text[end - 1] == "\r" else "") + text[end:]
     start = "" if not text or text.endswith("\n") else "\n"
-    return f"{text}{start}\n[{'.'.join(map(str, path[:-1]))}]\n{path[-1]} = {literal(value)}\n"
+    table = f"{start}\n[{'.'.join(map(str, path[:-1]))}]\n{path[-1]} = {literal(value)}\n"
+    return text + (table.replace("\n", "\r\n") if "\r\n" in text else table)
 
 
 def literal(value: Any) -> str:

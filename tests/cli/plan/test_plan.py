@@ -1,6 +1,7 @@
 """`hornbook plan` as a person uses it: the table, `--apply`, devices of one's own, wrong input."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -51,6 +52,20 @@ def test_a_terminal_gets_colour_and_no_color_takes_it(
     assert "█" not in planned(capsys, "llama-1b", "--cluster", "8xH100")[1]
 
 
+@pytest.mark.parametrize(("width", "no_color"), [(80, "1"), (80, ""), (110, "")])
+def test_rows_end_at_the_edge_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, no_color: str
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = planned(capsys, "llama-7b", "--cluster", "64x8xH100", "--top", "2", "--train.batch_tokens", "4Mi")[1]
+    rows = [re.sub("\x1b[^m]*m", "", line) for line in out.splitlines()[2:5]]
+    assert rows[0].split()[0] == "layout"
+    assert all(len(row) <= width for row in rows)
+    assert max(map(len, rows)) >= min(width, 100)
+
+
 # ---- --apply
 
 
@@ -78,6 +93,30 @@ def test_a_new_file_extends_the_recipe(capsys: pytest.CaptureFixture[str], tmp_p
     recipe = resolve(str(file), environ={}).recipe
     assert recipe.parallel.world == 64
     assert recipe.model == resolve("llama-65b", environ={}).recipe.model
+
+
+def test_a_folder_is_made_and_settings_of_the_command_line_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "a[1]" / "new.toml"
+    code, _, err = planned(capsys, "llama-1b", "--cluster", "8xH100", "--model.layers", "3", "--apply", str(file))
+    assert code == Exit.DONE
+    assert "model.layers" not in file.read_text()
+    said = "".join(err.split())
+    assert f"written:{file}" in said
+    assert "withoutmodel.layers=3" in said
+
+
+def test_ends_of_lines_stay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    before = b'extends = "llama-1b"\r\n\r\n[train]\r\n# few\r\nmicro_batch = 1 # row\r\n'
+    file.write_bytes(before)
+    assert planned(capsys, str(file), "--cluster", "8xH100", "--apply", str(file))[0] == Exit.DONE
+    after = file.read_bytes()
+    head, _, tail = after.partition(b" # row\r\n")
+    assert head.rpartition(b" = ")[0] == before.rpartition(b" = ")[0]
+    assert b"[parallel]\r\ndata = 8\r\n" in tail
+    assert after.count(b"\n") == after.count(b"\r\n")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +221,10 @@ def test_a_wrong_file_is_named_with_the_key(
             "no layout of llama-7b fills 41",
         ),
         (("llama-7b", "--cluster", "8xH100", "--parallel.tensor", "5"), Exit.USAGE, "32 heads"),
+        (("--budget", "3d", "--apply", "new.toml", "--all"), Exit.USAGE, "no use for --apply and --all"),
+        (("tiny", "--scale", "1..2", "--verify"), Exit.USAGE, "--scale has no use for --verify"),
+        (("tiny", "--scale", "1..2", "--price", "0"), Exit.USAGE, "--scale has no use for --price"),
+        (("tiny", "--serve", "1T"), Exit.USAGE, "give --budget too"),
         (("gpt3-175b", "--cluster", "8xH100"), Exit.DOES_NOT_FIT, "it fits on"),
         (("gpt3-175b", "--cluster", "2xT4"), Exit.DOES_NOT_FIT, "it fits on"),
     ],
@@ -209,3 +252,9 @@ def test_wrong_input(capsys: pytest.CaptureFixture[str], words: tuple[str, ...],
 )
 def test_warnings_have_a_remedy(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
     assert said in " ".join(planned(capsys, *words)[2].split())
+
+
+def test_the_answer_to_a_budget_says_whose_size_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--budget", "3h", "--cluster", "H100"
+    assert "1.24 B parameters (this model): 16 layers" in planned(capsys, "llama-1b", *words)[1]
+    assert "parameters (besiroglu): " in planned(capsys, *words)[1]

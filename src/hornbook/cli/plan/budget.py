@@ -110,7 +110,9 @@ def budget_result(
 
 
 def _result(found: "BudgetPlan", *, explain: bool) -> Result:
-    notes = [f"[yellow]![/] {text}" for text in found.warnings]
+    from rich.markup import escape
+
+    notes = [f"[yellow]![/] {escape(text)}" for text in found.warnings]
     if not found.main.fits:
         notes.append(f"[red]does not fit[/] {found.question.cluster}: {found.fits_on}")
     code = Exit.DONE if found.main.fits else Exit.DOES_NOT_FIT
@@ -282,8 +284,9 @@ def _main_lines(found: "BudgetPlan") -> list[str]:
 
     main = found.main
     near = nearest(main.operations)
+    name = main.law.name if found.own is None else "this model"
     lines = [
-        f"{short(main.parameters)} parameters ({main.law.name}): {main.layers} layers, {main.width:,} wide, "
+        f"{short(main.parameters)} parameters ({name}): {main.layers} layers, {main.width:,} wide, "
         f"{short(main.bare)} without embeddings; batch {main.batch_tokens:,} tokens"
         f"{', train.compile' if main.compiled else ''}",
         f"compute: {main.operations:.3g} operations, {found.petaflops_days:,.3g} petaFLOP/s-days "

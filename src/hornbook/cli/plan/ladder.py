@@ -10,7 +10,7 @@ import typer
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import DryRun
 from hornbook.errors import HornbookError, UsageError
-from hornbook.files.durable import write_atomic
+from hornbook.files.durable import writing
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
 from hornbook.plan.numbers import short
@@ -51,25 +51,27 @@ def fit(
     The runs share data, tokenizer and recipe but for size and tokens, and each has finished its schedule. Eight runs of
     three sizes and three lengths are the least; intervals are of 200 bootstrap samples.
     """
+    from rich.markup import escape
+
     from hornbook.plan.scaling.ladder import fit_ladder
     from hornbook.plan.scaling.money import parse_budgets
 
-    budget = None if compute is None else parse_budgets([compute]).operations
+    budget = None if compute is None else parse_budgets([compute], "--compute").operations
     if compute is not None and budget is None:
         raise UsageError(f"--compute {compute!r}: write operations, such as 1e18 or 12PFd")
     rungs, left_out = read_rungs(runs, loss=loss, count=count)
-    notes = [f"[yellow]![/] {name} is left out: {why}" for name, why in left_out.items()]
+    notes = [f"[yellow]![/] {escape(f'{name} is left out: {why}')}" for name, why in left_out.items()]
     try:
         found = fit_ladder(rungs, counts="all" if count == "all" else "without embeddings", compute=budget)
     except UsageError as error:
         reasons = "".join(f"\n{name} is left out: {why}" for name, why in left_out.items())
         raise UsageError(f"{error}{reasons}") from error
-    notes += [f"[yellow]![/] {text}" for text in found.warnings]
+    notes += [f"[yellow]![/] {escape(text)}" for text in found.warnings]
     if out is not None and not dry_run:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, found.law.model_dump_json(indent=1) + "\n")
+        with writing(out) as file:
+            file.write(f"{found.law.model_dump_json(indent=1)}\n".encode())
     if out is not None:
-        notes.append(f"{'would write' if dry_run else 'written:'} {out}")
+        notes.append(escape(f"{'would write' if dry_run else 'written:'} {out}"))
     value = found.model_dump(mode="json", exclude={"law": {"samples"}})
     points = [rung.model_dump(mode="json", exclude={"curve"}) for rung in rungs]
     return Result(value | {"points": points, "left_out": left_out}, ladder_text(found, rungs), notes=notes)
@@ -194,9 +196,9 @@ def published(
     if out is not None and not dry_run:
         from hornbook.studio.bars import bar_chart
 
-        out.parent.mkdir(parents=True, exist_ok=True)
         bars = {each.name: each.petaflops_days for each in found}
-        write_atomic(out, bar_chart("training compute in petaFLOP/s-days", bars))
+        with writing(out) as file:
+            file.write(bar_chart("training compute in petaFLOP/s-days", bars).encode())
     value = {"models": [each.model_dump(mode="json") | {"petaflops_days": each.petaflops_days} for each in found]}
     notes = [] if out is None else [f"{'would write' if dry_run else 'written:'} {out}"]
     return Result(value, columns(rows), notes=notes)

@@ -10,15 +10,24 @@ from hornbook.cli.plan.scale import Plot, Scale, scale_result
 from hornbook.cli.plan.table import colored, plan_text, room
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Words, resolve_words, split_target
-from hornbook.errors import Exit
+from hornbook.errors import Exit, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hornbook.plan.devices.hardware import Cluster
     from hornbook.plan.search.result import Plan
     from hornbook.settings.resolve import Resolved
 
 LAYOUT = tuple(f"parallel.{name}" for name in ("data", "shard", "replicas", "tensor", "pipeline", "context", "expert"))
 """Settings by which a recipe has a layout of its own."""
+UNUSED = {
+    "--budget": ("--scale", "--plot", "--apply", "--verify", "--all", "--float8"),
+    "--scale": ("--apply", "--verify", "--all", "--float8", "--explain", "--price"),
+}
+"""Options of the table of layouts that another answer has no use for."""
+OF_BUDGET = ("--law", "--data", "--serve")
+"""Options that only a budget has a use for."""
 
 
 ClusterWord = Annotated[
@@ -70,9 +79,15 @@ def plan(
     Where the recipe leaves the layout open, the layouts that fill the cluster are compared. Exit code 4: it does not
     fit, and the smallest cluster is named on which it would. With a budget, scaling laws say what to train with it.
     """
-    from hornbook.plan.devices.hardware import parse_cluster, read_hardware
-    from hornbook.plan.planner import plan_run
+    from rich.markup import escape
 
+    from hornbook.plan.devices.hardware import parse_cluster, read_hardware
+
+    _check_used(
+        {"--budget": budget, "--scale": scale, "--plot": plot, "--apply": apply, "--verify": verify, "--all": every}
+        | {"--float8": float8, "--explain": explain, "--law": law, "--data": data, "--serve": serve}
+        | {"--price": price is not None}
+    )
     devices = parse_cluster(cluster, () if hardware is None else read_hardware(hardware))
     resolved = sized(words, resolve_words(words), size)
     if budget:
@@ -80,31 +95,54 @@ def plan(
         return budget_result(words, resolved, devices, budget, **ours)
     if scale is not None or plot is not None:
         return scale_result(resolved.recipe, devices, scale, plot)
-    fixed = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
-    if fixed:
-        resolved = _filled(resolved, devices)
-    search, most = not fixed and devices.count > 1, 10**6 if every else top
-    found = plan_run(resolved.recipe, devices, search=search, price=price, top=most, float8=float8)
-    if devices.machine:  # runs may have measured it
-        from hornbook.plan.search.anchor import anchored
-
-        found = anchored(found, resolved.recipe, devices)
-    notes = [f"[yellow]![/] {text.replace('[', chr(92) + '[')}" for text in found.warnings]
+    resolved, found = _compared(resolved, devices, price=price, top=10**6 if every else top, float8=float8)
+    notes = [f"[yellow]![/] {escape(text)}" for text in found.warnings]
     if not found.best.fits:
         notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
     if apply is not None:
         from hornbook.plan.search.apply import write_layout
 
         target, overrides = split_target(words)
-        notes.append(f"written: {write_layout(apply, target, overrides, resolved.recipe, found)}")
+        written = write_layout(apply, target, overrides, resolved.recipe, found)
+        beside = f", without {' '.join(overrides)}: give the run that too" if overrides else ""
+        notes.append(escape(f"written: {written}{beside}"))
     traced, behind = _traced(found, resolved, devices) if verify else ({}, "")
+    text = plan_text(found, explain=explain, room=room()) + behind
     return Result(
         found.record() | traced,
-        plan_text(found, explain=explain) + behind,
+        text,
         code=Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT,
         notes=notes,
-        terminal=lambda: colored(plan_text(found, explain=explain, width=room()) + behind),
+        terminal=lambda: colored(text),
     )
+
+
+def _check_used(options: "Mapping[str, object]") -> None:
+    """Options by name, those given with a true value. Raises UsageError for one that would change nothing."""
+    given = {name for name, value in options.items() if value}
+    for answer, unused in UNUSED.items():
+        if answer in given and (lost := [name for name in unused if name in given]):
+            raise UsageError(f"{answer} has no use for {' and '.join(lost)}: leave out one or the other")
+    if "--budget" not in given and (lost := [name for name in OF_BUDGET if name in given]):
+        raise UsageError(f"{' and '.join(lost)} say more about a budget: give --budget too")
+
+
+def _compared(
+    resolved: "Resolved", devices: "Cluster", *, price: float | None, top: int, float8: bool
+) -> "tuple[Resolved, Plan]":
+    """(the recipe with ranks for all devices if it has a layout of its own; the layouts)."""
+    from hornbook.plan.planner import plan_run
+
+    fixed = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
+    if fixed:
+        resolved = _filled(resolved, devices)
+    search = not fixed and devices.count > 1
+    found = plan_run(resolved.recipe, devices, search=search, price=price, top=top, float8=float8)
+    if devices.machine:  # runs may have measured it
+        from hornbook.plan.search.anchor import anchored
+
+        found = anchored(found, resolved.recipe, devices)
+    return resolved, found
 
 
 def _traced(found: "Plan", resolved: "Resolved", devices: "Cluster") -> tuple[dict[str, object], str]:

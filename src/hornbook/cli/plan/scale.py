@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.result import Result, columns
-from hornbook.errors import UsageError
+from hornbook.errors import Exit, UsageError
 from hornbook.plan.numbers import duration, short
 
 if TYPE_CHECKING:
@@ -25,8 +25,11 @@ TITLES = {
 
 
 def scale_result(recipe: "Recipe", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
-    """The tables of both kinds of scaling; `plot`: an SVG file to write. Raises UsageError."""
-    from hornbook.files.durable import write_atomic
+    """The tables of both kinds of scaling; `plot`: an SVG file to write. Exit code 4: no point fits.
+
+    Raises UsageError.
+    """
+    from hornbook.files.durable import writing
     from hornbook.plan.at_scale.simulation import device_counts, simulate_scaling
     from hornbook.studio.scale_chart import scale_picture
 
@@ -36,9 +39,12 @@ def scale_result(recipe: "Recipe", cluster: "Cluster", span: str | None, plot: P
         raise UsageError(f"--plot {plot}: the name must end with .svg")
     found = simulate_scaling(recipe, cluster, device_counts(span))
     if plot is not None:
-        write_atomic(plot, scale_picture(found))
-    notes = [] if plot is None else [f"wrote {plot}"]
-    return Result(found.model_dump(mode="json"), scaling_text(found), notes=notes)
+        with writing(plot) as file:
+            file.write(scale_picture(found).encode())
+    notes = [] if plot is None else [f"written: {plot}"]
+    fits = any(point.fits for curve in found.curves for point in curve.points)
+    code = Exit.DONE if fits else Exit.DOES_NOT_FIT
+    return Result(found.model_dump(mode="json"), scaling_text(found), code=code, notes=notes)
 
 
 def scaling_text(found: "Scaling") -> str:

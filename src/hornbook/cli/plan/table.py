@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from typing import TYPE_CHECKING
 
 from hornbook.cli.result import columns
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 BAR = 34
 """Characters of a bar as long as the device's memory."""
+LEAST_BAR = 8
+BAR_COLUMN = 3
 LETTERS = {
     "weights": "W",
     "gradients": "G",
@@ -36,23 +39,26 @@ COLORS = {
 }
 _BARS = re.compile(f"(?<= )[{''.join(LETTERS.values())}]+[.+]*(?=  )")
 _LEGEND = re.compile(f"(?<=  )[{''.join(LETTERS.values())}](?= )")
-BESIDE = 96
-"""Characters of a row beside its bar."""
 GIB = 2**30
 
 
-def plan_text(found: "Plan", *, explain: bool = False, width: int = BAR) -> str:
-    """The table for people; width: characters of a bar as long as the device's memory."""
+def plan_text(found: "Plan", *, explain: bool = False, room: int | None = None) -> str:
+    """The table for people; room: characters of a line, for which bars are made shorter."""
     device = found.cluster.device
     length = "" if found.tokens is None else f", {short(found.tokens)} tokens"
     header = (
         f"{found.name}: {short(found.parameters)} parameters{length}, {found.batch_tokens:,} tokens a step, "
         f"{found.cluster} of {device.memory:.0f} GiB"
     )
-    rows = [["  layout", "micro", "recompute", "memory of a device", "GiB", "step", "MFU", "time", "cost"]]
-    rows += [_row(found, each, width) for each in found.layouts]
-    if found.missed is not None:
-        rows.append(_row(found, found.missed, width))
+    rows = [["  layout", "micro", "recompute", "", "GiB", "step", "MFU", "time", "cost"]]
+    layouts = [*found.layouts, *([] if found.missed is None else [found.missed])]
+    rows += [_row(found, each) for each in layouts]
+    beside = max(map(len, columns(rows).splitlines()))
+    width = BAR if room is None else max(min(room - beside, BAR), LEAST_BAR)
+    for row, bar_text in zip(
+        rows, ["memory", *(bar(each, device.memory_bytes, width) for each in layouts)], strict=True
+    ):
+        row[BAR_COLUMN] = bar_text
     legend = "  ".join(f"{letter} {name}" for name, letter in LETTERS.items())
     lines = [header, "", columns(rows), "", f"  {legend}  x does not fit"]
     lines += ["", *found.reasons] if found.reasons else []
@@ -65,7 +71,8 @@ def plan_text(found: "Plan", *, explain: bool = False, width: int = BAR) -> str:
     return "\n".join([*lines, *(_explained(found) if explain else [])])
 
 
-def _row(found: "Plan", each: "Layout", width: int) -> list[str]:
+def _row(found: "Plan", each: "Layout") -> list[str]:
+    """The cells of a layout; that of the bar is empty."""
     peak, seconds, cost = each.worst.peak.total, found.seconds(each), found.cost(each)
     several = len({layout.precision for layout in found.layouts}) > 1 or each.precision == "float8"
     precision = f", {each.precision}" if several else ""
@@ -73,7 +80,7 @@ def _row(found: "Plan", each: "Layout", width: int) -> list[str]:
         ("  " if each.fits else "x ") + each.name + precision,
         str(each.micro_batch),
         each.recompute,
-        bar(each, found.cluster.device.memory_bytes, width),
+        "",
         f"{peak / GIB:.1f}" if peak > GIB else f"{peak / GIB:.2f}",
         duration(each.step.total) if each.fits else "OOM",
         f"{each.mfu:.0%}" if each.fits else "",
@@ -92,9 +99,9 @@ def bar(layout: "Layout", capacity: int, width: int = BAR) -> str:
     return (text + "+" if done > capacity else text).ljust(width, ".")
 
 
-def room() -> int:
-    """Characters of a bar for which a line of the table has room on this terminal."""
-    return max(min(shutil.get_terminal_size().columns - BESIDE, BAR), 8)
+def room() -> int | None:
+    """Characters of a line of this terminal; None where stdout is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def colored(table: str) -> "Text":
@@ -128,9 +135,10 @@ def _explained(found: "Plan") -> list[str]:
     rows.append(["all", *(f"{phase.total / GIB:.2f}" for phase in worst.phases.values())])
     parts = ", ".join(f"{name} {duration(value)}" for name, value in best.step if value)
     energy = found.kilowatt_hours(best)
+    fullest = f"stage {worst.rank} holds most, " if len(best.memory) > 1 else ""
     return [
         "",
-        f"{best.name}: stage {worst.rank} holds most, at the peak in phase {worst.peak_phase!r}",
+        f"{best.name}: {fullest}the peak is in phase {worst.peak_phase!r}",
         columns(rows),
         f"a step: {parts}",
         f"{best.tokens_per_second:,.0f} tokens a second; {found.estimates} steps estimated, others ruled out by bounds",

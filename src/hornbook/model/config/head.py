@@ -9,9 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from hornbook.errors import UsageError
 from hornbook.model.config.mlp import Activation
-from hornbook.model.config.part import Model, Part, Problems, Rows
+from hornbook.model.config.part import Model, Part, Problems, Rows, unknown_memory
 from hornbook.settings.fields import Count, Number
 
 CHUNK_BYTES = 2048
@@ -42,7 +41,7 @@ class HeadPart(Part):
 
     def saved_bytes(self, _model: Model, _vocab: int, _rows: Rows, _targets: int, /) -> int:
         """Bytes kept for backward when the loss is known; `targets` are the tokens that are predicted."""
-        raise UsageError(f"the head {type(self).__name__} does not say what it keeps for backward")
+        raise unknown_memory(self)
 
 
 # ---- Heads of language models

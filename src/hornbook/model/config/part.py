@@ -112,6 +112,14 @@ class Part(Config):
         return iter(())
 
 
+def unknown_memory(part: Part) -> UsageError:
+    """The error of a part that does not say what it keeps."""
+    return UsageError(
+        f"{type(part).__name__} does not say what it keeps for backward, so that the memory of a step cannot be "
+        "predicted: `hornbook bench RECIPE` measures it"
+    )
+
+
 class LayerPart(Part):
     """Attention or an MLP of one layer."""
 
@@ -133,7 +141,7 @@ class LayerPart(Part):
 
     def saved_bytes(self, _model: Model, _rows: Rows, /) -> int:
         """Bytes that one layer keeps for backward, all but its input."""
-        raise UsageError(f"the part {type(self).__name__} does not say what it keeps for backward")
+        raise unknown_memory(self)
 
     def rotary_dims(self, _model: Model, /) -> int:
         """Dims of a head that rotary positions may turn; by default none."""

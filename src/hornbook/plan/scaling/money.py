@@ -28,21 +28,21 @@ class Budget(Config):
     dollars: PositiveFloat | None = None
 
 
-def parse_budgets(texts: Sequence[str]) -> Budget:
-    """One budget of several words. Raises UsageError where a word is not one, or two are of one kind."""
+def parse_budgets(texts: Sequence[str], option: str = "--budget") -> Budget:
+    """One budget of the words of an option. Raises UsageError where a word is not one, or two are of one kind."""
     found: dict[str, float] = {}
     for text in texts:
-        kind, value = _parse(text)
+        kind, value = _parse(text, option)
         if kind in found:
-            raise UsageError(f"--budget: two budgets of {_KINDS[kind]} contradict each other; give one")
+            raise UsageError(f"{option}: two budgets of {_KINDS[kind]} contradict each other; give one")
         found[kind] = value
     return Budget(**found)
 
 
-def _parse(text: str) -> tuple[str, float]:
+def _parse(text: str, option: str) -> tuple[str, float]:
     match = _BUDGET.fullmatch(text.strip().lower())
     if match is None:
-        raise UsageError(f"--budget {text!r}: {FORMS}")
+        raise UsageError(f"{option} {text!r}: {FORMS}")
     unit, number = match["unit"], _number(match["number"])
     if match["dollar"]:
         scaled = _number(match["number"] + unit)
@@ -52,11 +52,11 @@ def _parse(text: str) -> tuple[str, float]:
     elif unit in _UNITS:
         kind, value = "operations", None if number is None else number * _UNITS[unit]
     else:
-        raise UsageError(f"--budget {text!r}: there is no unit {unit!r}; {FORMS}")
+        raise UsageError(f"{option} {text!r}: there is no unit {unit!r}; {FORMS}")
     if value is None or not 0 < value < math.inf:
-        raise UsageError(f"--budget {text!r}: it must be a number above 0; {FORMS}")
+        raise UsageError(f"{option} {text!r}: it must be a number above 0; {FORMS}")
     if kind == "operations" and value < LEAST:
-        raise UsageError(f"--budget {text!r}: {value:g} operations train nothing; {FORMS}")
+        raise UsageError(f"{option} {text!r}: {value:g} operations train nothing; {FORMS}")
     return kind, value
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import DoesNotFitError, UsageError
-from hornbook.files.durable import write_atomic
+from hornbook.files.durable import writing
 from hornbook.plan.search.result import Layout, Plan
 from hornbook.settings.edit import with_values
 from hornbook.settings.recipe import Recipe
@@ -31,10 +31,11 @@ def write_layout(path: Path, target: str | None, overrides: Sequence[str], recip
         raise UsageError(f"--apply: {path} is there and is not the recipe {target}: name that one, or a new file")
     base = target if target in shipped_recipes() else os.path.relpath(Path(target).resolve(), path.parent)
     header = f"# {best.name} on {plan.cluster}, chosen by hornbook plan\n\nextends = {json.dumps(base)}\n"
-    text = path.read_text(encoding="utf-8") if own else header
+    text = path.read_bytes().decode() if own else header  # ends of lines stay as they are
     draft = path.with_name(f".{path.stem}-draft.toml")
     try:
-        write_atomic(draft, with_values(text, chosen_settings(recipe, best)))
+        with writing(draft) as file:
+            file.write(with_values(text, chosen_settings(recipe, best)).encode())
         read = resolve(str(draft), overrides).recipe
         if (read.parallel, read.train.micro_batch) != (best.parallel, best.micro_batch):
             raise UsageError("what it gives in [parallel] cannot be changed in place")
