@@ -224,6 +224,7 @@ def test_a_wrong_file_is_named_with_the_key(
         (("--budget", "3d", "--apply", "new.toml", "--all"), Exit.USAGE, "no use for --apply and --all"),
         (("tiny", "--scale", "1..2", "--verify"), Exit.USAGE, "--scale has no use for --verify"),
         (("tiny", "--scale", "1..2", "--price", "0"), Exit.USAGE, "--scale has no use for --price"),
+        (("--budget", "1e40", "--cluster", "8xH100"), Exit.USAGE, "more than 1e+28"),
         (("tiny", "--serve", "1T"), Exit.USAGE, "give --budget too"),
         (("gpt3-175b", "--cluster", "8xH100"), Exit.DOES_NOT_FIT, "it fits on"),
         (("gpt3-175b", "--cluster", "2xT4"), Exit.DOES_NOT_FIT, "it fits on"),

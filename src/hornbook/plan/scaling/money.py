@@ -17,6 +17,8 @@ _UNITS = {"": 1.0, "flop": 1.0, "flops": 1.0, "pfd": PETAFLOPS_DAY}
 _BUDGET = re.compile(r"(?P<dollar>\$?)\s*(?P<number>[0-9.][0-9_.]*(?:e[+-]?[0-9]+)?)\s*(?P<unit>[a-z]*)")
 LEAST = 1e9
 """Operations of the smallest budget: fewer are a slip of the unit."""
+MOST = 1e28
+"""Hundreds of times what any run took: a model for more has no layout, and the search for one has no end."""
 FORMS = "write dollars ('$500'), a time (90min, 12h, 3d, 2w) or operations (1e19, or 12PFd, petaFLOP/s-days)"
 
 
@@ -57,6 +59,8 @@ def _parse(text: str, option: str) -> tuple[str, float]:
         raise UsageError(f"{option} {text!r}: it must be a number above 0; {FORMS}")
     if kind == "operations" and value < LEAST:
         raise UsageError(f"{option} {text!r}: {value:g} operations train nothing; {FORMS}")
+    if kind == "operations" and value > MOST:
+        raise UsageError(f"{option} {text!r}: {value:g} operations are more than {MOST:g}; {FORMS}")
     return kind, value
 
 
