@@ -15,7 +15,7 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 7_200,
+    "cli": 7_250,
     "data": 4_650,
     "evals": 880,
     "files": 1_800,
@@ -23,7 +23,7 @@ ROOM_LINES = {
     "model": 13_400,
     "optim": 3_800,
     "parallel": 7_100,
-    "plan": 5_350,
+    "plan": 5_400,
     "run": 18_550,
     "settings": 2_700,
     "studio": 950,

@@ -258,7 +258,7 @@ def _simplicity(found: Found) -> tuple[object, ...]:
     ranks = {"tensor": block.tensor, "expert": block.expert, "context": block.context, "stages": spread.stages}
     kinds = sum(KINDS[name] for name, size in ranks.items() if size > 1) + (spread.replicas > 1)
     level = ("none", "optimizer", "gradients", "everything").index(spread.shard)
-    return kinds, level, block.recompute != "none", found.peak
+    return kinds, spread.stages > 1 and spread.schedule != "1f1b", level, block.recompute != "none", found.peak
 
 
 def _no_layout(recipe: Recipe, cluster: Cluster) -> str:

@@ -100,12 +100,7 @@ def plan(
     if not found.best.fits:
         notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
     if apply is not None:
-        from hornbook.plan.search.apply import write_layout
-
-        target, overrides = split_target(words)
-        written = write_layout(apply, target, overrides, resolved.recipe, found)
-        beside = f", without {' '.join(overrides)}: give the run that too" if overrides else ""
-        notes.append(escape(f"written: {written}{beside}"))
+        notes.append(escape(_applied(apply, words, resolved, found)))
     traced, behind = _traced(found, resolved, devices) if verify else ({}, "")
     text = plan_text(found, explain=explain, room=room()) + behind
     return Result(
@@ -115,6 +110,16 @@ def plan(
         notes=notes,
         terminal=lambda: colored(text),
     )
+
+
+def _applied(file: Path, words: Words, resolved: "Resolved", found: "Plan") -> str:
+    """Write the best layout into a recipe, and say so."""
+    from hornbook.plan.search.apply import write_layout
+
+    target, overrides = split_target(words)
+    written = write_layout(file, target, overrides, resolved.recipe, found)
+    beside = f", without {' '.join(overrides)}: give the run that too" if overrides else ""
+    return f"written: {written}{beside}"
 
 
 def _check_used(options: "Mapping[str, object]") -> None:

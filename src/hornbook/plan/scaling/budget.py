@@ -29,6 +29,7 @@ from hornbook.plan.scaling.laws import (
 )
 from hornbook.plan.scaling.money import Budget, seconds_of
 from hornbook.plan.scaling.shape import count_as, shaped
+from hornbook.plan.search.advice import EPOCHS
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -38,8 +39,6 @@ CLOSE = 0.05
 """Change of the size, in log, below which they agree."""
 LEAST_STEPS = 100
 """Fewer are no training."""
-EPOCHS = 4
-"""Passes over text that are nearly as good as new text (arXiv 2305.16264)."""
 FITTED = (6e18, 3e21)
 """Operations of the isoFLOP runs of Hoffmann et al. (arXiv 2203.15556), whose data three of the laws share."""
 OPEN = 3.0
