@@ -54,7 +54,7 @@ def ask(words: list[str], cluster: str = "H100", **more: Any) -> BudgetPlan:
         ("0.5w", Budget(seconds=302400)),
         ("1e19", Budget(operations=1e19)),
         ("2.5E+20 FLOPs", Budget(operations=2.5e20)),
-        ("1e30", Budget(operations=1e30)),
+        ("1e27", Budget(operations=1e27)),
         ("2PFd", Budget(operations=1.728e20)),
     ],
 )
