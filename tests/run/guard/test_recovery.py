@@ -168,7 +168,12 @@ def test_two_ranks_agree_and_one_of_them_may_die(
 def test_the_ladder_to_its_end(tmp_path: Path, launch_run: Launch, events: Events) -> None:
     """All data from step 21 on is bad: it goes back, lowers the learning rate, clips more, and pauses."""
     poison((range(80, 10_000), float("nan")))
-    words = (*RUN, "guard.mode=auto", 'guard.swaps=["optim.momentum=0.5", "optim.clip=0.3"]', "optim.schedule.kind=constant")
+    words = (
+        *RUN,
+        "guard.mode=auto",
+        'guard.swaps=["optim.momentum=0.5", "optim.clip=0.3"]',
+        "optim.schedule.kind=constant",
+    )
     with pytest.raises(DivergedError, match="it went back 3 times") as error:
         launch_run(tmp_path / "run", *words)
     assert error.value.exit_code == 5
