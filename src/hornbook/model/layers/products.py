@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hornbook.model.layers.precision import choose_precision
 
 
 def is_widened(x: Tensor) -> bool:
-    """Whether products of tensors like this one are computed in float32."""
-    return x.device.type == "cpu" and not _multiplies(x.dtype)
+    """Whether products of tensors like this one are computed in float32. A trace on tensors without values stands for a
+    device that multiplies them as they are."""
+    return x.device.type == "cpu" and not _multiplies(x.dtype) and not isinstance(x, FakeTensor)
 
 
 @torch.compiler.assume_constant_result  # else torch.compile traces what is cached, the measurement included
