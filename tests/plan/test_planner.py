@@ -232,6 +232,21 @@ def test_a_long_step_waits_as_a_simulation_of_all_its_microbatches_does(schedule
     assert found.bubble / (found.compute + found.tensor) == pytest.approx(bubble(timed), rel=0.25)
 
 
+def test_a_batch_beyond_the_critical_one_wastes_text() -> None:
+    """Kaplan's rule, arXiv 2001.08361: 2e8 tokens over the loss to the power of 1 / 0.21; of 1.6 nats 21 million."""
+
+    def said(name: str, *words: str) -> list[str]:
+        plan = plan_run(resolve(name, words, environ={}).recipe, parse_cluster("64x8xH100"))
+        return [each for each in plan.warnings if "critical" in each]
+
+    (text,) = said("llama-3-8b")
+    assert re.search(r"of 16,777,216 tokens is beyond the critical one of about 6,\d+,\d+ \(Kaplan", text)
+    assert "--train.batch_tokens 4194304" in text
+    assert not said("llama-3-8b", "train.batch_tokens=4Mi", "train.ramp.kind=none")
+    assert not said("llama-1b")
+    assert not said("llama-3-8b", 'surgery=["lora"]')
+
+
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_recipe_has_a_plan(name: str) -> None:
     """A part that does not say what it keeps, or of which a rank's share is not known, fails here."""
