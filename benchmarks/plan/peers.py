@@ -2,8 +2,8 @@
 
     python -m benchmarks.plan.peers
 
-The step: one device, one row of 2,048 tokens (1,024 of GPT-2), products in bfloat16, AdamW, nothing computed again. Ours
-is what `hornbook plan --verify` plans for it, the trace is hornbook's own step. The calculators are theirs as published:
+The step: one device, one row of 2,048 tokens (1,024 of GPT-2), products in bfloat16, AdamW, nothing computed again.
+Ours is what `hornbook plan --verify` plans for it, the trace is hornbook's own step. The calculators are as published:
 
     BENCH_COOKBOOK    EleutherAI/cookbook, a folder       BENCH_SIMUMAX    MooreThreads/SimuMax, a folder
     BENCH_CALCULON    calculon-ai/calculon, a folder      BENCH_DEEPSPEED  a folder that has the package deepspeed
