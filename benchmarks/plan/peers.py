@@ -134,7 +134,7 @@ def cookbook(case: Case, folder: Path) -> Memory:
         for line in printed.splitlines()
         if line.endswith("GiB")
     }
-    state = sum(found[f"Per-GPU {name} Memory"] for name in ("Model", "Gradient", "Optimizer (adamw)"))
+    state = sum(found[f"Per-GPU {name}"] for name in ("Model Memory", "Gradient Memory", "Optimizer Memory (adamw)"))
     return Memory(state, found["Per-GPU Activation Memory"], found["Per-GPU Memory Required for Training"])
 
 
