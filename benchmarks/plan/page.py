@@ -126,4 +126,40 @@ def _share(coverage: dict[str, float]) -> str:
     return f"{coverage['best size']:.0%}" if coverage else ""
 
 
-SECTIONS = (plan_time, plan_points, plan_runs, plan_search, plan_laws, plan_fsdp)
+def plan_peers(found: dict[str, Any]) -> list[str]:
+    """Other calculators, ours and a trace."""
+    rows = []
+    for model in dict.fromkeys(row[0] for row in found["rows"]):
+        by = {row[1]: row[2:] for row in found["rows"] if row[0] == model}
+        truth = by.pop("trace")
+        rows += [
+            (model, name, *(_beside(value, real) for value, real in zip(each, truth, strict=True)))
+            for name, each in by.items()
+        ]
+        rows.append((model, "trace", *(f"{value:.1f}" for value in truth)))
+    return section(
+        "Memory by other calculators",
+        "`python -m benchmarks.plan.peers`: GiB of a step on one device (one row of at most 2,048 tokens, bfloat16,",
+        "AdamW, nothing computed again) by calculators as published, by `hornbook plan --verify`, and traced on fake",
+        "tensors, with how far each is from the trace. The trace is of hornbook, whose state is 16 bytes a value;",
+        "SimuMax, Calculon and EleutherAI's describe Megatron-LM and DeepSpeed, whose state is 18: of these the",
+        "activations compare. accelerate and DeepSpeed estimate the state alone.",
+        *rows_of(["model", "by", "state", "activations", "all"], rows),
+    )
+
+
+def _beside(value: float | None, real: float) -> str:
+    return "" if value is None else f"{value:.1f} ({value / real - 1:+.0%})"
+
+
+def plan_trace(found: dict[str, Any]) -> list[str]:
+    """One rank of a large run, traced."""
+    return section(
+        f"A dry run of one rank of {found['world']:,}",
+        "`python -m benchmarks.plan.trace`: a step of a model of 70B parameters on fake tensors, from the start of the",
+        "command to its end. Goal: 60 s.",
+        *rows_of(found["header"], found["rows"]),
+    )
+
+
+SECTIONS = (plan_time, plan_points, plan_peers, plan_runs, plan_search, plan_trace, plan_laws, plan_fsdp)

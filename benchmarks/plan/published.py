@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.plan.trainer_time import expert_ranks, left_out, settled, trainer
-from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding
+from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding, NanotronHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
@@ -277,8 +277,11 @@ def _is_jax(point: dict[str, Any]) -> bool:
 def _holding(source: str, point: dict[str, Any]) -> Holding:
     if chosen := point.get("method"):
         return FrozenHolding(chosen["kind"], chosen["quantization"], chosen["trainable"])
-    if "torchtitan" in source:  # float32 weights, of which FSDP gathers bfloat16
-        return MixedHolding(4.0, 4.0, 8.0, gated_values=4, logit_bytes=10.0, keeps_products=True)
+    if "torchtitan" in source:  # float32 weights, of which FSDP gathers bfloat16; its loss is compiled since 2025
+        logits = 4.0 if "2025" in source and point["layout"].get("compile") else 12.0
+        return MixedHolding(4.0, 4.0, 8.0, gated_values=4, logit_bytes=logits, keeps_products=True)
+    if "nanotron" in source:
+        return NanotronHolding()
     if "BLOOM" in source:
         is_bf16 = "bf16" in point["precision"]
         gradients = 2.0 + 4.0 * is_bf16

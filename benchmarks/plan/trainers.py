@@ -76,6 +76,24 @@ class FusedHolding(MixedHolding):
         return empty, empty
 
 
+@dataclass(frozen=True)
+class NanotronHolding(MixedHolding):
+    """nanotron 0.5: gradients of a microbatch in bfloat16, which are added to float32 sums after its backward pass
+    (`optim/gradient_accumulator.py`); with several data ranks DistributedDataParallel's buckets beside them
+    (`trainer.py`). The activation of a gated MLP is an operation of its own (`models/llama.py`); the loss makes a copy
+    of float32 logits, of which the bfloat16 ones are still there (`parallel/tensor_parallel/functional.py`).
+    """
+
+    gated_values: int = 4
+    logit_bytes: float = 10.0
+
+    def communication(self, recipe: Recipe, held: int, largest: int, /) -> tuple[int, int]:
+        """Buckets, and gradients at the end of backward."""
+        buckets = ITEM * held if recipe.parallel.data_ranks > 1 else 0
+        first, last = super().communication(recipe, held, largest)
+        return first + buckets, last + buckets + ITEM * held
+
+
 QUANTIZED = {"bnb.nf4": 0.5 + 4 / 64, "bnb.nf4-dq": 0.5 + 1 / 64 + 4 / 64 / 256}
 """Bytes of a value of a linear layer: its code, and the scale of its block of 64, itself in a byte with `dq`."""
 

@@ -138,7 +138,7 @@ def test_tensor_ranks_divide_what_lies_between_products_with_sequence_parallelis
 
 def test_a_part_that_does_not_say_what_it_keeps_is_named() -> None:
     with pytest.raises(UsageError, match="keep"):
-        estimate("model.attention=delta")
+        estimate("model.mlp={kind='experts', count=4, active=2, hidden=64, capacity=1.0}")
 
 
 def test_a_gpu_keeps_sums_in_place_of_probabilities() -> None:

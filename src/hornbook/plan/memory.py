@@ -5,6 +5,7 @@ A step has three phases that may be its peak: `loss`, when the last stage has lo
 trainer holds what it holds is a `Holding`: hornbook's own is here, others' are in `hornbook.plan.mixed`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import ge, mul
@@ -166,7 +167,7 @@ class HornbookHolding:
         found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
         last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
-        if recipe.surgery:  # the matrix is frozen
+        if recipe.surgery and hasattr(model.head, "tied"):  # the matrix is frozen
             matrix = 4 * vocab * (model.embedding.width or model.width)
             last, loss = last - matrix, loss - matrix
         return Ends(found.ends - found.final, found.shared, last, loss)
@@ -193,6 +194,7 @@ def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
 
     chunk: bytes of logits that a device holds at once; 0 on a CPU.
     """
+    vocab = model.head.num_outputs(vocab)
     if chunk:
         logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk)
     else:
@@ -209,7 +211,13 @@ def estimate_memory(
     traced: as a dry run on fake tensors finds it, where parts are torch's operations as on a GPU. Raises UsageError for
     parts that do not say what they keep.
     """
-    return _Estimate(recipe, vocab, device, holding or HornbookHolding(device), traced).ranks()
+    return list(_Estimate(recipe, vocab, device, holding or HornbookHolding(device), traced).ranks())
+
+
+def fits_memory(recipe: Recipe, vocab: int, device: Device, capacity: float) -> bool:
+    """Whether no rank holds more than `capacity` bytes; the first one that does ends it."""
+    ranks = _Estimate(recipe, vocab, device, HornbookHolding(device), traced=False).ranks()
+    return all(each.peak.total <= capacity for each in ranks)
 
 
 @dataclass(frozen=True)
@@ -238,10 +246,10 @@ class _Estimate:
         vocab = share_of(self.vocab, self.recipe.parallel.tensor)
         return self.holding.ends(self.recipe, self._model, vocab, self._rows)
 
-    def ranks(self) -> list[RankMemory]:
+    def ranks(self) -> Iterator[RankMemory]:
         recipe = self.recipe
         held = held_values(recipe.model, self.vocab, recipe.parallel, recipe.train.sequence)
-        return [self._rank(rank, values) for rank, values in enumerate(held)]
+        return (self._rank(rank, values) for rank, values in enumerate(held))
 
     def _stages(self, rank: int) -> dict[int, range]:
         """The stages of a rank -> their blocks."""

@@ -111,12 +111,12 @@ class _Block:
 
     @property
     def _products(self) -> int:
-        """The block's input, what attention gives, and half of the products' results."""
+        """The block's input, what attention gives, and of the products' results every other one: queries, values, the
+        gate (or what goes up), and what a gated MLP gives."""
         narrow, tokens, layer = self.rows.narrow.tokens, self.rows.tokens, self.layer
-        inner = (1 if layer.mlp.kind == "mlp" else 2) * layer.hidden
-        heads = layer.head_dim * (layer.heads + 2 * layer.kv_heads)
-        kept = narrow * layer.width + tokens * layer.head_dim * layer.heads + narrow * layer.width
-        return ITEM * (kept + tokens * (inner + heads) // 2) + 4 * tokens * layer.heads
+        heads = layer.head_dim * (2 * layer.heads + layer.kv_heads)
+        stream = narrow * layer.width * (1 if layer.mlp.kind == "mlp" else 2)
+        return ITEM * (stream + tokens * (heads + layer.hidden)) + 4 * tokens * layer.heads
 
     @property
     def _around(self) -> int:

@@ -7,6 +7,7 @@ simulator of its own schedule (`schedules`), data ranks by what their messages t
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import gcd
 
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
@@ -20,12 +21,11 @@ from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
 from hornbook.plan.trainer import HORNBOOK, Trainer
+from hornbook.plan.update import update_of
 from hornbook.plan.work import STEP_OPERATIONS, Work, adapter_work, attention_work, block_work, head_work
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
-UPDATE_BYTES = 28
-"""Bytes that AdamW reads and writes for a value: weight, gradient, two moments; three of them are written."""
 UNFUSED = 2.5
 """Bytes between products of torch's single operations over those of compiled ones, by torchtitan's measured pair."""
 
@@ -188,13 +188,25 @@ class _Step:
         parallel, groups, tokens = self.recipe.parallel, self._groups, self._tokens
         stream = self._item * tokens * layer.width
         tensor = 2 * groups["tensor"].all_reduce(stream) * (1 - hidden)
-        keys = 2 * self._item * tokens * layer.kv_heads * layer.head_dim * parallel.context.ranks
-        context = self._shown(groups["context"].gather(keys), attention)
+        context = self._context(layer, attention)
         if isinstance(layer.mlp, ExpertsConfig):
             rows = stream / (parallel.tensor if parallel.sequence else 1)
             once = self.trainer.once_per_domain
             return tensor + context + 2 * groups["expert"].exchange(rows, layer.mlp.active, once=once)
         return tensor + context
+
+    def _context(self, layer: ModelConfig, attention: float) -> float:
+        """Of context ranks: keys and values go round beside attention; or queries, keys and values go to the ranks of
+        their heads before it and results back behind it, which nothing hides."""
+        over, group = self.recipe.parallel.context, self._groups["context"]
+        if over.ranks == 1:
+            return 0.0
+        values = self._item * self._tokens * layer.head_dim
+        if over.kind == "ring":
+            return self._shown(group.gather(2 * values * layer.kv_heads * over.ranks), attention)
+        keys = layer.kv_heads * over.ranks // gcd(over.ranks, layer.kv_heads)  # repeated until they divide
+        heads = layer.heads, keys, keys, layer.heads
+        return sum(group.exchange(values * each / over.ranks, over.ranks) for each in heads)
 
     def _with_recompute(self, each: _Passes, number: int) -> _Passes:
         """`again` of a block holds its attention until here."""
@@ -322,4 +334,10 @@ class _Step:
         parallel = self.recipe.parallel
         shared = parallel.data // parallel.replicas if parallel.shard != "none" else 1
         started = STEP_OPERATIONS / self.rates.core if self.rates.core else 0.0
-        return started + UPDATE_BYTES * self._trained / shared / self.rates.bandwidth
+        recipe, rates = self.recipe, self.rates
+        work = update_of(recipe.model, self.vocab, recipe.optim, recipe.train.item_bytes)
+        moved = work.bytes_per_value * self._trained / shared / rates.bandwidth
+        if recipe.surgery:  # what adapters add are thin matrices
+            return started + moved
+        busy = work.operations / rates.vector + work.narrow_operations / rates.wide
+        return started + moved + busy / shared / parallel.pipeline.stages / parallel.tensor / parallel.expert

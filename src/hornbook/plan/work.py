@@ -228,9 +228,9 @@ def multiply(matrix: Product, tokens: int) -> Multiply:
 
 def head_work(model: ModelConfig, vocab: int, tokens: int, item: int, *, cached: bool = False) -> Work:
     """Of the head and the loss; `vocab` is the rank's share. cached: a chunk of logits stays in a CPU's caches."""
-    width = model.embedding.width or model.width
-    logits = tokens * vocab
-    found = [Multiply(tokens, width, vocab, wide=True)]
-    if (extra := model.head.num_matmul_weights(model, vocab) - width * vocab) > 0:
+    width, outputs = model.embedding.width or model.width, model.head.num_outputs(vocab)
+    logits = tokens * outputs
+    found = [Multiply(tokens, width, outputs, wide=True)]
+    if (extra := model.head.num_matmul_weights(model, vocab) - width * outputs) > 0:
         found.append(Multiply(tokens, width, -(-extra // width)))
     return Work(tuple(found), moved=0.0 if cached else float(2 * item * logits + 4 * logits), calls=HEAD_CALLS)

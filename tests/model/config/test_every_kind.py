@@ -4,27 +4,23 @@ from typing import Any, get_args
 
 import pytest
 
-from hornbook.errors import UsageError
 from hornbook.model.build import build_model
 from hornbook.model.config.flops import operations_per_token
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.model.config.part import Rows
-from hornbook.model.config.saved_bytes import saved_bytes
-from hornbook.parallel.config import NoRecompute
 from tests.model.config.test_saved_bytes import compare
 
 SECTIONS = ("attention", "mlp", "norm", "position", "head")
 VOCAB = 96
 MORE: dict[str, dict[str, Any]] = {
     "latent": {"query_rank": 24, "kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 12},
+    "classification": {"labels": ["a", "b", "c"]},
+    "token_classification": {"labels": ["a", "b", "c"]},
     "experts": {"count": 4, "active": 2, "hidden": 40},
 }
 """Settings of a kind, whose defaults are for larger models."""
 ENCODERS = {"batch", "masked"}
 """Kinds that see all tokens."""
-UNKNOWN = {"delta", "batch", "classification", "token_classification", "regression", "span"}
-"""Kinds that do not say what they keep for backward: the planner says so."""
 
 
 def _kinds(annotation: Any) -> set[str]:
@@ -64,8 +60,4 @@ def test_every_kind_counts_its_parameters_and_operations(section: str, kind: str
 
 @pytest.mark.parametrize(("section", "kind"), ALL)
 def test_every_kind_says_what_it_keeps(section: str, kind: str) -> None:
-    if kind in UNKNOWN:
-        with pytest.raises(UsageError, match="for backward"):
-            saved_bytes(model_of(section, kind), VOCAB, Rows(2, 48, 4), NoRecompute())
-        return
     compare(part_of(section, kind), "none", "fp32", (2, 48))

@@ -11,9 +11,11 @@ from torch import Tensor
 from hornbook.data.batch import Batch, Source
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model
+from hornbook.model.config.head import LMHead, MaskedHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import saved_bytes
+from hornbook.model.heads.label_heads import CHOOSABLE, END, START
 from hornbook.model.init.init import initialize
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.parallel.config import ParallelConfig, SelectiveRecompute
@@ -145,6 +147,18 @@ def make_batch(rows: int, sequence: int, masked: bool) -> Batch:
     )
 
 
+def labelled(batch: Batch, head: Any) -> Batch:
+    """The batch with labels of some tokens, or of all, as the head takes them."""
+    shape = batch.tokens.shape
+    if head.kind == "span":
+        return replace(batch, targets=torch.full(shape, START | END | CHOOSABLE))
+    weights = torch.zeros(shape)
+    weights[:, :: 1 if head.kind == "token_classification" else 5] = 1
+    found = replace(batch, weights=weights, targets=batch.targets % len(getattr(head, "labels", "ab")))
+    numbers = head.kind == "regression" or getattr(head, "multiple", False)
+    return replace(found, values=torch.ones(*shape, head.outputs)) if numbers else found
+
+
 def measured(engine: Engine, batch: Batch) -> int:
     """Bytes of all distinct memory that autograd packs, but for parameters'."""
     parameters = {each.untyped_storage().data_ptr() for each in engine.model.parameters()}
@@ -161,7 +175,7 @@ def measured(engine: Engine, batch: Batch) -> int:
     weight = float(batch.weights.sum())
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
         hidden, auxiliary = engine.model(**engine.inputs(batch, torch.arange(len(batch.tokens))))
-        terms = engine._terms(batch, hidden, auxiliary, None, 1 / weight)
+        terms = engine._terms(batch, hidden, auxiliary, torch.arange(len(batch.tokens)), 1 / weight)
         loss = sum(terms.values())
     assert isinstance(loss, Tensor)
     return sum(each.untyped_storage().nbytes() for address, each in kept.items() if address not in parameters)
@@ -173,6 +187,8 @@ def compare(
     config = ModelConfig.model_validate(SIZES | part)
     engine = make_engine(config, recompute, precision)
     batch = make_batch(*shape, masked=config.head.kind == "masked")
+    if not isinstance(config.head, LMHead | MaskedHead):
+        batch = labelled(batch, config.head)
     if source is not None:
         batch = replace(batch, source=make_source(shape[0], source))
     rows = Rows(*shape, itemsize=4 if precision == "fp32" else 2, source=source)
@@ -254,8 +270,55 @@ def test_selective_keeps_less_than_none_and_more_than_block() -> None:
     assert block.recomputed == none.blocks // 3
 
 
+DELTA = {"kind": "delta", "key_heads": 2, "value_heads": 4, "key_dim": 6, "value_dim": 12, "convolution": 3}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["none", "block", "selective"])
+@pytest.mark.parametrize("part", [{"kind": "delta"}, DELTA], ids=["default", "sizes"])
+def test_the_delta_rule_keeps_its_chunks(part: dict[str, Any], recompute: str, precision: str) -> None:
+    """Of one chunk that is not full or is, of several, and of rows that lie behind each other."""
+    for shape in ((2, 48), (1, 32), (2, 64), (3, 128), (1, 128), (2, 200)):
+        compare({"attention": part, "layers": 2}, recompute, precision, shape)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize("kind", ["pre", "post", "parallel"])
+def test_batch_norm_keeps_its_input_twice_over(kind: str, recompute: str) -> None:
+    model = {"kind": "encoder", "norm": {"kind": "batch"}, "block": {"kind": kind}, "head": {"kind": "masked"}}
+    for precision in ("fp32", "bf16"):
+        compare(model, recompute, precision, (2, 48))
+
+
+DENSE = {"kind": "dense"}
+LABEL_HEADS: dict[str, dict[str, Any]] = {
+    "classes": {"kind": "classification", "labels": ["a", "b", "c"]},
+    "classes of any number": {"kind": "classification", "labels": ["a", "b", "c"], "multiple": True, "dropout": 0.1},
+    "pooler": {"kind": "classification", "labels": ["a", "b"], "transform": DENSE},
+    "dropped pooler": {"kind": "classification", "labels": ["a", "b"], "transform": DENSE, "dropout": 0.1},
+    "modern": {
+        "kind": "token_classification",
+        "labels": ["a"],
+        "transform": DENSE | {"activation": "gelu", "norm": True},
+    },
+    "tags": {"kind": "token_classification", "labels": ["a", "b", "c"], "dropout": 0.1},
+    "numbers": {"kind": "regression", "outputs": 2, "transform": DENSE | {"norm": True}},
+    "number": {"kind": "regression", "transform": DENSE | {"activation": "relu"}},
+    "square": {"kind": "regression", "transform": DENSE | {"activation": "relu2", "bias": False}},
+    "answers": {"kind": "span"},
+    "answers behind a pooler": {"kind": "span", "transform": DENSE, "dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("head", LABEL_HEADS)
+def test_heads_of_labels_keep_what_they_read(head: str, norm: str) -> None:
+    for kind, precision in (("encoder", "fp32"), ("decoder", "bf16")):
+        model = {"kind": kind, "norm": {"kind": norm}, "head": LABEL_HEADS[head], "layers": 1}
+        compare(model, "none", precision, (2, 48))
+
+
 def test_parts_without_a_closed_form_say_so() -> None:
-    for part in ({"attention": {"kind": "delta"}}, {"mlp": EXPERTS | {"capacity": 1.0}}):
-        config = ModelConfig.model_validate(SIZES | part)
-        with pytest.raises(UsageError, match="for backward"):
-            saved_bytes(config, VOCAB, Rows(2, 48, 4), SelectiveRecompute())
+    config = ModelConfig.model_validate(SIZES | {"mlp": EXPERTS | {"capacity": 1.0}})
+    with pytest.raises(UsageError, match="for backward"):
+        saved_bytes(config, VOCAB, Rows(2, 48, 4), SelectiveRecompute())

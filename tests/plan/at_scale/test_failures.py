@@ -4,8 +4,10 @@ import random
 
 import pytest
 
+from hornbook.cli.plan.table import plan_text
 from hornbook.plan.at_scale.failures import Upkeep, daly, estimate_upkeep, goodput, trainings, young
 from hornbook.plan.devices.hardware import parse_cluster
+from hornbook.plan.planner import plan_run
 from hornbook.run.checkpoints.interval import best_interval
 from hornbook.settings.resolve import resolve
 
@@ -51,6 +53,17 @@ def test_goodput_is_that_of_failures_one_by_one_and_best_at_the_interval() -> No
     for other in (best / 2, best * 2):
         assert goodput(other, stall, restart, mtbf) < goodput(best, stall, restart, mtbf)
     assert goodput(1e9, 1.0, 1.0, 1.0) == 0.0
+
+
+def test_a_run_that_never_gets_on_has_no_days() -> None:
+    recipe = resolve("gpt3-175b", environ={}).recipe
+    found = estimate_upkeep(recipe, 50304, parse_cluster("64x8xH100"), 1e5)
+    assert found.days(86400.0) == pytest.approx(1 / found.goodput)
+    assert found.failures(86400.0) == pytest.approx(86400 / found.goodput / found.mtbf_seconds)
+    lost = found.model_copy(update={"goodput": 0.0})
+    assert lost.days(86400.0) is lost.failures(86400.0) is None
+    plan = plan_run(recipe, parse_cluster("64x8xH100"), search=True, top=1).model_copy(update={"upkeep": lost})
+    assert "goodput 0.00%, so that no run ends: a restart takes" in plan_text(plan, explain=True)
 
 
 def _played(interval: float, stall: float, restart: float, mtbf: float, segments: int = 20_000) -> float:

@@ -44,7 +44,7 @@ def test_the_search_finds_what_estimating_every_layout_finds(name: str, cluster:
         assert not any(problems(recipe))
         assert recipe.parallel.world == devices.count
         if max(each.peak.total for each in estimate_memory(recipe, vocab, devices.device)) <= room:
-            key = block._replace(micro=0, recompute=""), spread
+            key = block._replace(micro=0, recompute="", exchange=""), spread
             step = estimate_step(recipe, vocab, devices, trainer_of(recipe)).total
             times[key] = min(step, times.get(key, step))
     found = search.fastest(5, room)
@@ -73,6 +73,23 @@ def test_all_axes_are_searched() -> None:
     assert max(spread.replicas for _, spread in found) > 1
     assert min(max(getattr(block, axis) for block, _ in found) for axis in ("tensor", "context", "expert", "micro")) > 1
     assert len(found) == len(set(found))
+
+
+def test_of_two_exchanges_of_context_ranks_the_better_one_is_listed() -> None:
+    """Keys and values of few heads go round beside attention of long rows; of many an exchange of heads sends less."""
+    words = "train.compile=false", "model.position.length=32768"
+    _, few, _ = layouts_of("llama-1b", "8xH100", *words, "train.sequence=32768", "model.attention.kv_heads=8")
+    _, many, room = layouts_of("llama-1b", "8xH100", *words, "train.sequence=8192", "model.attention.kv_heads=32")
+    times = {
+        (name, kind): search._microbatch_seconds(Block(context=8, exchange=kind, micro=8))
+        for name, search in (("few", few), ("many", many))
+        for kind in ("ring", "all-to-all")
+    }
+    assert times["few", "ring"] < times["few", "all-to-all"]
+    assert times["many", "all-to-all"] < times["many", "ring"]
+    found = many.fastest(40, room)
+    assert len({each.name for each in found}) == len(found) == 40
+    assert any(each.block.exchange == "all-to-all" for each in found)
 
 
 @pytest.mark.parametrize(

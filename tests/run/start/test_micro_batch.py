@@ -143,6 +143,7 @@ def test_auto_is_settled_in_a_dry_run_and_refused_where_it_cannot_be(
     assert describe_job(resolved, RunDir(tmp_path / "run"), Start(), measure=True)["estimate"]["fits"]
     with pytest.raises(UsageError, match="give a number"):
         settle_micro_batch(resolved, launched=True)
-    delta = resolve(None, [*tiny_settings, "train.micro_batch=auto", "model.attention=delta"], environ={})
-    with pytest.raises(UsageError, match="does not say what it keeps"):
-        settle_micro_batch(delta)
+    experts = "model.mlp={kind='experts', count=4, active=2, hidden=64, capacity=1.0}"
+    dropping = resolve(None, [*tiny_settings, "train.micro_batch=auto", experts], environ={})
+    with pytest.raises(UsageError, match="keep for backward is not known before they run"):
+        settle_micro_batch(dropping)

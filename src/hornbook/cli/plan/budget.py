@@ -96,7 +96,8 @@ def budget_result(
     )
 
     def planner(recipe: "Recipe", *, remedy: bool) -> Plan:
-        return anchored(plan_run(recipe, cluster, search=cluster.count > 1, remedy=remedy), recipe, cluster)
+        found = plan_run(recipe, cluster, search=cluster.count > 1, top=1, remedy=remedy)
+        return anchored(found, recipe, cluster)
 
     found = plan_budget(
         question,

@@ -1,4 +1,7 @@
-"""`hornbook ladder fit | published`: a scaling law of one's own runs; compute of published models. No torch."""
+"""`hornbook ladder run | fit | published`: runs of a scaling law of one's own, its fit; compute of published models.
+
+No torch here: each run is a process of its own.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from hornbook.cli.result import CommandGroup, Result, columns
-from hornbook.cli.shell import DryRun
+from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, say, split_target
 from hornbook.errors import HornbookError, UsageError
 from hornbook.files.durable import writing
 from hornbook.files.run_directory import RunDir
@@ -26,6 +29,53 @@ app = CommandGroup(
 TAIL = 0.05
 """Last share of the steps whose median is the training loss of a run."""
 SYMBOLS = {"exponent": "a, of N ~ C^a"}
+
+
+@app.command(context_settings=WORDS)
+def run(
+    words: Words = None,
+    *,
+    data: Annotated[Path, typer.Option(help="A folder written by `hornbook tokenize`.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the runs.")],
+    compute: Annotated[
+        list[str], typer.Option(metavar="1e15", help="Operations (6 N D) of each run of a curve; repeatable.")
+    ],
+    sizes: Annotated[int, typer.Option(metavar="N", min=3, help="Models of each curve.")] = 5,
+    spread: Annotated[
+        float, typer.Option(metavar="FACTOR", min=1.2, help="Largest over best size by the replicated law.")
+    ] = 4.0,
+    dry_run: DryRun = False,
+) -> Result:
+    """Train isoFLOP curves: several sizes for each budget of operations, one run after the other, then fit them.
+
+    Models have the recipe's parts and usual proportions; data, batch, learning rate and schedule are the recipe's. Runs
+    that are finished stay, one that was stopped goes on. Two budgets or more are needed for a fit.
+    """
+    from hornbook.plan.scaling.isoflop import isoflop_runs
+    from hornbook.plan.scaling.money import parse_budgets
+
+    resolved = resolve_words(words, f"data.path={data}")
+    budgets = [parse_budgets([each], "--compute").operations for each in compute]
+    if None in budgets:
+        raise UsageError("--compute: write operations, such as 1e15 or 0.1PFd")
+    planned, left_out = isoflop_runs(resolved.recipe, [each for each in budgets if each], sizes, spread)
+    target, overrides = split_target(words)
+    rows = []
+    for number, each in enumerate(planned, 1):
+        begun = RunDir(out / each.name)
+        status = summarize(begun).status if begun.recipe.is_file() else "new"
+        rows.append([each.name, short(each.parameters), short(each.tokens), f"{each.operations:.3g}", status])
+        if not dry_run and status != "finished":
+            from hornbook.cli.start.demo import hornbook
+
+            say(f"run {number} of {len(planned)}: {each.name}")
+            given = [word for word in (target, *overrides, *each.words()) if word is not None]
+            hornbook("train", *given, "--data", data, "--out", begun.path, "--resume", "auto", capture=True)
+            rows[-1][-1] = "finished"
+    notes = [f"[yellow]![/] {name} is left out: {why}" for name, why in left_out.items()]
+    notes.append(f"fit: hornbook ladder fit {out}")
+    value = {"runs": [each.model_dump(mode="json") for each in planned], "left_out": left_out}
+    return Result(value, columns([["run", "parameters", "tokens", "operations", "status"], *rows]), notes=notes)
 
 
 @app.command()

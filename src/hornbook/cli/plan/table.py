@@ -153,8 +153,11 @@ def _upkeep(found: "Plan") -> list[str]:
     upkeep, seconds = found.upkeep, found.seconds(found.best)
     if upkeep is None:
         return []
-    expected = "" if seconds is None else f", {upkeep.failures(seconds):.3g} in this run"
-    whole = "" if seconds is None else f", {duration(86400 * upkeep.days(seconds))} in all"
+    failures, days = (None, None) if seconds is None else (upkeep.failures(seconds), upkeep.days(seconds))
+    expected = "" if failures is None else f", {failures:.3g} in this run"
+    whole = (
+        ", so that no run ends" if not upkeep.goodput else "" if days is None else f", {duration(86400 * days)} in all"
+    )
     stall, write, interval, restart = (
         duration(each)
         for each in (upkeep.stall_seconds, upkeep.write_seconds, upkeep.interval_seconds, upkeep.restart_seconds)

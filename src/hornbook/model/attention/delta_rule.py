@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-CHUNK = 64
-"""Tokens of a chunk."""
+from hornbook.model.config.attention import DELTA_CHUNK as CHUNK
+
 Keys = Float[Tensor, "batch heads time key_dim"]
 Values = Float[Tensor, "batch heads time value_dim"]
 Rates = Float[Tensor, "batch heads time"]

@@ -8,6 +8,9 @@ from hornbook.model.config.part import FEW_ROWS, LayerPart, Model, Problems, Pro
 from hornbook.model.config.tiling import kept_pairs, kept_pairs_across
 from hornbook.settings.fields import OPEN, Count, Number
 
+DELTA_CHUNK = 64
+"""Tokens that the delta rule computes at a time (`hornbook.model.attention.delta_rule`)."""
+
 
 def _probabilities(model: Model, rows: Rows, window: int | None, head_dim: int) -> int:
     """Bytes kept of attention's probabilities, or of what they are made of again."""
@@ -233,6 +236,35 @@ class DeltaAttentionConfig(LayerPart):
         """Each value head reads its state [key, value] by key and by query and adds an outer product to it."""
         recurrence = 3 * 6 * self.widths(model)[1] * (self.key_dim or model.width // model.heads)
         return recurrence, recurrence
+
+    def saved_bytes(self, model: Model, rows: Rows) -> int:
+        """What the joint product gives, the convolution, units, rates and the rule; then the norm, gate and output."""
+        keys, values = self.widths(model)
+        heads, mixed, taps = self.value_heads or model.heads, 2 * keys + values, self.convolution
+        joint = mixed + values + 2 * heads
+        kept = rows.stacked(model.width * joint) + rows.cast(values * model.width) + rows.values(joint)
+        kept += rows.values(taps * mixed) + (taps - 1) * rows.tokens + 4 * rows.tokens * mixed
+        kept += 2 * mixed * taps if rows.itemsize == 2 else 0
+        kept += 8 * rows.tokens * (self.key_heads or model.heads) + 8 * heads + 12 * rows.tokens * heads
+        kept += self._saved_by_rule(model, rows, heads)
+        widened = 3 if rows.itemsize == 4 else 4  # what the norm reads, its result, the gate's SiLU, the gate
+        padded = rows.rows * -(-rows.sequence // DELTA_CHUNK) * DELTA_CHUNK
+        normed = 4 * values * (padded if rows.rebuilding else rows.tokens)  # made again from what the rule gave
+        return kept + 4 * rows.tokens * (heads + (widened - 1) * values) + normed + rows.values(values)
+
+    def _saved_by_rule(self, model: Model, rows: Rows, heads: int) -> int:
+        """Squares of chunks, keys and values in chunks, and a state for each; rows of whole chunks lie as they are,
+        and are copied for products."""
+        chunks, rest = divmod(rows.sequence, DELTA_CHUNK)
+        chunks += rest > 0
+        square, tokens = DELTA_CHUNK**2, rows.rows * DELTA_CHUNK  # of a chunk of all rows
+        key, value = self.key_dim or model.width // model.heads, self.value_dim or model.width // model.heads
+        of_keys, of_values, rates = (5, 3, 4) if rest else (8, 2, 3)
+        each = rates + of_keys * key + of_values * value
+        kept = 4 * heads * chunks * (5 * rows.rows * square + tokens * each + rows.rows * key * value)
+        read = chunks - (rest == 0 and rows.rows > 1) if chunks > 1 else 0  # the first state is no variable
+        kept += 4 * heads * tokens * key * read
+        return kept + square + chunks * (rows.rows * square + tokens)  # which tokens are of one document
 
     def problems(self, model: Model) -> Problems:
         if model.kind == "encoder_decoder":

@@ -39,6 +39,10 @@ class HeadPart(Part):
         """Weights that a position of the stream is multiplied by, shared with the embedding or not."""
         raise NotImplementedError
 
+    def num_outputs(self, vocab: int, /) -> int:
+        """Outputs of each token: by default one for each row of the embedding."""
+        return vocab
+
     def saved_bytes(self, _model: Model, _vocab: int, _rows: Rows, _targets: int, /) -> int:
         """Bytes kept for backward when the loss is known; `targets` are the tokens that are predicted."""
         raise unknown_memory(self)
@@ -159,6 +163,13 @@ class NoTransform(Part):
 
     num_parameters = num_matmul_weights
 
+    def saved_bytes(self, _model: Model, _rows: Rows) -> int:
+        """Bytes kept for backward."""
+        return 0
+
+    keeps_result: ClassVar = False
+    """Whether its result is among them."""
+
 
 class DenseTransform(Part):
     """A projection and an activation (BERT's pooler), then a norm if asked for (ModernBERT)."""
@@ -182,6 +193,23 @@ class DenseTransform(Part):
     def num_matmul_weights(self, model: Model) -> int:
         return model.width**2
 
+    @property
+    def keeps_result(self) -> bool:
+        return self._keeps_activated and not self.norm
+
+    @property
+    def _keeps_activated(self) -> bool:
+        """Whether the activation keeps its result, and not what it is made of."""
+        return self.activation in ("tanh", "relu")
+
+    def saved_bytes(self, model: Model, rows: Rows) -> int:
+        """The projection's input and matrix, what the activation keeps, and what the norm does."""
+        kept = 2 * rows.stream(model) + rows.cast(model.width**2)
+        if not self.norm:
+            return kept
+        twice = model.norm.keeps_input(rows) and not self._keeps_activated
+        return kept + model.norm.saved_bytes(model.width, rows) + twice * rows.stream(model)
+
 
 TransformConfig = Annotated[NoTransform | DenseTransform, Field(discriminator="kind")]
 
@@ -204,6 +232,22 @@ class LabelHeadPart(HeadPart):
 
     def num_matmul_weights(self: Any, model: Model, _vocab: int) -> int:
         return model.width * self.outputs + self.transform.num_matmul_weights(model)
+
+    def num_outputs(self: Any, _vocab: int) -> int:
+        return max(self.outputs, 1)  # labels may be those of the data
+
+    def saved_bytes(self, model: Model, _vocab: int, rows: Rows, targets: int, /) -> int:
+        """Where labels are, the transform, what the last projection reads in float32, and the losses."""
+        few = Rows(targets, 1, rows.itemsize)
+        shared = rows.itemsize == 4 and self.transform.keeps_result and not self.dropout
+        read = 0 if shared else 4 * targets * model.width
+        return (
+            self.transform.saved_bytes(model, few) + read + 8 * targets * bool(self.dropout) + self._losses(few, rows)
+        )
+
+    def _losses(self, few: Rows, _rows: Rows, /) -> int:
+        """Of cross-entropies: where tokens with labels are, their labels and weights, log-probabilities, a sum."""
+        return few.tokens * (8 + 8 + 4 + 4 * self.num_outputs(0)) + 4
 
     def problems(self, model: Model) -> Problems:
         if model.kind == "encoder_decoder":
@@ -235,6 +279,11 @@ class ClassificationHead(LabelHeadPart):
     @property
     def outputs(self) -> int:
         return len(self.labels)
+
+    def _losses(self, few: Rows, rows: Rows, /) -> int:
+        if not self.multiple:
+            return super()._losses(few, rows)
+        return few.tokens * (8 + 4 + 8 * self.num_outputs(0))  # outputs, and whether each label is there
 
     def problems(self, model: Model) -> Problems:
         yield from super().problems(model)
@@ -271,6 +320,9 @@ class RegressionHead(LabelHeadPart):
     outputs: Count = Field(default=1, ge=1)
     """Numbers for each text."""
 
+    def _losses(self, few: Rows, _rows: Rows, /) -> int:
+        return few.tokens * (8 + 4 + 4 * self.outputs)
+
 
 class SpanHead(LabelHeadPart):
     """Where an answer begins and ends in a text: a softmax over its tokens each, loss is the mean of both."""
@@ -279,6 +331,14 @@ class SpanHead(LabelHeadPart):
     kind: Literal["span"] = "span"
     outputs: ClassVar = 2
     """Scores of each token as the first and the last of an answer."""
+
+    def saved_bytes(self, model: Model, _vocab: int, rows: Rows, _targets: int, /) -> int:
+        """Of all tokens: an answer is chosen among them."""
+        return super().saved_bytes(model, _vocab, rows, rows.tokens)
+
+    def _losses(self, _few: Rows, rows: Rows, /) -> int:
+        """Which tokens may be chosen, log-probabilities, answers and weights of texts of a row each."""
+        return rows.tokens * (1 + 8) + rows.rows * (16 + 4)
 
 
 LabelHeadConfig = ClassificationHead | TokenClassificationHead | RegressionHead | SpanHead

@@ -1,16 +1,18 @@
 """Configuration of normalisation."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.errors import UsageError
 from hornbook.model.config.part import Model, Part, Rows
 from hornbook.settings.fields import OPEN, Number
 
 
 class NormPart(Part):
     """A norm over vectors of some width."""
+
+    rebuilt: ClassVar[bool] = True
+    """Whether `parallel.recompute = "selective"` makes its result again in backward."""
 
     def build(self, width: int, /) -> Any:
         """The module; None where nothing is done."""
@@ -94,6 +96,7 @@ class BatchNormConfig(NormPart):
     """Ioffe and Szegedy 2015 (arXiv 1502.03167), over batch and time; for encoders only, as a comparison."""
 
     builder = "layers.norm:BatchNorm"
+    rebuilt: ClassVar = False
     kind: Literal["batch"] = "batch"
     eps: Number = 1e-5
     """Added to the variance."""
@@ -101,13 +104,18 @@ class BatchNormConfig(NormPart):
     def num_parameters(self, model: Model) -> int:
         return 2 * model.width
 
-    def saved_bytes(self, _width: int, _rows: Rows) -> int:
-        raise UsageError("what BatchNorm keeps for backward is not known before it runs")
+    def keeps_input(self, rows: Rows) -> bool:
+        return rows.itemsize == 4
+
+    def saved_bytes(self, width: int, rows: Rows) -> int:
+        """Values less their mean, the same over the deviation, and the deviations; with 16 bits a float32 copy."""
+        return (2 if self.keeps_input(rows) else 3) * 4 * rows.tokens * width + 4 * width
 
 
 class NoNorm(NormPart):
     """No normalisation: the input passes unchanged (T-Fixup)."""
 
+    rebuilt: ClassVar = False
     kind: Literal["none"] = "none"
 
     def build(self, _width: int) -> None:

@@ -182,7 +182,7 @@ def _around(model: ModelConfig, norm: NormConfig, rows: Rows, made: bool) -> int
     assert not isinstance(model.block, Parallel)
     sites = model.block.norms
     kept = len(sites) * _norm(norm, model, rows)
-    remade = rows.rebuilding and (made or "before" in sites) and norm.kind != "none"
+    remade = rows.rebuilding and (made or "before" in sites) and norm.rebuilt
     return kept + (0 if remade else rows.stream(model))
 
 
@@ -191,7 +191,7 @@ def _parallel_norms(model: ModelConfig, rows: Rows) -> int:
     assert isinstance(model.block, Parallel)
     count, stream = 1 if model.block.shared_norm else 2, rows.stream(model)
     own = count * model.norm.saved_bytes(model.width, rows) + model.norm.keeps_input(rows) * stream
-    return own + (0 if rows.rebuilding else count * stream)
+    return own + (0 if rows.rebuilding and model.norm.rebuilt else count * stream)
 
 
 def _norm(norm: NormConfig, model: ModelConfig, rows: Rows) -> int:

@@ -45,6 +45,15 @@ class MuonRule(UpdateRule):
     def state_tensors(self, shape: Shape) -> tuple[StateTensor, ...]:  # noqa: ARG002
         return (StateTensor("momentum_buffer"),)
 
+    @property
+    def narrow_products(self) -> bool:
+        return self.dtype != "float32"
+
+    def update_operations(self, shape: Shape) -> float:
+        """Each iteration: X X' and its product with X of the longer side, and its square."""
+        short, long = sorted(shape[-2:])
+        return self.iterations * (4.0 * short * short * long + 2.0 * short**3)
+
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         from hornbook.optim.muon import MuonUpdate
 
@@ -89,6 +98,15 @@ class SoapRule(UpdateRule):
         for side, present in zip(("left", "right"), self.sides(shape), strict=True):
             kept += [StateTensor(name, side) for name in (side, f"{side}_basis")] if present else []  # pyright: ignore
         return tuple(kept)
+
+    def update_operations(self, shape: Shape) -> float:
+        """Of each side with an eigenbasis: the mean of squares, to the basis and back; and at each refresh the moment
+        turned, two products of squares and a QR decomposition with its Q (8 / 3 n^3)."""
+        found, size = 0.0, float(shape[-2] * shape[-1])
+        for side, present in zip(shape[-2:], self.sides(shape), strict=True):
+            refresh = 4 * size * side + (4 + 8 / 3) * side**3
+            found += present * (6 * size * side + refresh / self.refresh_every)
+        return found
 
     def group_settings(self, decayed: bool, factors: Factors) -> dict[str, float]:
         return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}

@@ -129,6 +129,15 @@ class UpdateRule(Config):
         """
         raise NotImplementedError(f"{type(self).__name__} has no method `build`")
 
+    @property
+    def narrow_products(self) -> bool:
+        """Whether the products of `update_operations` are in bfloat16 where a device has it."""
+        return False
+
+    def update_operations(self, shape: Shape) -> float:  # noqa: ARG002
+        """Operations of the products of matrices in an update of one of this shape."""
+        return 0.0
+
     def state_bytes(self, parameters: int, item_bytes: int = ITEM_BYTES["parameter"]) -> int:
         """Bytes of the state of that many values of `item_bytes` each.
 

@@ -72,13 +72,14 @@ class Upkeep(Config):
     loader_rate: float
     """Bytes of token ids per second, for all devices."""
 
-    def failures(self, seconds: float) -> float:
-        """How many to expect while so many seconds of steps are computed."""
-        return seconds / self.goodput / self.mtbf_seconds
+    def days(self, seconds: float) -> float | None:
+        """Days of the calendar for so many seconds of steps; None where none of the time counts."""
+        return seconds / self.goodput / 86400 if self.goodput else None
 
-    def days(self, seconds: float) -> float:
-        """Days of the calendar for so many seconds of steps."""
-        return seconds / self.goodput / 86400
+    def failures(self, seconds: float) -> float | None:
+        """How many to expect meanwhile."""
+        days = self.days(seconds)
+        return None if days is None else 86400 * days / self.mtbf_seconds
 
 
 def young(stall: float, mtbf: float) -> float:

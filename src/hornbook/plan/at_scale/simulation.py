@@ -118,8 +118,8 @@ def _point(recipe: Recipe, cluster: Cluster, kind: str, first: int) -> Point:
         batch_tokens=batch,
         layout=best,
         upkeep=upkeep,
-        days=None if seconds is None or not upkeep.goodput else upkeep.days(seconds),
-        failures=None if seconds is None or not upkeep.goodput else upkeep.failures(seconds),
+        days=None if seconds is None else upkeep.days(seconds),
+        failures=None if seconds is None else upkeep.failures(seconds),
     )
 
 

@@ -16,8 +16,10 @@ from hornbook.errors import UsageError
 from hornbook.plan.devices.measured import read_machine
 from hornbook.settings.fields import Config
 
-PRECISIONS = {"auto": "bf16", "bf16-pure": "bf16", "float8": "fp8"}
-"""`train.precision` -> the key of its products in the table, where they differ."""
+PRECISIONS = {"auto": "bf16", "bf16-pure": "bf16", "float8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+"""Precision of products -> the key of their rate in the table, where they differ."""
+BLOCK_SCALED = ("mxfp8", "nvfp4")
+"""Precisions whose scales are part of the product: devices that multiply 4 bits have them."""
 _CLUSTER = re.compile(r"(?:(?P<first>\d+)x)?(?:(?P<second>\d+)x)?(?P<device>[^\d\sx].*|this)", re.IGNORECASE)
 CPU_EFFICIENCY = 0.6
 """Share of its nominal rate that a CPU is taken to reach in products, where `hornbook bench` has measured nothing."""
@@ -76,8 +78,13 @@ class Device(Config):
         return not self.words
 
     def rate(self, precision: str) -> float:
-        """Operations per second of products in `train.precision`, at the peak; of fp32 where it has no other."""
-        found = getattr(self, PRECISIONS.get(precision, precision), None) or self.bf16 or self.fp16
+        """Operations per second of products in a precision, at the peak: in 16 bits as in the other 16 bits, or in
+        fp32 where it has neither. Raises UsageError for narrower ones that it lacks."""
+        name = PRECISIONS.get(precision, precision)
+        found = getattr(self, name, None)
+        if name in ("fp8", "fp4") and (found is None or (precision in BLOCK_SCALED and self.fp4 is None)):
+            raise UsageError(f"{self.name} has no products in {precision}, by its data sheet")
+        found = found or self.bf16 or self.fp16
         return 1e12 * (self.fp32 if precision == "fp32" or found is None else found)
 
     @property
@@ -188,12 +195,23 @@ def parse_cluster(text: str, own: Sequence[Device] = ()) -> Cluster:
     if 0 in numbers:
         raise UsageError(f"--cluster {text!r}: no devices; write 1 or more")
     if match["device"].lower() == "this":
-        return this_cluster().model_copy(update={"count": numbers[-1]} if numbers else {})
+        return _like_this(text, this_cluster(), numbers)
     device = device_named(match["device"], own)
     if len(numbers) == 2:
         return Cluster(device=device, count=numbers[0] * numbers[1], node=numbers[1])
     count = numbers[0] if numbers else 1
     return Cluster(device=device, count=count, node=min(count, device.node))
+
+
+def _like_this(text: str, here: Cluster, numbers: Sequence[int]) -> Cluster:
+    """Machines like this one, with so many devices each; a number alone is that of devices. Raises UsageError."""
+    if len(numbers) < 2:
+        return here.model_copy(update={"count": numbers[0]} if numbers else {})
+    if here.device.is_cpu:
+        raise UsageError(
+            f"--cluster {text!r}: ranks on CPUs of several machines are not planned: {numbers[1]}xthis are ranks here"
+        )
+    return here.model_copy(update={"count": numbers[0] * numbers[1], "node": numbers[1]})
 
 
 def _is_sized(device: Device, wanted: str) -> bool:

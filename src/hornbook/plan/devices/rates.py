@@ -48,6 +48,8 @@ class Rates:
     """Among which a device divides a product."""
     core: float = 0.0
     """Of a CPU: of products in fp32; 0 on other devices."""
+    vector: float = 0.0
+    """Of products in fp32."""
 
 
 @cache
@@ -82,4 +84,5 @@ def rates_of(device: Device, precision: str, shares: Shares | None = None) -> Ra
         narrow=narrow,
         units=device.units,
         core=core,
+        vector=device.rate("fp32") * shares.products,
     )

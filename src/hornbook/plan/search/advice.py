@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from hornbook.model.config.parameter_count import parameter_counts
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
 from hornbook.plan.numbers import duration
 from hornbook.plan.search.result import SAME, Layout, Plan, capacity
@@ -70,6 +71,7 @@ def warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
     yield from _memory_warnings(plan)
     yield from _shape_warnings(recipe, plan)
     yield from _layout_warnings(recipe, plan)
+    yield from _batch_warnings(recipe, plan)
     epochs = recipe.train.epochs
     if epochs is not None and epochs > EPOCHS:
         yield f"{epochs:g} epochs: beyond {EPOCHS} repeated text is worth less than new text (arXiv 2305.16264)"
@@ -107,6 +109,25 @@ def _shape_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
             f"{rows:,} rows of a step do not divide among {plan.cluster.count} devices, so that layouts are "
             f"missing: --train.batch_tokens {fitting}"
         )
+
+
+def _batch_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    """Of a decoder that learns its text from the start: rules for the critical batch are of such runs."""
+    train, model = recipe.train, recipe.model
+    if plan.tokens is None or model.kind != "decoder" or recipe.surgery or recipe.data.objective.predicts_labels:
+        return
+    from hornbook.plan.scaling.advice import suggestions
+
+    counts = parameter_counts(model, plan.vocab)
+    bare = sum(counts[name] for name in ("attention", "mlp", "norms"))
+    for each in suggestions(bare, plan.tokens):
+        if each.what == "critical batch" and train.batch_tokens > each.value > train.sequence:
+            rows = 1 << int(each.value / train.sequence).bit_length() - 1
+            yield (
+                f"a batch of {train.batch_tokens:,} tokens is beyond the critical one of about {each.value:,.0f} "
+                f"({each.name}, {each.source}): --train.batch_tokens {rows * train.sequence}, or measure it "
+                "(log.noise_scale)"
+            )
 
 
 def _layout_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from hornbook.plan.devices.hardware import Cluster
-from hornbook.plan.memory import PhaseMemory, estimate_memory
+from hornbook.plan.memory import PhaseMemory, estimate_memory, fits_memory
 from hornbook.plan.search.space import Block, Layouts, Spread
 from hornbook.plan.step import StepTime, estimate_step
 from hornbook.plan.trainer import Trainer
@@ -38,8 +38,8 @@ class Found(NamedTuple):
 
     @property
     def name(self) -> tuple[object, ...]:
-        """What layouts that differ in micro-batch and recomputation alone have in common."""
-        return (self.block._replace(micro=0, recompute=""), self.spread)
+        """What layouts have in common that differ in micro-batch, recomputation and how context ranks exchange."""
+        return (self.block._replace(micro=0, recompute="", exchange=""), self.spread)
 
 
 class _Open(NamedTuple):
@@ -71,6 +71,7 @@ class Search:
         self._seconds = cache(self._microbatch_seconds)
         self._whole = cache(self._whole_memory)
         self._memory = cache(self._estimate_memory)
+        self._holds = cache(self._estimate_holds)
         self._step = cache(self._estimate_step)
 
     def fastest(self, number: int, capacity: float, within: float = 1.0) -> list[Found]:
@@ -110,7 +111,7 @@ class Search:
     def fits(self, capacity: float) -> bool:
         """Whether some layout fits: of those that may, the smallest are estimated."""
         sizes = sorted(size for size in self._sizes() if size[0] <= capacity)
-        return any(self._memory(block, spread) <= capacity for _, block, spread in sizes[:TRIED])
+        return any(self._holds(block, spread, capacity) for _, block, spread in sizes[:TRIED])
 
     def _sizes(self) -> Iterator[tuple[float, Block, Spread]]:
         """(bytes at least, block, spread) with micro-batches of one row."""
@@ -164,7 +165,10 @@ class Search:
         return (state + kept * (SURE if spread.stages > 1 else 1)) / spread.stages + memory.runtime
 
     def _fits(self, block: Block, spread: Spread, capacity: float) -> bool:
-        return self._least_bytes(block, spread) <= capacity and self._memory(block, spread) <= capacity
+        return self._least_bytes(block, spread) <= capacity and self._holds(block, spread, capacity)
+
+    def _estimate_holds(self, block: Block, spread: Spread, capacity: float) -> bool:
+        return fits_memory(self.layouts.recipe(block, spread), self._vocab, self._cluster.device, capacity)
 
     # ---- Estimates
 
