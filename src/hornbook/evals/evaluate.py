@@ -1,4 +1,4 @@
-"""Evaluation of a model: the validation texts of a corpus source by source, then tasks of other packages."""
+"""Evaluation of a model: the validation texts of a corpus source by source, then the tasks of its recipe."""
 
 import functools
 import itertools
@@ -19,6 +19,7 @@ from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.labels import LabelScores, LabelTask
 from hornbook.evals.loss import LossScores, LossTask
 from hornbook.evals.task import Scores, Task, TaskContext
+from hornbook.evals.tasks.build import build_tasks
 from hornbook.files.run_status import coverage
 from hornbook.parallel.engine import Engine
 from hornbook.progress import Progress, silent
@@ -76,6 +77,7 @@ class Evaluator:
         """`sequence`: tokens per row."""
         self._corpus, self._tokenizer, self._recipe, self._sequence = corpus, tokenizer, recipe, sequence
         self._token_bytes = torch.from_numpy(tokenizer.token_bytes()).long()
+        self._proceed: Callable[[], bool] = lambda: True
 
     def rows(self, max_tokens: int | None = None) -> dict[str, HeldOut]:
         """The validation rows of each source, of at most `max_tokens` tokens each (None: all)."""
@@ -119,20 +121,32 @@ class Evaluator:
         scores: dict[str, ValidationScores] = {}
         for source, part in rows.items():
             scores[source] = self._task(source, part, with_progress(part)).score(engine, engine.world)
-        tasks = itertools.takewhile(lambda _: proceed(), self._tasks(proceed) if with_tasks else [])
-        return Report(scores, dict(rows), {task.name: task.score(engine, engine.world) for task in tasks})
+        return Report(scores, dict(rows), self._score_tasks(engine, proceed, progress) if with_tasks else {})
+
+    def _score_tasks(self, engine: Engine, proceed: Callable[[], bool], progress: Progress) -> dict[str, Scores]:
+        self._proceed = proceed
+        found: dict[str, Scores] = {}
+        for number, task in enumerate(itertools.takewhile(lambda _: proceed(), self.tasks)):
+            progress(f"score {task.name}", number, len(self.tasks))
+            found[task.name] = task.score(engine, engine.world)
+        return found
 
     def _task(self, source: str, part: HeldOut, batches: Iterator[Batch]) -> LossTask | LabelTask:
         if part.labelled:
             return LabelTask(source, batches, self._corpus, part.plan)
         return LossTask(source, batches, self._token_bytes)
 
-    def _tasks(self, proceed: Callable[[], bool]) -> list[Task]:
+    def _goes_on(self) -> bool:
+        """Whether the evaluation under way does."""
+        return self._proceed()
+
+    @functools.cached_property
+    def tasks(self) -> list[Task]:
+        """The tasks of the recipe. Raises UsageError where one does not fit the model, or its file is not as stated."""
         recipe = self._recipe
-        context = TaskContext(
-            self._corpus, self._tokenizer, self._sequence, recipe.train.micro_rows, recipe.seed, proceed
-        )
-        return [config.build(context) for config in recipe.eval.tasks]
+        sizes = {"sequence": self._sequence, "micro_batch": recipe.train.micro_rows, "seed": recipe.seed}
+        context = TaskContext(self._corpus, self._tokenizer, **sizes, model=recipe.model, proceed=self._goes_on)
+        return build_tasks(recipe.eval.tasks, context)
 
 
 @contextmanager

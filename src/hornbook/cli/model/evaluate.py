@@ -34,23 +34,27 @@ def evaluate(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also score gzip and a unigram model on the same text.")
     ] = False,
+    tasks: Annotated[
+        str,
+        typer.Option(help="Score these tasks: kinds (`copy,cloze`), or TOML as of `eval.tasks` (`[{kind = ...}]`)."),
+    ] = "",
     average: Average = False,
 ) -> Result:
     """Score a model on all held-out text: loss and bits per byte by source, and over all sources.
 
     For the last checkpoint of a run, this is the result that the run ended with.
     """
-    from hornbook.evals.task import Metrics
+    from hornbook.evals.task import summary_of
 
     with progress_bar() as progress:
         progress("load the model", 0, None)
-        metrics = _score(target, data, progress, baselines=baselines, average=average)
-    tasks = [f"{name}: {Metrics(values).summary}" for name, values in metrics.get("tasks", {}).items()]
-    return Result(metrics, notes=[_table(metrics), *tasks])
+        metrics = _score(target, data, progress, tasks, baselines=baselines, average=average)
+    lines = [f"{name}: {summary_of(values)}" for name, values in metrics.get("tasks", {}).items()]
+    return Result(metrics, notes=[_table(metrics), *lines])
 
 
 def _score(
-    target: Path, data: list[str] | None, progress: Progress, *, baselines: bool, average: bool
+    target: Path, data: list[str] | None, progress: Progress, tasks: str, *, baselines: bool, average: bool
 ) -> dict[str, Any]:
     """All metrics: the value of `--json`."""
     from hornbook.evals.baselines import baselines as compute_baselines
@@ -64,7 +68,7 @@ def _score(
     loaded = load_model(folder, average=average)
     if loaded.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
-    recipe = _recipe(folder, loaded)
+    recipe = _recipe(folder, loaded, tasks)
     # The best device of this machine, whatever the training used.
     engine = parallelize(loaded.model, ParallelConfig(), recipe.train.model_copy(update={"device": "auto"}))
     sequence = min(recipe.train.sequence, loaded.config.position.length)
@@ -83,8 +87,8 @@ def _score(
     return metrics
 
 
-def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
-    """The recipe of the run that `folder` belongs to, or else defaults with rows of 1,024 tokens.
+def _recipe(folder: Path, loaded: "Loaded", tasks: str = "") -> "Recipe":
+    """The recipe of the run that `folder` belongs to, or else defaults with rows of 1,024 tokens; with other `tasks`.
 
     Of no run, an encoder is scored on masked tokens, an encoder-decoder on spans or, where its tokenizer has no
     sentinels for them, on infilling.
@@ -94,14 +98,26 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
     from hornbook.run.config import TrainConfig
     from hornbook.run.start.bound import recipe_in_force
     from hornbook.settings.recipe import Recipe
+    from hornbook.settings.resolve import resolve
 
+    update: dict[str, Any] = {"model": loaded.config}
     run = RunDir(folder.resolve().parent.parent)
-    if run.recipe.is_file():
-        return recipe_in_force(run)
+    recipe = recipe_in_force(run) if run.recipe.is_file() else None
+    if tasks:
+        named = tasks if tasks.lstrip().startswith("[") else _kinds(tasks)
+        chosen = resolve(None, [f"eval.tasks={named}"], {}).recipe.eval.tasks
+        update["eval"] = (recipe or Recipe()).eval.model_copy(update={"tasks": chosen})
+    if recipe is not None:
+        return recipe.model_copy(update=update)
     assert loaded.tokenizer is not None
     pairs = Span() if loaded.tokenizer.special.sentinels else Infill()
     objective = {"decoder": Causal(), "encoder": Masked(), "encoder_decoder": pairs}[loaded.config.kind]
-    return Recipe(train=TrainConfig(sequence=WINDOW), data=DataConfig(objective=objective))
+    return Recipe(train=TrainConfig(sequence=WINDOW), data=DataConfig(objective=objective)).model_copy(update=update)
+
+
+def _kinds(names: str) -> str:
+    """`copy,cloze` as the value of `eval.tasks`."""
+    return "[" + ", ".join(f'{{kind = "{name.strip()}"}}' for name in names.split(",")) + "]"
 
 
 @contextmanager

@@ -36,6 +36,8 @@ class Evaluation:
         self._job, self._engine, self._consoles = job, engine, consoles
         inputs, recipe = job.inputs, job.recipe
         self._evaluator = Evaluator(inputs.corpus, inputs.tokenizer, recipe, recipe.train.sequence)
+        if recipe.eval.tasks:
+            self._evaluator.tasks  # noqa: B018 - made now: a file that is changed later does not end the run
         self.losses: dict[int, ValidationLoss] = {}
         """Validation loss of this attempt by step."""
 
