@@ -4,6 +4,7 @@ import functools
 import itertools
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ class Report:
     by_source: dict[str, ValidationScores]
     held_out: dict[str, HeldOut]
     tasks: dict[str, Scores] = field(default_factory=dict)
+    task_seconds: float = 0.0
+    """Time that the tasks took on this rank."""
 
     @property
     def total(self) -> ValidationScores:
@@ -121,7 +124,9 @@ class Evaluator:
         scores: dict[str, ValidationScores] = {}
         for source, part in rows.items():
             scores[source] = self._task(source, part, with_progress(part)).score(engine, engine.world)
-        return Report(scores, dict(rows), self._score_tasks(engine, proceed, progress) if with_tasks else {})
+        started = time.monotonic()
+        found = self._score_tasks(engine, proceed, progress) if with_tasks else {}
+        return Report(scores, dict(rows), found, time.monotonic() - started)
 
     def _score_tasks(self, engine: Engine, proceed: Callable[[], bool], progress: Progress) -> dict[str, Scores]:
         self._proceed = proceed
