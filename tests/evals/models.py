@@ -34,4 +34,12 @@ def context(
     """Of the model that `engine` gives."""
     model = resolve(None, list(SETTINGS), {}).recipe.model
     tokenizer = Tokenizer.load(corpus / "tokenizer")
-    return TaskContext(Corpus.open(corpus), tokenizer, sequence, micro_batch, 0, model, proceed)
+    return TaskContext(
+        corpus=Corpus.open(corpus),
+        tokenizer=tokenizer,
+        sequence=sequence,
+        micro_batch=micro_batch,
+        seed=0,
+        model=model,
+        proceed=proceed,
+    )

@@ -149,8 +149,15 @@ class Evaluator:
     def tasks(self) -> list[Task]:
         """The tasks of the recipe. Raises UsageError where one does not fit the model, or its file is not as stated."""
         recipe = self._recipe
-        sizes = {"sequence": self._sequence, "micro_batch": recipe.train.micro_rows, "seed": recipe.seed}
-        context = TaskContext(self._corpus, self._tokenizer, **sizes, model=recipe.model, proceed=self._goes_on)
+        context = TaskContext(
+            corpus=self._corpus,
+            tokenizer=self._tokenizer,
+            sequence=self._sequence,
+            micro_batch=recipe.train.micro_rows,
+            seed=recipe.seed,
+            model=recipe.model,
+            proceed=self._goes_on,
+        )
         return build_tasks(recipe.eval.tasks, context)
 
 

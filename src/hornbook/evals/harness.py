@@ -14,7 +14,7 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.evals.likelihood import Request, log_likelihoods
-from hornbook.evals.task import Model, TaskContext
+from hornbook.evals.task import Model, ModelContext
 from hornbook.evals.tasks.generation import until
 from hornbook.files.extras import install_command
 from hornbook.model.generate.generate import generate
@@ -24,13 +24,13 @@ ANSWER_TOKENS = 256
 """Tokens of an answer where a task does not say, as of HFLM."""
 
 
-@dataclass
+@dataclass(eq=False)
 class HarnessMethods:
     """What lm-eval asks of a model; `harness_model` joins it with lm-eval's own base class."""
 
     model: Model
     world: World
-    context: TaskContext
+    context: ModelContext
     bos: bool = False
     """Every context begins with the begin-of-text token, where the tokenizer's template does not add one."""
 
@@ -73,11 +73,12 @@ class HarnessMethods:
 
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """(log-likelihood in nats, whether greedy decoding gives it) of (context, continuation)."""
+        del disable_tqdm
         for number, request in enumerate(requests):
             if not self.tok_encode(request.args[1], add_special_tokens=False):
                 raise UsageError(
-                    f"{_task_of(request)}, request {number + 1}: the continuation {request.args[1]!r} is no token of this "
-                    "tokenizer: a text to be scored needs one token or more, so correct the task's data, or its "
+                    f"{_task_of(request)}, request {number + 1}: the continuation {request.args[1]!r} is no token of "
+                    "this tokenizer: a text to be scored needs one token or more, so correct the task's data, or its "
                     "doc_to_choice and doc_to_target"
                 )
         return super().loglikelihood(requests, disable_tqdm=True)  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,10 +88,10 @@ class HarnessMethods:
     ) -> list[tuple[float, bool]]:
         del disable_tqdm
         asked = []
-        for texts, before, after in requests:
-            where = "lm-eval" if texts is None else f"lm-eval, after {texts[0][-40:]!r}"
+        for texts, before, after in requests:  # windows of a text have no texts of their own
+            where = "lm-eval" if texts is None else f"lm-eval, {texts[1]!r} after {texts[0][-40:]!r}"
             if not after:
-                raise UsageError(f"{where}: {texts[1]!r} adds no token to its context: correct the task's data")
+                raise UsageError(f"{where}: no token is added to those of the context: correct the task's data")
             asked.append(Request(before, after).within(self.max_length, where, cut=True))
         found = log_likelihoods(self.model, self.world, asked, self.context)
         return [
@@ -152,14 +153,14 @@ def _task_of(request: Any) -> str:
     return f"lm-eval task {getattr(request, 'task_name', None) or '?'}"
 
 
-def harness_model(model: Model, world: World, context: TaskContext, *, bos: bool = False) -> Any:
+def harness_model(model: Model, world: World, context: ModelContext, *, bos: bool = False) -> Any:
     """An `lm_eval.api.model.TemplateLM`. Raises UsageError where lm-eval is not installed."""
     base = _lm_eval("lm_eval.api.model").TemplateLM
     return type("HarnessModel", (HarnessMethods, base), {"backend": "causal"})(model, world, context, bos)
 
 
 def run_harness(
-    model: Model, world: World, context: TaskContext, tasks: Sequence[str], folder: Path | None, *, bos: bool = False
+    model: Model, world: World, context: ModelContext, tasks: Sequence[str], folder: Path | None, *, bos: bool = False
 ) -> dict[str, Any]:
     """Results of lm-eval's tasks by name: metrics with their standard errors; samples under `samples`.
 
@@ -178,8 +179,8 @@ def run_harness(
         return evaluator.simple_evaluate(own, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
     except (FileNotFoundError, ConnectionError) as error:
         raise UsageError(
-            f"lm-eval task {', '.join(tasks)}: its data is not on this machine ({error}): correct data_files in the task's "
-            "yaml, or fetch the data set beforehand"
+            f"lm-eval task {', '.join(tasks)}: its data is not on this machine ({error}): correct data_files in the "
+            "task's yaml, or fetch the data set beforehand"
         ) from error
 
 

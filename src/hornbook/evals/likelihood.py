@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from hornbook.data.batch import Batch
 from hornbook.errors import UsageError
-from hornbook.evals.task import Model, TaskContext, score_batches
+from hornbook.evals.task import Model, ModelContext, score_batches
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -68,7 +68,7 @@ def encode_request(tokenizer: Tokenizer, context: str, continuation: str, where:
 
 
 def log_likelihoods(
-    model: Model, world: World, requests: Sequence[Request], context: TaskContext
+    model: Model, world: World, requests: Sequence[Request], context: ModelContext
 ) -> Float[np.ndarray, "requests 2"]:
     """Of each request the log-likelihood of the continuation in nats, and how many of its tokens are the likeliest.
 
@@ -87,7 +87,7 @@ def log_likelihoods(
     return found
 
 
-def _batches(requests: Sequence[Request], context: TaskContext) -> Iterator[Batch]:
+def _batches(requests: Sequence[Request], context: ModelContext) -> Iterator[Batch]:
     """All requests, the longest first, in batches of as many tokens as a microbatch of training has."""
     order = sorted(range(len(requests)), key=lambda number: (-requests[number].length, number))
     budget = context.micro_batch * context.sequence

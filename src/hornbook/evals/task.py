@@ -112,20 +112,26 @@ class Task(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class TaskContext:
-    """The data and settings that a task of `eval.tasks` is built from."""
+@dataclass(frozen=True, kw_only=True)
+class ModelContext:
+    """What a model is asked in: its tokens, and how many of them at once."""
 
-    corpus: Corpus
     tokenizer: Tokenizer
     sequence: int
     """Longest row that the model reads."""
     micro_batch: int
-    """Rows that go through the model together."""
+    """Rows of that length that go through the model together."""
     seed: int
     model: ModelConfig
     proceed: Callable[[], bool]
     """Call it before each batch, on every rank: where it is False the evaluation is dropped, so return soon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskContext(ModelContext):
+    """The data and settings that a task of `eval.tasks` is built from."""
+
+    corpus: Corpus
 
 
 def score_batches(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.model.harness import evaluate_with_harness
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Average, Target
 from hornbook.errors import IntegrityError, UsageError
@@ -38,6 +39,15 @@ def evaluate(
         str,
         typer.Option(help="Score these tasks: kinds (`copy,cloze`), or TOML as of `eval.tasks` (`[{kind = ...}]`)."),
     ] = "",
+    harness: Annotated[
+        str, typer.Option(metavar="TASK,...", help="Run these tasks of lm-eval (extra `eval`), in float32.")
+    ] = "",
+    include: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --harness: a folder of lm-eval task files (yaml).")
+    ] = None,
+    bos: Annotated[
+        bool, typer.Option("--bos", help="With --harness: every prompt begins with the begin-of-text token.")
+    ] = False,
     average: Average = False,
 ) -> Result:
     """Score a model on all held-out text: loss and bits per byte by source, and over all sources.
@@ -48,6 +58,8 @@ def evaluate(
 
     with progress_bar() as progress:
         progress("load the model", 0, None)
+        if harness:
+            return evaluate_with_harness(target, harness, include, progress, bos=bos, average=average)
         metrics = _score(target, data, progress, tasks, baselines=baselines, average=average)
     lines = [f"{name}: {summary_of(values)}" for name, values in metrics.get("tasks", {}).items()]
     return Result(metrics, notes=[_table(metrics), *lines])
