@@ -20,19 +20,23 @@ from benchmarks.evals.harness_tasks import TASKS, write_tasks
 
 MODELS = {
     "llama": (),
-    "gpt2": ("model.position.kind=learned", "model.mlp.kind=plain", "model.norm.kind=layernorm"),
+    "gpt2": ("gpt2-124m", "model.mlp.hidden=256"),
+    "qwen3": ("qwen3-0.6b", "model.mlp.hidden=128", "model.attention.kv_heads=2", "model.attention.head_dim=16"),
 }
-"""Settings of the models, all of two layers of 64."""
+"""Recipe and settings of the models, all of two layers of 64."""
 SHARED = (
     "model.layers=2",
     "model.width=64",
     "model.heads=4",
+    "model.vocab=none",
+    "model.position.length=256",
     "train.sequence=256",
     "train.batch_tokens=4096",
     "train.tokens=400k",
     "train.precision=fp32",
     "train.device=cpu",
     "optim.lr=0.003",
+    "optim.schedule.warmup=10 steps",
     "eval.every=0",
     "eval.prompt=",
 )
@@ -64,7 +68,7 @@ def train(folder: Path, paths: Sequence[str], settings: Sequence[str]) -> tuple[
         assert main(["prepare", str(source), "--out", str(data)]) == 0
         assert main(["tokenize", str(data), "--vocab", "2000"]) == 0
     run = folder / f"run-{len(list(folder.glob('run-*')))}"
-    assert main(["train", "--data", str(data), "--out", str(run), *SHARED, *settings]) == 0
+    assert main(["train", *settings, *SHARED, "--data", str(data), "--out", str(run)]) == 0
     model = run.with_name(run.name.replace("run", "model"))
     assert main(["export", str(run), "--out", str(model)]) == 0
     return run, model
@@ -107,10 +111,10 @@ def native(run: Path) -> Any:
 
 
 def exported(model: Path) -> Any:
-    """lm-eval's own class for transformers."""
+    """lm-eval's own class for transformers; it sums thousands of tokens in float64, as we do."""
     from lm_eval.models.huggingface import HFLM
 
-    return HFLM(pretrained=str(model), device="cpu", dtype="float32", batch_size=8)
+    return HFLM(pretrained=str(model), device="cpu", dtype="float32", softmax_dtype="float64", batch_size=8)
 
 
 def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:

@@ -91,8 +91,12 @@ def _next_word(text: str, texts: Sequence[str], draw: random.Random) -> dict[str
     choices = [words[at], *others]
     order = draw.sample(range(4), 4)
     shown = [choices[number] for number in order]
-    before = " ".join(words[max(at - draw.randint(0, 60), 0) : at])  # some are empty, some end with a blank
-    return {"before": before + draw.choice(["", "", " "]), "choices": shown, "answer": order.index(0)}
+    before = " ".join(words[max(at - draw.randint(0, 60), 0) : at])  # some are empty
+    return {
+        "before": before + draw.choice(["", "", " "] if before else [""]),
+        "choices": shown,
+        "answer": order.index(0),
+    }
 
 
 def _next_sentence(text: str, texts: Sequence[str], draw: random.Random) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.labels import LabelScores, LabelTask
-from hornbook.evals.loss import LossScores, LossTask
+from hornbook.evals.loss import LossScores, LossTask, Pieces
 from hornbook.evals.task import Scores, Task, TaskContext
 from hornbook.evals.tasks.build import build_tasks
 from hornbook.files.run_status import coverage
@@ -103,13 +103,15 @@ class Evaluator:
         rows: Mapping[str, HeldOut],
         *,
         with_tasks: bool = True,
+        by_document: bool = False,
         proceed: Callable[[], bool] = lambda: True,
         progress: Progress = silent,
     ) -> Report:
         """Scores of the rows of each source and, `with_tasks`, of the tasks of the recipe.
 
         Rows are disjoint, and each token of them but a document's delimiter is predicted once; each label is scored
-        once. `proceed` is called before each batch; once it is False, the rest is left out. `progress` counts rows.
+        once. `by_document` keeps losses of each document. `proceed` is called before each batch; once it is False, the
+        rest is left out. `progress` counts rows.
         """
         done, total = 0, sum(len(part.rows) for part in rows.values())
 
@@ -123,7 +125,8 @@ class Evaluator:
 
         scores: dict[str, ValidationScores] = {}
         for source, part in rows.items():
-            scores[source] = self._task(source, part, with_progress(part)).score(engine, engine.world)
+            task = self._task(source, part, with_progress(part), by_document=by_document)
+            scores[source] = task.score(engine, engine.world)
         started = time.monotonic()
         found = self._score_tasks(engine, proceed, progress) if with_tasks else {}
         return Report(scores, dict(rows), found, time.monotonic() - started)
@@ -136,10 +139,11 @@ class Evaluator:
             found[task.name] = task.score(engine, engine.world)
         return found
 
-    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch]) -> LossTask | LabelTask:
+    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch], *, by_document: bool) -> LossTask | LabelTask:
         if part.labelled:
             return LabelTask(source, batches, self._corpus, part.plan)
-        return LossTask(source, batches, self._token_bytes)
+        pieces = Pieces(self._corpus.validation[source], part.plan) if by_document else None
+        return LossTask(source, batches, self._token_bytes, pieces)
 
     def _goes_on(self) -> bool:
         """Whether the evaluation under way does."""

@@ -92,7 +92,7 @@ class HarnessMethods:
             where = "lm-eval" if texts is None else f"lm-eval, {texts[1]!r} after {texts[0][-40:]!r}"
             if not after:
                 raise UsageError(f"{where}: no token is added to those of the context: correct the task's data")
-            asked.append(Request(before, after).within(self.max_length, where, cut=True))
+            asked.append(Request(before or [self.prefix_token_id], after).within(self.max_length, where, cut=True))
         found = log_likelihoods(self.model, self.world, asked, self.context)
         return [
             (float(nats), bool(right == len(request.continuation)))
