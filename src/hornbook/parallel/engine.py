@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hornbook.data.batch import Batch, fill_rows
+from hornbook.data.batch import Batch
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
@@ -80,8 +80,6 @@ class Engine:
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._compiled = compiled or CompiledParts()
         self._hold_weights = hold_weights
-        self._rows = 0
-        """Rows of the largest microbatch so far, for which the model is compiled."""
         self._balance = Balance(model)
         self.parts = RowParts(model, world)
         """What this rank computes of the rows of a batch."""
@@ -133,7 +131,7 @@ class Engine:
         """
         self.model.train()
         factor = (self.scaler.scale if self.scaler else 1.0) / max(total_weight, 1.0)
-        step = _Step(self, [self._filled(batch) for batch in batches], key, factor)
+        step = _Step(self, [self._compiled.filled(batch) for batch in batches], key, factor)
         if self._part is not None:
             self._part.begin(batches, total_weight, self.scaler.scale if self.scaler else 1.0)
         with self._held_weights(len(batches)):
@@ -215,13 +213,6 @@ class Engine:
             return contextlib.nullcontext()
         return held_weights(self.model, self.model.compute_dtype)
 
-    def _filled(self, batch: Batch) -> Batch:
-        """Where the model is compiled, the batch with as many rows as the largest had; those added count nothing."""
-        if not self._compiled:
-            return batch
-        self._rows = max(self._rows, len(batch.tokens))
-        return fill_rows(batch, self._rows)
-
     def _to_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.world.device)
 
@@ -284,13 +275,13 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Tensor:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
-        rows, batch = len(batch.tokens), self._filled(batch)
+        rows, batch = len(batch.tokens), self._compiled.filled(batch)
         with self._looking():
             return self.apply(self.inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
-        rows, batch = len(batch.tokens), self._filled(batch)
+        rows, batch = len(batch.tokens), self._compiled.filled(batch)
 
         def read(hidden: Tensor) -> tuple[Tensor, ...]:
             return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
@@ -299,10 +290,19 @@ class Engine:
             losses, outputs = self.apply(self.inputs(batch), read)
         return losses, outputs
 
-    def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
-        mine = self.parts.batch(batch)
+    def predictions(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Losses as of `evaluate`, and 1 where the likeliest token is the target. Rows of any length: not compiled."""
+
+        def read(hidden: Tensor) -> tuple[Tensor, ...]:
+            return self._token_losses(hidden, batch), self._token_losses(hidden, batch, self._head.likeliest)
+
+        with self.evaluation_mode():
+            return self.apply(self.inputs(batch), read)
+
+    def _token_losses(self, hidden: Tensor, batch: Batch, measure: Callable[..., Tensor] | None = None) -> Tensor:
+        mine, measure = self.parts.batch(batch), measure or self._head.token_losses
         weights, lengths = self._to_device(mine.weights), batch.document_lengths
-        return self.parts.whole(self._head.token_losses(hidden, self._targets(mine), weights, lengths), batch)
+        return self.parts.whole(measure(hidden, self._targets(mine), weights, lengths), batch)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""

@@ -200,6 +200,22 @@ class Head(nn.Module):
         ]
         return torch.cat(losses).view(targets.shape)
 
+    @torch.no_grad()
+    def likeliest(
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        targets: Int[Tensor, "batch time"],
+        weights: Float[Tensor, "batch time"],
+        lengths: Lengths | None = None,
+    ) -> Float[Tensor, "batch time"]:
+        """1 where no token is likelier than the target, float32; 0 elsewhere and where the weight is 0."""
+        del lengths
+        counts, found = weights > 0, torch.zeros_like(weights)
+        parts = hidden[counts].split(chunk_rows(hidden, self.matrix, self.most_rows))
+        chosen = torch.cat([self.logits(part).argmax(-1) for part in parts])
+        found[counts] = (chosen == targets[counts]).to(found.dtype)
+        return found
+
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
         return linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
 

@@ -122,6 +122,13 @@ class Tokenizer:
         """Token ids of a text; none of them is special."""
         return self._encoder.encode(text, add_special_tokens=False).ids
 
+    def encode_as_stored(self, text: str) -> list[int]:
+        """Token ids as `tokenizer.json` says: special tokens of its template, and those that the text spells.
+
+        So does transformers with an exported model, whose results others compare with.
+        """
+        return self._decoder.encode(text).ids
+
     def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
         """Token ids of pieces of one text, of which each says whether special tokens are meant where it spells them."""
         spelled = self._unspellable
