@@ -21,8 +21,10 @@ from hornbook.model.attention.mask import AttentionMask, RowPart, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.heads.head import Head
-from hornbook.model.layers.dropout import Dropout
+from hornbook.model.layers.dropout import Dropout, embedding_noise
 from hornbook.model.layers.embedding import Embedding, InputLayers
+
+_NOISE = 60  # site of the noise on embeddings, and the one behind it for a decoder; no layer draws there
 
 
 class Source(NamedTuple):
@@ -117,6 +119,8 @@ class Transformer(Stack):
         super().__init__(**stack)
         self.compute_dtype = torch.float32
         """Dtype of activations and matrix products; parameters are always float32."""
+        self.noise = 0.0
+        """How much noise is added to embeddings in training (`embedding_noise`); 0: none."""
         self.encoder = encoder
         self.head = head
 
@@ -222,5 +226,8 @@ class Transformer(Stack):
         )
         if self.embedding is None:
             return tokens, context
-        x = stack.embed(self.embedding(tokens), positions, types, self.compute_dtype)
+        vectors = self.embedding(tokens)
+        if self.noise and keys is not None:
+            vectors = embedding_noise(vectors, keys, _NOISE + (stack is self), self.noise, mask)
+        x = stack.embed(vectors, positions, types, self.compute_dtype)
         return stack.dropout(x, context), context

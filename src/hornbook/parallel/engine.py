@@ -17,6 +17,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
+from hornbook.model.heads.preference import MEASURED, Answers, comparison_losses
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
@@ -87,6 +88,8 @@ class Engine:
         """Of the terms of the objective, in the order in which they are added."""
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
+        self._learned = [True] * len(self.loss_names)
+        """Of each name: part of the objective, and not only told beside it."""
         self._part: BatchPart | None = None
         self._sums: tuple[Tensor, Tensor, float] | None = None
         """Of the step: objective, loss, and the weight of its targets, which the loss is not divided by."""
@@ -143,9 +146,20 @@ class Engine:
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
         losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
-        objective = torch.stack([sums.sum(), *penalties.values()]).sum() if penalties else sums.sum()
+        total = self.objective_of(sums)
+        objective = torch.stack([total, *penalties.values()]).sum() if penalties else total
         self._sums = objective, sums[0], total_weight
         return losses
+
+    def objective_of(self, terms: Tensor) -> Tensor:
+        """Sum of the terms that are learned, of all of `loss_names`."""
+        return terms.sum() if all(self._learned) else terms[self._learned].sum()
+
+    def add_names(self, names: Sequence[str]) -> None:
+        """Take further terms by name, behind those there are."""
+        refuse_unnamed(self.world, names)
+        self.loss_names += tuple(names)
+        self._learned += [name not in MEASURED for name in names]
 
     def measure_part(self) -> None:
         """Measure the gradient over parts of each batch from the next step on; it changes no bit of training."""
@@ -195,9 +209,22 @@ class Engine:
         if self._head.takes_rows:
             few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
         early = power_below(factor) if self.scaler else 1.0
+        if batch.compared is not None:
+            found = self._compared_losses(hidden, targets, weights, batch, early)
+            return {name: term / early if name == "loss" else term for name, term in found.items()} | rest
         more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
         found = self._head.losses(hidden, targets, weights * early, **more, **few)
         return {**{name: term / early for name, term in found.items()}, **rest}
+
+    def _compared_losses(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, batch: Batch, scale: float
+    ) -> dict[str, Tensor]:
+        """Losses of objectives that compare answers, and what is told beside them."""
+        compared = batch.compared
+        assert compared is not None
+        marks, sides, references = map(self._to_device, (compared.marks, compared.sides, compared.references))
+        answers = Answers(marks, sides, references, compared.counts)
+        return comparison_losses(self._head, hidden, targets, weights, answers, compared.objective, scale=scale)
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
@@ -343,14 +370,13 @@ class _Step:
         found = engine._terms(batch, hidden, auxiliary, self._keys[number], self._factor)
         # A part from outside may give losses that it has not named: they were 0 in the microbatches before.
         if unnamed := tuple(name for name in found if name not in engine.loss_names):
-            refuse_unnamed(engine.world, unnamed)
-            engine.loss_names += unnamed
+            engine.add_names(unnamed)
             self.terms = [nn.functional.pad(each, (0, len(unnamed))) for each in self.terms]
         dtype = torch.promote_types(engine.model.compute_dtype, torch.float32)
         none = torch.zeros((), dtype=dtype, device=engine.world.device)
         terms = torch.stack([found.get(name, none) for name in engine.loss_names])
         self.terms.append(terms.detach())
-        return terms.sum() * self._factor
+        return engine.objective_of(terms) * self._factor
 
     def end(self) -> None:
         gradients = None if self.tree is None else self._engine._take_gradients()

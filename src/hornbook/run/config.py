@@ -76,6 +76,9 @@ class TrainConfig(Config):
     """Products of float8 numbers."""
     loss: LossConfig = LossConfig()
     """The loss function."""
+    neftune: Number = Field(default=0, ge=0)
+    """Noise on the embeddings in training, uniform within this / sqrt(tokens of the document x width) (NEFTune, arXiv
+    2310.05914; 5 to 15 for fine-tuning). 0: none."""
     average: AverageConfig = NoAverage()
     """An average of the weights, kept beside them: 4 bytes per parameter. `hornbook export --average` takes it."""
     device: str = "auto"

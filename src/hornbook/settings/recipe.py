@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from hornbook.data.config.data import DataConfig
+from hornbook.data.config.preferences import Comparing
 from hornbook.evals.config import EvalConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import LabelHeadConfig, RegressionHead
@@ -167,10 +168,28 @@ def _check_labels(recipe: Recipe) -> Iterator[tuple[str, str]]:
     elif objective.kind in ("answer", "seq2seq") and (objective.kind == "seq2seq") != (kind == "encoder_decoder"):
         fitting = "seq2seq" if kind == "encoder_decoder" else "answer"
         yield "data.objective", f'models of kind "{kind}" learn prompts and answers by the objective "{fitting}"'
-    if objective.kind in ("labels", "answer", "seq2seq") and not recipe.data.document_mask:
+    if isinstance(objective, Comparing):
+        yield from _check_comparing(recipe)
+    packed = objective.kind in ("labels", "answer", "seq2seq") or isinstance(objective, Comparing)
+    if packed and not recipe.data.document_mask:
         yield "data.document_mask", "labelled texts that share a row must not see each other: leave it true"
     if labelled:
         yield from _check_label_head(recipe, head)
+
+
+def _check_comparing(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Objectives that compare answers sum over whole answers, within one rank."""
+    name, parallel = f'the objective "{recipe.data.objective.kind}"', recipe.parallel
+    if recipe.model.kind != "decoder":
+        yield "data.objective", f'{name} is for decoders, and model.kind is "{recipe.model.kind}"'
+    if parallel.world != parallel.data_ranks or parallel.expert != 1:
+        yield "parallel", f"{name} looks at whole answers: divide the data alone (parallel.data, parallel.shard)"
+    if recipe.train.loss.smoothing or recipe.train.loss.z_loss:
+        yield "train.loss", f"{name} has a loss of its own: leave smoothing and z_loss 0 (dpo has its own smoothing)"
+    if recipe.log.noise_scale:
+        yield "log.noise_scale", f"{name} weighs answers and not tokens: leave it 0"
+    if recipe.data.packing != "concat":
+        yield "data.packing", f'{name} packs whole comparisons by itself: leave it at "concat"'
 
 
 def _check_label_head(recipe: Recipe, head: LabelHeadConfig) -> Iterator[tuple[str, str]]:

@@ -27,9 +27,9 @@ from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.model.generate.chat import ChatTemplate
     from hornbook.model.generate.sampling import Sampling
     from hornbook.model.storage.load import Loaded
+    from hornbook.text.tokenizer.chat_template import ChatTemplate
 
 _KEYS = "/reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 _ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
@@ -111,7 +111,7 @@ class Turns:
 
     def tokens(self) -> list[int]:
         """The tokens that the next answer continues: the conversation up to the assistant's turn."""
-        from hornbook.model.generate.chat import Message
+        from hornbook.text.tokenizer.chat_template import Message
 
         return self._template.encode([Message(role, text) for role, text in self._turns])
 
@@ -160,7 +160,7 @@ Conversation = Turns | OneText
 
 
 def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
-    from hornbook.model.generate.chat import read_chat_template
+    from hornbook.text.tokenizer.chat_template import read_chat_template
 
     assert loaded.tokenizer is not None
     template = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
