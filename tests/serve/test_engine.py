@@ -124,7 +124,7 @@ def test_log_probabilities_are_those_of_the_model(loaded: Loaded, start: Start) 
     engine.submit(asked.request)
     found = asked.wait()
     (read,) = (each.scores for each in found if isinstance(each, PromptScores))
-    made = [score for each in found if isinstance(each, Piece) for score in each.scores]
+    made = [scored.score for each in found if isinstance(each, Piece) for scored in each.scores]
     tokens = [*prompt, *(each.token for each in made)]
     with torch.no_grad():
         hidden, _ = loaded.model(torch.tensor([tokens]))
@@ -143,10 +143,10 @@ def test_a_bias_bans_and_forces_tokens(loaded: Loaded, start: Start) -> None:
     forced = Asked([0, 1], bias={66: 100.0}, logprobs=0)
     banned = Asked([0, 1], bias={best: -100.0}, logprobs=1, tokens=1)
     engine.submit(forced.request, banned.request)
-    chosen = [score for each in forced.wait() if isinstance(each, Piece) for score in each.scores]
+    chosen = [scored.score for each in forced.wait() if isinstance(each, Piece) for scored in each.scores]
     assert [each.token for each in chosen] == [66] * 10
     assert chosen[0].log_probability < -0.1  # that of the model, without the bias
-    ((score,),) = (each.scores for each in banned.wait() if isinstance(each, Piece))
+    (((_, score),),) = (each.scores for each in banned.wait() if isinstance(each, Piece))
     assert score.top[0][0] == best != score.token
 
 
@@ -160,7 +160,8 @@ def test_a_text_ends_before_a_stop_string_and_at_a_stop_token(loaded: Loaded, st
     assert "".join(each.text for each in found if isinstance(each, Piece)) == whole[: whole.index(stop)]
     assert isinstance(found[-1], Finished)
     assert found[-1].reason == "stop"
-    shown = [score.token for each in found if isinstance(each, Piece) for score in each.scores]
+    shown = [scored.start for each in found if isinstance(each, Piece) for scored in each.scores]
+    assert max(shown) < whole.index(stop)
     assert len(shown) < found[-1].tokens  # tokens of the string itself have no scores
     (first,) = generate(loaded.model, [0, 5], max_tokens=1, seed=8, vocab=257)
     ended = Asked([0, 5], sampling=Sampling(seed=8), tokens=30, stop_ids=frozenset([first]))

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hornbook.model.generate.sampling import TokenScore
+from hornbook.serve.requests import ScoredToken
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
@@ -39,26 +39,22 @@ class CompletionAnswer(Answer):
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
     def choice(
-        self, number: int, text: str, scores: Sequence[TokenScore | int] | None, reason: str | None, offset: int = 0
+        self, number: int, text: str, scores: Sequence[ScoredToken] | None, reason: str | None
     ) -> dict[str, Any]:
-        """A choice, or a piece of one. scores: None: not asked for. offset: characters of the text before it."""
-        logprobs = None if scores is None else self._logprobs(scores, offset)
+        """A choice, or a piece of one. scores: None: not asked for."""
+        logprobs = None if scores is None else self._logprobs(scores)
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    def _logprobs(self, scores: Sequence[TokenScore | int], offset: int) -> dict[str, Any]:
-        """A token alone is the first of a prompt: it has no probability."""
-        tokens = [self._spell(each if isinstance(each, int) else each.token) for each in scores]
-        offsets = [offset]
-        for token in tokens:
-            offsets.append(offsets[-1] + len(token))
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        scores = [each.score for each in tokens]
         return {
-            "tokens": tokens,
-            "token_logprobs": [None if isinstance(each, int) else each.log_probability for each in scores],
+            "tokens": [self._spell(each.token) for each in scores],
+            "token_logprobs": [each.log_probability for each in scores],
             "top_logprobs": [
-                None if isinstance(each, int) else {self._spell(token): score for token, score in each.top}
+                None if each.log_probability is None else {self._spell(token): score for token, score in each.top}
                 for each in scores
             ],
-            "text_offset": offsets[:-1],
+            "text_offset": [each.start for each in tokens],
         }
 
 
@@ -67,7 +63,9 @@ class ChatAnswer(Answer):
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, number: int, text: str, scores: Sequence[TokenScore] | None, reason: str | None) -> dict[str, Any]:
+    def choice(
+        self, number: int, text: str, scores: Sequence[ScoredToken] | None, reason: str | None
+    ) -> dict[str, Any]:
         """A whole choice."""
         message = {"role": "assistant", "content": text, "refusal": None}
         return {
@@ -78,7 +76,7 @@ class ChatAnswer(Answer):
         }
 
     def delta(
-        self, number: int, delta: dict[str, Any], scores: Sequence[TokenScore] | None, reason: str | None
+        self, number: int, delta: dict[str, Any], scores: Sequence[ScoredToken] | None, reason: str | None
     ) -> dict[str, Any]:
         """A piece of a choice."""
         return {
@@ -88,17 +86,17 @@ class ChatAnswer(Answer):
             "finish_reason": reason,
         }
 
-    def _logprobs(self, scores: Sequence[TokenScore] | None) -> dict[str, Any] | None:
+    def _logprobs(self, scores: Sequence[ScoredToken] | None) -> dict[str, Any] | None:
         if scores is None:
             return None
         content = [
             self._scored(each.token, each.log_probability)
             | {"top_logprobs": [self._scored(token, score) for token, score in each.top]}
-            for each in scores
+            for _, each in scores
         ]
         return {"content": content, "refusal": None}
 
-    def _scored(self, token: int, score: float) -> dict[str, Any]:
+    def _scored(self, token: int, score: float | None) -> dict[str, Any]:
         text = self._spell(token)
         whole = "\ufffd" not in text  # else it is a part of a character, whose bytes its text does not tell
         return {"token": text, "logprob": score, "bytes": list(text.encode()) if whole else None}

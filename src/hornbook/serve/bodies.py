@@ -4,6 +4,7 @@ A field that would change the answer and is not served is refused by its name; o
 accepted.
 """
 
+import json
 import secrets
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -182,6 +183,8 @@ def parse_body(kind: type[B], data: bytes) -> B:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(found, dict):
         raise ApiError(400, "the body is JSON, but not an object", code="invalid_json")
+    for name, value in found.items():
+        _require_unicode(name, value)
     found = {name: value for name, value in found.items() if name not in IGNORED}
     try:
         return kind.model_validate(found)
@@ -189,10 +192,23 @@ def parse_body(kind: type[B], data: bytes) -> B:
         raise _refusal(error) from error
 
 
+def _require_unicode(name: str, value: Any) -> None:
+    """JSON may spell half of a pair of surrogates, which is no character. Raises ApiError (400)."""
+    try:
+        json.dumps([name, value], ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        shown = _ascii(name)
+        raise ApiError(400, f"{shown}: its text is no Unicode (half of a surrogate pair)", param=shown) from error
+
+
+def _ascii(name: Any) -> str:
+    return str(name)[:60].encode("ascii", "backslashreplace").decode()
+
+
 def _refusal(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body."""
     first = error.errors(include_url=False, include_input=False)[0]
-    place = [str(each)[:60].encode("ascii", "backslashreplace").decode() for each in first["loc"]]
+    place = [_ascii(each) for each in first["loc"]]
     message = first["msg"].removeprefix("Value error, ")
     if not place:  # a rule of several fields, whose message begins with the field
         return ApiError(400, message, param=message.partition(":")[0])

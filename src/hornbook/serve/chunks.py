@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from hornbook.model.generate.sampling import TokenScore
+from hornbook.model.generate.text_stream import TextStream
 from hornbook.serve.answers import ChatAnswer, CompletionAnswer, usage
 from hornbook.serve.bodies import ChatBody, CompletionBody
-from hornbook.serve.requests import Event, Finished, Piece, PromptScores
+from hornbook.serve.requests import Event, Finished, Piece, PromptScores, ScoredToken
 from hornbook.serve.service import Prompt, Service
 
 Events = AsyncIterator[tuple[int, Event]]
@@ -17,7 +18,8 @@ class _Choice:
 
     def __init__(self) -> None:
         self.text = ""
-        self.scores: list[TokenScore | int] = []
+        self.scores: list[ScoredToken] = []
+        self.prompt_scores: tuple[TokenScore, ...] = ()
         self.reason: str | None = None
         self.tokens = 0
 
@@ -42,7 +44,7 @@ class Chunks:
                 choice.reason, choice.tokens = event.reason, event.tokens
             elif isinstance(event, PromptScores):
                 for choice in found[number * self._n : (number + 1) * self._n]:
-                    choice.scores += event.scores
+                    choice.prompt_scores = event.scores
         return found
 
     def _usage(self, tokens: int) -> dict[str, int]:
@@ -54,6 +56,7 @@ class CompletionChunks(Chunks):
 
     def __init__(self, service: Service, body: CompletionBody, prompts: Sequence[Prompt]) -> None:
         super().__init__(body, prompts)
+        self._tokenizer = service.tokenizer
         self._answer = CompletionAnswer(service.name, service.tokenizer)
         self._scored, self._echo, self._prompts = body.logprobs is not None, body.echo, prompts
 
@@ -62,44 +65,52 @@ class CompletionChunks(Chunks):
         found = await self._gather(events, self._n * len(self._prompts))
         choices = []
         for number, each in enumerate(found):
-            prompt = self._prompts[number // self._n]
-            text = prompt.text + each.text if self._echo else each.text
-            choices.append(self._answer.choice(number, text, self._scores(prompt, each.scores), each.reason))
+            prompt, text, scores = self._prompts[number // self._n], each.text, each.scores
+            if self._echo:
+                text = prompt.text + text
+                scores = [*self._prompt_scores(prompt, each.prompt_scores), *self._behind(prompt, scores)]
+            choices.append(self._answer.choice(number, text, scores if self._scored else None, each.reason))
         return self._answer.complete(choices, self._usage(sum(each.tokens for each in found)))
 
     async def stream(self, events: Events) -> AsyncIterator[dict[str, Any]]:
         """Chunks; an echoed prompt is the first one of each choice."""
-        tokens, offsets = 0, [0] * (self._n * len(self._prompts))
-        begun: set[int] = set()
+        tokens, begun = 0, set[int]()
         async for number, event in events:
             prompt = self._prompts[number]
-            firsts = range(number * self._n, (number + 1) * self._n)
+            first = number * self._n
             if self._echo and number not in begun:
                 begun.add(number)
-                given = event.scores if isinstance(event, PromptScores) else ()
-                for at in firsts:
-                    offsets[at] = len(prompt.text)
-                    yield self._part(at, prompt.text, self._scores(prompt, given), None, 0)
+                given = self._prompt_scores(prompt, event.scores if isinstance(event, PromptScores) else ())
+                for at in range(first, first + self._n):
+                    yield self._part(at, prompt.text, given if self._scored else None, None)
             if isinstance(event, Piece):
-                at = firsts[event.choice]
-                yield self._part(at, event.text, event.scores if self._scored else None, None, offsets[at])
-                offsets[at] += len(event.text)
+                scores = self._behind(prompt, event.scores) if self._echo else event.scores
+                yield self._part(first + event.choice, event.text, scores if self._scored else None, None)
             elif isinstance(event, Finished):
                 tokens += event.tokens
-                yield self._part(firsts[event.choice], "", None, event.reason, 0)
+                yield self._part(first + event.choice, "", None, event.reason)
         if self._usage_at_end:
             yield self._answer.part([], self._usage(tokens))
 
-    def _part(
-        self, number: int, text: str, scores: Sequence[TokenScore | int] | None, reason: str | None, offset: int
-    ) -> dict[str, Any]:
-        return self._answer.part([self._answer.choice(number, text, scores, reason, offset)])
+    def _part(self, number: int, text: str, scores: Sequence[ScoredToken] | None, reason: str | None) -> dict[str, Any]:
+        return self._answer.part([self._answer.choice(number, text, scores, reason)])
 
-    def _scores(self, prompt: Prompt, scores: Sequence[TokenScore | int]) -> Sequence[TokenScore | int] | None:
-        """With the first token of an echoed prompt, which has no probability, unless it is the delimiter."""
+    def _behind(self, prompt: Prompt, scores: Sequence[ScoredToken]) -> list[ScoredToken]:
+        """Tokens of a text behind its echoed prompt."""
+        return [ScoredToken(len(prompt.text) + start, score) for start, score in scores]
+
+    def _prompt_scores(self, prompt: Prompt, scores: Sequence[TokenScore]) -> list[ScoredToken]:
+        """Tokens of an echoed prompt; the first has no probability, and is not shown if it is the delimiter."""
         if not self._scored:
-            return None
-        return [prompt.tokens[0], *scores] if self._echo and not prompt.begun else scores
+            return []
+        before, scores = prompt.tokens[:1], list(scores)
+        if not prompt.begun:
+            before, scores = [], [TokenScore(prompt.tokens[0], None, ()), *scores]
+        text, start, found = TextStream(self._tokenizer, before), 0, []
+        for each in scores:
+            found.append(ScoredToken(start, each))
+            start += len(text.push(each.token))
+        return found
 
 
 class ChatChunks(Chunks):
@@ -114,7 +125,7 @@ class ChatChunks(Chunks):
         """The whole answer."""
         found = await self._gather(events, self._n)
         choices = [
-            self._answer.choice(number, each.text, self._scores(each.scores), each.reason)
+            self._answer.choice(number, each.text, each.scores if self._scored else None, each.reason)
             for number, each in enumerate(found)
         ]
         return self._answer.complete(choices, self._usage(sum(each.tokens for each in found)))
@@ -128,7 +139,7 @@ class ChatChunks(Chunks):
                 for number in range(self._n):
                     yield self._part(number, {"role": "assistant", "content": ""}, None, None)
             if isinstance(event, Piece):
-                yield self._part(event.choice, {"content": event.text}, self._scores(event.scores), None)
+                yield self._part(event.choice, {"content": event.text}, event.scores if self._scored else None, None)
             elif isinstance(event, Finished):
                 tokens += event.tokens
                 yield self._part(event.choice, {}, None, event.reason)
@@ -136,9 +147,6 @@ class ChatChunks(Chunks):
             yield self._answer.part([], self._usage(tokens))
 
     def _part(
-        self, number: int, delta: dict[str, Any], scores: Sequence[TokenScore] | None, reason: str | None
+        self, number: int, delta: dict[str, Any], scores: Sequence[ScoredToken] | None, reason: str | None
     ) -> dict[str, Any]:
         return self._answer.part([self._answer.delta(number, delta, scores, reason)])
-
-    def _scores(self, scores: Sequence[TokenScore | int]) -> list[TokenScore] | None:
-        return [each for each in scores if isinstance(each, TokenScore)] if self._scored else None

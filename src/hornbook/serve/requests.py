@@ -11,13 +11,21 @@ Reason = Literal["stop", "length"]
 """Why a text ended: by a token or string that ends it, or by its limit."""
 
 
+class ScoredToken(NamedTuple):
+    """A token and where its text begins."""
+
+    start: int
+    """Characters of the text before it."""
+    score: TokenScore
+
+
 class Piece(NamedTuple):
     """More text of one choice."""
 
     choice: int
     text: str
-    scores: tuple[TokenScore, ...] = ()
-    """Of the tokens of the text, where log-probabilities are wanted."""
+    scores: tuple[ScoredToken, ...] = ()
+    """The tokens of the text, where log-probabilities are wanted."""
 
 
 class Finished(NamedTuple):

@@ -1,22 +1,12 @@
 """One text while it is generated: how its next token is chosen, and what of it can be shown."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from hornbook.model.generate.sampling import REMOVED, TokenCounts, TokenScore, choose_token, score_token
 from hornbook.model.generate.text_stream import StopStrings, TextStream
-from hornbook.serve.requests import Event, Finished, Piece, Reason, Request
+from hornbook.serve.requests import Event, Finished, Piece, Reason, Request, ScoredToken
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-
-
-class _Scored(NamedTuple):
-    """A token whose text is not shown yet."""
-
-    start: int
-    """Characters of the text before it."""
-    score: TokenScore
 
 
 class Text:
@@ -34,7 +24,8 @@ class Text:
         self._stream = TextStream(tokenizer, request.prompt)
         self._ends = StopStrings(request.stop)
         self._certain, self._shown = 0, 0
-        self._waiting: list[_Scored] = []
+        self._waiting: list[ScoredToken] = []
+        """Tokens whose text is not shown yet."""
 
     @property
     def takes_best(self) -> bool:
@@ -61,7 +52,7 @@ class Text:
         if self._counts is not None:
             self._counts.generated[token] += 1
         if score is not None:
-            self._waiting.append(_Scored(self._certain, score))
+            self._waiting.append(ScoredToken(self._certain, score))
         more = self._stream.push(token)
         self._certain += len(more)
         shown = self._ends.push(more)
@@ -81,8 +72,7 @@ class Text:
         self._shown += len(text)
         ready = [each for each in self._waiting if each.start < self._shown]
         self._waiting = [] if final else self._waiting[len(ready) :]
-        scores = tuple(each.score for each in ready)
-        return [Piece(self.choice, text, scores)] if text or scores else []
+        return [Piece(self.choice, text, tuple(ready))] if text or ready else []
 
     def _finish(self, reason: Reason) -> list[Event]:
         """Show the rest and end the text."""
@@ -91,7 +81,7 @@ class Text:
         reason = reason if self._ends.found is None else "stop"
         text += self._ends.flush()
         self._shown += len(text)
-        scores = tuple(each.score for each in self._waiting if self._ends.found is None or each.start < self._shown)
+        scores = tuple(each for each in self._waiting if self._ends.found is None or each.start < self._shown)
         self._waiting = []
         rest: list[Event] = [Piece(self.choice, text, scores)] if text or scores else []
         return [*rest, Finished(self.choice, reason, self.tokens)]

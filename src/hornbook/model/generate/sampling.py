@@ -162,7 +162,8 @@ class TokenScore(NamedTuple):
     """Log-probability (nats) of a token by the model alone, before penalties, temperature and filters."""
 
     token: int
-    log_probability: float
+    log_probability: float | None
+    """None: it follows nothing."""
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens and theirs, the likeliest first."""
 
