@@ -8,6 +8,7 @@ and names kept. The model is plain PyTorch: it knows no device, no rank, no mesh
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -208,7 +209,10 @@ class Transformer(Stack):
         if memory is not None:
             cross = AttentionMask("cross", mask.lengths, memory.lengths, part=part, key_part=memory.part)
         time = tokens.shape[1] if part is None else part.length
-        if cache is None and (stack.compiled or tokens.device.type != "cpu"):
+        if cache is not None:
+            tables = {window: cache.tables(window) for window in stack.windows}
+            mask = mask if tables[None] is None else replace(mask, tables=tables)
+        elif stack.compiled or tokens.device.type != "cpu":
             batch = len(tokens)
             mask = with_tables(mask, (batch, time, time), tokens.device, stack.windows)
             if cross is not None and memory is not None:
