@@ -59,6 +59,10 @@ class Batch:
     """Labels that are numbers, in place of `targets`; without meaning where the weight is 0."""
     source: Source | None = None
     """Of encoder-decoders, the input of the encoder; `tokens` are then that of the decoder."""
+    teacher_ids: Int64[Tensor, "rows sequence top"] | None = None
+    """The likeliest tokens by the teacher of a distillation, in place of each target."""
+    teacher_logs: Float[Tensor, "rows sequence top"] | None = None
+    """Their log-probabilities, float32."""
 
 
 Record = TypeVar("Record", Batch, Source)

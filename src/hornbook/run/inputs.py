@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -115,7 +116,10 @@ def open_inputs(resolved: Resolved) -> Inputs:
     if head != recipe.model.head:
         origins["model.head.labels"] = f"the labels of {corpus.root}"
     parameters = sum(parameter.numel() for parameter in build_operated(model, vocab, recipe.surgery).parameters())
-    data = recipe.data.model_copy(update={"path": str(corpus.root.resolve())})
+    replay = recipe.data.replay
+    if replay.path is not None:
+        replay = replay.model_copy(update={"path": str(Path(replay.path).resolve())})
+    data = recipe.data.model_copy(update={"path": str(corpus.root.resolve()), "replay": replay})
     complete = Resolved(recipe.model_copy(update={"data": data, "model": model}), {**resolved.origins, **origins})
     return Inputs(complete, loader, tokenizer, training_length(recipe.train, loader.index.epoch_tokens), parameters)
 

@@ -64,7 +64,7 @@ def _score(
     loaded = load_model(folder, average=average)
     if loaded.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
-    recipe = _recipe(folder, loaded)
+    recipe = recipe_of(folder, loaded)
     # The best device of this machine, whatever the training used.
     engine = parallelize(loaded.model, ParallelConfig(), recipe.train.model_copy(update={"device": "auto"}))
     sequence = min(recipe.train.sequence, loaded.config.position.length)
@@ -83,7 +83,7 @@ def _score(
     return metrics
 
 
-def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
+def recipe_of(folder: Path, loaded: "Loaded") -> "Recipe":
     """The recipe of the run that `folder` belongs to, or else defaults with rows of 1,024 tokens.
 
     Of no run, an encoder is scored on masked tokens, an encoder-decoder on spans or, where its tokenizer has no
@@ -107,7 +107,7 @@ def _recipe(folder: Path, loaded: "Loaded") -> "Recipe":
 @contextmanager
 def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: Progress) -> Iterator["Corpus"]:
     """The text to score: the given files, or else the shards that the run was trained on."""
-    from hornbook.data.corpus import Corpus
+    from hornbook.data.corpus import open_corpus
     from hornbook.evals.evaluate import corpus_of_files
 
     if data:
@@ -116,7 +116,7 @@ def _corpus(data: list[str] | None, recipe: "Recipe", folder: Path, progress: Pr
     elif recipe.data.path is None:
         raise UsageError(f"{folder} belongs to no run, so there is no validation data: give --data FILES")
     else:
-        yield Corpus.open(recipe.data.path)
+        yield open_corpus(recipe.data, recipe.data.path)
 
 
 def _labels(recipe: "Recipe") -> "LabelsConfig | None":
