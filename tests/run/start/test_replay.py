@@ -52,7 +52,7 @@ def test_a_run_evaluates_both_and_is_verified(
     tmp_path: Path, tiny_settings: tuple[str, ...], old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    words = ["train", "--out", str(run), *tiny_settings, f"data.replay.path={old}", "data.replay.share=5%"]
+    words = ["train", "--out", str(run), *tiny_settings, f"data.replay.path={old}", "data.replay.share=0.05"]
     assert main([*words, "train.tokens=512"]) == Exit.DONE
     scores = json.loads(next((run / "evals").glob("*.json")).read_text())["sources"]
     assert set(scores) == {"notes", "prose", "replay-notes", "replay-prose"}
