@@ -63,6 +63,10 @@ class Batch:
     """Of encoder-decoders, the input of the encoder; `tokens` are then that of the decoder."""
     compared: "Compared | None" = None
     """Which tokens are answers to be compared; `weights` are then 1 at those that take part."""
+    teacher_ids: Int64[Tensor, "rows sequence top"] | None = None
+    """The likeliest tokens by the teacher of a distillation, in place of each target."""
+    teacher_logs: Float[Tensor, "rows sequence top"] | None = None
+    """Their log-probabilities, float32."""
 
 
 @dataclass(frozen=True, slots=True)

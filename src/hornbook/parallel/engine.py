@@ -34,7 +34,7 @@ from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
-from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
+from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed, soft_targets
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import LOSSES, World
@@ -84,7 +84,7 @@ class Engine:
         self._balance = Balance(model)
         self.parts = RowParts(model, world)
         """What this rank computes of the rows of a batch."""
-        self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *auxiliary)
+        self.loss_names: tuple[str, ...] = (*loss.terms, *auxiliary)
         """Of the terms of the objective, in the order in which they are added."""
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
@@ -205,10 +205,10 @@ class Engine:
         rest = self._balance.microbatch(auxiliary, rows, is_empty=batch.is_empty)
         if hidden is None:
             return rest
-        loss, few = self._loss, {}
+        few = soft_targets(batch, self._loss.teacher, self.world.device)
         if self._head.takes_rows:
             few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
-        early = power_below(factor) if self.scaler else 1.0
+        early, loss = power_below(factor) if self.scaler else 1.0, self._loss
         if batch.compared is not None:
             found = self._compared_losses(hidden, targets, weights, batch, early)
             return {name: term / early if name == "loss" else term for name, term in found.items()} | rest

@@ -118,7 +118,10 @@ def open_inputs(resolved: Resolved) -> Inputs:
     if head != recipe.model.head:
         origins["model.head.labels"] = f"the labels of {corpus.root}"
     parameters = sum(parameter.numel() for parameter in build_operated(model, vocab, recipe.surgery).parameters())
-    data = recipe.data.model_copy(update={"path": str(corpus.root.resolve())})
+    replay = recipe.data.replay
+    if replay.path is not None:
+        replay = replay.model_copy(update={"path": str(Path(replay.path).resolve())})
+    data = recipe.data.model_copy(update={"path": str(corpus.root.resolve()), "replay": replay})
     update = {"data": data, "model": model, "eval": _complete_tasks(recipe)}
     complete = Resolved(recipe.model_copy(update=update), {**resolved.origins, **origins})
     if recipe.eval.tasks:  # what is wrong with them is said before training

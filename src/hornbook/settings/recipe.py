@@ -81,6 +81,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         *_check_surgery(recipe),
         *_check_labels(recipe),
         *_check_noise_scale(recipe),
+        *_check_teacher(recipe),
     ]
     problems += [*_check_optim(recipe), *_check_rounding(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
@@ -120,6 +121,17 @@ def _check_precision(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "surgery", f"added parts and frozen weights are float32, and those of bf16-pure are bf16: {remedy}"
     if any(recipe.model.layer(number).mlp.kind == "experts" for number in range(recipe.model.layers)):
         yield "model.mlp", f"routers of experts need float32 weights, and those of bf16-pure are bf16: {remedy}"
+
+
+def _check_teacher(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What a teacher's predictions, which are kept by row of text, do not go with."""
+    if recipe.train.loss.teacher.kind == "none":
+        return
+    if (kind := recipe.data.objective.kind) != "causal":
+        text = f'its predictions are of causal rows, and data.objective.kind is "{kind}"'
+        yield "train.loss.teacher", f'{text}: take "causal", or leave the teacher out'
+    if recipe.parallel.tensor not in (1, FILL):
+        yield "parallel.tensor", "a teacher's tokens are of the whole vocabulary: leave it 1, or leave the teacher out"
 
 
 def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -293,6 +305,8 @@ def _check_init(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _check_data(data: DataConfig) -> Iterator[tuple[str, str]]:
+    if data.replay.path is not None and data.objective.kind == "fim":
+        yield "data.replay.path", "documents that fim rearranges lie in one folder: take another objective, or none"
     starts = [stage.from_tokens for stage in data.stages]
     if starts != sorted(set(starts)):
         yield "data.stages", "stages must begin at growing from_tokens"
