@@ -102,7 +102,7 @@ def _kinds(names: str) -> str:
 @contextmanager
 def corpus_of(data: list[str] | None, recipe: "Recipe", folder: Path, progress: Progress) -> Iterator["Corpus"]:
     """The text to score: the given files, or else the shards that the run was trained on."""
-    from hornbook.data.corpus import Corpus
+    from hornbook.data.corpus import open_corpus
     from hornbook.evals.evaluate import corpus_of_files
 
     if data:
@@ -111,7 +111,7 @@ def corpus_of(data: list[str] | None, recipe: "Recipe", folder: Path, progress: 
     elif recipe.data.path is None:
         raise UsageError(f"{folder} belongs to no run, so there is no validation data: give --data FILES")
     else:
-        yield Corpus.open(recipe.data.path)
+        yield open_corpus(recipe.data, recipe.data.path)
 
 
 def _labels(recipe: "Recipe") -> "LabelsConfig | None":
