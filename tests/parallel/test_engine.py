@@ -386,3 +386,19 @@ def test_gradients_of_logits_that_fp16_cannot_hold_are_scaled_before_they_vanish
         found[precision] = gradients(engine)["head.weight"][others]
     assert 0 < found["fp32"].abs().max() < 6e-8
     assert (found["fp16"] - found["fp32"]).norm() < 0.1 * found["fp32"].norm()
+
+
+def test_noise_on_embeddings_is_of_training_alone() -> None:
+    batch, losses = make_batch(4), []
+    for noise, key in ((0.0, (1, 2)), (9.0, (1, 2)), (9.0, (1, 2)), (9.0, (1, 3)), (9.0, None)):
+        engine = make_engine(neftune=noise)
+        losses.append(float(engine.forward_backward([batch], 64.0, key)["loss"]))
+        if noise:
+            assert engine.evaluate(batch).equal(make_engine().evaluate(batch))
+    plain, first, again, later, keyless = losses
+    assert first == again
+    assert len({plain, first, later}) == 3
+    assert keyless == plain
+    whole = make_engine(neftune=9.0)
+    parts = whole.forward_backward(split(batch, [1, 3]), 64.0, (1, 2))["loss"]
+    torch.testing.assert_close(float(parts), first, rtol=1e-6, atol=0)

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from hornbook.data.config.preferences import Comparing
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -59,9 +61,34 @@ class Batch:
     """Labels that are numbers, in place of `targets`; without meaning where the weight is 0."""
     source: Source | None = None
     """Of encoder-decoders, the input of the encoder; `tokens` are then that of the decoder."""
+    compared: "Compared | None" = None
+    """Which tokens are answers to be compared; `weights` are then 1 at those that take part."""
+    teacher_ids: Int64[Tensor, "rows sequence top"] | None = None
+    """The likeliest tokens by the teacher of a distillation, in place of each target."""
+    teacher_logs: Float[Tensor, "rows sequence top"] | None = None
+    """Their log-probabilities, float32."""
 
 
-Record = TypeVar("Record", Batch, Source)
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What is compared in some rows, for objectives that compare answers (`hornbook.data.config.preferences`)."""
+
+    objective: Comparing
+    marks: Int64[Tensor, "rows sequence"]
+    """2 * number + answered of each target: the number in its row, from 1, of the sequence it is in, and whether it is
+    part of the answer; 0 where there is none."""
+    sides: Int64[Tensor, "rows most"]
+    """Of each sequence of a row: CHOSEN, REJECTED or MISMATCHED; -1 behind the last."""
+    references: Float[Tensor, "rows most"]
+    """Log-probability of its answer by the reference model, in nats; 0 where there is none."""
+    counts: tuple[int, int, int]
+    """Of the global batch: chosen answers, rejected ones, and tokens whose own loss counts (ORPO)."""
+
+
+CHOSEN, REJECTED, MISMATCHED = 0, 1, 2
+"""Sides of a comparison; KTO compares with prompts that have another's answer."""
+
+Record = TypeVar("Record", Batch, Source, Compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +177,7 @@ def _changed(record: Record, of_tensor: Callable[[Tensor], Tensor], of_rows: Cal
             changed[name] = of_tensor(value)
         elif isinstance(value, list):
             changed[name] = of_rows(value)
-        elif isinstance(value, Source):
-            changed[name] = _changed(value, of_tensor, of_rows)
+        elif isinstance(value, Source | Compared):
+            inner: Any = value
+            changed[name] = _changed(inner, of_tensor, of_rows)
     return replace(record, **changed)

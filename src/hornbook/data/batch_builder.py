@@ -59,6 +59,8 @@ class BatchBuilder:
         self.plans = plans
         """How each stream is cut into rows in its first epoch."""
         self._plan_set = PlanSet(plans)
+        self.notes: list[str] = []
+        """What a person should know about the data, once: conversations that were cut or left out."""
 
     def segments(self, refs: SampleRefs) -> Segments:
         """Spans of the streams that each sample is made from."""

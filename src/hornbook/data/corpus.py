@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
+from hornbook.data.config.data import DataConfig
 from hornbook.data.shards.shard import REMEDY, TokenShard, watch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.files.file_records import FileRecord, Size, first_problem, read_record
@@ -23,6 +24,10 @@ from hornbook.text.config.labels import LabelsConfig, outputs_of
 from hornbook.text.tokenizer.shards import read_sidecar, verify_shard
 
 _labels: TypeAdapter[LabelsConfig] = TypeAdapter(LabelsConfig)
+
+
+REPLAY = "replay-"
+"""What names of sources of an earlier training begin with."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ class Corpus:
         self.wide = index["dtype"] == "uint32"
         """Token ids are uint32, else uint16."""
         self.tokenizer_digest = str(index["tokenizer_digest"])
+        self.replayed: frozenset[str] = frozenset()
+        """Sources of an earlier training (`data.replay`); they lie in another folder."""
         self.labels: LabelsConfig | None = _labels_of(root, index)
         """The kind of labels of a labelled set; None for plain text."""
 
@@ -155,8 +162,28 @@ class Corpus:
 
     def lock(self) -> dict[str, Any]:
         """The contents of a run's data.lock: digests of the tokenizer and of each shard."""
-        shards = {shard.name: shard.digest for shard in self.shards}
+        replayed = ((REPLAY if stream.source in self.replayed else "", stream) for stream in self.streams)
+        shards = {mark + shard.name: shard.digest for mark, stream in replayed for shard in stream.shards}
         return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer_digest, "shards": shards}
+
+    def with_replay(self, old: "Corpus") -> "Corpus":
+        """This text and that of an earlier training. UsageError where their tokens are not those of one tokenizer."""
+        if old.tokenizer_digest != self.tokenizer_digest:
+            raise UsageError(
+                f"data.replay.path: {old.root} has tokens of another tokenizer than {self.root}: make them anew with "
+                f"`hornbook tokenize {old.root} --tokenizer {self.root / 'tokenizer' / 'tokenizer.json'}`"
+            )
+        if self.labels is not None or old.labels is not None:
+            raise UsageError("data.replay.path: labelled sets are not replayed: leave it out")
+        streams = {"train": dict(self.train), "validation": dict(self.validation)}
+        for split, others in (("train", old.train), ("validation", old.validation)):
+            for name, stream in others.items():
+                if (new := REPLAY + name) in self.train or new in self.validation:
+                    raise UsageError(f"data.replay.path: {self.root} has a source {new!r}: give it another name")
+                streams[split][new] = Stream(new, stream.shards)
+        both = Corpus(self.root, self.index, streams)
+        both.replayed = frozenset(REPLAY + name for name in (*old.train, *old.validation))
+        return both
 
     def verify(self, progress: Callable[[str], None] | None = None) -> None:
         """Read every shard whole and compare it with its checksums and with the index.
@@ -175,6 +202,12 @@ class Corpus:
                 raise IntegrityError(f"{shard.path('.idx')}: document ends do not ascend: {REMEDY}")
             if progress is not None:
                 progress(shard.name)
+
+
+def open_corpus(config: DataConfig, path: Path | str) -> Corpus:
+    """The text of a folder, with that which the settings replay. Errors: as `Corpus.open` and `with_replay`."""
+    corpus = Corpus.open(path)
+    return corpus if config.replay.path is None else corpus.with_replay(Corpus.open(config.replay.path))
 
 
 def _read_index(root: Path) -> dict[str, Any]:

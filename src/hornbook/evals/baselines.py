@@ -6,11 +6,12 @@ frequencies of the training text (with one added to each count) and nothing of o
 
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from hornbook.data.corpus import Corpus, Stream
+from hornbook.evals.documents import documents
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 GZIP_WINDOW_BITS = 31  # zlib's code for the gzip container with the largest window
@@ -43,24 +44,14 @@ def unigram_bits_per_byte(train_counts: np.ndarray, held_out_counts: np.ndarray,
 
 def baselines(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
     """Bits per byte of the validation text under gzip and under the unigram model of the training tokens."""
-    documents = [
+    texts = [
         tokenizer.decode(tokens.tolist()).encode()
         for stream in corpus.validation.values()
-        for tokens in _documents(stream, {corpus.delimiter_id, corpus.end_id})
+        for tokens in documents(stream, {corpus.delimiter_id, corpus.end_id})
     ]
-    alone, concatenated = gzip_bits_per_byte(documents)
-    unigram = unigram_bits_per_byte(_counts(corpus, "train"), _counts(corpus, "validation"), sum(map(len, documents)))
+    alone, concatenated = gzip_bits_per_byte(texts)
+    unigram = unigram_bits_per_byte(_counts(corpus, "train"), _counts(corpus, "validation"), sum(map(len, texts)))
     return {"gzip_per_document": alone, "gzip_concatenated": concatenated, "unigram": unigram}
-
-
-def _documents(stream: Stream, special: set[int]) -> Iterator[np.ndarray]:
-    """Token ids of each document, without its delimiter and end."""
-    for shard in stream.shards:
-        start, data = 0, shard.data
-        for end in shard.ends.tolist():
-            tokens = data[start:end]
-            yield tokens[~np.isin(tokens, list(special))]
-            start = end
 
 
 def _counts(corpus: Corpus, split: str) -> np.ndarray:

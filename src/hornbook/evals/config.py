@@ -18,6 +18,135 @@ class TaskConfig(Config):
         raise NotImplementedError
 
 
+class OwnTask(TaskConfig):
+    """Base of the tasks of this package: they are asked of decoders that predict tokens."""
+
+    name: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
+    """Name of the measurements; by default the kind. Two tasks of one kind need different ones."""
+    items: Count = Field(default=100, ge=2)
+    """Items at most; of a file the first ones. Standard errors fall as their square root."""
+
+    @property
+    def label(self) -> str:
+        """The name, or else the kind."""
+        return self.name or str(getattr(self, "kind", ""))
+
+    def build(self, context: "TaskContext") -> "Task":
+        from hornbook.evals.tasks.build import build
+
+        return build(self, context)
+
+
+class Cloze(OwnTask):
+    """The next word of held-out passages, to be told from words of other passages by its likelihood."""
+
+    kind: Literal["cloze"] = "cloze"
+    choices: Count = Field(default=4, ge=2, le=100)
+    """Words to choose from: chance is one of them."""
+    words: Count = Field(default=40, ge=6)
+    """Words of the passage that are read, at most."""
+
+
+class Copy(OwnTask):
+    """Random tokens that come twice: how well the second time is predicted (induction; Olsson et al. 2022)."""
+
+    kind: Literal["copy"] = "copy"
+    tokens: Count = Field(default=16, ge=2)
+    """Tokens that are repeated."""
+
+
+class Arithmetic(OwnTask):
+    """Sums such as `7+5=12`, right where greedy decoding gives the whole result."""
+
+    kind: Literal["arithmetic"] = "arithmetic"
+    operations: list[Literal["+", "-", "*"]] = Field(default_factory=lambda: ["+", "-"], min_length=1)
+    """Which, in turn; differences are not negative."""
+    digits: Count = Field(default=1, ge=1, le=9)
+    """Digits of the two numbers."""
+    shots: Count = Field(default=3, ge=0, le=32)
+    """Sums with results before each."""
+
+
+class Recall(OwnTask):
+    """Which of some facts was read before, after so many tokens of held-out text. `items` are for each distance."""
+
+    kind: Literal["recall"] = "recall"
+    facts: Count = Field(default=4, ge=2, le=32)
+    """Facts to tell apart: chance is one of them."""
+    distances: list[Annotated[Count, Field(ge=0)]] = Field(default_factory=list)
+    """Tokens between facts and question; by default 0, 16, 32, 64 and so on as long as the model reads."""
+
+
+class FileTask(OwnTask):
+    """Base of tasks whose items are the rows of a local file: `.jsonl` or `.parquet`, compressed or not."""
+
+    path: str = Field(min_length=1)
+    """The file."""
+    digest: str = Field(default="", pattern="^([0-9a-f]{32})?$")
+    """XXH3-128 of the file, as `xxh128sum` prints it: a file that was changed is refused. Empty: any file."""
+    items: Count = Field(default=1000, ge=2)
+    """Items at most; of a file the first ones. Standard errors fall as their square root."""
+    long: Literal["refuse", "cut"] = "refuse"
+    """Prompts beyond what the model reads: refused before training, or cut at their beginning and counted."""
+
+
+class MinimalPairs(FileTask):
+    """Pairs of sentences of which one is right, such as BLiMP's: the likelier one should be."""
+
+    kind: Literal["minimal_pairs"] = "minimal_pairs"
+    good: str = "sentence_good"
+    """Key of the right sentence."""
+    bad: str = "sentence_bad"
+    """Key of the wrong sentence."""
+
+
+class MultipleChoice(FileTask):
+    """Questions with answers to choose from, by their likelihood after the question."""
+
+    kind: Literal["choices"] = "choices"
+    prompt: str = "{question}"
+    """The question; `{name}` stands for a value of the row."""
+    choices: str = "choices"
+    """Key of the list of answers."""
+    answer: str = "answer"
+    """Key of the right one: its index from 0, its letter, or its text."""
+    before: str = " "
+    """What stands before each answer."""
+
+
+class ContinuationFile(FileTask):
+    """Texts and what follows them: its loss, bits per byte, and whether greedy decoding gives it (LAMBADA)."""
+
+    kind: Literal["continuation"] = "continuation"
+    prompt: str = "{context}"
+    """The text; `{name}` stands for a value of the row."""
+    continuation: str = "{continuation}"
+    """What follows, with the blank before it."""
+
+
+class GenerationFile(FileTask):
+    """Prompts whose answer the model writes by greedy decoding."""
+
+    kind: Literal["generation"] = "generation"
+    prompt: str = "{question}"
+    """The prompt; `{name}` stands for a value of the row."""
+    answer: str = "answer"
+    """Key of the right answer, or of a list of right ones."""
+    max_tokens: Count = Field(default=32, ge=1)
+    """Tokens of an answer at most."""
+    stop: list[str] = Field(default_factory=lambda: ["\n"])
+    """Texts that end an answer."""
+    normalize: bool = True
+    """Compare as SQuAD does: without case, punctuation and articles. Else only outer white space is left out."""
+
+
+TaskKind = Annotated[
+    Cloze | Copy | Arithmetic | Recall | MinimalPairs | MultipleChoice | ContinuationFile | GenerationFile,
+    Field(discriminator="kind"),
+    *open_to("task", TaskConfig),
+]
+
+
 class NoStop(Config):
     """The run goes on to its planned end."""
 
@@ -65,8 +194,13 @@ class EvalConfig(Config):
 
     After the last step all are scored.
     """
-    tasks: list[Annotated[TaskConfig, *open_to("task", TaskConfig)]] = Field(default_factory=list)
-    """Tasks of other packages that are scored besides, such as `{kind = "package.module:Class"}`."""
+    tasks: list[TaskKind] = Field(default_factory=list)
+    """Tasks that are scored besides, such as `{kind = "copy"}`, or of another package `{kind = "module:Class"}`."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Largest share of the time of a run that evaluations may take before the last step.
+
+    Where the next would pass it, tasks are left out; where that does not suffice, it comes later.
+    """
     sample_every: Count = Field(default=0, ge=0)
     """Steps between samples of `prompt`; 0 means with each evaluation."""
     stop: StopConfig = NoStop()

@@ -1,9 +1,10 @@
-"""Evaluation of a model: the validation texts of a corpus source by source, then tasks of other packages."""
+"""Evaluation of a model: the validation texts of a corpus source by source, then the tasks of its recipe."""
 
 import functools
 import itertools
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.labels import LabelScores, LabelTask
-from hornbook.evals.loss import LossScores, LossTask
+from hornbook.evals.loss import LossScores, LossTask, Pieces
 from hornbook.evals.task import Scores, Task, TaskContext
+from hornbook.evals.tasks.build import build_tasks
 from hornbook.files.run_status import coverage
 from hornbook.parallel.engine import Engine
 from hornbook.progress import Progress, silent
@@ -39,6 +41,8 @@ class Report:
     by_source: dict[str, ValidationScores]
     held_out: dict[str, HeldOut]
     tasks: dict[str, Scores] = field(default_factory=dict)
+    task_seconds: float = 0.0
+    """Time that the tasks took on this rank."""
 
     @property
     def total(self) -> ValidationScores:
@@ -76,6 +80,7 @@ class Evaluator:
         """`sequence`: tokens per row."""
         self._corpus, self._tokenizer, self._recipe, self._sequence = corpus, tokenizer, recipe, sequence
         self._token_bytes = torch.from_numpy(tokenizer.token_bytes()).long()
+        self._proceed: Callable[[], bool] = lambda: True
 
     def rows(self, max_tokens: int | None = None) -> dict[str, HeldOut]:
         """The validation rows of each source, of at most `max_tokens` tokens each (None: all)."""
@@ -98,13 +103,15 @@ class Evaluator:
         rows: Mapping[str, HeldOut],
         *,
         with_tasks: bool = True,
+        by_document: bool = False,
         proceed: Callable[[], bool] = lambda: True,
         progress: Progress = silent,
     ) -> Report:
         """Scores of the rows of each source and, `with_tasks`, of the tasks of the recipe.
 
         Rows are disjoint, and each token of them but a document's delimiter is predicted once; each label is scored
-        once. `proceed` is called before each batch; once it is False, the rest is left out. `progress` counts rows.
+        once. `by_document` keeps losses of each document. `proceed` is called before each batch; once it is False, the
+        rest is left out. `progress` counts rows.
         """
         done, total = 0, sum(len(part.rows) for part in rows.values())
 
@@ -118,21 +125,44 @@ class Evaluator:
 
         scores: dict[str, ValidationScores] = {}
         for source, part in rows.items():
-            scores[source] = self._task(source, part, with_progress(part)).score(engine, engine.world)
-        tasks = itertools.takewhile(lambda _: proceed(), self._tasks(proceed) if with_tasks else [])
-        return Report(scores, dict(rows), {task.name: task.score(engine, engine.world) for task in tasks})
+            task = self._task(source, part, with_progress(part), by_document=by_document)
+            scores[source] = task.score(engine, engine.world)
+        started = time.monotonic()
+        found = self._score_tasks(engine, proceed, progress) if with_tasks else {}
+        return Report(scores, dict(rows), found, time.monotonic() - started)
 
-    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch]) -> LossTask | LabelTask:
+    def _score_tasks(self, engine: Engine, proceed: Callable[[], bool], progress: Progress) -> dict[str, Scores]:
+        self._proceed = proceed
+        found: dict[str, Scores] = {}
+        for number, task in enumerate(itertools.takewhile(lambda _: proceed(), self.tasks)):
+            progress(f"score {task.name}", number, len(self.tasks))
+            found[task.name] = task.score(engine, engine.world)
+        return found
+
+    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch], *, by_document: bool) -> LossTask | LabelTask:
         if part.labelled:
             return LabelTask(source, batches, self._corpus, part.plan)
-        return LossTask(source, batches, self._token_bytes)
+        pieces = Pieces(self._corpus.validation[source], part.plan) if by_document else None
+        return LossTask(source, batches, self._token_bytes, pieces)
 
-    def _tasks(self, proceed: Callable[[], bool]) -> list[Task]:
+    def _goes_on(self) -> bool:
+        """Whether the evaluation under way does."""
+        return self._proceed()
+
+    @functools.cached_property
+    def tasks(self) -> list[Task]:
+        """The tasks of the recipe. Raises UsageError where one does not fit the model, or its file is not as stated."""
         recipe = self._recipe
         context = TaskContext(
-            self._corpus, self._tokenizer, self._sequence, recipe.train.micro_rows, recipe.seed, proceed
+            corpus=self._corpus,
+            tokenizer=self._tokenizer,
+            sequence=self._sequence,
+            micro_batch=recipe.train.micro_rows,
+            seed=recipe.seed,
+            model=recipe.model,
+            proceed=self._goes_on,
         )
-        return [config.build(context) for config in recipe.eval.tasks]
+        return build_tasks(recipe.eval.tasks, context)
 
 
 @contextmanager

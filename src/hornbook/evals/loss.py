@@ -7,14 +7,16 @@ they stand for no byte, so that it is never better than a real code of the docum
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hornbook.data.batch import Batch
+from hornbook.data.corpus import Stream
+from hornbook.data.packing.plan import Plan
 from hornbook.evals.task import TokenModel, score_batches
 from hornbook.parallel.world import World
 
@@ -26,9 +28,12 @@ class LossScores:
     nats: float = 0.0
     tokens: float = 0.0
     bytes: int = 0
+    documents: Float[np.ndarray, "documents 4"] = field(default_factory=lambda: np.empty((0, 4)), compare=False)
+    """Number of the document in its source, nats, tokens, bytes; empty unless documents were asked for."""
 
     def __add__(self, other: "LossScores") -> "LossScores":
-        return LossScores(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+        documents = np.concatenate([self.documents, other.documents])
+        return LossScores(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes, documents)
 
     @property
     def loss(self) -> float:
@@ -64,6 +69,8 @@ class LossTask:
     batches: Iterable[Batch]
     token_bytes: Int[Tensor, " vocab"]
     """UTF-8 bytes that each token id stands for; 0 for special tokens."""
+    pieces: "Pieces | None" = None
+    """Where given, scores are kept by document."""
 
     def score(self, model: TokenModel, world: World) -> LossScores:
         """Targets of weight zero (padding, ends of documents without an end token) do not count."""
@@ -74,5 +81,43 @@ class LossTask:
             num_bytes = int(self.token_bytes[batch.targets[batch.weights > 0]].sum())
             return np.array([[nats, float(batch.weights.sum(dtype=torch.float64)), num_bytes]])
 
+        if self.pieces is not None:
+            return self._by_document(model, world, self.pieces)
         rows = score_batches(world, self.batches, 3, sums)[:, 1:].tolist()
         return sum((LossScores(nats, tokens, int(size)) for nats, tokens, size in rows), LossScores())
+
+    def _by_document(self, model: TokenModel, world: World, pieces: "Pieces") -> LossScores:
+        def sums(batch: Batch) -> np.ndarray:
+            weights = batch.weights.double()
+            sizes = self.token_bytes[batch.targets] * (weights > 0)
+            values = torch.stack([model.evaluate(batch).cpu().double() * weights, weights, sizes.double()], 2)
+            return pieces.sums(batch, values.numpy())
+
+        rows = score_batches(world, self.batches, 4, sums)[:, 1:]
+        numbers, which = np.unique(rows[:, 0], return_inverse=True)
+        found = np.zeros((len(numbers), 4))
+        found[:, 0] = numbers
+        np.add.at(found[:, 1:], which, rows[:, 1:])
+        nats, tokens, size = found[:, 1:].sum(0).tolist()
+        return LossScores(nats, tokens, int(size), found)
+
+
+class Pieces:
+    """Which document of a source each token of a row is from."""
+
+    def __init__(self, stream: Stream, plan: Plan) -> None:
+        self._plan = plan
+        starts = zip(stream.shards, stream.starts.tolist(), strict=False)
+        self._ends = np.concatenate([shard.ends.astype(np.int64) + start for shard, start in starts])
+
+    def sums(self, batch: Batch, values: Float[np.ndarray, "rows sequence n"]) -> Float[np.ndarray, "pieces n+1"]:
+        """Number of the document and sums of the values of each piece of a document in a batch."""
+        offsets, begins, sizes = self._plan.segments(batch.samples.numpy())
+        found = []
+        for row, own in enumerate(values):
+            parts = range(int(offsets[row]), int(offsets[row + 1]))
+            positions = np.concatenate([np.arange(begins[part], begins[part] + sizes[part]) for part in parts])
+            documents = np.searchsorted(self._ends, positions, side="right")
+            edges = np.concatenate([[0], np.flatnonzero(np.diff(documents)) + 1])
+            found.append(np.column_stack([documents[edges], np.add.reduceat(own[: len(documents)], edges)]))
+        return np.concatenate(found)

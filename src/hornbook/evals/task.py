@@ -6,6 +6,7 @@ named in `eval.tasks`. `evaluate.py` runs them, for `hornbook eval` and during t
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.transformer import Transformer
 from hornbook.parallel.world import DATA, World
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -39,6 +42,17 @@ class LabelModel(Protocol):
 class Model(TokenModel, LabelModel, Protocol):
     """All that a task may ask of a model."""
 
+    def predictions(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Losses as of `evaluate`, and 1 where the likeliest token is the target: float32 [rows, sequence].
+
+        Rows may have any length up to the model's.
+        """
+        ...
+
+    def evaluation_mode(self) -> AbstractContextManager[Transformer]:
+        """The model itself, without dropout and gradients, for tasks that decode; of a pipeline no rank has it all."""
+        ...
+
     def logits(self, tokens: Int64[Tensor, "rows sequence"]) -> Float[Tensor, "rows sequence vocab"]:
         """Logits of plain causal rows, float32."""
         ...
@@ -52,7 +66,7 @@ class Scores(Protocol):
         """The measurements as a line for people."""
         ...
 
-    def as_dict(self) -> dict[str, float | int]:
+    def as_dict(self) -> Mapping[str, float | int | str]:
         """The measurements by name, as `eval --json` prints them."""
         ...
 
@@ -66,12 +80,23 @@ class Metrics:
     @property
     def summary(self) -> str:
         """`accuracy 0.7500, items 40`."""
-        shown = (f"{value:.4f}" if isinstance(value, float) else f"{value:,}" for value in self.values.values())
-        return ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in zip(self.values, shown, strict=True))
+        return summary_of(self.values)
 
     def as_dict(self) -> dict[str, float | int]:
         """The values."""
         return dict(self.values)
+
+
+def summary_of(values: Mapping[str, float | int | str]) -> str:
+    """Measurements as a line for people: `accuracy 0.7500 +- 0.0685, items 40`; no texts, such as digests."""
+
+    def shown(name: str, value: float | int) -> str:
+        text = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+        error = values.get(f"{name}_se")
+        return f"{name.replace('_', ' ')} {text}" + (f" +- {error:.4f}" if isinstance(error, float) else "")
+
+    names = [name for name in values if not (name.endswith("_se") and name.removesuffix("_se") in values)]
+    return ", ".join(shown(name, value) for name in names if not isinstance(value := values[name], str))
 
 
 class Task(Protocol):
@@ -87,19 +112,26 @@ class Task(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class TaskContext:
-    """The data and settings that a task of another package is built from."""
+@dataclass(frozen=True, kw_only=True)
+class ModelContext:
+    """What a model is asked in: its tokens, and how many of them at once."""
 
-    corpus: Corpus
     tokenizer: Tokenizer
     sequence: int
     """Longest row that the model reads."""
     micro_batch: int
-    """Rows that go through the model together."""
+    """Rows of that length that go through the model together."""
     seed: int
+    model: ModelConfig
     proceed: Callable[[], bool]
     """Call it before each batch, on every rank: where it is False the evaluation is dropped, so return soon."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskContext(ModelContext):
+    """The data and settings that a task of `eval.tasks` is built from."""
+
+    corpus: Corpus
 
 
 def score_batches(

@@ -108,6 +108,7 @@ class RunDir:
         self.profile = self.path / "profile"
         self.checkpoints = self.path / "checkpoints"
         self.base = self.path / "base"
+        self.fisher = self.path / "fisher.safetensors"
         self.cordon = self.path / "cordon.json"
         self.ballast = self.path / "ballast"
         self._identity: tuple[int, int] | None = None

@@ -8,6 +8,7 @@ and names kept. The model is plain PyTorch: it knows no device, no rank, no mesh
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -21,8 +22,10 @@ from hornbook.model.attention.mask import AttentionMask, RowPart, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.heads.head import Head
-from hornbook.model.layers.dropout import Dropout
+from hornbook.model.layers.dropout import Dropout, embedding_noise
 from hornbook.model.layers.embedding import Embedding, InputLayers
+
+_NOISE = 60  # site of the noise on embeddings, and the one behind it for a decoder; no layer draws there
 
 
 class Source(NamedTuple):
@@ -117,6 +120,8 @@ class Transformer(Stack):
         super().__init__(**stack)
         self.compute_dtype = torch.float32
         """Dtype of activations and matrix products; parameters are always float32."""
+        self.noise = 0.0
+        """How much noise is added to embeddings in training (`embedding_noise`); 0: none."""
         self.encoder = encoder
         self.head = head
 
@@ -204,7 +209,10 @@ class Transformer(Stack):
         if memory is not None:
             cross = AttentionMask("cross", mask.lengths, memory.lengths, part=part, key_part=memory.part)
         time = tokens.shape[1] if part is None else part.length
-        if cache is None and (stack.compiled or tokens.device.type != "cpu"):
+        if cache is not None:
+            tables = {window: cache.tables(window) for window in stack.windows}
+            mask = mask if tables[None] is None else replace(mask, tables=tables)
+        elif stack.compiled or tokens.device.type != "cpu":
             batch = len(tokens)
             mask = with_tables(mask, (batch, time, time), tokens.device, stack.windows)
             if cross is not None and memory is not None:
@@ -222,5 +230,8 @@ class Transformer(Stack):
         )
         if self.embedding is None:
             return tokens, context
-        x = stack.embed(self.embedding(tokens), positions, types, self.compute_dtype)
+        vectors = self.embedding(tokens)
+        if self.noise and keys is not None:
+            vectors = embedding_noise(vectors, keys, _NOISE + (stack is self), self.noise, mask)
+        x = stack.embed(vectors, positions, types, self.compute_dtype)
         return stack.dropout(x, context), context

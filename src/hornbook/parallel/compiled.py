@@ -1,7 +1,7 @@
 """torch.compile of a model: what is compiled, where the code is kept, and the model without it.
 
 A block's code is made for one shape and is the same for all layers and all batches of documents: what differs between
-them comes in tensors (`hornbook.model.attention.key_tables`). Batches of fewer rows are filled up (`Engine`), so that a
+them comes in tensors (`hornbook.model.attention.key_tables`). Batches of fewer rows are filled up, so that a
 run compiles for training, for evaluation, and no more.
 """
 
@@ -14,6 +14,7 @@ import torch
 import torch._functorch.config as functorch
 from torch import nn
 
+from hornbook.data.batch import Batch, fill_rows
 from hornbook.kernels import folder as kernel_folder
 from hornbook.model.layers.compile_options import compile_options
 from hornbook.model.transformer import Transformer
@@ -38,6 +39,8 @@ class CompiledParts:
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
+        self._rows = 0
+        """Rows of the largest microbatch so far, for which the model is compiled."""
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -52,6 +55,13 @@ class CompiledParts:
         plain = getattr(module, name)
         self._parts.append(Part(module, name, torch.compile(plain, **_settings(options)), plain))
         setattr(module, name, self._parts[-1].compiled)
+
+    def filled(self, batch: Batch) -> Batch:
+        """Where there are any, the batch with as many rows as the largest had; those added count nothing."""
+        if not self:
+            return batch
+        self._rows = max(self._rows, len(batch.tokens))
+        return fill_rows(batch, self._rows)
 
     @contextlib.contextmanager
     def set_aside(self) -> Iterator[None]:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hornbook.data.batch import Batch, fill_rows
+from hornbook.data.batch import Batch
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
+from hornbook.model.heads.preference import MEASURED, Answers, comparison_losses
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
@@ -33,7 +34,7 @@ from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
-from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
+from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed, soft_targets
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import LOSSES, World
@@ -80,15 +81,15 @@ class Engine:
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._compiled = compiled or CompiledParts()
         self._hold_weights = hold_weights
-        self._rows = 0
-        """Rows of the largest microbatch so far, for which the model is compiled."""
         self._balance = Balance(model)
         self.parts = RowParts(model, world)
         """What this rank computes of the rows of a batch."""
-        self.loss_names: tuple[str, ...] = ("loss", *(["z_loss"] if loss.z_loss else []), *auxiliary)
+        self.loss_names: tuple[str, ...] = (*loss.terms, *auxiliary)
         """Of the terms of the objective, in the order in which they are added."""
         self.weights_to_evaluate: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         """Entered around evaluations and samples of a run: puts other weights than those that are trained in place."""
+        self._learned = [True] * len(self.loss_names)
+        """Of each name: part of the objective, and not only told beside it."""
         self._part: BatchPart | None = None
         self._sums: tuple[Tensor, Tensor, float] | None = None
         """Of the step: objective, loss, and the weight of its targets, which the loss is not divided by."""
@@ -133,7 +134,7 @@ class Engine:
         """
         self.model.train()
         factor = (self.scaler.scale if self.scaler else 1.0) / max(total_weight, 1.0)
-        step = _Step(self, [self._filled(batch) for batch in batches], key, factor)
+        step = _Step(self, [self._compiled.filled(batch) for batch in batches], key, factor)
         if self._part is not None:
             self._part.begin(batches, total_weight, self.scaler.scale if self.scaler else 1.0)
         with self._held_weights(len(batches)):
@@ -145,9 +146,20 @@ class Engine:
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
         losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
-        objective = torch.stack([sums.sum(), *penalties.values()]).sum() if penalties else sums.sum()
+        total = self.objective_of(sums)
+        objective = torch.stack([total, *penalties.values()]).sum() if penalties else total
         self._sums = objective, sums[0], total_weight
         return losses
+
+    def objective_of(self, terms: Tensor) -> Tensor:
+        """Sum of the terms that are learned, of all of `loss_names`."""
+        return terms.sum() if all(self._learned) else terms[self._learned].sum()
+
+    def add_names(self, names: Sequence[str]) -> None:
+        """Take further terms by name, behind those there are."""
+        refuse_unnamed(self.world, names)
+        self.loss_names += tuple(names)
+        self._learned += [name not in MEASURED for name in names]
 
     def measure_part(self) -> None:
         """Measure the gradient over parts of each batch from the next step on; it changes no bit of training."""
@@ -193,13 +205,26 @@ class Engine:
         rest = self._balance.microbatch(auxiliary, rows, is_empty=batch.is_empty)
         if hidden is None:
             return rest
-        loss, few = self._loss, {}
+        few = soft_targets(batch, self._loss.teacher, self.world.device)
         if self._head.takes_rows:
             few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
-        early = power_below(factor) if self.scaler else 1.0
+        early, loss = power_below(factor) if self.scaler else 1.0, self._loss
+        if batch.compared is not None:
+            found = self._compared_losses(hidden, targets, weights, batch, early)
+            return {name: term / early if name == "loss" else term for name, term in found.items()} | rest
         more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
         found = self._head.losses(hidden, targets, weights * early, **more, **few)
         return {**{name: term / early for name, term in found.items()}, **rest}
+
+    def _compared_losses(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor, batch: Batch, scale: float
+    ) -> dict[str, Tensor]:
+        """Losses of objectives that compare answers, and what is told beside them."""
+        compared = batch.compared
+        assert compared is not None
+        marks, sides, references = map(self._to_device, (compared.marks, compared.sides, compared.references))
+        answers = Answers(marks, sides, references, compared.counts)
+        return comparison_losses(self._head, hidden, targets, weights, answers, compared.objective, scale=scale)
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
@@ -214,13 +239,6 @@ class Engine:
         if not self._hold_weights or microbatches < 2:
             return contextlib.nullcontext()
         return held_weights(self.model, self.model.compute_dtype)
-
-    def _filled(self, batch: Batch) -> Batch:
-        """Where the model is compiled, the batch with as many rows as the largest had; those added count nothing."""
-        if not self._compiled:
-            return batch
-        self._rows = max(self._rows, len(batch.tokens))
-        return fill_rows(batch, self._rows)
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         return to_device(tensor, self.world.device)
@@ -284,13 +302,13 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Tensor:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
-        rows, batch = len(batch.tokens), self._filled(batch)
+        rows, batch = len(batch.tokens), self._compiled.filled(batch)
         with self._looking():
             return self.apply(self.inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses of labels, as `evaluate` gives them, and outputs of the head: float32 [rows, sequence, outputs]."""
-        rows, batch = len(batch.tokens), self._filled(batch)
+        rows, batch = len(batch.tokens), self._compiled.filled(batch)
 
         def read(hidden: Tensor) -> tuple[Tensor, ...]:
             return self._token_losses(hidden, batch)[:rows], self._head.logits(hidden)[:rows]
@@ -299,10 +317,19 @@ class Engine:
             losses, outputs = self.apply(self.inputs(batch), read)
         return losses, outputs
 
-    def _token_losses(self, hidden: Tensor, batch: Batch) -> Tensor:
-        mine = self.parts.batch(batch)
+    def predictions(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Losses as of `evaluate`, and 1 where the likeliest token is the target. Rows of any length: not compiled."""
+
+        def read(hidden: Tensor) -> tuple[Tensor, ...]:
+            return self._token_losses(hidden, batch), self._token_losses(hidden, batch, self._head.likeliest)
+
+        with self.evaluation_mode():
+            return self.apply(self.inputs(batch), read)
+
+    def _token_losses(self, hidden: Tensor, batch: Batch, measure: Callable[..., Tensor] | None = None) -> Tensor:
+        mine, measure = self.parts.batch(batch), measure or self._head.token_losses
         weights, lengths = self._to_device(mine.weights), batch.document_lengths
-        return self.parts.whole(self._head.token_losses(hidden, self._targets(mine), weights, lengths), batch)
+        return self.parts.whole(measure(hidden, self._targets(mine), weights, lengths), batch)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
@@ -343,14 +370,13 @@ class _Step:
         found = engine._terms(batch, hidden, auxiliary, self._keys[number], self._factor)
         # A part from outside may give losses that it has not named: they were 0 in the microbatches before.
         if unnamed := tuple(name for name in found if name not in engine.loss_names):
-            refuse_unnamed(engine.world, unnamed)
-            engine.loss_names += unnamed
+            engine.add_names(unnamed)
             self.terms = [nn.functional.pad(each, (0, len(unnamed))) for each in self.terms]
         dtype = torch.promote_types(engine.model.compute_dtype, torch.float32)
         none = torch.zeros((), dtype=dtype, device=engine.world.device)
         terms = torch.stack([found.get(name, none) for name in engine.loss_names])
         self.terms.append(terms.detach())
-        return terms.sum() * self._factor
+        return engine.objective_of(terms) * self._factor
 
     def end(self) -> None:
         gradients = None if self.tree is None else self._engine._take_gradients()

@@ -60,7 +60,7 @@ def parallelize(
     if model.head is not None:
         model.head.num_real_tokens = num_tokens
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
-    model.compute_dtype = PRECISIONS[precision]
+    model.compute_dtype, model.noise = PRECISIONS[precision], train.neftune
     if precision == "bf16-pure":
         for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype
             parameter.data = parameter.data.to(torch.bfloat16)

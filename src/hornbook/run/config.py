@@ -25,6 +25,51 @@ def _or_auto(what: str, least: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+class NoTeacher(Config):
+    """Learn from the text alone."""
+
+    kind: Literal["none"] = "none"
+
+
+class TopTeacher(Config):
+    """Distillation (Hinton et al. 2015, arXiv 1503.02531): learn what another model predicts, too. From the model that
+    a run starts from (`--from`) it is learning without forgetting (Li and Hoiem 2016, arXiv 1606.09282)."""
+
+    kind: Literal["top"] = "top"
+    path: str = Field(min_length=1)
+    """The teacher: a run, a checkpoint or a model folder, with the tokenizer of the data."""
+    top: Count = Field(default=32, ge=1)
+    """Its likeliest tokens that are kept with their probabilities, 6 bytes each (8 above 65,536 tokens); all others are
+    one class, which has the rest. They are computed once and kept beside the data."""
+    temperature: Number = Field(default=1.0, gt=0)
+    """What the logits of both are divided by; the term is multiplied by its square."""
+    weight: Number = Field(default=1.0, gt=0)
+    """Weight of KL(teacher || model) beside the loss; Hinton's share a of it is a weight of a / (1 - a)."""
+
+
+TeacherConfig = Annotated[NoTeacher | TopTeacher, Field(discriminator="kind")]
+
+
+class NoAnchor(Config):
+    """Weights may go anywhere."""
+
+    kind: Literal["none"] = "none"
+
+
+class ElasticAnchor(Config):
+    """Elastic weight consolidation (Kirkpatrick et al. 2017, arXiv 1612.00796): a penalty on leaving the weights of a
+    trained model, weight / 2 * sum F (w - w*)^2, with F the diagonal of its Fisher information."""
+
+    kind: Literal["ewc"] = "ewc"
+    fisher: str = Field(min_length=1)
+    """A file that `hornbook fisher` wrote for the model that the run starts from; the run keeps a copy."""
+    weight: Number = Field(default=1.0, gt=0)
+    """How many tokens of the old text count as much as one of the new."""
+
+
+AnchorConfig = Annotated[NoAnchor | ElasticAnchor, Field(discriminator="kind")]
+
+
 class LossConfig(Config):
     """Cross-entropy and its additions."""
 
@@ -37,6 +82,16 @@ class LossConfig(Config):
     clipping and moments."""
     l2: Number = Field(default=0.0, ge=0)
     """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
+    teacher: TeacherConfig = NoTeacher()
+    """A model whose predictions are learned beside the text; reported apart from the loss as `distillation`."""
+    anchor: AnchorConfig = NoAnchor()
+    """A trained model whose weights are held, each by its importance; reported apart from the loss as `anchor`."""
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Names of the terms that the head computes, in the order in which they are added."""
+        there = {"loss": True, "z_loss": bool(self.z_loss), "distillation": self.teacher.kind != "none"}
+        return tuple(name for name, used in there.items() if used)
 
 
 class Float8Config(Config):
@@ -76,6 +131,9 @@ class TrainConfig(Config):
     """Products of float8 numbers."""
     loss: LossConfig = LossConfig()
     """The loss function."""
+    neftune: Number = Field(default=0, ge=0)
+    """Noise on the embeddings in training, uniform within this / sqrt(tokens of the document x width) (NEFTune, arXiv
+    2310.05914; 5 to 15 for fine-tuning). 0: none."""
     average: AverageConfig = NoAverage()
     """An average of the weights, kept beside them: 4 bytes per parameter. `hornbook export --average` takes it."""
     device: str = "auto"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,8 @@ from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.order import sampler
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.evals.config import EvalConfig, FileTask, GenerationFile, TaskConfig
+from hornbook.evals.evaluate import Evaluator
 from hornbook.kernels.ahead import Job, compile_ahead
 from hornbook.kernels.cache import is_ready
 from hornbook.kernels.team import Kernel
@@ -91,7 +94,7 @@ def open_inputs(resolved: Resolved) -> Inputs:
     """Open the data that a recipe names, and fill in the settings that follow from it.
 
     Raises UsageError if no data is named, the length is not set, the tokenizer has more tokens than model.vocab,
-    surgery does not fit the model, or there are evaluation tasks but no validation text.
+    surgery does not fit the model, or there are evaluation tasks but no validation text, or one that cannot be asked.
     """
     recipe = resolved.recipe
     if recipe.data.path is None:
@@ -115,9 +118,29 @@ def open_inputs(resolved: Resolved) -> Inputs:
     if head != recipe.model.head:
         origins["model.head.labels"] = f"the labels of {corpus.root}"
     parameters = sum(parameter.numel() for parameter in build_operated(model, vocab, recipe.surgery).parameters())
-    data = recipe.data.model_copy(update={"path": str(corpus.root.resolve())})
-    complete = Resolved(recipe.model_copy(update={"data": data, "model": model}), {**resolved.origins, **origins})
+    replay = recipe.data.replay
+    if replay.path is not None:
+        replay = replay.model_copy(update={"path": str(Path(replay.path).resolve())})
+    data = recipe.data.model_copy(update={"path": str(corpus.root.resolve()), "replay": replay})
+    update = {"data": data, "model": model, "eval": _complete_tasks(recipe)}
+    complete = Resolved(recipe.model_copy(update=update), {**resolved.origins, **origins})
+    if recipe.eval.tasks:  # what is wrong with them is said before training
+        Evaluator(corpus, tokenizer, complete.recipe, recipe.train.sequence).tasks  # noqa: B018
     return Inputs(complete, loader, tokenizer, training_length(recipe.train, loader.index.epoch_tokens), parameters)
+
+
+def _complete_tasks(recipe: Recipe) -> EvalConfig:
+    """`eval` with the paths of its tasks' files absolute, so that a resume reads the same files from anywhere."""
+    tasks: list[TaskConfig] = []
+    for task in recipe.eval.tasks:
+        if isinstance(task, GenerationFile) and recipe.parallel.pipeline.stages > 1:
+            raise UsageError(
+                f"eval.tasks, {task.label}: no rank of a pipeline has the whole model, so nothing is generated in "
+                "training: score this task with `hornbook eval RUN --tasks`"
+            )
+        update = {"path": str(Path(task.path).absolute())} if isinstance(task, FileTask) else {}
+        tasks.append(task.model_copy(update=update))
+    return recipe.eval.model_copy(update={"tasks": tasks})
 
 
 def open_loader(recipe: Recipe, data: str, *, prefetch: bool = True) -> Loader:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from hornbook.data.config.data import DataConfig
+from hornbook.data.config.preferences import Comparing
 from hornbook.evals.config import EvalConfig
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import LabelHeadConfig, RegressionHead
@@ -80,6 +81,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         *_check_surgery(recipe),
         *_check_labels(recipe),
         *_check_noise_scale(recipe),
+        *_check_teacher(recipe),
     ]
     problems += [*_check_optim(recipe), *_check_rounding(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
@@ -119,6 +121,17 @@ def _check_precision(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "surgery", f"added parts and frozen weights are float32, and those of bf16-pure are bf16: {remedy}"
     if any(recipe.model.layer(number).mlp.kind == "experts" for number in range(recipe.model.layers)):
         yield "model.mlp", f"routers of experts need float32 weights, and those of bf16-pure are bf16: {remedy}"
+
+
+def _check_teacher(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What a teacher's predictions, which are kept by row of text, do not go with."""
+    if recipe.train.loss.teacher.kind == "none":
+        return
+    if (kind := recipe.data.objective.kind) != "causal":
+        text = f'its predictions are of causal rows, and data.objective.kind is "{kind}"'
+        yield "train.loss.teacher", f'{text}: take "causal", or leave the teacher out'
+    if recipe.parallel.tensor not in (1, FILL):
+        yield "parallel.tensor", "a teacher's tokens are of the whole vocabulary: leave it 1, or leave the teacher out"
 
 
 def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -167,10 +180,28 @@ def _check_labels(recipe: Recipe) -> Iterator[tuple[str, str]]:
     elif objective.kind in ("answer", "seq2seq") and (objective.kind == "seq2seq") != (kind == "encoder_decoder"):
         fitting = "seq2seq" if kind == "encoder_decoder" else "answer"
         yield "data.objective", f'models of kind "{kind}" learn prompts and answers by the objective "{fitting}"'
-    if objective.kind in ("labels", "answer", "seq2seq") and not recipe.data.document_mask:
+    if isinstance(objective, Comparing):
+        yield from _check_comparing(recipe)
+    packed = objective.kind in ("labels", "answer", "seq2seq") or isinstance(objective, Comparing)
+    if packed and not recipe.data.document_mask:
         yield "data.document_mask", "labelled texts that share a row must not see each other: leave it true"
     if labelled:
         yield from _check_label_head(recipe, head)
+
+
+def _check_comparing(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Objectives that compare answers sum over whole answers, within one rank."""
+    name, parallel = f'the objective "{recipe.data.objective.kind}"', recipe.parallel
+    if recipe.model.kind != "decoder":
+        yield "data.objective", f'{name} is for decoders, and model.kind is "{recipe.model.kind}"'
+    if parallel.world != parallel.data_ranks or parallel.expert != 1:
+        yield "parallel", f"{name} looks at whole answers: divide the data alone (parallel.data, parallel.shard)"
+    if recipe.train.loss.smoothing or recipe.train.loss.z_loss:
+        yield "train.loss", f"{name} has a loss of its own: leave smoothing and z_loss 0 (dpo has its own smoothing)"
+    if recipe.log.noise_scale:
+        yield "log.noise_scale", f"{name} weighs answers and not tokens: leave it 0"
+    if recipe.data.packing != "concat":
+        yield "data.packing", f'{name} packs whole comparisons by itself: leave it at "concat"'
 
 
 def _check_label_head(recipe: Recipe, head: LabelHeadConfig) -> Iterator[tuple[str, str]]:
@@ -274,6 +305,8 @@ def _check_init(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _check_data(data: DataConfig) -> Iterator[tuple[str, str]]:
+    if data.replay.path is not None and data.objective.kind == "fim":
+        yield "data.replay.path", "documents that fim rearranges lie in one folder: take another objective, or none"
     starts = [stage.from_tokens for stage in data.stages]
     if starts != sorted(set(starts)):
         yield "data.stages", "stages must begin at growing from_tokens"

@@ -135,3 +135,22 @@ def test_a_checkpoint_without_tokenizer_is_refused(checkpoint, run, tmp_path):
 def test_a_place_without_checkpoints_is_refused(run, tmp_path):
     assert run(tmp_path / "nowhere", "-p", "a")[0] == Exit.USAGE
     assert run(tmp_path, "-p", "a")[0] in (Exit.USAGE, Exit.INTEGRITY)
+
+
+def test_stop_strings_penalties_and_log_probabilities(checkpoint, capsys):
+    words = ["generate", str(checkpoint), "-p", "the", "--tokens", "30", "--json", "--seed", "3"]
+
+    def made(*more):
+        assert main([*words, *more]) == Exit.DONE
+        return json.loads(capsys.readouterr().out)
+
+    whole = made("--logprobs", "2")
+    assert [each["id"] for each in whole["logprobs"]] == whole["ids"]
+    assert all(each["logprob"] <= each["top"][0]["logprob"] < 0 and len(each["top"]) == 2 for each in whole["logprobs"])
+    stop = whole["text"][8:10]
+    ended = made("--stop", stop, "--stop", "no such")
+    assert ended["text"] == whole["text"][: whole["text"].index(stop)]
+    assert ended["ended"] == "end of text"
+    assert len(set(made("--frequency-penalty", "100")["ids"])) == 30
+    assert made("--min-p", "1")["ids"] == made("--greedy")["ids"]
+    assert main([*words, "--beams", "2", "--min-p", "0.5"]) == Exit.USAGE

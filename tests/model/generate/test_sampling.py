@@ -1,6 +1,7 @@
 """Filters against transformers' own, and the draw against the distribution it is drawn from."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -8,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
-from hornbook.model.generate.sampling import Sampling, choose_token, draw, filter_logits, keyed_uniform
+from hornbook.model.generate.sampling import (
+    REMOVED,
+    Sampling,
+    TokenCounts,
+    choose_token,
+    draw,
+    filter_logits,
+    keyed_uniform,
+    penalise,
+    score_token,
+)
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
@@ -20,9 +31,15 @@ pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
     temperature=st.floats(0.1, 5),
     top_k=st.integers(0, 70),
     top_p=st.floats(0.01, 1.0),
+    min_p=st.floats(0.0, 1.0),
 )
-def test_filters_are_those_of_transformers(seed, vocab, temperature, top_k, top_p):
-    from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+def test_filters_are_those_of_transformers(seed, vocab, temperature, top_k, top_p, min_p):
+    from transformers.generation.logits_process import (
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
 
     logits = 3 * torch.randn(2, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     expected = TemperatureLogitsWarper(temperature)(None, logits)
@@ -30,7 +47,9 @@ def test_filters_are_those_of_transformers(seed, vocab, temperature, top_k, top_
         expected = TopKLogitsWarper(top_k)(None, expected)
     if top_p < 1:
         expected = TopPLogitsWarper(top_p)(None, expected)
-    found = filter_logits(logits, temperature=temperature, top_k=top_k, top_p=top_p)
+    if min_p:
+        expected = MinPLogitsWarper(min_p)(None, expected)
+    found = filter_logits(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     assert torch.equal(found, expected)
 
 
@@ -74,9 +93,52 @@ def test_temperature_zero_is_greedy():
     assert choose_token(logits, Sampling(top_k=1), 3) == best
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.floats(0.3, 3), st.lists(st.integers(0, 19), max_size=12))
+def test_the_repetition_penalty_is_that_of_transformers(seed, penalty, text):
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    logits = 3 * torch.randn(20, generator=torch.Generator().manual_seed(seed))
+    wanted = logits.clone()[None]
+    if text:
+        wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), wanted)
+    for cut in (0, len(text) // 2, len(text)):
+        counts = TokenCounts(text[:cut], Counter(text[cut:]))
+        assert torch.equal(penalise(logits, Sampling(repetition_penalty=penalty), counts), wanted[0])
+
+
+def test_presence_and_frequency_look_at_what_was_generated():
+    logits = torch.zeros(6)
+    counts = TokenCounts([0, 1, 2], Counter([2, 3, 3, 3]))
+    found = penalise(logits, Sampling(presence_penalty=0.5, frequency_penalty=0.25), counts)
+    assert found.tolist() == [0, 0, -0.75, -1.25, 0, 0]
+    assert logits.count_nonzero() == 0
+    assert penalise(logits, Sampling(), counts) is logits
+
+
+def test_scores_are_log_probabilities_of_the_model():
+    logits = torch.tensor([0.0, 1.0, 2.0, REMOVED])
+    score = score_token(logits, 1, 9)
+    assert [token for token, _ in score.top] == [2, 1, 0, 3]
+    assert score.log_probability == dict(score.top)[1]
+    assert sum(math.exp(value) for _, value in score.top) == pytest.approx(1)
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -1}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"seed": -1}],
+    [
+        {"temperature": -1},
+        {"temperature": math.nan},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0},
+        {"presence_penalty": math.nan},
+        {"frequency_penalty": math.inf},
+        {"seed": -1},
+    ],
 )
 def test_settings_without_meaning_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong)).replace("_", "-")):

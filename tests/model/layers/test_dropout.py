@@ -4,7 +4,7 @@ import torch
 
 from hornbook.model.attention.mask import AttentionMask, RowPart
 from hornbook.model.context import Context
-from hornbook.model.layers.dropout import Dropout, keep_mask, mix, row_keys, site_keys
+from hornbook.model.layers.dropout import Dropout, embedding_noise, keep_mask, mix, row_keys, site_keys
 
 HALF = 2**23
 
@@ -77,3 +77,20 @@ def test_parts_of_rows_are_dropped_as_the_whole() -> None:
         assert torch.equal(found[:, : len(places)], whole[:, places])
     assert part.runs(2, 4) == [range(6, 10)]
     assert RowPart((((0, 4), (12, 16)),), 0, 13).runs(3, 7) == [range(3, 4), range(12, 16), range(16, 18)]
+
+
+def test_noise_on_embeddings_is_a_function_of_row_and_position() -> None:
+    x, keys = torch.zeros(2, 12, 16), row_keys(1, 7, torch.tensor([3, 9]))
+    lengths = ((4, 8), (12,))
+    noise = embedding_noise(x, keys, 60, 5.0, AttentionMask("causal", lengths))
+    for row, begin, size in ((0, 0, 4), (0, 4, 8), (1, 0, 12)):
+        bound = 5 / (size * 16) ** 0.5
+        document = noise[row, begin : begin + size]
+        assert 0.9 * bound < float(document.abs().max()) <= bound
+        assert abs(float(document.mean())) < 0.2 * bound
+    alone = embedding_noise(x[1:], keys[1:], 60, 5.0, AttentionMask("causal", lengths[1:]))
+    assert alone[0].equal(noise[1])
+    whole = embedding_noise(x[1:], keys[1:], 60, 5.0, AttentionMask("causal"))
+    assert whole[0].equal(noise[1])
+    assert not embedding_noise(x, keys, 61, 5.0, AttentionMask("causal", lengths)).equal(noise)
+    assert not embedding_noise(x, row_keys(1, 8, torch.tensor([3, 9])), 60, 5.0, AttentionMask("causal")).equal(noise)

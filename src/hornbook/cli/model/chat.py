@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.model.generate import (
+    FrequencyPenalty,
     Greedy,
     MaxTokens,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
     Seed,
+    Stop,
     Temperature,
     TopK,
     TopP,
@@ -27,9 +32,9 @@ from hornbook.cli.shell import Device, Target, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.model.generate.chat import ChatTemplate
     from hornbook.model.generate.sampling import Sampling
     from hornbook.model.storage.load import Loaded
+    from hornbook.text.tokenizer.chat_template import ChatTemplate
 
 _KEYS = "/reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
 _ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
@@ -45,6 +50,11 @@ def chat(
     temperature: Temperature = 0.8,
     top_k: TopK = 50,
     top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    stop: Stop = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> Results:
@@ -57,14 +67,15 @@ def chat(
     """
     from hornbook.model.generate.sampling import Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, greedy, seed)
+    penalties = repetition_penalty, presence_penalty, frequency_penalty
+    sampling = Sampling(temperature, top_k, top_p, greedy, seed, min_p, *penalties)
     loaded = load_speaker(target, device)
     if loaded.config.kind != "decoder":
         raise UsageError(
             f"{loaded.folder}: chat needs a decoder, and this is an {loaded.config.kind}: use `hornbook generate`"
         )
     conversation = _conversation(loaded, system)
-    speaker = Speaker(loaded, conversation, tokens, sampling)
+    speaker = Speaker(loaded, conversation, tokens, sampling, tuple(stop or ()))
     say(f"{conversation.about}; {_KEYS}")
     for line in _lines():
         if line.strip() == "/quit":
@@ -111,7 +122,7 @@ class Turns:
 
     def tokens(self) -> list[int]:
         """The tokens that the next answer continues: the conversation up to the assistant's turn."""
-        from hornbook.model.generate.chat import Message
+        from hornbook.text.tokenizer.chat_template import Message
 
         return self._template.encode([Message(role, text) for role, text in self._turns])
 
@@ -160,7 +171,7 @@ Conversation = Turns | OneText
 
 
 def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
-    from hornbook.model.generate.chat import read_chat_template
+    from hornbook.text.tokenizer.chat_template import read_chat_template
 
     assert loaded.tokenizer is not None
     template = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
@@ -176,11 +187,18 @@ def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
 class Speaker:
     """Generates answers, and keeps the keys and values computed for earlier turns."""
 
-    def __init__(self, loaded: "Loaded", conversation: Conversation, max_tokens: int, sampling: "Sampling") -> None:
+    def __init__(
+        self,
+        loaded: "Loaded",
+        conversation: Conversation,
+        max_tokens: int,
+        sampling: "Sampling",
+        stop: tuple[str, ...] = (),
+    ) -> None:
         from hornbook.model.generate.generate import Past
 
         self._loaded, self._conversation = loaded, conversation
-        self._max_tokens, self._sampling = max_tokens, sampling
+        self._max_tokens, self._sampling, self._stop = max_tokens, sampling, stop
         self._turns, self._past = 0, Past()
 
     def take_turn(self, line: str, *, as_json: bool) -> Result:
@@ -225,7 +243,7 @@ class Speaker:
                 ids.append(token)
                 yield token
 
-        return stream_text(collected(), tokenizer, before)
+        return stream_text(collected(), tokenizer, before, self._stop)
 
 
 def _lines() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`hornbook export`: write a checkpoint as a certified Hugging Face folder, an adapter folder or a quantized model."""
+"""`hornbook export`: write a checkpoint as a certified Hugging Face folder or GGUF file, an adapter, or quantized."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,8 +18,14 @@ def export(
     target: Target,
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; new or empty.")],
-    to: Annotated[Literal["hf", "peft"], typer.Option(help="hf: a whole model. peft: the adapter alone.")] = "hf",
-    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Data type of the stored weights.")] = "fp32",
+    to: Annotated[
+        Literal["hf", "peft", "gguf"],
+        typer.Option(help="hf: a whole model. peft: the adapter alone. gguf: a file for llama.cpp."),
+    ] = "hf",
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16", "q8_0"],
+        typer.Option(help="Data type of the stored weights; fp16 and q8_0 (8 bits) with --to gguf."),
+    ] = "fp32",
     quantize: Annotated[
         str | None, typer.Option(help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
     ] = None,
@@ -40,6 +46,10 @@ def export(
 
     if to == "peft" and quantize is not None:
         raise UsageError("--quantize needs a whole model: leave out --to peft")
+    if to == "gguf" and quantize is not None:
+        raise UsageError("--to gguf stores 8 bits with --dtype q8_0: leave out --quantize")
+    if to != "gguf" and dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype} needs --to gguf; other folders take {' or '.join(DTYPES)}")
     if average and (to == "peft" or quantize is not None):
         raise UsageError("--average exports a whole model: export it first, then quantize that folder")
     folder = checkpoint_path(target)
@@ -50,6 +60,8 @@ def export(
         return _export_quantized(folder, out, quantize, dry_run=dry_run)
     config, vocab, stream, beside = read_merged(folder, average=average)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
+    if to == "gguf":
+        return _export_gguf(report, folder, config, vocab, stream, with_tokenizer(beside), certificate, dry_run)
     if dry_run:
         return _plan(report, config, vocab)
     with new_model(out, "export", folder, report) as partial:
@@ -77,6 +89,41 @@ def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
         f"{size / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
     return Result(report | {"architecture": name, "weights_bytes": size, "dry_run": True}, text)
+
+
+def _export_gguf(
+    report: dict[str, Any],
+    folder: Path,
+    config: Any,
+    vocab: int,
+    stream: Any,
+    tokenizer: Path | None,
+    wanted: bool,
+    dry_run: bool,
+) -> Result:
+    """Write model.gguf beside the tokenizer that it was made of, and ask the programs that read it."""
+    from hornbook.model.export.gguf_certificate import certify_gguf
+    from hornbook.model.export.gguf_model import FILE, plan_gguf, write_model
+    from hornbook.model.hf.tokenizer import copy_tokenizer
+
+    out, dtype = Path(report["out"]), report["dtype"]
+    plan = plan_gguf(config, vocab, dtype, tokenizer, out.name)
+    size = sum(each.num_bytes for each in plan.infos)
+    report |= {"architecture": plan.architecture, "weights_bytes": size}
+    if dry_run:
+        what = f"{plan.architecture}, {size / 1e6:,.1f} MB of weights as {dtype}"
+        text = f"would write {out / FILE}: {what}; nothing written"
+        return Result(report | {"dry_run": True}, text)
+    with new_model(out, "export", folder, report) as partial:
+        tensors = dict(stream)
+        write_model(partial, plan, tensors)
+        assert tokenizer is not None
+        copy_tokenizer(tokenizer, partial, config.position.length)
+        last = "not certified (--no-certificate)"
+        if wanted:
+            found = certify_gguf(partial, config, vocab, plan, tensors, dtype).require()
+            report["certificate"], last = found.to_json(), found.summary()
+    return Result(report, report_text(out, report["files"], last), notes=[f"next: llama-cli -m {out / FILE} -p ..."])
 
 
 def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:

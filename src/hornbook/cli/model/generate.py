@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from hornbook.progress import escape_controls
 
 if TYPE_CHECKING:
     from hornbook.model.generate.prompts import Prompt
-    from hornbook.model.generate.sampling import Sampling
+    from hornbook.model.generate.sampling import Sampling, TokenScore
     from hornbook.model.storage.load import Loaded
 
 MaxTokens = Annotated[int, typer.Option(min=0, help="Maximum number of tokens to generate.")]
@@ -26,6 +26,11 @@ Greedy = Annotated[bool, typer.Option("--greedy", help="Always choose the most l
 Temperature = Annotated[float, typer.Option(help="Below 1 more predictable, above 1 more varied; 0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 means all.")]
 TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")]
+MinP = Annotated[float, typer.Option(help="Sample from tokens at least this share as likely as the likeliest.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: tokens of prompt and text become less likely.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtracted from the logits of generated tokens.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="The same, once for each time that a token was generated.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")]
 
 
 def generate(
@@ -40,6 +45,14 @@ def generate(
     temperature: Temperature = 0.8,
     top_k: TopK = 50,
     top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    stop: Stop = None,
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, max=100, help="With --json: log-probabilities, and so many likely tokens.")
+    ] = None,
     beams: Annotated[
         int, typer.Option(min=1, help="Beams of beam search, which ends at the model's positions; 1: sampling.")
     ] = 1,
@@ -58,14 +71,18 @@ def generate(
     """
     from hornbook.model.generate.sampling import Sampling
 
-    sampling, beam = Sampling(temperature, top_k, top_p, greedy, seed), Beam(beams, length_penalty)
+    penalties = repetition_penalty, presence_penalty, frequency_penalty
+    sampling = Sampling(temperature, top_k, top_p, greedy, seed, min_p, *penalties)
+    if beams > 1 and (logprobs is not None or sampling.penalises or min_p):
+        raise UsageError("--beams searches for the likeliest text: leave out --logprobs, --min-p and penalties")
+    wanted = Wanted(tokens, sampling, Beam(beams, length_penalty), tuple(stop or ()), logprobs)
     loaded = load_speaker(target, device)
     for each in _prompts(prompt):
         if loaded.config.kind == "encoder":
             yield _fill(loaded, each)
             continue
         echo = loaded.config.kind == "decoder" and (prompt is not None or not sys.stdin.isatty())
-        yield _respond(loaded, each, tokens, sampling, beam, as_json=as_json, echo=echo)
+        yield _respond(loaded, each, wanted, as_json=as_json, echo=echo)
 
 
 def load_speaker(target: Path, device: str) -> "Loaded":
@@ -93,6 +110,19 @@ class Beam:
     length_penalty: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What to make of each prompt."""
+
+    max_tokens: int
+    sampling: "Sampling"
+    beam: Beam
+    stop: tuple[str, ...]
+    """Strings that end the text."""
+    logprobs: int | None
+    """How many likely tokens to tell beside each; None: no log-probabilities."""
+
+
 def _prompts(prompt: str | None) -> Iterator[str]:
     if prompt is not None:
         yield require_utf8(prompt)
@@ -110,24 +140,31 @@ def _prompts(prompt: str | None) -> Iterator[str]:
         yield require_utf8(line.rstrip("\n"))
 
 
-def _respond(
-    loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, *, as_json: bool, echo: bool
-) -> Result:
+def _respond(loaded: "Loaded", prompt: str, wanted: Wanted, *, as_json: bool, echo: bool) -> Result:
     """Generate, showing the text piece by piece unless `as_json`."""
     pieces: list[str] = []
     ids: list[int] = []
+    scores: list[TokenScore] = []
     start = time.perf_counter()
     if echo and not as_json:
         write(prompt)
-    for piece in _stream(loaded, prompt, max_tokens, sampling, beam, ids):
+    for piece in _stream(loaded, prompt, wanted, ids, scores):
         pieces.append(piece)
         if not as_json:
             write(piece)
     seconds = time.perf_counter() - start
-    ended = "length" if len(ids) == max_tokens else "end of text"
+    ended = "length" if len(ids) == wanted.max_tokens else "end of text"
     record = {"prompt": prompt, "text": "".join(pieces), "tokens": len(ids), "ids": ids}
-    record |= dataclasses.asdict(sampling) | {"ended": ended, "seconds": round(seconds, 3)}
+    record |= dataclasses.asdict(wanted.sampling) | {"ended": ended, "seconds": round(seconds, 3)}
+    if wanted.logprobs is not None:
+        record["logprobs"] = [_shown_score(loaded, score) for score in scores[: len(ids)]]
     return Result(record, "", report=[speed_text(len(ids), seconds, ended)])
+
+
+def _shown_score(loaded: "Loaded", score: "TokenScore") -> dict[str, Any]:
+    assert loaded.tokenizer is not None
+    likely = [{"id": token, "text": loaded.tokenizer.decode([token]), "logprob": at} for token, at in score.top]
+    return {"id": score.token, "logprob": score.log_probability, "top": likely}
 
 
 def speed_text(tokens: int, seconds: float, ended: str) -> str:
@@ -161,10 +198,8 @@ def _fill(loaded: "Loaded", prompt: str) -> Result:
     return Result(value, f"{text}\n", notes=[escape(escape_controls(note)) for note in notes])
 
 
-def _stream(
-    loaded: "Loaded", prompt: str, max_tokens: int, sampling: "Sampling", beam: Beam, ids: list[int]
-) -> Iterator[str]:
-    """Pieces of text as they are generated; their token ids are appended to `ids`."""
+def _stream(loaded: "Loaded", prompt: str, wanted: Wanted, ids: list[int], scores: "list[TokenScore]") -> Iterator[str]:
+    """Pieces of text as they are generated; their token ids are appended to `ids`, and to `scores` what is wanted."""
     from hornbook.model.generate.generate import stream_text
     from hornbook.model.generate.prompts import encode_prompt
     from hornbook.model.surgery.folders import decoder_start_of
@@ -174,7 +209,7 @@ def _stream(
     begun = encode_prompt(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
     alone = loaded.model.encoder is None
     stop = (tokenizer.end_id, tokenizer.delimiter_id) if alone else (tokenizer.end_id,)
-    made = _tokens(loaded, begun, max_tokens, sampling, beam, stop)
+    made = _tokens(loaded, begun, wanted, stop, scores)
 
     def collected() -> Iterator[int]:
         for token in made:
@@ -182,18 +217,19 @@ def _stream(
             if alone or token != tokenizer.delimiter_id:  # an answer may start with the delimiter, as documents do
                 yield token
 
-    return stream_text(collected(), tokenizer, begun.tokens)
+    return stream_text(collected(), tokenizer, begun.tokens, wanted.stop)
 
 
 def _tokens(
-    loaded: "Loaded", begun: "Prompt", max_tokens: int, sampling: "Sampling", beam: Beam, stop: tuple[int, ...]
+    loaded: "Loaded", begun: "Prompt", wanted: Wanted, stop: tuple[int, ...], scores: "list[TokenScore]"
 ) -> Iterator[int]:
     from hornbook.model.generate.beam import beam_search
     from hornbook.model.generate.generate import generate as generate_ids
+    from hornbook.model.generate.sampling import score_token
     from hornbook.model.surgery.adapters.prompt import prompt_length
 
     assert loaded.tokenizer is not None
-    vocab = loaded.tokenizer.vocab_size
+    vocab, max_tokens, beam, top = loaded.tokenizer.vocab_size, wanted.max_tokens, wanted.beam, wanted.logprobs
     if beam.beams > 1 and max_tokens:
         room = loaded.config.position.length - len(begun.tokens) - prompt_length(loaded.model)
         best, *_ = beam_search(
@@ -210,11 +246,12 @@ def _tokens(
         loaded.model,
         begun.tokens,
         max_tokens=max_tokens,
-        **dataclasses.asdict(sampling),
+        **dataclasses.asdict(wanted.sampling),
         stop=stop,
         vocab=vocab,
         length=loaded.config.position.length,
         memory=begun.memory,
+        observe=None if top is None else lambda logits, token: scores.append(score_token(logits, token, top)),
     )
 
 

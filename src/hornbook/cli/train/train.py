@@ -62,6 +62,7 @@ def train(
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.job import Start
     from hornbook.run.start.init_from import init_from_import
+    from hornbook.run.start.reference import with_reference
 
     if resume not in (None, "auto"):
         raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")
@@ -74,6 +75,7 @@ def train(
         return run_job(resolved, run, Start("resume", faults=injector(faults)), dry_run=dry_run, world=world)
     if from_ is None:
         return run_job(resolved, run, Start(faults=injector(faults)), dry_run=dry_run, world=world)
+    resolved = with_reference(resolved, checkpoint_path(from_))
     resolved, init_from = init_from_import(resolved, checkpoint_path(from_))
     say(rate_text(resolved))
     start = Start(init_from=init_from, faults=injector(faults))

@@ -17,6 +17,16 @@ class StageConfig(Config):
     """Share of tokens per source."""
 
 
+class ReplayConfig(Config):
+    """Text of an earlier training, so that what it taught is not forgotten (Ibrahim et al. 2024, arXiv 2403.08763)."""
+
+    path: str | None = None
+    """Folder of that text, tokenized as the new one; its sources get names that begin with `replay-`. None: none."""
+    share: Number = Field(default=0.05, ge=0, lt=1)
+    """Share of the tokens that are taken from it, from its sources by their size: 0.01 to 0.05 where the new text is
+    like it, 0.25 to 0.5 where it is not. 0: it is evaluated alone."""
+
+
 class DataConfig(Config):
     """Which tokens are seen, and in which order."""
 
@@ -26,6 +36,8 @@ class DataConfig(Config):
     """Share of tokens per source, normalised; by default each source by its size."""
     temperature: Number = Field(default=1.0, ge=1)
     """Where no weights are given they are size ** (1 / temperature): 1 is by size, more lifts small sources."""
+    replay: ReplayConfig = ReplayConfig()
+    """Text of an earlier training among the new; the other weights share what it leaves."""
     max_epochs: Number | None = Field(default=None, gt=0)
     """A source that was read so often is read no more; the others take its place by their weights."""
     stages: list[StageConfig] = Field(default_factory=list)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from hornbook.data.config.objective import Component, Family, Noise, Objective, Start
+from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO
 from hornbook.settings.fields import Config, Number, open_to
 
 if TYPE_CHECKING:
@@ -239,7 +240,21 @@ class Seq2Seq(_Labelled):
 
 
 ObjectiveConfig = Annotated[
-    Causal | Prefix | FillInTheMiddle | Masked | Span | Infill | UL2 | Mixture | Labels | Answer | Seq2Seq,
+    Causal
+    | Prefix
+    | FillInTheMiddle
+    | Masked
+    | Span
+    | Infill
+    | UL2
+    | Mixture
+    | Labels
+    | Answer
+    | Seq2Seq
+    | DPO
+    | IPO
+    | KTO
+    | ORPO,
     Field(discriminator="kind"),
     *OPEN,
 ]

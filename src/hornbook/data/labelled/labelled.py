@@ -12,12 +12,14 @@ from hornbook.data.labelled.answer_pairs import AnswerPairs, answer_plan
 from hornbook.data.labelled.plan import row_plan
 from hornbook.data.labelled.rows import LabelledRows
 from hornbook.data.order.random_keys import key_of
-from hornbook.data.packing.plan import Plan
+from hornbook.data.packing.plan import TablePlan
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
-from hornbook.text.config.labels import ClassLabels, TagLabels
+from hornbook.text.config.labels import ChatLabels, ClassLabels, TagLabels
 
 _BLOCK = 1 << 20
+_FITTING = {"answer": ("answer", "seq2seq"), "chat": ("answer",)}
+"""Kind of labels -> kinds of objectives that learn them; others are learned by `labels`."""
 
 
 def build_labelled(context: BuildContext, objective: Objective) -> BatchBuilder:
@@ -32,9 +34,27 @@ def build_labelled(context: BuildContext, objective: Objective) -> BatchBuilder:
         start = vocabulary.pad_id if objective.start == "pad" else vocabulary.end_id
         return AnswerPairs(context, plans, vocabulary, start)
     balance = isinstance(objective, Labels) and objective.balance and not context.evaluation
-    plans = [row_plan(stream, context.sequence, key, balance=balance) for stream, key in _streams(context)]
+    answers = isinstance(context.corpus.labels, ChatLabels)
+    plans = [
+        row_plan(stream, context.sequence, key, balance=balance, answers=answers) for stream, key in _streams(context)
+    ]
     _check_documents(context.streams, plans)
-    return LabelledRows(context, plans, objective, vocabulary.tokenizer.ends_between)
+    rows = LabelledRows(context, plans, objective, vocabulary.tokenizer.ends_between)
+    rows.notes = _cut_notes(context.streams, plans) if answers else []
+    return rows
+
+
+def _cut_notes(streams: Sequence[Stream], plans: Sequence[TablePlan]) -> list[str]:
+    """How many conversations are longer than a row."""
+    notes = []
+    for stream, plan in zip(streams, plans, strict=True):
+        if plan.cut:
+            of = f"of {stream.documents:,} conversations of source {stream.source}"
+            notes.append(f"{plan.cut:,} {of} are longer than train.sequence {plan.sequence} and lose their end")
+        if plan.dropped:
+            of = f"of {stream.documents:,} conversations of source {stream.source}"
+            notes.append(f"{plan.dropped:,} {of} have no answer within train.sequence {plan.sequence} and are left out")
+    return notes
 
 
 def _streams(context: BuildContext) -> Iterator[tuple[Stream, np.uint64 | None]]:
@@ -44,9 +64,12 @@ def _streams(context: BuildContext) -> Iterator[tuple[Stream, np.uint64 | None]]
         yield stream, None if context.evaluation else key
 
 
-def _check_documents(streams: Sequence[Stream], plans: Sequence[Plan]) -> None:
+def _check_documents(streams: Sequence[Stream], plans: Sequence[TablePlan]) -> None:
     for stream, plan in zip(streams, plans, strict=True):
         if plan.rows == 0:
+            if plan.dropped:
+                remedy = "raise train.sequence, or give shorter conversations"
+                raise UsageError(f"no conversation of source {stream.source} has an answer within a row: {remedy}")
             raise UsageError(f"data.weights: source {stream.source} has no labelled documents: give it weight 0")
 
 
@@ -55,9 +78,9 @@ def _check(context: BuildContext, objective: Labels | Answer | Seq2Seq) -> None:
     key = f'data.objective "{objective.kind}"'
     if labels is None:
         raise UsageError(f"{key} needs labels, and {root} has none: prepare it with a section [text.labels]")
-    if isinstance(objective, Labels) == (labels.kind == "answer"):
-        fitting = '"answer" (decoders) or "seq2seq" (encoder-decoders)' if labels.kind == "answer" else '"labels"'
-        raise UsageError(f"{key} does not fit the labels of {root}, whose kind is {labels.kind}: take {fitting}")
+    if objective.kind not in (fitting := _FITTING.get(labels.kind, ("labels",))):
+        names = " or ".join(f'"{name}"' for name in fitting)
+        raise UsageError(f"{key} does not fit the labels of {root}, whose kind is {labels.kind}: take {names}")
     if (
         isinstance(objective, Labels)
         and objective.balance

@@ -53,15 +53,39 @@ def _balanced(labels: np.ndarray, chosen: Documents, state: np.uint64) -> tuple[
     return np.concatenate([np.resize(group, most) for group in groups] or [chosen]), state
 
 
-def row_plan(stream: Stream, sequence: int, key: np.uint64 | None, *, balance: bool = False) -> TablePlan:
-    """Plan of rows of `sequence` tokens, filled by best fit with documents of at most as many."""
-    sizes = np.diff(stream_ends(stream), prepend=0)
+def row_plan(
+    stream: Stream, sequence: int, key: np.uint64 | None, *, balance: bool = False, answers: bool = False
+) -> TablePlan:
+    """Plan of rows of `sequence` tokens, filled by best fit with documents of at most as many.
+
+    answers: leave out documents whose first labelled token is beyond a row: the rest of them has nothing to learn.
+    """
+    ends = stream_ends(stream)
+    sizes = np.diff(ends, prepend=0)
+    learned = first_labels(stream) < sequence if answers else np.ones(len(sizes), bool)
 
     def pack(chosen: Documents) -> Int64[np.ndarray, "2 pieces"]:
-        ends = np.cumsum(np.minimum(sizes[chosen], sequence))
+        kept = np.flatnonzero(learned[chosen])
+        ends = np.cumsum(np.minimum(sizes[chosen[kept]], sequence))
         rows, begins, _ = best_fit(ends, sequence)
-        return np.stack([rows, np.searchsorted(ends, begins, side="right")])
+        return np.stack([rows, kept[np.searchsorted(ends, begins, side="right")]])
 
     table, digest = document_plan(stream, key, pack, f"labels {sequence}", balance=balance)
     table[2] = np.minimum(table[2], sequence)
-    return TablePlan(table, sequence, int(table[2].sum()), digest)
+    plan = TablePlan(table, sequence, int(table[2].sum()), digest)
+    plan.cut, plan.dropped = int(np.count_nonzero(learned & (sizes > sequence))), int(np.count_nonzero(~learned))
+    return plan
+
+
+def first_labels(stream: Stream) -> Int64[np.ndarray, " documents"]:
+    """Place of the first labelled token of each document, counted in it; its length where there is none."""
+    ends = stream_ends(stream)
+    found = np.diff(ends, prepend=0)
+    for shard, start in zip(stream.shards, stream.starts, strict=False):
+        labels = shard.labels
+        assert labels is not None
+        places = np.flatnonzero(~np.isnan(labels[:, 0])) + start
+        documents = np.searchsorted(ends, places, side="right")
+        each, first = np.unique(documents, return_index=True)
+        found[each] = places[first] - (ends[each] - found[each])
+    return found

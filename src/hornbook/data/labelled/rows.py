@@ -19,7 +19,7 @@ from hornbook.data.packing.plan import Plan, Segments, stream_ends
 from hornbook.data.packing.rows import RowArrays, RowReader
 from hornbook.data.packing.text_rows import in_microbatches
 from hornbook.data.shards.shard_table import LabelTable
-from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels
+from hornbook.text.config.labels import ChatLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels
 from hornbook.text.tokenizer.label_tokens import END, START
 
 
@@ -106,7 +106,7 @@ class LabelledRows(BatchBuilder):
         """Write targets and weights; returns the values of labels that are numbers."""
         targets, weights = arrays.targets.reshape(-1), arrays.weights.reshape(-1)
         if isinstance(self._objective, Answer):
-            weights[self._tokens(pieces)] *= self._answered(pieces)
+            weights[self._tokens(pieces)] *= self._answered(pieces, closed=not isinstance(self._kind, ChatLabels))
             return None
         self._close(arrays, pieces)
         targets[:], weights[:] = 0, 0.0
@@ -148,11 +148,15 @@ class LabelledRows(BatchBuilder):
             arrays.tokens.reshape(-1)[cut] = self._end
             arrays.ids.reshape(-1)[cut] = self._end
 
-    def _answered(self, pieces: Pieces) -> np.ndarray:
-        """True for each token whose successor belongs to the answer; the end token belongs to the part that it ends."""
+    def _answered(self, pieces: Pieces, *, closed: bool) -> np.ndarray:
+        """True for each token whose successor belongs to the answer; the end token belongs to the part that it ends.
+
+        closed: an end token follows the last token. A chat template has written what ends an answer, so none does.
+        """
         ends = pieces.ends & pieces.spread(pieces.whole)
         following = pieces.spread(pieces.begins) + pieces.steps + ~ends
-        return ~np.isnan(self._labels.at(pieces.spread(pieces.streams), following)[:, 0])
+        answered = ~np.isnan(self._labels.at(pieces.spread(pieces.streams), following)[:, 0])
+        return answered if closed else answered & ~ends
 
     def _types(self, arrays: RowArrays, pieces: Pieces) -> np.ndarray | None:
         """Token types: 1 after the end tokens between two texts."""

@@ -5,13 +5,15 @@ clock and the skipped ranges.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
+import torch
 import xxhash
 from jaxtyping import Int32, Int64
 
-from hornbook.data.batch import DocumentRef, GlobalBatch, empty_microbatch, rank_share
-from hornbook.data.batch_builder import BuildContext, SampleRefs
+from hornbook.data.batch import Batch, DocumentRef, GlobalBatch, empty_microbatch, rank_share
+from hornbook.data.batch_builder import BuildContext, BuiltBatch, SampleRefs
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objectives import Causal
 from hornbook.data.corpus import Corpus
@@ -19,6 +21,7 @@ from hornbook.data.order.mixture import build_stages, cap_epochs
 from hornbook.data.order.sampler import Sampler
 from hornbook.data.packing.plan import Segments
 from hornbook.data.shards.shard_table import ShardTable
+from hornbook.data.teacher import TeacherTable
 from hornbook.errors import UsageError
 
 
@@ -31,7 +34,7 @@ class GlobalIndex:
         training = config.objective.training_corpus(corpus, seed).train
         sizes = {name: stream.tokens for name, stream in training.items()}
         _check_length(sizes, sequence)
-        self.sources, self.stages, self.notes = build_stages(config, sizes, sequence)
+        self.sources, self.stages, self.notes = build_stages(config, sizes, sequence, corpus.replayed)
         """Names of the sources in use; their stages; where settings were taken otherwise than written."""
         self.source_tokens = {name: sizes[name] for name in self.sources}
         """Training tokens of each source in use."""
@@ -39,6 +42,7 @@ class GlobalIndex:
         self.streams = [training[name] for name in self.sources]
         self._builder = config.objective.build(BuildContext(corpus, self.streams, config, sequence, seed))
         self.plans = self._builder.plans
+        self.notes += self._builder.notes
         rows = [plan.rows for plan in self.plans]
         if config.max_epochs is not None:
             self.stages, end = cap_epochs(self.stages, rows, config.max_epochs)
@@ -49,10 +53,13 @@ class GlobalIndex:
                 )
         self.sampler = Sampler(self.sources, rows, self.stages, seed=seed, kind=config.order)
         self._shards = ShardTable(corpus, self.streams)
+        self.teacher: TeacherTable | None = None
+        """What a teacher predicts at each token of the rows, for distillation."""
 
     def batch(self, positions: Int64[np.ndarray, " n"], micro_batch: int, rank: int = 0, world: int = 1) -> GlobalBatch:
         """The samples at `positions` as one global batch, with the microbatches of one rank."""
-        built = self._builder.build(self.refs(positions), micro_batch)
+        refs = self.refs(positions)
+        built = self._taught(self._builder.build(refs, micro_batch), refs, micro_batch)
         count = len(positions)
         microbatches = -(-count // micro_batch)
         batches = [built.microbatch(j) for j in rank_share(microbatches, rank, world)]
@@ -60,6 +67,24 @@ class GlobalIndex:
             batches.append(empty_microbatch(built.microbatch(0)))
         first = int(positions[0])
         return GlobalBatch(batches, built.total_weight, built.token_hash, first, count, count * self.sequence)
+
+    def _taught(self, built: BuiltBatch, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
+        """The batch with the teacher's predictions, where there is a teacher."""
+        if (teacher := self.teacher) is None:
+            return built
+
+        def microbatch(number: int) -> Batch:
+            mine = slice(number * micro_batch, (number + 1) * micro_batch)
+            ids, logs = teacher.read(SampleRefs(*(each[mine] for each in refs)))
+            known = {"teacher_ids": torch.from_numpy(ids), "teacher_logs": torch.from_numpy(logs)}
+            return replace(built.microbatch(number), **known)
+
+        return built._replace(microbatch=microbatch)
+
+    def rows(self, source: int, rows: Int64[np.ndarray, " n"]) -> Batch:
+        """Rows of a source's plan, in the order given, as one microbatch of the first epoch."""
+        none = np.zeros_like(rows)
+        return self._builder.build(SampleRefs(rows, np.full_like(rows, source), rows, none), len(rows)).microbatch(0)
 
     def refs(self, positions: Int64[np.ndarray, " n"]) -> SampleRefs:
         """Source, row and epoch of each position."""

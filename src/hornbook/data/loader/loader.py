@@ -14,7 +14,7 @@ from jaxtyping import Int64
 
 from hornbook.data.batch import Batch, GlobalBatch, pinned
 from hornbook.data.config.data import DataConfig
-from hornbook.data.corpus import Corpus
+from hornbook.data.corpus import open_corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.prefetch import Prefetcher
 
@@ -104,7 +104,7 @@ def build_loader(
 
     Raises UsageError for no shards, unknown sources or less text than a row; IntegrityError for damaged shards.
     """
-    index = GlobalIndex(Corpus.open(path), config, sequence=sequence, seed=seed)
+    index = GlobalIndex(open_corpus(config, path), config, sequence=sequence, seed=seed)
     return Loader(index, micro_batch=micro_batch, prefetch=prefetch)
 
 

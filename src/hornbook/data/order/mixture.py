@@ -7,7 +7,7 @@ draw of its share, which is the best that is possible.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -126,13 +126,16 @@ def _unbuilt(stage: Stage, first: int) -> Stage:
 
 
 def build_stages(
-    config: DataConfig, sizes: Mapping[str, int], sequence: int
+    config: DataConfig, sizes: Mapping[str, int], sequence: int, replayed: Collection[str] = ()
 ) -> tuple[list[str], list[Stage], list[str]]:
     """Sources in use, the stages over them, and notes for the user.
 
-    `sizes` are training tokens per source. Sources without weight in every stage are left out.
+    `sizes` are training tokens per source. Sources without weight in every stage are left out. `replayed`: sources
+    that have `data.replay.share` of each stage, by their size.
     """
     notes: list[str] = []
+    old = {name: size for name, size in sizes.items() if name in replayed}
+    sizes = {name: size for name, size in sizes.items() if name not in replayed}
     wanted = [(0, _weights(config.weights or _by_size(sizes, config.temperature), sizes, "data.weights", notes))]
     for number, stage in enumerate(config.stages):
         first = -(-stage.from_tokens // sequence)
@@ -145,10 +148,23 @@ def build_stages(
         if first == wanted[-1][0]:
             wanted.pop()
         wanted.append((first, weights))
+    if old:
+        wanted = [(first, _with_replay(weights, old, config.replay.share)) for first, weights in wanted]
+        sizes |= old
     used = [name for name in sizes if any(weights[name] > 0 for _, weights in wanted)]
     if len(used) > BLOCK:
         raise UsageError(f"{len(used)} sources have a weight, at most {BLOCK} can be mixed: merge some of them")
     return used, [Stage.build(first, [weights[name] for name in used]) for first, weights in wanted], notes
+
+
+def _with_replay(weights: dict[str, float], old: Mapping[str, int], share: float) -> dict[str, float]:
+    """Weights of which those of the sources of an earlier training add up to `share`, and the others to the rest."""
+    if share and not any(old.values()):
+        raise UsageError("data.replay.share: the text of data.replay.path has no training tokens: set it to 0")
+    new, size = sum(weights.values()), sum(old.values()) or 1
+    return {name: (1 - share) * weight / new for name, weight in weights.items()} | {
+        name: share * tokens / size for name, tokens in old.items()
+    }
 
 
 def _by_size(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:

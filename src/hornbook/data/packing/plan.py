@@ -66,8 +66,12 @@ class TablePlan:
         row_of, self._begins, self._lengths = table
         self.rows = int(row_of[-1]) + 1 if table.size else 0
         self._firsts = np.concatenate([[0], np.cumsum(np.bincount(row_of, minlength=self.rows))])
-        self.padding = self.rows * sequence - tokens
+        self.sequence, self.padding = sequence, self.rows * sequence - tokens
         self.digest = digest
+        self.cut = 0
+        """Documents of a labelled set that are longer than a row and lose their end."""
+        self.dropped = 0
+        """Those left out because no answer is within a row."""
 
     def segments(self, rows: Int64[np.ndarray, " rows"]) -> Segments:
         """The pieces of each row."""

@@ -123,12 +123,13 @@ def _formula(query: Heads, key: Heads, value: Heads, tables: KeyTables, scoring:
     groups, keys = query.shape[1] // key.shape[1], key.shape[2]
     here = slice(first, first + query.shape[2])
     positions = range(keys - tables.starts.shape[1], keys)[here]
+    among = positions if tables.positions is None else tables.positions[:, here]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = matmul(query, key.transpose(-1, -2)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
-        scores = scores + spread(bias, positions, keys)
+        scores = scores + spread(bias, among, keys)
     allowed = dense(tables, here, keys)
     scores = scores.masked_fill(~allowed, -math.inf)
     if sinks is not None:
@@ -140,11 +141,16 @@ def _formula(query: Heads, key: Heads, value: Heads, tables: KeyTables, scoring:
     return matmul(probabilities, value)
 
 
-def spread(bias: Float[Tensor, "heads distances"], positions: range, keys: int) -> Float[Tensor, "heads queries keys"]:
-    """The table's score of each pair; queries stand at `positions` among the keys."""
-    device = bias.device
-    query = torch.arange(positions.start, positions.stop, device=device)
-    return bias[:, torch.arange(keys, device=device) - query[:, None] + bias.shape[1] // 2]
+def spread(
+    bias: Float[Tensor, "heads distances"], positions: range | Tensor, keys: int
+) -> Float[Tensor, "*rows heads queries keys"]:
+    """The table's score of each pair; queries stand at `positions` among the keys, in all rows or [rows, queries]."""
+    key, middle = torch.arange(keys, device=bias.device), bias.shape[1] // 2
+    if isinstance(positions, Tensor):  # columns behind the longest text have no score, and nobody sees them
+        distance = key - positions[..., None] + middle
+        return bias[:, distance.clamp(0, bias.shape[1] - 1)].transpose(0, 1)
+    query = torch.arange(positions.start, positions.stop, device=bias.device)
+    return bias[:, key - query[:, None] + middle]
 
 
 def dense(tables: KeyTables, queries: slice, keys: int) -> Tensor:
@@ -167,7 +173,8 @@ def _seen(query: Heads, key: Heads, tables: KeyTables, bias: Tensor | None) -> T
     seen = dense(tables, slice(0, queries), keys)
     if bias is None:
         return seen
-    return spread(bias, range(keys - queries, keys), keys).masked_fill(~seen, -math.inf)
+    positions = range(keys - queries, keys) if tables.positions is None else tables.positions
+    return spread(bias, positions, keys).masked_fill(~seen, -math.inf)
 
 
 def _attend_by_torch(query: Heads, key: Heads, value: Heads, seen: Tensor | None, causal: bool, scale: float) -> Heads:

@@ -1,6 +1,7 @@
 """Key-value cache: what attention has already seen, so that a new token costs one row of attention.
 
-One cache serves one call of `generate`: every row of the batch has the same length. Use:
+One cache serves one call of `generate`: every row of the batch has the same length (`batch_cache.py`: lengths of their
+own). Use:
 
     cache = KVCache()
     hidden, _ = model(prompt, cache=cache)         # [b, t] tokens at positions 0 .. t-1
@@ -10,8 +11,13 @@ One cache serves one call of `generate`: every row of the batch has the same len
 the Transformer calls `advance` once all layers have, so a failed forward leaves the cache as it was.
 """
 
+from typing import TYPE_CHECKING
+
 from jaxtyping import Float, Int
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from hornbook.model.attention.key_tables import KeyTables
 
 
 class KVCache:
@@ -65,6 +71,21 @@ class KVCache:
         self.fixed = {layer: (key[rows], value[rows]) for layer, (key, value) in self.fixed.items()}
         for layer, states in self._states.items():
             self._states[layer] = {at: tuple(part[rows] for part in state) for at, state in states.items()}
+
+    def held(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Keys and values of each layer, [batch, kv_heads, length, dim]."""
+        return {
+            layer: (key[:, :, : self.length], value[:, :, : self.length])
+            for layer, (key, value) in self._buffers.items()
+        }
+
+    def states(self) -> dict[int, tuple[Tensor, ...]]:
+        """State of each recurrent layer after all `length` positions."""
+        return {layer: states[self.length] for layer, states in self._states.items()}
+
+    def tables(self, window: int | None) -> "KeyTables | None":
+        """Which keys the next queries see, where the mask alone does not say it; None: those of one text each."""
+        del window
 
     def _room(self, layer: int, key: Tensor, value: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """The buffers of a layer's keys and values [batch, kv_heads, capacity, dim], with room for `end` positions."""

@@ -51,6 +51,8 @@ class KeyTables:
     """None where documents say less than the mask (prefixes, queries behind a cache), and on a CPU."""
     blocks: "BlockMask | None"
     """None on a CPU, whose attention reads no blocks."""
+    positions: Int[Tensor, "rows queries"] | None = None
+    """Where the queries stand among the keys; None: at their end."""
 
 
 @lru_cache(maxsize=16)

@@ -7,6 +7,7 @@ computation, and what lies further back than the window is forgotten.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -15,13 +16,11 @@ from torch import Tensor
 from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.context import Memory
-from hornbook.model.generate.sampling import REMOVED, Sampling, choose_token
+from hornbook.model.generate.sampling import REMOVED, Sampling, TokenCounts, choose_token
+from hornbook.model.generate.text_stream import StopStrings, TextStream
 from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.model.transformer import Transformer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-
-_WINDOW = 8
-"""Tokens that are decoded again with each new one, at least."""
 
 
 class Past:
@@ -48,17 +47,14 @@ def generate(
     tokens: Sequence[int],
     *,
     max_tokens: int,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    greedy: bool = False,
-    seed: int = 0,
     stop: Collection[int] = (),
     vocab: int | None = None,
     length: int | None = None,
     agree: Callable[[int], int] | None = None,
     memory: Memory | None = None,
     past: Past | None = None,
+    observe: Callable[[Tensor, int], None] | None = None,
+    **sampling: Any,
 ) -> Iterator[int]:
     """Ids that continue `tokens`, as they come; ends after `max_tokens` or before an id of `stop`.
 
@@ -67,9 +63,11 @@ def generate(
     for, else no limit. agree: what ranks that hold the model together make of the id that each has chosen, so that
     none goes on alone where the last bits of their logits differ. memory: what an encoder-decoder answers to
     (`Transformer.encode`). past: what was computed of an earlier, shorter `tokens`; it takes up what is computed now.
+    observe: called with the logits of each token, before penalties and filters, and the token that was chosen.
+    sampling: the fields of `Sampling`.
     Errors: UsageError.
     """
-    sampling = Sampling(temperature, top_k, top_p, greedy, seed)
+    how, counts = Sampling(**sampling), TokenCounts(frozenset(tokens))
     if not tokens:
         raise UsageError("there is no token to continue: begin with the tokenizer's delimiter")
     learned = None if model.positions is None else model.positions.length
@@ -78,8 +76,12 @@ def generate(
     def choose(logits: Tensor, index: int) -> int:
         if vocab is not None:
             logits[vocab:] = REMOVED
-        token = choose_token(logits, sampling, index)
-        return token if agree is None else agree(token)
+        token = choose_token(logits, how, index, counts)
+        token = token if agree is None else agree(token)
+        counts.generated[token] += 1
+        if observe is not None:
+            observe(logits, token)
+        return token
 
     ids = _continue(model, list(tokens), choose, max_tokens, room, memory, past or Past())
     return takewhile(lambda token: token not in stop, ids)
@@ -120,25 +122,17 @@ def next_logits(
         return model.head.logits(hidden[0, -1])
 
 
-def stream_text(ids: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
-    """Text of the ids as soon as it is certain: a character split over tokens waits for its last byte.
+def stream_text(
+    ids: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = (), stop: Collection[str] = ()
+) -> Iterator[str]:
+    """Pieces of the text of the ids as soon as they are certain (`TextStream`), up to the first string of `stop`.
 
-    `before` are the ids that the text continues; they are not shown. The pieces join to what decoding everything at
-    once gives behind what it gives for `before`.
+    `before` are the ids that the text continues; they are not shown. No id is asked for after a string of `stop`.
     """
-    window = list(before[-_WINDOW:])
-    context, shown = len(window), len(tokenizer.decode(window))
+    text, ends = TextStream(tokenizer, before), StopStrings(stop)
     for token in ids:
-        window.append(token)
-        text = tokenizer.decode(window)
-        # An unfinished character decodes to one replacement character at the end. So does a byte that will never be
-        # finished; then the next token moves it away from the end, and it is shown.
-        certain = len(text) - text.endswith("\ufffd")
-        if certain > shown:
-            yield text[shown:certain]
-            shown = certain
-        if certain == len(text) and len(window) >= context + _WINDOW:
-            # Some decoders treat the first token apart, so tokens already shown stay in front.
-            window = window[context:]
-            context, shown = len(window), len(tokenizer.decode(window))
-    yield from filter(None, [tokenizer.decode(window)[shown:]])
+        if piece := ends.push(text.push(token)):
+            yield piece
+        if ends.found is not None:
+            return
+    yield from filter(None, [ends.push(text.flush()) + ends.flush()])

@@ -15,7 +15,7 @@ from hornbook.model.attention.position import Lengths
 from hornbook.model.config.head import CHUNK_BYTES, DEVICE_SHARE, LMHead, MaskedHead
 from hornbook.model.config.mlp import Activation
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.heads.losses import LossAndGrad, LossTerms, loss_and_grad_
+from hornbook.model.heads.losses import LossAndGrad, LossTerms, SoftTargets, distillation, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
 from hornbook.model.layers.linear import Change, Linear
 from hornbook.model.layers.products import linear, mm_into
@@ -152,8 +152,10 @@ class Head(nn.Module):
         lengths: Lengths | None = None,
         keys: Int[Tensor, " batch"] | None = None,
         rows: Int[Tensor, " counting"] | None = None,
+        soft: SoftTargets | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
-        """Sums over tokens, float32: `loss`, weight * negative log-likelihood (nats), and `z_loss` if asked for.
+        """Sums over tokens, float32: `loss`, weight * negative log-likelihood (nats), `z_loss` if asked for, and
+        `distillation` with `soft`, which has the tokens of all rows in one line.
 
         The gradient of all of them hangs on `loss`: backward of their sum is that of the objective. Documents of each
         row (`lengths`) and dropout keys are for heads of labels (`hornbook.model.heads.label_heads`).
@@ -165,13 +167,15 @@ class Head(nn.Module):
         if self.before is not None:  # costly, and a masked model predicts few of its tokens
             rows = weights.nonzero().squeeze(1) if rows is None else to_device(rows, weights.device)
             hidden, targets, weights = self.before(hidden[rows]), targets[rows], weights[rows]
+            soft = None if soft is None else soft.part(rows)
         hidden = hidden if self.enter is None else self.enter(hidden)
         trained = any(each is not None and each.requires_grad for each in (hidden, self.matrix, self.bias))
         grad = torch.is_grad_enabled() and trained
         terms = LossTerms(smoothing, z_loss, self.softcap, self.num_real_tokens)
-        how = grad, self.loss_and_grad_, self.held, self.most_rows
-        total, extra = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, *how)
-        return {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
+        how = grad, self.loss_and_grad_, self.held, self.most_rows, soft
+        total, extra, taught = ChunkedLoss.apply(hidden, self.matrix, self.bias, targets, weights, terms, *how)
+        found = {"loss": total, "z_loss": extra} if z_loss else {"loss": total}
+        return found if soft is None else {**found, "distillation": taught}
 
     @torch.no_grad()
     def token_losses(
@@ -200,6 +204,22 @@ class Head(nn.Module):
         ]
         return torch.cat(losses).view(targets.shape)
 
+    @torch.no_grad()
+    def likeliest(
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        targets: Int[Tensor, "batch time"],
+        weights: Float[Tensor, "batch time"],
+        lengths: Lengths | None = None,
+    ) -> Float[Tensor, "batch time"]:
+        """1 where no token is likelier than the target, float32; 0 elsewhere and where the weight is 0."""
+        del lengths
+        counts, found = weights > 0, torch.zeros_like(weights)
+        parts = hidden[counts].split(chunk_rows(hidden, self.matrix, self.most_rows))
+        chosen = torch.cat([self.logits(part).argmax(-1) for part in parts])
+        found[counts] = (chosen == targets[counts]).to(found.dtype)
+        return found
+
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
         return linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
 
@@ -226,8 +246,8 @@ class ChunkedLoss(torch.autograd.Function):
     """Weighted cross-entropy of a linear projection, chunk by chunk; gradients are computed in forward.
 
     With g = d loss / d logits, the gradients of hidden states and matrix are two more products per chunk. The matrix's
-    gradient is summed over chunks in float32. Gives the loss, which carries all gradients, and the z-loss, which is
-    there to be seen.
+    gradient is summed over chunks in float32. Gives the loss, which carries all gradients, and the z-loss and the
+    teacher's divergence, which are there to be seen.
     """
 
     @staticmethod
@@ -243,11 +263,12 @@ class ChunkedLoss(torch.autograd.Function):
         compute: LossAndGrad,
         held: Tensor | None = None,
         most_rows: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
+        soft: SoftTargets | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         cast = held if held is not None and held.dtype == hidden.dtype else matrix.to(hidden.dtype)
         rows = chunk_rows(hidden, matrix, most_rows)
         losses = weights.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
-        extra = losses.new_zeros(())
+        extra, taught = losses.new_zeros(()), losses.new_zeros(())
         # None: it is frozen, and for hidden states all that made them.
         grad_hidden = torch.empty_like(hidden) if grad and ctx.needs_input_grad[0] else None
         grad_matrix = torch.zeros_like(matrix) if grad and ctx.needs_input_grad[1] else None
@@ -260,7 +281,13 @@ class ChunkedLoss(torch.autograd.Function):
             logits = mm_into(hidden[part], cast.T, buffer[: len(hidden[part])])
             if bias is not None:
                 logits += bias.to(logits.dtype)
+            slope = None
+            if soft is not None:
+                divergence, slope = distillation(logits, soft.part(part), weights[part], grad, terms.softcap)
+                taught += divergence.sum()
             losses[part], z_losses = compute(logits, targets[part], weights[part], grad, terms)
+            if slope is not None:
+                logits += slope
             if z_losses is not None:
                 extra += z_losses.sum()
             if grad_hidden is not None:
@@ -272,11 +299,11 @@ class ChunkedLoss(torch.autograd.Function):
             elif grad_matrix is not None:
                 grad_matrix.addmm_(logits.T, hidden[part])
         ctx.save_for_backward(grad_hidden, grad_matrix, grad_bias)
-        ctx.mark_non_differentiable(extra)
-        return losses.sum(), extra
+        ctx.mark_non_differentiable(extra, taught)
+        return losses.sum(), extra, taught
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         # The factor stays in float32: rounded to bfloat16 it would scale all below the head by up to 0.4 % wrongly.
         scaled = (None if grad is None else grad * grads[0] for grad in ctx.saved_tensors)
-        return (*scaled, *[None] * 7)
+        return (*scaled, *[None] * 8)

@@ -123,3 +123,64 @@ def _plain(logits: Tensor, targets: Tensor, weights: Tensor, grad: bool) -> Rows
     elif grad:
         logits.copy_((wide - logsum).exp_().mul_(weight).scatter_add_(1, target, -weight.to(wide.dtype)))
     return losses.squeeze(1)
+
+
+# ---- Distillation
+
+
+class SoftTargets(NamedTuple):
+    """What a teacher predicts at each token: its likeliest ids; all others are one class, which has the rest."""
+
+    ids: Int[Tensor, "rows top"]
+    """Different ids in each row."""
+    logs: Float[Tensor, "rows top"]
+    """Their log-probabilities at `temperature`, float32."""
+    temperature: float
+    weight: float
+
+    def part(self, part: slice | Tensor) -> "SoftTargets":
+        """Those of some rows."""
+        return self._replace(ids=self.ids[part], logs=self.logs[part])
+
+
+LEAST_REST = 1e-6
+"""A rest of the teacher's probability below it is what float32 sums leave of nothing."""
+
+
+def distillation(
+    logits: Float[Tensor, "rows vocab"], soft: SoftTargets, weights: Rows, grad: bool, softcap: float | None = None
+) -> tuple[Rows, Float[Tensor, "rows vocab"] | None]:
+    """(weighted losses, float32, and their gradient with respect to the logits before the soft cap, or None).
+
+    With T the temperature, u = z / T, q = softmax(u), p the teacher's probabilities of its likeliest tokens S, and P, Q
+    what teacher and model give all others together:
+
+        loss = w T^2 lambda [sum_S p (log p - log q) + P (log P - log Q)]
+        d z  = w T lambda [q - p (in S) - P q / Q (not in S)]
+
+    The divergence of two distributions over |S| + 1 classes: at most that over the vocabulary, and equal where S is all
+    of it. T^2 keeps the size of the gradient (Hinton et al. 2015, section 2).
+    """
+    capped = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if softcap:
+        capped = softcap * torch.tanh(capped / softcap)
+    scaled = capped / soft.temperature
+    logsum = scaled.logsumexp(1, keepdim=True)
+    others = scaled.scatter(1, soft.ids, float("-inf"))
+    rest_logsum = others.logsumexp(1, keepdim=True)
+    known = soft.logs.exp()
+    rest = 1 - known.sum(1, keepdim=True)
+    rest = rest.where((rest > LEAST_REST) & rest_logsum.isfinite(), 0.0)
+    # 0 log 0 is 0, and log Q of no other token at all is never asked for.
+    rest_term = torch.where(rest > 0, rest * (rest.clamp(min=LEAST_REST).log() - rest_logsum + logsum), 0.0)
+    losses = (known * (soft.logs - scaled.gather(1, soft.ids) + logsum)).sum(1, keepdim=True) + rest_term
+    factor = (weights * (soft.weight * soft.temperature))[:, None]
+    if not grad:
+        return (losses * factor).squeeze(1) * soft.temperature, None
+    slope = (scaled - logsum).exp_()
+    slope -= torch.where(rest > 0, rest * (others - rest_logsum).exp(), 0.0)
+    slope.scatter_add_(1, soft.ids, -known)
+    if softcap:
+        slope.mul_(1 - (capped / softcap).square_())
+    slope = torch.where(slope.abs() < SMALLEST_NORMAL, 0.0, slope * factor)  # subnormal operands are slow, as above
+    return (losses * factor).squeeze(1) * soft.temperature, slope

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, MIX_SECOND
 from hornbook.kernels.team import supports
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.context import Context
 from hornbook.model.cpu.dropout import DropoutFunction, drop_probabilities
+from hornbook.model.layers.transfer import to_device
 
 SITES = 64
 """Places in a layer where values can be dropped, at most."""
@@ -105,6 +107,25 @@ def _drop(x: Tensor, hashes: Tensor, first: int, threshold: int, scale: float) -
         return DropoutFunction.apply(x, hashes, threshold, scale, first)
     time, width = x.shape[1:]
     return x * keep_mask(hashes, threshold, range(first, first + time), range(width), width) * scale
+
+
+def embedding_noise(
+    x: Float[Tensor, "batch time width"], keys: Tensor, site: int, alpha: float, mask: AttentionMask
+) -> Float[Tensor, "batch time width"]:
+    """x with NEFTune's noise (Jain et al. 2023, arXiv 2310.05914): alpha / sqrt(L d) times uniform numbers of [-1, 1).
+
+    L: tokens of the document that a position is in; d: width. A pure function of row, position and feature.
+    """
+    hashes, (batch, time, width) = site_keys(keys, layer_number(0), site), x.shape
+    runs = [range(time)] if mask.part is None else mask.part.runs(0, time)
+    draws = torch.cat([uniform(hashes, run, range(width), width) for run in runs], 1)
+    if mask.lengths is None:
+        sizes = torch.full((batch, time), float(time if mask.part is None else mask.part.length), device=x.device)
+    else:
+        whole = torch.tensor([[size for size in row for _ in range(size)] for row in mask.lengths], dtype=torch.float32)
+        here = [index for run in runs for index in run]
+        sizes = to_device(whole[:, here], x.device)
+    return x + (2 * draws - 1) * (alpha / (sizes * width).sqrt())[..., None]
 
 
 class RowDropout(Dropout):

@@ -158,13 +158,13 @@ def _check_checkpoint(run: RunDir, past: Monotone, folder: Path) -> str:
 
 
 def _check_data(run: RunDir, read: bool) -> str:
-    from hornbook.data.corpus import Corpus
+    from hornbook.data.corpus import open_corpus
     from hornbook.run.start.environment import check_data_lock
 
-    path = recipe_in_force(run).data.path
-    if path is None:
+    data = recipe_in_force(run).data
+    if (path := data.path) is None:
         raise IntegrityError(f"{run.recipe} names no data")
-    corpus = Corpus.open(path)
+    corpus = open_corpus(data, path)
     check_data_lock(run.data_lock, corpus.lock())
     if read:
         corpus.verify()

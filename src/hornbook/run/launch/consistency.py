@@ -23,7 +23,7 @@ from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value
 from hornbook.settings.toml import dotted
 
-_MAY_DIFFER = ("name", "data.path", "train.device")
+_MAY_DIFFER = ("name", "data.path", "data.replay.path", "train.device")
 """Settings that may differ; the content of the data folder and the kind of device are facts of their own."""
 _REMEDIES = {
     "data": "data.path must hold the same files on every machine",

@@ -56,6 +56,7 @@ from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
 from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import settle_precision
+from hornbook.run.start.teacher import teach
 from hornbook.run.train import Ready, train
 from hornbook.run.training_length import check_schedule, sets_schedule
 from hornbook.settings.layout.world import warning_about_nodes
@@ -78,8 +79,7 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
         progress("look at the device", 0, None)
         resolved = settle_precision(settle_ranks(resolved, os.environ))
     place = launched(os.environ, resolved.recipe.parallel)
-    resolved = settle_micro_batch(resolved, launched=place is not None)
-    recipe = resolved.recipe
+    recipe = (resolved := settle_micro_batch(resolved, launched=place is not None)).recipe
     if start.faults is not None:
         check_plan(start.faults.plan, recipe)
     check_offload(recipe.parallel.offload, choose_device(recipe.train.device), recipe.optim)
@@ -92,6 +92,7 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     start, resolved = check_start(resolved, run, start)
     inputs = read_inputs(resolved, start)
     compile_for(inputs)
+    teach(inputs, run, start)
     if inputs.recipe.parallel.world > 1:
         return _supervise(inputs, run, start)
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), expires=True):
@@ -107,18 +108,18 @@ def _supervise(inputs: Inputs, run: RunDir, start: Start) -> Exit:
         progress("load torch", 0, None)
         preload()
 
+    # The recipe is written; the ledger has the initial checkpoint, and perhaps the changes.
+    resumed = dataclasses.replace(start, mode="resume", init_from=None)
+
     def next_job(again: bool, world: int) -> AbstractContextManager[Job]:
         fewer = inputs
         if world != inputs.recipe.parallel.world:
             fewer = dataclasses.replace(inputs, resolved=with_world(inputs.resolved, world))
         if not again:
             return open_job(run, fewer, signals, start)
-        # The recipe is written; the ledger has the initial checkpoint, and perhaps the changes.
-        resumed = dataclasses.replace(start, mode="resume", init_from=None)
         return open_job(run, fewer, signals, restarted(fewer.recipe, run, resumed))
 
     def follow(rank: int, attempt: int) -> Job:
-        resumed = dataclasses.replace(start, mode="resume", init_from=None)
         again = restarted(inputs.recipe, run, resumed)
         return _follow(inputs, run, again, signals, attempt, owner=owner, silent=rank > 0)
 
@@ -160,12 +161,12 @@ def _join(
     if start.mode == "resume" and is_file(run.recipe):
         start, resolved = with_changed_settings(resolved, run, start)
     store, inputs = rank_info.connect(), read_inputs(resolved, start)
+    teach(inputs, run, start, compute=False)
     facts = rank_facts(resolved.recipe, inputs.corpus.lock())
     compare_ranks(store, rank_info, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
     if rank_info.host is not None:
         check_links(store, rank_info)
-    announces = rank_info.is_rank0 and not start.quiet
-    with StopSignals(announces=announces) as signals, contextlib.ExitStack() as stack:
+    with StopSignals(announces=rank_info.is_rank0 and not start.quiet) as signals, contextlib.ExitStack() as stack:
         if rank_info.is_rank0:
             with rank0_first(store, rank_info.size) as published:
                 refuse_start(resolved.recipe, run, start)

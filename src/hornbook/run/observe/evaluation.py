@@ -25,6 +25,49 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 SAMPLE_TEMPERATURE, SAMPLE_TOP_K = 0.8, 50
 
 
+CATCH_UPS = 8
+"""How often in an interval of evaluations a postponed one is tried again."""
+
+
+class TimeShare:
+    """The share of a process's time that evaluations took, and whether another fits into `limit`.
+
+    The first one is done at any rate: what it takes is known afterwards.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.training = self.evaluating = 0.0
+        """Seconds of steps, and of evaluations."""
+        self.losses = self.tasks = 0.0
+        """Seconds that the last evaluation's losses took, and the last tasks."""
+        self.owed = False
+        """An evaluation was put off."""
+
+    @property
+    def share(self) -> float:
+        """Share of evaluations in the time so far."""
+        return self.evaluating / max(self.training + self.evaluating, 1e-9)
+
+    def add(self, seconds: float, tasks: float | None) -> None:
+        """Count an evaluation, of which `tasks` seconds were tasks; None: there were none."""
+        self.evaluating += seconds
+        self.losses = seconds - (tasks or 0.0)
+        self.tasks = self.tasks if tasks is None else tasks
+        self.owed = False
+
+    def fits(self, seconds: float) -> bool:
+        """Whether the share stays within the limit with so many seconds more."""
+        return self.evaluating + seconds <= self.limit * (self.training + self.evaluating + seconds)
+
+    @property
+    def level(self) -> int:
+        """What fits: 2 losses and tasks, 1 losses, 0 nothing yet."""
+        if self.limit >= 1 or not self.evaluating or self.fits(self.losses + self.tasks):
+            return 2
+        return int(self.fits(self.losses))
+
+
 class Evaluation:
     """Validation loss and bits-per-byte per source, every `eval.every` steps and at the end.
 
@@ -36,12 +79,34 @@ class Evaluation:
         self._job, self._engine, self._consoles = job, engine, consoles
         inputs, recipe = job.inputs, job.recipe
         self._evaluator = Evaluator(inputs.corpus, inputs.tokenizer, recipe, recipe.train.sequence)
+        if recipe.eval.tasks:
+            self._evaluator.tasks  # noqa: B018 - made now: a file that is changed later does not end the run
+        self.time = TimeShare(recipe.eval.share)
         self.losses: dict[int, ValidationLoss] = {}
         """Validation loss of this attempt by step."""
 
     def __call__(self, step: Step) -> None:
-        if self._job.inputs.corpus.validation and (step.final or is_due(step.step, self._job.recipe.eval.every)):
-            self._evaluate(step, last=step.final)
+        if not self._job.inputs.corpus.validation:
+            return
+        self.time.training += step.seconds
+        every = self._job.recipe.eval.every
+        due = is_due(step.step, every)
+        if step.final:
+            self._evaluate(step, last=True)
+        elif due or (self.time.owed and is_due(step.step, max(every // CATCH_UPS, 1))):
+            self._evaluate_in_time(step, due=due)
+
+    def _evaluate_in_time(self, step: Step, *, due: bool) -> None:
+        """Evaluate as much as `eval.share` allows, by the clock of rank 0."""
+        level = self.time.level if self.time.limit >= 1 else self._engine.world.broadcast(self.time.level)
+        said = f"evaluations took {self.time.share:.1%} of the time, and eval.share is {self.time.limit:.1%}"
+        self.time.owed = level == 0
+        if level == 1 and self._job.recipe.eval.tasks:
+            self._note(f"tasks are left out: {said}")
+        elif level == 0 and due:
+            self._note(f"evaluation comes later: {said}")
+        if level:
+            self._evaluate(step, with_tasks=level == 2)
 
     def score_start(self, at: Position) -> None:
         """Score imported weights before the first step, unless an earlier attempt did."""
@@ -53,9 +118,10 @@ class Evaluation:
     def _rows(self) -> dict[str, HeldOut]:
         return self._evaluator.rows(self._job.recipe.eval.tokens)
 
-    def _evaluate(self, at: Position, *, last: bool = False) -> None:
+    def _evaluate(self, at: Position, *, last: bool = False, with_tasks: bool = True) -> None:
         started = time.monotonic()
-        report = self._score(self._rows, at, last=last)
+        report = self._score(self._rows, at, last=last, with_tasks=with_tasks)
+        self.time.add(time.monotonic() - started, report.task_seconds if with_tasks else None)
         if self._gives_way(at, last=last):
             return
         record = report.as_dict()
@@ -67,7 +133,8 @@ class Evaluation:
     def _position(self, at: Position) -> dict[str, Any]:
         average = self._job.recipe.train.average
         weights = {"weights": "average"} if average.kind != "none" and average.evaluate else {}
-        return {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens} | weights
+        share = {"share": round(self.time.share, 4)} if self.time.limit < 1 else {}
+        return {"attempt": self._job.ledger.attempt, "step": at.step, "tokens": at.tokens} | weights | share
 
     def score_all(self, at: Position) -> None:
         """Score every validation token at the end of the run, unless that was done. A stop signal ends it early."""

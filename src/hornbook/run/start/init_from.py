@@ -160,16 +160,21 @@ def refuse_other_shape(old: Recipe, new: Recipe) -> None:
         raise UsageError("\n".join(["the weights of the run have another shape", *lines]))
 
 
-def check_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
-    """Raise UsageError if the checkpoint was trained with another tokenizer than that of the data."""
+def has_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> bool:
+    """Whether a checkpoint was trained with this tokenizer; True where it names none. IntegrityError if damaged."""
     if not is_file(checkpoint / "tokenizer.json"):
-        return
+        return True
     try:
         texts = (checkpoint / "tokenizer.json").read_text(encoding="utf-8"), tokenizer.definition
         theirs, ours = map(json.loads, texts)
     except ValueError as error:
         raise IntegrityError(f"{checkpoint / 'tokenizer.json'} is not JSON: {error}") from error
-    if theirs["model"] != ours["model"]:
+    return theirs["model"] == ours["model"]
+
+
+def check_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> None:
+    """Raise UsageError if the checkpoint was trained with another tokenizer than that of the data."""
+    if not has_tokenizer(checkpoint, tokenizer):
         raise UsageError(
             f"the data has tokens of another tokenizer than {checkpoint}: make them anew with `hornbook tokenize` and "
             f"--text.tokenizer.kind file --text.tokenizer.path {checkpoint / 'tokenizer.json'}"

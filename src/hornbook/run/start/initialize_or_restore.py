@@ -31,6 +31,7 @@ from hornbook.run.job import Job
 from hornbook.run.ledger import Monotone
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
+from hornbook.run.start.anchor import hold_weights
 from hornbook.run.start.environment import bits_depend_on, describe_environment
 from hornbook.run.start.init_from import InitFrom
 from hornbook.run.start.precision import slow_precision
@@ -64,6 +65,7 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
         _initialize(job, state)
     if adapter_of(job.recipe.surgery) is not None:
         keep_base(job, state, init_from)
+    hold_weights(job, state, init_from)
     environment = _environment(job, state.engine.world)
     state.loader.skip([*past.skipped_ranges, *(start.init_from.skipped_ranges if start.init_from is not None else ())])
     job.ledger.note(start.mode, state, **_first_record(job, past, environment, restored))

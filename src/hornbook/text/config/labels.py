@@ -123,17 +123,40 @@ class AnswerLabels(Config):
         return self
 
 
-LabelsConfig = Annotated[
-    ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels, Field(discriminator="kind")
-]
+class ChatLabels(Config):
+    """Conversations of a user and an assistant, whose answers are learned; `text.chat_template` writes them."""
+
+    kind: Literal["chat"] = "chat"
+    layout: Literal["auto", "messages", "sharegpt", "alpaca", "completion"] = "auto"
+    """Fields of a row: `messages`; ShareGPT's `conversations`; Alpaca's `instruction`, `input`, `output`; `prompt` and
+    `completion`. By default told by the keys of each row.
+    """
 
 
-def has_answers(config: ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels) -> bool:
+class PreferenceLabels(Config):
+    """Prompts with a chosen and a rejected answer (keys `prompt`, `chosen`, `rejected`), as texts or as messages."""
+
+    kind: Literal["preference"] = "preference"
+
+
+class RatedLabels(Config):
+    """Prompts with an answer and whether it is a good one (keys `prompt`, `completion`, `label`)."""
+
+    kind: Literal["rated"] = "rated"
+
+
+Dialogue = ChatLabels | PreferenceLabels | RatedLabels
+"""Labels of sets that a chat template writes."""
+AnyLabels = ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels | Dialogue
+LabelsConfig = Annotated[AnyLabels, Field(discriminator="kind")]
+
+
+def has_answers(config: AnyLabels) -> bool:
     """Whether a document also stores the text with the answer or the candidate, and all right answers."""
     return isinstance(config, SpanLabels) or (isinstance(config, ClassLabels) and config.layout in CANDIDATES)
 
 
-def outputs_of(config: ClassLabels | NumberLabels | TagLabels | SpanLabels | AnswerLabels) -> int:
+def outputs_of(config: AnyLabels) -> int:
     """Numbers stored for each token."""
     if isinstance(config, NumberLabels):
         return len(config.values)

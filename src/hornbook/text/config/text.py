@@ -257,6 +257,10 @@ class TextConfig(Config):
     """Text per document shard; a shard is the unit of work and of resuming."""
     tokenizer: TokenizerConfig = BPE()
     """The tokenizer."""
+    chat_template: str = Field(default="tokenizer", exclude_if=lambda name: name == "tokenizer")
+    """What writes conversations as text: the tokenizer's own template (where it has none, `plain`), one of hornbook's
+    (`plain`, `chatml`), or the path of a Jinja file.
+    """
     validation: float = Field(default=0.01, ge=0, lt=1)
     """Share of documents held out for validation, chosen by a hash of their content."""
     bpe_dropout: float = Field(default=0.0, ge=0, lt=1, exclude_if=lambda probability: not probability)

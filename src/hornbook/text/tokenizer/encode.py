@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.artifact import digest_file, digest_of, once
-from hornbook.text.config.labels import LabelsConfig, has_answers, outputs_of
+from hornbook.text.config.labels import Dialogue, LabelsConfig, has_answers, outputs_of
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.splits import SUBSETS, Split, Subset
 from hornbook.text.store import batched, read_rows
 from hornbook.text.tokenizer.bpe.tables import Dropout
+from hornbook.text.tokenizer.chat_template import ChatTemplate
+from hornbook.text.tokenizer.dialogues import dialogue_tokens
 from hornbook.text.tokenizer.label_tokens import LabelledTokens, label_tokens
 from hornbook.text.tokenizer.shards import ShardInfo, ShardWriter, describe_shard, verify_shard, writing_shard
+from hornbook.text.tokenizer.special_tokens import read_settings
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 VERSION = 1
@@ -45,6 +48,8 @@ class EncodeTask:
     """Of labelled sets: what the documents' labels are."""
     dropout: Dropout | None = None
     """Of training documents: how often merges are left out."""
+    template: str = ""
+    """Of conversations: the chat template."""
 
     @property
     def size(self) -> int:
@@ -62,9 +67,8 @@ class EncodeTask:
         labels = [] if self.labels is None else [self.labels.model_dump()]
         dropout = [] if self.dropout is None else [asdict(self.dropout)]
         documents = [self.source, self.number, self.digest]
-        return digest_of(
-            [VERSION, *documents, self.tokenizer_digest, self.dtype, *labels, *dropout, self.split.to_json()]
-        )
+        more = [*labels, *dropout, *filter(None, [self.template])]
+        return digest_of([VERSION, *documents, self.tokenizer_digest, self.dtype, *more, self.split.to_json()])
 
     def destination(self, subset: Subset) -> tuple[str, str, int]:
         """Split, source and number of the shard of a subset."""
@@ -140,6 +144,14 @@ def _encoded(
         trains = [subset == "train" for subset in subsets]
         draws = None if task.dropout is None else task.dropout.draws(task.source, texts, trains)
         yield from (LabelledTokens(ids) for ids in tokenizer.encode_arrays(texts, draws))
+        return
+    if isinstance(task.labels, Dialogue):
+        template = ChatTemplate(task.template, tokenizer, read_settings(task.data / "tokenizer"))
+        for row in rows:
+            try:
+                yield dialogue_tokens(template, task.labels, row["text"], Labelling.from_json(row["labels"]))
+            except UsageError as error:
+                raise UsageError(f"{row['origin']}: {error}") from error
         return
     for row in rows:
         yield label_tokens(tokenizer, task.labels, row["text"], Labelling.from_json(row["labels"]))

@@ -14,12 +14,15 @@ from hornbook.files.artifact import digest_of, finish, finished, read_json, writ
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.progress import Progress, silent
+from hornbook.text.config.labels import Dialogue
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile, Trained
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_text_config
 from hornbook.text.splits import SUBSETS, LaterCounts, Split, plan_splits
 from hornbook.text.tokenizer.bpe.choice import compile_for
 from hornbook.text.tokenizer.bpe.tables import Dropout
+from hornbook.text.tokenizer.chat_template import read_source
+from hornbook.text.tokenizer.dialogues import choose_template, write_template
 from hornbook.text.tokenizer.encode import VERSION, EncodeTask, check_documents, encode
 from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
@@ -144,7 +147,8 @@ def _key(config: TextConfig, documents: dict[str, str], sources: dict[str, Sourc
         loaded = Tokenizer.load(config.tokenizer.path, config.tokenizer.end_of_text)
         tokenizer = {"kind": "file", "digest": loaded.digest}
     dropout = _dropout(config)
-    options = splits, later, dropout and asdict(dropout)
+    template = config.chat_template if config.chat_template != "tokenizer" else None
+    options = splits, later, dropout and asdict(dropout), template
     return digest_of([VERSION, tokenizer, config.validation, documents, *filter(None, options)])
 
 
@@ -170,13 +174,14 @@ def _tokenize(
     (data / "tokens" / "index.json").unlink(missing_ok=True)
     splits, later = _plan_splits(data, config, sources)
     tokenizer = _make_tokenizer(data, config, splits, key, progress)
+    template, note = _template(data, config, tokenizer)
     dtype = dtype_for(tokenizer.vocab_size)
     labels, dropout = read_text_config(data).labels, _dropout(config)
     tasks = []
     for path, digest in _documents(data).items():
         source, number = Path(path).parent.name, int(Path(path).stem)
         shard = data, source, number, path, digest
-        tasks.append(EncodeTask(*shard, tokenizer.digest, dtype, splits[source], labels, dropout))
+        tasks.append(EncodeTask(*shard, tokenizer.digest, dtype, splits[source], labels, dropout, template))
     results = _encode_all(tasks, workers, progress)
     shards = [shard for found, _ in results for shard in found]
     _remove_others(data, {shard.name for shard in shards})
@@ -196,11 +201,22 @@ def _tokenize(
         index["labels"] = labels.model_dump(mode="json")
     if dropout is not None:
         index["bpe_dropout"] = asdict(dropout)
+    if note:
+        index["notes"] = [note]
     if later:
         index["later"] = {name: asdict(counts) for name, counts in later.items()}
     write_json(data / "tokens" / "index.json", index)
     shutil.rmtree(data / WORK, ignore_errors=True)
     return index
+
+
+def _template(data: Path, config: TextConfig, tokenizer: Tokenizer) -> tuple[str, str]:
+    """(the chat template of a set of conversations, put beside its tokenizer; a note about it); else nothing."""
+    if not isinstance(read_text_config(data).labels, Dialogue):
+        return "", ""
+    source, note = choose_template(config.chat_template, tokenizer, data / "tokenizer")
+    write_template(data / "tokenizer", source)
+    return source, note
 
 
 def _plan_splits(
@@ -251,7 +267,10 @@ def _make_tokenizer(
         tokenizer = Tokenizer.load(path, settings.end_of_text)
         if tokenizer.merges is not None:
             compile_for(_size_of_documents(data))
-        save_tokenizer(tokenizer, folder, read_settings(path if path.is_dir() else path.parent))
+        beside = path if path.is_dir() else path.parent
+        save_tokenizer(tokenizer, folder, read_settings(beside))
+        if (template := read_source(beside)) is not None:
+            write_template(folder, template)
     made = Tokenizer.load(folder)
     finish(done, key, {"tokenizer": made.digest})
     return made
@@ -267,7 +286,7 @@ def _remove_others(data: Path, names: set[str]) -> None:
 
 def _report(config: TextConfig, index: dict[str, Any], sources: dict[str, SourceConfig]) -> TokenReport:
     trained = isinstance(config.tokenizer, Trained)
-    report = TokenReport(index["vocab_size"], trained)
+    report = TokenReport(index["vocab_size"], trained, notes=list(index.get("notes", [])))
     for name, source in sources.items():
         for split, ending in SUBSETS.values():
             if not ending or source.later is not None:

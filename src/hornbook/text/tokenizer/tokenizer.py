@@ -122,15 +122,40 @@ class Tokenizer:
         """Token ids of a text; none of them is special."""
         return self._encoder.encode(text, add_special_tokens=False).ids
 
+    def encode_as_stored(self, text: str) -> list[int]:
+        """Token ids as `tokenizer.json` says: special tokens of its template, and those that the text spells.
+
+        So does transformers with an exported model, whose results others compare with.
+        """
+        return self._decoder.encode(text).ids
+
     def encode_parts(self, parts: Iterable[tuple[str, bool]]) -> list[int]:
         """Token ids of pieces of one text, of which each says whether special tokens are meant where it spells them."""
+        return self._marker.encode("".join(self._respelled(parts)), add_special_tokens=False).ids
+
+    def encode_spans(self, parts: Iterable[tuple[str, bool]]) -> tuple[list[int], list[tuple[int, int]]]:
+        """The same, and of each token the numbers of the first and the last piece that it has characters of."""
+        words = self._respelled(parts)
+        ends = np.cumsum([len(word) for word in words])
+        encoding = self._marker.encode("".join(words), add_special_tokens=False)
+        starts = np.array([start for start, _ in encoding.offsets], np.int64)
+        lasts = np.array([max(end - 1, start) for start, end in encoding.offsets], np.int64)
+        first, last = (np.minimum(np.searchsorted(ends, each, side="right"), len(ends) - 1) for each in (starts, lasts))
+        return encoding.ids, list(zip(first.tolist(), last.tolist(), strict=True))
+
+    @property
+    def special_spellings(self) -> list[str]:
+        """How special tokens are spelled, longest first."""
+        return sorted(self._unspellable, key=len, reverse=True)
+
+    def _respelled(self, parts: Iterable[tuple[str, bool]]) -> list[str]:
+        """The pieces as the clone spells them."""
         spelled = self._unspellable
-        pattern = re.compile("|".join(map(re.escape, sorted(spelled, key=len, reverse=True))) or "(?!)")
-        words = [
+        pattern = re.compile("|".join(map(re.escape, self.special_spellings)) or "(?!)")
+        return [
             pattern.sub(lambda match: spelled[match[0]], text) if meant else text.replace(UNSPELLABLE[0], "\ufffd")
             for text, meant in parts
         ]
-        return self._marker.encode("".join(words), add_special_tokens=False).ids
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

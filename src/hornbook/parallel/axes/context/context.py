@@ -55,9 +55,9 @@ class RowParts:
         if self.ranks == 1:
             return batch
         part = self._of_batch(batch)
-        values = None if batch.values is None else cut_rows(batch.values, part)
-        targets, weights = cut_rows(batch.targets, part), cut_rows(batch.weights, part)
-        return replace(batch, targets=targets, weights=weights, values=values)
+        read = ("targets", "weights", "values", "teacher_ids", "teacher_logs")
+        there: dict[str, Tensor | None] = {name: getattr(batch, name) for name in read}
+        return replace(batch, **{name: None if each is None else cut_rows(each, part) for name, each in there.items()})
 
     def row_weights(self, batch: Batch, weights: Tensor) -> Tensor:
         """[rows]: weight of each row of a whole batch in what is counted once a row, of which each rank has its share.

@@ -102,7 +102,7 @@ def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
     held out in one and trained on in the other.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    names = list(_python_files(root))
+    names = list(python_files(root))
     draw.shuffle(names)
     rows: dict[str, list[Row]] = {source: [] for source in SOURCES}
     filled = 0
@@ -124,7 +124,7 @@ def _library_rows(max_bytes: int, draw: random.Random) -> dict[str, list[Row]]:
     return {source: sorted(texts) for source, texts in rows.items()}
 
 
-def _python_files(root: Path) -> Iterator[Path]:
+def python_files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(set(folders) - SKIPPED)
         for name in sorted(names):

@@ -9,13 +9,16 @@ from hornbook.text.config.labels import (
     CANDIDATES,
     MOST_NAMES,
     AnswerLabels,
+    ChatLabels,
     ClassLabels,
+    Dialogue,
     LabelsConfig,
     NumberLabels,
     SpanLabels,
     TagLabels,
 )
 from hornbook.text.ingest.charsets import UnfitRow, check_text
+from hornbook.text.ingest.labels.conversations import conversation_row, preference_row, rated_row
 from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
 from hornbook.text.ingest.labels.superglue import candidates
 
@@ -74,7 +77,7 @@ def _checked(text: str, labels: Labelling) -> tuple[str, Labelling]:
 
 def fields_of(config: LabelsConfig) -> dict[str, str]:
     """Setting -> field of a row that it names; all are needed. None of layouts that have fields of their own."""
-    if isinstance(config, ClassLabels) and config.layout != "rows":
+    if isinstance(config, Dialogue) or (isinstance(config, ClassLabels) and config.layout != "rows"):
         return {}
     names = {key: value for key, value in config.model_dump(exclude={"kind", "labels", "template"}).items() if value}
     values = names.pop("values", [])
@@ -237,10 +240,17 @@ def _answer_row(config: AnswerLabels, row: Row) -> tuple[str, Labelling]:
     return text, Labelling(parts)
 
 
+def _chat_row(config: ChatLabels, row: Row) -> tuple[str, Labelling]:
+    return conversation_row(config.layout, row)
+
+
 _KINDS: dict[str, Callable[[Any, Row], tuple[str, Labelling]]] = {
     "classification": _class_row,
     "regression": _number_row,
     "token_classification": _tag_row,
     "span": _span_row,
     "answer": _answer_row,
+    "chat": _chat_row,
+    "preference": lambda _, row: preference_row(row),
+    "rated": lambda _, row: rated_row(row),
 }

@@ -4,30 +4,22 @@ Exact: any of an item's 13-grams (Brown et al. 2020, appendix C). Fuzzy: a share
 altered items (Chowdhery et al. 2022 take 70 % of 8-grams).
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hornbook.errors import UsageError
 from hornbook.text.config.duplicates import DecontaminateConfig
-from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.compressions import DamagedStream, decompressed
 from hornbook.text.ingest.document import Document
-from hornbook.text.ingest.inputs import InputFile, list_inputs
-from hornbook.text.ingest.lines import HashingFile, open_input, read_lines
+from hornbook.text.ingest.test_sets import read_rows
 from hornbook.text.refinery.dedup.ngram_table import NgramTable, count_hits, largest_share, ngram_table
 from hornbook.text.refinery.step import Columns, Decision
 from hornbook.text.refinery.words.words import hashed_words
 
 _READ = {"paths", "fields", "words", "ngram", "fuzzy_ngram", "min_words"}
 """Settings that decide which items are looked for."""
-_LIMIT = 16 * 2**20
-_BATCH_ROWS = 256
 
 
 class Decontaminate(Decision):
@@ -99,53 +91,10 @@ def _different_items(step: DecontaminateConfig) -> tuple[list[str], list[np.ndar
 
 def _read_items(paths: Sequence[str], fields: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(FILE:ROW, text) of every item. Raises UsageError naming file and row where one cannot be read."""
-    for file in list_inputs("decontaminate", SourceConfig(paths=list(paths))):
-        if file.problem:
-            raise UsageError(f"test set {file.name}: {file.problem}")
-        if file.format not in _READERS:
-            raise UsageError(f"test set {file.name}: cannot read {file.format}; give .jsonl, .parquet or .txt")
-        for number, row in _rows(file):
-            name = f"{file.name}:{number}"
-            text = row if isinstance(row, str) else "\n".join(_texts(_chosen(row, fields, name)))
-            if text.strip():
-                yield name, text
-
-
-def _rows(file: InputFile) -> Iterator[tuple[int, Any]]:
-    try:
-        yield from _READERS[file.format](file)
-    except (DamagedStream, OSError, pa.ArrowException) as error:
-        raise UsageError(f"test set {file.name} cannot be read: {error}") from error
-
-
-def _lines(file: InputFile) -> Iterator[tuple[int, str]]:
-    with open_input(file) as raw:
-        for line in read_lines(decompressed(HashingFile(raw), file.compression), _LIMIT):
-            if line.overlong:
-                raise UsageError(f"test set {file.name}:{line.number}: longer than {_LIMIT} bytes")
-            try:
-                yield line.number, line.data.decode()
-            except UnicodeDecodeError as error:
-                raise UsageError(f"test set {file.name}:{line.number}: not UTF-8 ({error.reason})") from error
-
-
-def _json_rows(file: InputFile) -> Iterator[tuple[int, Any]]:
-    for number, line in _lines(file):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"test set {file.name}:{number}: not JSON ({error})") from error
-
-
-def _parquet_rows(file: InputFile) -> Iterator[tuple[int, Any]]:
-    with open_input(file) as raw:
-        batches = pq.ParquetFile(raw).iter_batches(batch_size=_BATCH_ROWS)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
-
-
-_READERS = {"text": _lines, "jsonl": _json_rows, "parquet": _parquet_rows}
+    for name, row in read_rows("decontaminate", paths):
+        text = row if isinstance(row, str) else "\n".join(_texts(_chosen(row, fields, name)))
+        if text.strip():
+            yield name, text
 
 
 def _chosen(row: Any, fields: Sequence[str], name: str) -> Any:

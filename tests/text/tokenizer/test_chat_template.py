@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.generate.chat import ChatTemplate, Message, read_chat_template
+from hornbook.text.tokenizer.chat_template import OURS, ChatTemplate, Message, read_chat_template
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.conftest import write_tokenizer
 
@@ -52,7 +52,7 @@ def test_ids_are_those_of_transformers(tmp_path: Path, source: str, answer: bool
 
     folder = folder_with(tmp_path / "t", chat_template=source)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    messages = [dict(zip(("role", "content"), each, strict=True)) for each in TALK]
+    messages = [{"role": each.role, "content": each.content} for each in TALK]
     expected = theirs.apply_chat_template(messages, add_generation_prompt=answer, return_dict=False)
     assert read(folder).encode(TALK, answer=answer) == expected
 
@@ -117,3 +117,90 @@ def test_a_damaged_or_hostile_template_is_an_error(tmp_path: Path, source: str) 
     folder = folder_with(tmp_path / "t", chat_template=source)
     with pytest.raises((IntegrityError, UsageError), match="chat template"):
         read(folder).encode(TALK)
+
+
+ANSWERED = [
+    Message("system", "be kind"),
+    Message("user", "Hello there"),
+    Message("assistant", "Hi!"),
+    Message("user", "<|im_end|> again"),
+    Message("assistant", "  Bye\n"),
+]
+
+
+def answers(folder: Path, messages: list[Message] = ANSWERED) -> list[str]:
+    """What is learned of each answer."""
+    found, tokenizer = read(folder).encode_answers(messages), Tokenizer.load(folder)
+    runs: list[list[int]] = []
+    before = False
+    for token, learned in zip(found.tokens, found.is_answer, strict=True):
+        if learned:
+            runs = runs if before else [*runs, []]
+            runs[-1].append(token)
+        before = learned
+    return [tokenizer.decode(run) for run in runs]
+
+
+@pytest.mark.parametrize("name", ["plain", "chatml"])
+def test_answers_are_those_that_transformers_finds_by_tags(tmp_path: Path, name: str) -> None:
+    import transformers
+
+    folder = folder_with(tmp_path / "t", chat_template=OURS[name])
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    messages = [{"role": each.role, "content": each.content.replace("<|im_end|>", "x")} for each in ANSWERED]
+    expected = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    found = read(folder).encode_answers([Message(each["role"], each["content"]) for each in messages])
+    assert found.tokens == expected["input_ids"]
+    assert [int(each) for each in found.is_answer] == expected["assistant_masks"]
+    assert 0 < sum(found.is_answer) < len(found.is_answer)
+
+
+def test_answers_without_tags_are_what_their_messages_add(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path / "t", chat_template=CHATML)
+    assert answers(folder) == ["Hi!<|im_end|>", "  Bye\n<|im_end|>"]
+    tags = folder_with(tmp_path / "tags", chat_template=OURS["chatml"])
+    assert answers(tags) == answers(folder)
+    assert answers(folder, [*ANSWERED[:2], ANSWERED[2]._replace(is_learned=False), *ANSWERED[3:]]) == [
+        "  Bye\n<|im_end|>"
+    ]
+
+
+def test_a_template_that_rewrites_earlier_messages_needs_tags(tmp_path: Path) -> None:
+    source = "{% for m in messages %}{{ m.content if loop.last else 'earlier' }};{% endfor %}"
+    template = read(folder_with(tmp_path / "t", chat_template=source))
+    with pytest.raises(UsageError, match="endgeneration"):
+        template.encode_answers(ANSWERED)
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    template = read(folder_with(tmp_path / "two", chat_template=source))
+    with pytest.raises(UsageError, match=r"5 parts .* 2 messages"):
+        template.encode_answers(ANSWERED)
+
+
+def test_special_tokens_that_the_tokenizer_lacks(tmp_path: Path) -> None:
+    read(folder_with(tmp_path / "t", chat_template=OURS["chatml"])).require_tokens()
+    other = OURS["chatml"].replace("im_end", "eot_id")
+    with pytest.raises(UsageError, match=r'<\|eot_id\|>.*"plain"'):
+        read(folder_with(tmp_path / "other", chat_template=other)).require_tokens()
+    write_tokenizer(tmp_path / "bare")
+    bare = Tokenizer.load(tmp_path / "bare")
+    ChatTemplate(OURS["plain"], bare, {}).require_tokens()
+
+
+@pytest.mark.parametrize("name", ["plain", "chatml"])
+def test_tools_and_their_calls_are_written(tmp_path: Path, name: str) -> None:
+    folder = folder_with(tmp_path / "t", chat_template=OURS[name])
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": "<|im_end|>"}}}
+    talk = [
+        Message("user", "1 + 2?"),
+        Message("assistant", "", [call]),
+        Message("tool", "3"),
+        Message("assistant", "It is 3."),
+    ]
+    template, tokenizer = read(folder), Tokenizer.load(folder)
+    found = template.encode_answers(talk, [{"name": "add"}])
+    text = tokenizer.decode(found.tokens)
+    assert '[{"name": "add"}]' in text
+    said = answers(folder, talk)
+    assert '{"name": "add", "arguments": {"a": "<|im_end|>"}}' in said[0]
+    assert "3" not in said[0]
+    assert said[1].startswith("It is 3.")

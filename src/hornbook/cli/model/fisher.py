@@ -1,0 +1,66 @@
+"""`hornbook fisher`: how important each weight of a model is for a text."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hornbook.cli.result import Result
+from hornbook.cli.shell import Target
+from hornbook.errors import UsageError
+from hornbook.progress import progress_bar
+
+
+def fisher(
+    target: Target,
+    *,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")],
+    data: Annotated[
+        Path | None, typer.Option(help="A folder written by `hornbook tokenize`, instead of the run's own.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of training text.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the labels that the model draws.")] = 1,
+) -> Result:
+    """Estimate the diagonal of a model's Fisher information, which `train.loss.anchor` holds weights by.
+
+    Train on other text with `--from RUN --train.loss.anchor.kind ewc --train.loss.anchor.fisher FILE`.
+    """
+    import numpy as np
+
+    from hornbook.cli.model.subject import recipe_of
+    from hornbook.data.config.data import ReplayConfig
+    from hornbook.data.loader.loader import build_loader
+    from hornbook.model.storage.load import load_model
+    from hornbook.parallel.config import ParallelConfig
+    from hornbook.parallel.gradients.fisher import fisher_diagonal, write_fisher
+    from hornbook.parallel.parallelize import parallelize
+    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.start.init_from import check_tokenizer
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+    folder = checkpoint_path(target)
+    loaded = load_model(folder)
+    if (loaded.config.kind, loaded.config.head.kind) != ("decoder", "lm"):
+        raise UsageError(f"{folder} is no causal language model: the Fisher information is taken of those alone")
+    recipe = recipe_of(folder, loaded)
+    if (path := recipe.data.path if data is None else str(data)) is None:
+        raise UsageError(f"{folder} belongs to no run, so there is no text: give --data DATA")
+    check_tokenizer(folder, Tokenizer.load(Path(path) / "tokenizer"))
+    own = recipe.data if data is None else recipe.data.model_copy(update={"weights": {}, "stages": []})
+    sequence = min(recipe.train.sequence, loaded.config.position.length)
+    settings = own.model_copy(update={"replay": ReplayConfig()})
+    index = build_loader(settings, path, sequence=sequence, micro_batch=1, seed=recipe.seed, prefetch=False).index
+    train = recipe.train.model_copy(update={"device": "auto", "precision": "fp32", "compile": False})
+    engine = parallelize(loaded.model, ParallelConfig(), train)
+    with progress_bar() as progress:
+
+        def each() -> Any:
+            for number in range(rows):
+                progress("take gradients", number, rows)
+                yield index.batch(np.array([number]), 1).batches[0]
+
+        found = fisher_diagonal(engine, each(), seed)
+    write_fisher(out, found, engine)
+    total = sum(float(tensor.double().sum()) for tensor in found.importance.values())
+    value = {"source": str(folder), "out": str(out), "tokens": found.tokens, "rows": rows, "trace": total}
+    return Result(value, f"{out}: Fisher information of {folder} over {found.tokens:,} tokens, trace {total:.4g}")

@@ -1,0 +1,69 @@
+"""`hornbook eval --harness`: lm-eval's tasks on a run, a checkpoint or a model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hornbook.cli.result import Result
+from hornbook.errors import UsageError
+from hornbook.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def evaluate_with_harness(
+    target: Path, tasks: str, include: Path | None, progress: Progress, *, bos: bool, average: bool
+) -> Result:
+    """Metrics of lm-eval's tasks, named with commas between."""
+    from hornbook.evals.harness import run_harness
+    from hornbook.evals.task import ModelContext
+    from hornbook.model.storage.load import load_model
+    from hornbook.parallel.config import ParallelConfig
+    from hornbook.parallel.parallelize import parallelize
+    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.config import TrainConfig
+
+    folder = checkpoint_path(target)
+    loaded = load_model(folder, average=average)
+    if loaded.tokenizer is None:
+        raise UsageError(f"{folder} has no tokenizer.json, so it cannot be asked texts")
+    engine = parallelize(loaded.model, ParallelConfig(), TrainConfig(device="auto", precision="fp32"))
+    context = ModelContext(
+        tokenizer=loaded.tokenizer,
+        sequence=loaded.config.position.length,
+        micro_batch=TrainConfig().micro_rows,
+        seed=0,
+        model=loaded.config,
+        proceed=lambda: True,
+    )
+    progress("run lm-eval", 0, None)
+    found = run_harness(engine, engine.world, context, [each.strip() for each in tasks.split(",")], include, bos=bos)
+    results = {name: _metrics(values) for name, values in found["results"].items()}
+    versions = {name: found["versions"].get(name) for name in results}
+    value = {
+        "checkpoint": str(folder),
+        "harness": results,
+        "versions": versions,
+        "lm_eval": found.get("lm_eval_version"),
+    }
+    return Result(value, notes=[_table(str(folder), results)])
+
+
+def _metrics(values: dict[str, Any]) -> dict[str, float]:
+    """Numbers by name, without the filter that lm-eval calls none."""
+    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+    return {name.removesuffix(",none").replace("_stderr", "_se"): float(value) for name, value in numbers.items()}
+
+
+def _table(title: str, results: dict[str, dict[str, float]]) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title)
+    for column in ("task", "metric", "value", "standard error"):
+        table.add_column(column, justify="left" if column in ("task", "metric") else "right")
+    for task, metrics in results.items():
+        for name, value in metrics.items():
+            if not name.endswith("_se") and name != "sample_len":
+                error = metrics.get(f"{name}_se")
+                table.add_row(task, name, f"{value:.4f}", "" if error is None else f"{error:.4f}")
+    return table

@@ -1,0 +1,84 @@
+"""`hornbook serve`: answer HTTP requests with a model, by OpenAI's interface."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hornbook.cli.model.generate import load_speaker
+from hornbook.cli.result import Result
+from hornbook.cli.shell import Device, Target, say
+from hornbook.errors import UsageError
+from hornbook.progress import progress_bar
+
+if TYPE_CHECKING:
+    from hornbook.model.storage.load import Loaded
+
+KEY = "HORNBOOK_API_KEY"
+
+
+def serve(
+    target: Target,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A name by which others call this machine; repeatable.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the model; by default that of its folder.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of prompt and text together; by default the model's positions.")
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Texts that are generated together.")] = 16,
+    queue: Annotated[int, typer.Option(min=0, help="Texts that may wait for a slot; others get status 503.")] = 128,
+    seconds: Annotated[float, typer.Option(min=0.1, help="A request that takes longer is ended.")] = 300.0,
+    device: Device = "auto",
+) -> Result:
+    """Serve a decoder over HTTP: /v1/completions, /v1/chat/completions and /v1/models, as OpenAI's clients ask.
+
+    It listens on 127.0.0.1 alone unless --host says otherwise. With the environment variable HORNBOOK_API_KEY requests
+    must bring that key. Chats need a chat template beside the tokenizer. SIGTERM or Ctrl-C ends it once what is under
+    way has ended; a second one at once.
+    """
+    from hornbook.serve.app import build_app
+    from hornbook.serve.engine import Engine
+    from hornbook.serve.limits import Limits
+    from hornbook.serve.server import Address, serve_app
+    from hornbook.serve.service import Service
+
+    with progress_bar() as progress:
+        progress("load the model", 0, None)
+        loaded = load_speaker(target, device)
+    limits = Limits(slots=slots, queue=queue, seconds=seconds, context=_context(loaded, context))
+    address, key = Address(host, port, tuple(allow_host or ())), os.environ.get(KEY) or None
+    called = name or _name(target)
+    service = Service(loaded, called, Engine(loaded, limits))
+    app = build_app(service, hosts=address.hosts, key=key)
+    if not address.is_local:
+        who = "anyone who has the key" if key else f"ANYONE: set {KEY} to ask for a key"
+        say(f"[yellow]warning[/] {host} is reached from other machines, by {who}; nothing is encrypted")
+
+    def report(bound: int) -> None:
+        say(f"{called} at http://{host}:{bound}/v1 ({limits.context:,} tokens, {slots} slots); Ctrl-C ends")
+
+    serve_app(app, address, limits, report)
+    return Result({"model": called, "steps": service.engine.steps}, None, report=["the server has ended"])
+
+
+def _context(loaded: "Loaded", wanted: int | None) -> int:
+    from hornbook.model.surgery.adapters.prompt import prompt_length
+
+    if loaded.config.kind != "decoder":
+        raise UsageError(
+            f"{loaded.folder}: a server needs a decoder, and this is an {loaded.config.kind}: use `hornbook generate`"
+        )
+    most = loaded.config.position.length - prompt_length(loaded.model)
+    if wanted is not None and wanted > most:
+        raise UsageError(f"--context {wanted}: the model has {most} positions: give at most that")
+    return wanted or most
+
+
+def _name(target: Path) -> str:
+    """The name of a run or a model by its path."""
+    return target.resolve().name

@@ -1,0 +1,132 @@
+"""`hornbook adapt`: train a model on a domain with several shares of replay, and say what it learned and forgot."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hornbook.cli.result import Result
+from hornbook.cli.shell import DryRun, Words, resolve_words, say
+from hornbook.errors import Exit, UsageError
+from hornbook.files.durable import storage_errors, write_atomic
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import evaluations, status_of
+from hornbook.settings.sources import COMMAND_LINE
+
+if TYPE_CHECKING:
+    from hornbook.run.diagnose.transfer import Adaptation
+
+OWN = ("data.path", "data.replay.path", "data.replay.share", "seed")
+"""Settings that the command itself gives."""
+
+
+def adapt(
+    words: Words = None,
+    *,
+    from_: Annotated[Path, typer.Option("--from", metavar="RUN|CHECKPOINT", help="The model to adapt.")],
+    domain: Annotated[Path, typer.Option(metavar="DATA", help="Tokens of the new domain.")],
+    general: Annotated[Path, typer.Option(metavar="DATA", help="Tokens of what the model was trained on.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the report.")],
+    replay: Annotated[str, typer.Option(metavar="S,S...", help="Shares of general text.")] = "0,1%,5%,25%",
+    seeds: Annotated[str, typer.Option(metavar="N,N...", help="Each share is trained with each of them.")] = "1",
+    dry_run: DryRun = False,
+) -> Result:
+    """Train a model on a domain once for each share of replay, and report what it learned and what it forgot.
+
+    Every run evaluates both texts before its first step and after its last. The report has losses by stage, forgetting
+    and transfer with intervals over the seeds, and a picture of the frontier. The same command goes on.
+    """
+    shares, numbers = _shares(replay), _seeds(seeds)
+    resolved = resolve_words(words)
+    for key in OWN:
+        if resolved.origins.get(key) == COMMAND_LINE:
+            raise UsageError(f"{key}: `hornbook adapt` sets it: leave it out")
+    runs = {(share, seed): RunDir(out / f"replay-{share:g}-seed-{seed}") for share in shares for seed in numbers}
+    plan: dict[str, Any] = {"runs": [str(run.path) for run in runs.values()], "shares": shares, "seeds": numbers}
+    if dry_run:
+        return Result(plan, f"would train {len(runs)} runs in {out}; nothing written")
+    for (share, seed), run in runs.items():
+        more = [f"data.replay.path={general.resolve()}", f"data.replay.share={share}", f"seed={seed}"]
+        start = ["train", *(words or []), "--from", str(from_), "--data", str(domain), "--out", str(run.path), *more]
+        code = _train(run, start)
+        if code != Exit.DONE:
+            text = f"{run.path} ended with exit code {code}: the same command goes on from there"
+            return Result(plan | {"stopped": str(run.path)}, text, Exit(code) if code in set(Exit) else Exit.DEFECT)
+    found = _adaptation(runs, shares, numbers)
+    files = _report(out, found, from_, domain, general)
+    return Result(plan | found.as_dict() | {"files": files}, found.markdown() + "\n".join(files))
+
+
+def _train(run: RunDir, start: Sequence[str]) -> int:
+    """Train one run, or go on with it; returns its exit code. It is a process of its own, which ends with this one."""
+    status = status_of(run)
+    if status == "finished":
+        return Exit.DONE
+    words = list(start) if status == "new" else ["resume", str(run.path)]
+    say(f"hornbook {words[0]} {run.path}")
+    command = [sys.executable, "-m", "hornbook.cli.child", str(os.getpid()), *words]
+    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
+
+
+def _adaptation(runs: dict[tuple[float, int], RunDir], shares: list[float], seeds: list[int]) -> "Adaptation":
+    from hornbook.run.diagnose.transfer import DOMAINS, Adaptation, Stage, domain_losses
+    from hornbook.run.start.bound import recipe_in_force
+
+    stages: list[Stage] = []
+    for share in shares:
+        stage = Stage(share, {name: [] for name in DOMAINS}, {name: [] for name in DOMAINS})
+        for seed in seeds:
+            records = evaluations(runs[share, seed])
+            for losses, record in ((stage.before, records[0]), (stage.after, records[-1])):
+                for name, loss in domain_losses(record["sources"]).items():  # the same rows before and after
+                    losses[name].append(loss)
+        stages.append(stage)
+    vocab = recipe_in_force(runs[shares[0], seeds[0]]).model.vocab
+    assert vocab is not None, "a run's recipe has it"
+    return Adaptation(stages, vocab)
+
+
+def _report(out: Path, found: "Adaptation", model: Path, domain: Path, general: Path) -> list[str]:
+    """Write report.md, report.json and frontier.svg; returns their paths."""
+    from hornbook.run.diagnose.transfer import Estimate
+    from hornbook.studio.frontier import Dot, frontier
+
+    dots = [Dot("before", found.before["general"], found.before["domain"])]
+    for stage in found.stages:
+        x, y = (Estimate.of(stage.after[name]) for name in ("general", "domain"))
+        dots.append(Dot(stage.name, x.mean, y.mean, x.half or 0.0, y.half or 0.0))
+    title = f"{model.name} adapted to {domain.name}"
+    picture = frontier(title, f"loss on {general.name}, nats", f"loss on {domain.name}, nats", dots)
+    report = {"model": str(model), "domain": str(domain), "general": str(general), **found.as_dict()}
+    texts = {
+        "report.md": f"# {title}\n\n{found.markdown()}\n![frontier](frontier.svg)\n",
+        "report.json": json.dumps(report, indent=1) + "\n",
+        "frontier.svg": picture,
+    }
+    with storage_errors(out):
+        for name, content in texts.items():
+            write_atomic(out / name, content)
+    return [str(out / name) for name in texts]
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        pairs = [(word.strip().removesuffix("%"), word.strip().endswith("%")) for word in text.split(",")]
+        values = [float(number) / (100 if percent else 1) for number, percent in pairs]
+    except ValueError:
+        values = [-1.0]
+    if not all(0 <= value < 1 for value in values) or len(set(values)) < len(values):
+        raise UsageError(f"--replay {text}: write different shares below 1, such as 0,1%,5%,25%")
+    return values
+
+
+def _seeds(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() for word in words) or len(set(words)) < len(words):
+        raise UsageError(f"--seeds {text}: write different whole numbers, such as 1,2,3")
+    return [int(word) for word in words]

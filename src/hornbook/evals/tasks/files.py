@@ -1,0 +1,152 @@
+"""Tasks whose items are rows of local files."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from hornbook.errors import UsageError
+from hornbook.evals.config import ContinuationFile, FileTask, GenerationFile, MinimalPairs, MultipleChoice
+from hornbook.evals.likelihood import encode_request
+from hornbook.evals.task import TaskContext
+from hornbook.evals.tasks.choices import Choice, ChoiceTask, Continuation, ContinuationTask
+from hornbook.evals.tasks.generation import GenerationTask, Question
+from hornbook.text.ingest.test_sets import read_rows
+
+_FIELD = re.compile(r"\{(\w+)\}")
+Row = Mapping[str, Any]
+
+
+def pairs(config: MinimalPairs, context: TaskContext) -> ChoiceTask:
+    """The sentence of each pair that is likelier, of all its tokens (Warstadt et al. 2020)."""
+    items = []
+    for where, row in rows(config):
+        texts = [_text(row, key, where) for key in (config.good, config.bad)]
+        requests = [
+            encode_request(context.tokenizer, "", text, where).within(context.sequence, where, cut=False)
+            for text in texts
+        ]
+        items.append(Choice(requests, [len(text.encode()) for text in texts], 0, texts[0]))
+    return ChoiceTask(config.label, items, context)
+
+
+def choices(config: MultipleChoice, context: TaskContext) -> ChoiceTask:
+    """The likeliest answer of each question."""
+    items = []
+    for where, row in rows(config):
+        prompt, found = filled(config.prompt, row, where), row.get(config.choices)
+        if not isinstance(found, list) or len(found) < 2 or not all(isinstance(each, str) for each in found):
+            raise UsageError(
+                f"{where}: {config.choices!r} must be a list of two texts or more: see `choices` of the task"
+            )
+        requests = [
+            encode_request(context.tokenizer, prompt, config.before + each, f"{where}, choice {number + 1}").within(
+                context.sequence, where, cut=config.long == "cut"
+            )
+            for number, each in enumerate(found)
+        ]
+        right = _number(row.get(config.answer), found, f"{where}: {config.answer!r}")
+        sizes = [len((config.before + each).encode()) for each in found]
+        items.append(Choice(requests, sizes, right, f"{prompt}{config.before}{found[right]}"))
+    return ChoiceTask(config.label, items, context)
+
+
+def continuations(config: ContinuationFile, context: TaskContext) -> ContinuationTask:
+    """What follows each prompt."""
+    items = []
+    for where, row in rows(config):
+        prompt, follows = filled(config.prompt, row, where), filled(config.continuation, row, where)
+        request = encode_request(context.tokenizer, prompt, follows, where)
+        request = request.within(context.sequence, where, cut=config.long == "cut")
+        items.append(Continuation(request, len(follows.encode()), prompt + follows))
+    return ContinuationTask(config.label, items, context)
+
+
+def generations(config: GenerationFile, context: TaskContext) -> GenerationTask:
+    """An answer to each prompt by greedy decoding."""
+    items = []
+    for where, row in rows(config):
+        prompt, answers = filled(config.prompt, row, where), row.get(config.answer)
+        answers = [answers] if isinstance(answers, str) else answers
+        if not isinstance(answers, list) or not answers or not all(isinstance(each, str) for each in answers):
+            raise UsageError(f"{where}: {config.answer!r} must be a text, or a list of texts: see `answer` of the task")
+        tokens = [context.tokenizer.delimiter_id, *context.tokenizer.encode(prompt)]
+        room = context.sequence - config.max_tokens
+        if room < 1 or (len(tokens) > room and config.long != "cut"):
+            raise UsageError(
+                f"{where}: {len(tokens):,} tokens of prompt and {config.max_tokens:,} of the answer (max_tokens), and "
+                f"the model reads {context.sequence:,} (train.sequence): shorten the prompt, lower max_tokens, or set "
+                'long = "cut" in the task, which leaves out the beginnings of such prompts'
+            )
+        items.append(Question(tokens[-room:], answers, f"{prompt}{answers[0]}", cut=len(tokens) > room))
+    return GenerationTask(config.label, items, config, context)
+
+
+def rows(config: FileTask) -> Iterator[tuple[str, Row]]:
+    """(FILE:LINE, row) of the first `items` rows of a task's file. Raises UsageError if it is not as stated."""
+    key = f"eval.tasks, {config.label}"
+    found = xxhash.xxh3_128_hexdigest(_content(config.path, key))
+    if config.digest and config.digest != found:
+        raise UsageError(
+            f"{key}: {config.path} was changed: its digest is {found}, and the recipe states {config.digest}: restore "
+            f'the file, or state digest = "{found}" if it is meant: earlier scores are of other items'
+        )
+    count = 0
+    for where, row in read_rows(key, [config.path]):
+        if not isinstance(row, dict):
+            raise UsageError(
+                f"{where}: a JSON object is needed, not {type(row).__name__}: give a .jsonl or .parquet file"
+            )
+        if count == config.items:
+            return
+        count += 1
+        yield where, row
+    if count < 2:
+        raise UsageError(f"{key}: {config.path} has {count} rows: a score needs two or more")
+
+
+def _content(path: str, key: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{key}: {path} cannot be read ({error.strerror}): restore the file, or correct the task's `path`"
+        ) from error
+
+
+def filled(template: str, row: Row, where: str) -> str:
+    """The template with the texts and numbers of a row in place of `{name}`."""
+
+    def value(match: re.Match[str]) -> str:
+        found = row.get(match[1])
+        if not isinstance(found, str | int | float):
+            raise UsageError(
+                f"{where}: no text or number {match[1]!r} (keys: {', '.join(row)[:100]}), and the task "
+                f"asks for it in {template!r}"
+            )
+        return str(found)
+
+    return _FIELD.sub(value, template)
+
+
+def _text(row: Row, key: str, where: str) -> str:
+    found = row.get(key)
+    if not isinstance(found, str):
+        raise UsageError(f"{where}: no text {key!r} (keys: {', '.join(row)[:100]}): name the keys in the task")
+    return found
+
+
+def _number(answer: Any, found: list[str], where: str) -> int:
+    """Number of the right choice: an index from 0, a letter, or the choice itself."""
+    if isinstance(answer, str):
+        if answer in found:
+            return found.index(answer)
+        answer = int(answer) if answer.isdecimal() else ord(answer.upper()) - ord("A") if len(answer) == 1 else answer
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(found):
+        raise UsageError(
+            f"{where} is {answer!r}: the right choice is its index from 0, its letter from A or its text, and there "
+            f"are {len(found)}"
+        )
+    return answer

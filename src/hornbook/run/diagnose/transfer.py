@@ -1,0 +1,147 @@
+"""What training on one domain does to another: losses by domain and stage, and what follows from them.
+
+A stage is `before`, or after training with some share of replay; with b and a the losses before and after on a domain:
+
+    adaptation           b - a on the new domain
+    forgetting           a - b on the general one; backward transfer is its negative (Lopez-Paz and Ranzato 2017,
+                         arXiv 1706.08840, in losses: above 0 is better)
+    forward transfer     ln V - b on the new domain: what the model knew of it beforehand, beside one that knows
+                         nothing, which gives each of V tokens the same probability
+
+Intervals are 95 %, Student's t over seeds, of the differences of each seed.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hornbook.data.corpus import REPLAY
+from hornbook.errors import UsageError
+
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Quantile 0.975 of Student's t for 1 to 10 degrees of freedom."""
+DOMAINS = ("domain", "general")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds."""
+
+    mean: float
+    half: float | None
+    """Half the width of its 95 % interval; None with one seed."""
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Estimate":
+        """Mean and interval of one value per seed."""
+        count = len(values)
+        if count < 2:
+            return Estimate(values[0], None)
+        # Beyond the table: above the quantile by at most 0.6 %.
+        quantile = _STUDENT[count - 2] if count - 2 < len(_STUDENT) else 1.96 + 2.72 / (count - 1)
+        return Estimate(statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(count))
+
+    @property
+    def text(self) -> str:
+        """`0.1234 +- 0.0056`."""
+        return f"{self.mean:.4f}" + ("" if self.half is None else f" +- {self.half:.4f}")
+
+    def as_dict(self) -> dict[str, float | None]:
+        """For JSON."""
+        return {"mean": self.mean, "half": self.half}
+
+
+def domain_losses(sources: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Loss per token on each of `DOMAINS`, from the scores of sources. UsageError where one has none."""
+    found: dict[str, float] = {}
+    for domain in DOMAINS:
+        mine = [score for name, score in sources.items() if name.startswith(REPLAY) == (domain == "general")]
+        tokens = sum(score["tokens"] for score in mine)
+        if not tokens:
+            raise UsageError(
+                f"the {domain} data have no validation text, so nothing can be compared: tokenize them with "
+                "text.validation above 0"
+            )
+        found[domain] = sum(score["loss"] * score["tokens"] for score in mine) / tokens
+    return found
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Losses after training with one share of replay, of each seed in the order of `seeds`."""
+
+    share: float
+    after: dict[str, list[float]] = field(default_factory=dict)
+    before: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """`5 % replay`."""
+        return f"{100 * self.share:g} % replay"
+
+    def change(self, domain: str) -> Estimate:
+        """Loss after less loss before."""
+        return Estimate.of([a - b for a, b in zip(self.after[domain], self.before[domain], strict=True)])
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """All stages of one adaptation."""
+
+    stages: list[Stage]
+    vocab: int
+    """Tokens of the vocabulary."""
+
+    @property
+    def before(self) -> dict[str, float]:
+        """Losses of the model that all runs start from."""
+        return {domain: statistics.fmean(self.stages[0].before[domain]) for domain in DOMAINS}
+
+    @property
+    def forward_transfer(self) -> float:
+        """What the model knew of the domain beforehand, in nats per token."""
+        return math.log(self.vocab) - self.before["domain"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON."""
+        stages = [
+            {
+                "share": stage.share,
+                "losses": {domain: Estimate.of(stage.after[domain]).as_dict() for domain in DOMAINS},
+                "seeds": stage.after,
+                "adaptation": _negative(stage.change("domain")).as_dict(),
+                "forgetting": stage.change("general").as_dict(),
+                "backward_transfer": _negative(stage.change("general")).as_dict(),
+            }
+            for stage in self.stages
+        ]
+        return {"before": self.before, "forward_transfer": self.forward_transfer, "stages": stages}
+
+    def markdown(self) -> str:
+        """The report as tables."""
+        lines = [
+            "| stage | loss on the domain | loss on general text | adaptation | forgetting |",
+            "|---|---|---|---|---|",
+        ]
+        lines.append(f"| before | {self.before['domain']:.4f} | {self.before['general']:.4f} | | |")
+        for stage in self.stages:
+            cells = [Estimate.of(stage.after[domain]) for domain in DOMAINS]
+            cells += [_negative(stage.change("domain")), stage.change("general")]
+            lines.append(f"| {stage.name} | {' | '.join(each.text for each in cells)} |")
+        seeds = len(self.stages[0].after["domain"])
+        note = f"Nats per token, {seeds} seeds" + (", 95 % intervals (Student's t)." if seeds > 1 else ".")
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"{note} Forward transfer {self.forward_transfer:.4f}; backward transfer is the "
+                "negative of forgetting.",
+                "",
+            ]
+        )
+
+
+def _negative(found: Estimate) -> Estimate:
+    return Estimate(-found.mean, found.half)

@@ -1,0 +1,43 @@
+"""The weights that a run holds (`train.loss.anchor`): it keeps a copy of their Fisher information."""
+
+import shutil
+from pathlib import Path
+
+from hornbook.errors import UsageError
+from hornbook.files.durable import publish_file, storage_errors, temporary_name
+from hornbook.files.filesystem import exists
+from hornbook.model.surgery.adapters.files import tensors_digest
+from hornbook.model.surgery.folders import read_merged
+from hornbook.parallel.gradients.fisher import FisherFile
+from hornbook.run.config import ElasticAnchor
+from hornbook.run.job import Job
+from hornbook.run.start.init_from import InitFrom
+from hornbook.run.state import State
+
+
+def hold_weights(job: Job, state: State, init_from: InitFrom | None) -> None:
+    """Have the engine hold the weights that the recipe names, if any. Every rank calls it.
+
+    Raises UsageError where the Fisher information is that of another model than the run starts from, IntegrityError
+    where it is damaged, StorageError.
+    """
+    anchor, copy = job.recipe.train.loss.anchor, job.run.fisher
+    if not isinstance(anchor, ElasticAnchor):
+        return
+    if job.output.is_rank0 and not exists(copy):
+        _keep(Path(anchor.fisher), init_from, copy)
+    state.engine.world.barrier()
+    state.engine.penalties.anchor(FisherFile(copy).read)
+
+
+def _keep(path: Path, init_from: InitFrom | None, copy: Path) -> None:
+    if init_from is None:
+        raise UsageError(
+            "train.loss.anchor: a run that starts from initial values has nothing to hold: name the trained model with "
+            "`hornbook train --from`, or leave the anchor out"
+        )
+    FisherFile(path).check(tensors_digest(read_merged(init_from.checkpoint)[2]), init_from.checkpoint)
+    with storage_errors(copy):
+        temporary = temporary_name(copy)
+        shutil.copyfile(path, temporary)
+        publish_file(temporary, copy)

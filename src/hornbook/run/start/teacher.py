@@ -1,0 +1,180 @@
+"""The teacher of a distillation: it predicts the rows that a run reads, once, before the first step.
+
+What it predicts is kept beside the data (`hornbook.data.teacher`), so a second run, or a resume, computes only rows
+that no run has read. Ranks are forked later: where there are several, a process of its own computes.
+"""
+
+import contextlib
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hornbook.data.loader.global_index import GlobalIndex
+from hornbook.data.loader.loader import SkippedRanges, merge_ranges, positions_of
+from hornbook.data.teacher import Predictions, TeacherRows, TeacherTable, in_parts
+from hornbook.errors import HornbookError, RankLostError, UsageError
+from hornbook.files.artifact import digest_of
+from hornbook.files.run_directory import RunDir
+from hornbook.model.storage.load import load_model
+from hornbook.model.surgery.adapters.files import tensors_digest
+from hornbook.model.surgery.folders import read_merged
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.parallelize import parallelize
+from hornbook.progress import progress_bar
+from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.config import TopTeacher
+from hornbook.run.inputs import Inputs
+from hornbook.run.job import Start
+from hornbook.run.ledger import read_past
+from hornbook.run.start.init_from import has_tokenizer
+from hornbook.settings.recipe import Recipe
+
+AHEAD = 1.05
+"""Rows are predicted for a run longer by this factor: what the guard leaves out, others take the place of."""
+BLOCK = 2**20
+"""Positions located at once."""
+
+
+def teach(inputs: Inputs, run: RunDir, start: Start, *, compute: bool = True) -> None:
+    """Give the loader what the teacher of the recipe predicts, if it has one; rows that are not there are computed.
+
+    compute: False refuses instead, where ranks are started by others.
+    Raises UsageError where the teacher has another vocabulary, is no causal model, or reads shorter rows.
+    """
+    config = inputs.recipe.train.loss.teacher
+    if not isinstance(config, TopTeacher):
+        return
+    folder = checkpoint_path(Path(config.path))
+    _check_teacher(folder, inputs)
+    if config.top > inputs.tokenizer.vocab_size:
+        size = inputs.tokenizer.vocab_size
+        raise UsageError(
+            f"train.loss.teacher.top: {config.top} is more than the tokenizer's {size:,} tokens: take fewer"
+        )
+    table = _open(inputs, config, folder)
+    wanted = _missing(inputs, table, _skipped(run, start))
+    if any(map(len, wanted)):
+        if not compute:
+            raise UsageError(
+                "train.loss.teacher: its predictions are not there yet, and ranks of a launcher do not compute them: "
+                "start this run on one machine until its first step, with the same data and settings, then here"
+            )
+        work = functools.partial(_predict_all, inputs, config, folder, wanted, quiet=start.quiet)
+        _alone(work) if inputs.recipe.parallel.world > 1 else work()
+        table = _open(inputs, config, folder)
+    inputs.loader.index.teacher = table
+
+
+def _alone(work: Callable[[], None]) -> None:
+    """Do it in a fork, and raise here the error that it ends with: threads of torch would not survive later forks."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+
+    def child() -> None:
+        try:
+            work()
+        except HornbookError as error:
+            there.send(error)
+
+    process = context.Process(target=child)
+    process.start()
+    there.close()
+    with contextlib.suppress(EOFError):
+        raise here.recv()
+    process.join()
+    if process.exitcode:
+        raise RankLostError(f"the process in which the teacher predicts ended with {process.exitcode}: start again")
+
+
+def _skipped(run: RunDir, start: Start) -> SkippedRanges:
+    """Positions that a start leaves out of the data."""
+    if start.mode == "resume":
+        return merge_ranges(read_past(run).skipped_ranges)
+    return () if start.init_from is None else start.init_from.skipped_ranges
+
+
+def _check_teacher(folder: Path, inputs: Inputs) -> None:
+    key = "train.loss.teacher.path"
+    if not has_tokenizer(folder, inputs.tokenizer):
+        raise UsageError(
+            f"{key}: {folder} has another vocabulary than {inputs.corpus.root}, so its probabilities are of other "
+            f"tokens: make the data anew with `hornbook tokenize` and --tokenizer {folder / 'tokenizer.json'}, or take "
+            "a teacher that was trained on this data"
+        )
+    config = read_merged(folder)[0]
+    if (config.kind, config.head.kind) != ("decoder", "lm"):
+        raise UsageError(f"{key}: {folder} is no causal language model: take one of model.kind decoder, with a head lm")
+    if config.position.length < (sequence := inputs.recipe.train.sequence):
+        text = f"{folder} reads {config.position.length} tokens, and train.sequence is {sequence}"
+        raise UsageError(f"{key}: {text}: take rows of {config.position.length}, or another teacher")
+
+
+def _open(inputs: Inputs, config: TopTeacher, folder: Path) -> TeacherTable:
+    """What was predicted before, of each source."""
+    _, _, stream, _ = read_merged(folder)
+    facts = {"teacher": tensors_digest(stream), "top": config.top, "temperature": config.temperature}
+    facts["mask"] = inputs.recipe.data.document_mask
+    plans, cache = inputs.loader.index.plans, inputs.corpus.root / "plans"
+    names = [digest_of(facts | {"plan": plan.digest})[:16] for plan in plans]
+    return TeacherTable(
+        [TeacherRows(cache / f"teacher-{name}", plan.rows) for name, plan in zip(names, plans, strict=True)]
+    )
+
+
+def _missing(inputs: Inputs, table: TeacherTable, skipped: SkippedRanges) -> list[np.ndarray]:
+    """Of each source, rows that the run reads and nobody has predicted."""
+    index, length = inputs.loader.index, inputs.length
+    rows, found = int(-(-length.planned // length.sequence) * AHEAD) + 1, [list[np.ndarray]() for _ in table.sources]
+    for first in range(0, rows, BLOCK):
+        refs = index.refs(positions_of(first, min(BLOCK, rows - first), skipped))
+        for source, some in enumerate(found):
+            some.append(np.unique(refs.rows[refs.sources == source]))
+    return [each.missing(np.concatenate(some)) for each, some in zip(table.sources, found, strict=True)]
+
+
+def _predict_all(inputs: Inputs, config: TopTeacher, folder: Path, wanted: list[np.ndarray], *, quiet: bool) -> None:
+    """Predict rows of each source and keep what was found."""
+    index, tokens, micro, done = inputs.loader.index, inputs.tokenizer.vocab_size, inputs.recipe.train.micro_rows, 0
+    engine, table = _engine(folder, inputs.recipe), _open(inputs, config, folder)
+    with progress_bar(shown=not quiet) as progress:
+        for source, rows in enumerate(wanted):
+            for part in in_parts(rows, index.sequence, config.top):
+                found: list[Predictions] = []
+                for some in np.split(part, range(micro, len(part), micro)):
+                    progress("the teacher predicts", done, sum(map(len, wanted)))
+                    found.append(predict(engine, index, source, some, config, tokens))
+                    done += len(some)
+                whole = Predictions(*(np.concatenate(each) for each in zip(*found, strict=True)))
+                table.sources[source].add(part, whole, wide=tokens > 2**16)
+
+
+def _engine(folder: Path, recipe: Recipe) -> Engine:
+    """The teacher on one device, in the precision that suits it."""
+    train = recipe.train.model_copy(update={"precision": "auto", "compile": False, "cuda_graphs": False})
+    return parallelize(load_model(folder).model, ParallelConfig(), train)
+
+
+def predict(
+    engine: Engine, index: GlobalIndex, source: int, rows: np.ndarray, config: TopTeacher, tokens: int
+) -> Predictions:
+    """The likeliest of the first `tokens` ids at each token of some rows, and their log-probabilities."""
+    with engine.evaluation_mode() as model:
+        assert model.head is not None
+        hidden, _ = model(**engine.inputs(index.rows(source, rows)))
+        pairs = [_likeliest(model.head.logits(one)[:, :tokens], config) for one in _in_pieces(hidden.flatten(0, 1))]
+    ids, logs = (torch.cat(each).view(*hidden.shape[:2], -1).cpu().numpy() for each in zip(*pairs, strict=True))
+    return Predictions(ids, logs)
+
+
+def _in_pieces(hidden: torch.Tensor) -> Iterator[torch.Tensor]:
+    yield from hidden.split(1024)  # all logits at once are the largest tensor
+
+
+def _likeliest(logits: torch.Tensor, config: TopTeacher) -> tuple[torch.Tensor, torch.Tensor]:
+    logs, ids = (logits / config.temperature).log_softmax(-1).topk(config.top, dim=-1)
+    return ids, logs

@@ -1,0 +1,45 @@
+"""Small models for tests of tasks, and what tasks are built from."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from hornbook.data.corpus import Corpus
+from hornbook.evals.task import TaskContext
+from hornbook.model.build import build_model
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.parallelize import parallelize
+from hornbook.settings.resolve import resolve
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+SETTINGS = ("model.layers=1", "model.width=16", "model.heads=2", "train.precision=fp32", "train.device=cpu")
+
+
+def engine(seed: int = 0, vocab: int = 257, *words: str) -> Engine:
+    """An untrained model whose logits differ enough to be told apart."""
+    recipe = resolve(None, [*SETTINGS, *words], {}).recipe
+    model = build_model(recipe.model, vocab, "cpu")
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    return parallelize(model, ParallelConfig(), recipe.train)
+
+
+def context(
+    corpus: Path, sequence: int = 128, micro_batch: int = 2, proceed: Callable[[], bool] = lambda: True
+) -> TaskContext:
+    """Of the model that `engine` gives."""
+    model = resolve(None, list(SETTINGS), {}).recipe.model
+    tokenizer = Tokenizer.load(corpus / "tokenizer")
+    return TaskContext(
+        corpus=Corpus.open(corpus),
+        tokenizer=tokenizer,
+        sequence=sequence,
+        micro_batch=micro_batch,
+        seed=0,
+        model=model,
+        proceed=proceed,
+    )

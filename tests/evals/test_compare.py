@@ -1,0 +1,95 @@
+"""Paired differences: their formulas, what they find in two runs, and what cannot be compared."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.data.corpus import Corpus
+from hornbook.evals.compare import compare, paired
+from hornbook.evals.evaluate import Evaluator, Report
+from hornbook.evals.items import ItemScores
+from hornbook.evals.loss import LossScores
+from hornbook.settings.resolve import resolve
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from tests.evals.models import SETTINGS, engine
+
+Launch = Callable[..., Any]
+TASKS = '[{kind = "copy", items = 8, tokens = 4}, {kind = "cloze", items = 6}]'
+
+
+def test_errors_are_those_of_pairs() -> None:
+    draw = np.random.default_rng(0)
+    level = draw.normal(0, 100, 400)  # items differ far more than models do
+    found = paired(level + 1 + draw.normal(0, 1, 400), level)
+    assert found.difference == pytest.approx(1, abs=0.2)
+    assert found.se == pytest.approx(1 / 20, rel=0.15)
+    assert found.low < 1 < found.high
+    assert found.certain
+    assert found.high - found.low == pytest.approx(2 * 1.96 * found.se, rel=0.1)
+
+
+def test_intervals_hold_the_truth_as_often_as_stated() -> None:
+    draw = np.random.default_rng(1)
+    inside = 0
+    for _ in range(200):
+        found = paired(draw.exponential(1, 60), draw.exponential(1, 60))
+        inside += found.low <= 0 <= found.high
+    assert 180 <= inside <= 200
+
+
+def test_documents_add_up_to_the_whole(tiny_corpus: Path) -> None:
+    """Rows cut documents; each byte counts once, in its own document."""
+    corpus, recipe = Corpus.open(tiny_corpus), resolve(None, [*SETTINGS, "train.micro_batch=3"], {}).recipe
+    tokenizer = Tokenizer.load(tiny_corpus / "tokenizer")
+    evaluator, model = Evaluator(corpus, tokenizer, recipe, 32), engine()
+    whole, apart = (evaluator.evaluate(model, evaluator.rows(), by_document=each) for each in (False, True))
+    for source, score in apart.by_source.items():
+        other = whole.by_source[source]
+        assert isinstance(score, LossScores)
+        assert isinstance(other, LossScores)
+        assert score.nats == pytest.approx(other.nats)
+        assert (score.tokens, score.bytes) == (other.tokens, other.bytes)
+        (shard,) = corpus.validation[source].shards
+        table = shard.table()
+        assert score.documents[:, 0].tolist() == list(range(shard.documents))
+        assert score.documents[:, 3].tolist() == table["bytes"].to_pylist()
+
+
+def report(nats: list[float], digest: str) -> Report:
+    documents = np.array([[number, each, 1.0, 2.0] for number, each in enumerate(nats)])
+    tasks = {"a": ItemScores({"accuracy": np.array([1.0, 0.0, 1.0])}, digest)}
+    return Report({"x": LossScores(sum(nats), len(nats), 2 * len(nats), documents)}, {}, tasks)
+
+
+def test_only_equal_items_are_compared() -> None:
+    found = compare(report([1.0, 2.0, 3.0], "one"), report([1.0, 1.0, 1.0, 9.0], "other"))
+    assert found["all"]["bits_per_byte"]["items"] == 3, "documents that both read"
+    assert found["all"]["bits_per_byte"]["first"] == pytest.approx(2 / 2 / np.log(2))
+    assert found["all"]["bits_per_byte"]["difference"] == pytest.approx(1 / 2 / np.log(2))
+    assert "items differ" in found["tasks"]["a"]["reason"]
+
+
+def test_two_runs_are_compared_by_source_and_task(
+    tmp_path: Path, launch_run: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        launch_run(tmp_path / name, f"seed={seed}", f"eval.tasks={TASKS}", "train.sequence=64")
+    words = ["eval", str(tmp_path / "a"), "--compare"]
+    capsys.readouterr()
+    assert main([*words, str(tmp_path / "b"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sources"].keys() == {"notes", "prose"}
+    assert found["all"]["bits_per_byte"]["items"] == 24
+    assert found["tasks"]["copy"]["accuracy"]["items"] == 8
+    alone = json.loads((tmp_path / "a" / "evals" / "step-00000012.json").read_text())
+    assert found["all"]["bits_per_byte"]["first"] == pytest.approx(alone["all"]["bits_per_byte"], rel=1e-5)
+    assert main([*words, str(tmp_path / "a"), "--json"]) == 0
+    same = json.loads(capsys.readouterr().out)["all"]["bits_per_byte"]
+    assert same["difference"] == same["se"] == same["low"] == same["high"] == 0
+    assert main([*words, str(tmp_path / "b")]) == 0
+    assert "bits per byte" in capsys.readouterr().err

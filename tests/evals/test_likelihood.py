@@ -1,0 +1,83 @@
+"""Log-likelihoods of continuations: against the plain formula, over ranks, and what does not fit."""
+
+import numpy as np
+import pytest
+import torch
+
+from hornbook.errors import UsageError
+from hornbook.evals.likelihood import Request, encode_request, log_likelihoods
+from hornbook.parallel.world import World
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+from tests.evals.models import context, engine
+
+REQUESTS = [
+    Request([0, 5, 6], [7]),
+    Request([0], [9, 8, 7, 3, 2]),
+    Request([0, *range(1, 40)], [4, 4]),
+    Request([0, 1], list(range(30))),
+]
+
+
+def by_hand(model: torch.nn.Module, request: Request) -> tuple[float, int]:
+    ids = torch.tensor([request.context + request.continuation])
+    with torch.no_grad():
+        hidden, _ = model(ids[:, :-1])
+        logits = model.head.logits(hidden)[0, len(request.context) - 1 :].double()
+    targets = torch.tensor(request.continuation)
+    nats = logits.log_softmax(-1)[torch.arange(len(targets)), targets].sum()
+    return float(nats), int((logits.argmax(-1) == targets).sum())
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_each_request_has_the_sum_of_its_own_tokens(tiny_corpus, micro_batch: int) -> None:
+    own = engine()
+    with own.evaluation_mode() as model:
+        likeliest, ids = [], [0, 17, 4]
+        for _ in range(3):
+            hidden, _ = model(torch.tensor([ids]))
+            ids.append(int(model.head.logits(hidden)[0, -1].argmax()))
+            likeliest.append(ids[-1])
+        requests = [*REQUESTS, Request([0, 17, 4], likeliest)]
+        expected = np.array([by_hand(model, each) for each in requests])
+    found = log_likelihoods(own, World(torch.device("cpu")), requests, context(tiny_corpus, 64, micro_batch))
+    np.testing.assert_allclose(found[:, 0], expected[:, 0], atol=1e-4)
+    assert found[:, 1].tolist() == expected[:, 1].tolist()
+    assert found[-1, 1] == 3, "a greedy continuation is all likeliest tokens"
+
+
+def test_what_was_not_scored_is_nan(tiny_corpus) -> None:
+    turns = iter([True, False, False, False, False])
+    own = context(tiny_corpus, 64, 1, lambda: next(turns))
+    found = log_likelihoods(engine(), World(torch.device("cpu")), REQUESTS, own)
+    assert np.isnan(found[:, 0]).sum() == len(REQUESTS) - 1
+
+
+def test_a_continuation_begins_with_the_blank_before_it(tiny_corpus) -> None:
+    tokenizer = Tokenizer.load(tiny_corpus / "tokenizer")
+    one, other = encode_request(tokenizer, "ab ", "cd", "x"), encode_request(tokenizer, "ab", " cd", "x")
+    assert one == other
+    assert tokenizer.decode(one.continuation) == " cd"
+    assert one.context == [tokenizer.delimiter_id, *tokenizer.encode("ab")]
+    assert encode_request(tokenizer, "", "cd", "x").context == [tokenizer.delimiter_id]
+
+
+def test_a_continuation_of_no_token_is_named(tiny_corpus) -> None:
+    with pytest.raises(UsageError, match=r"a.jsonl:3, choice 2: '' after 'question' is no token"):
+        encode_request(Tokenizer.load(tiny_corpus / "tokenizer"), "question", "", "a.jsonl:3, choice 2")
+
+
+def test_what_is_longer_than_a_row_is_refused_or_cut() -> None:
+    request = Request([0, 1, 2, 3], [4, 5])
+    assert request.within(5, "f:1", cut=False) is request
+    with pytest.raises(UsageError, match=r'f:1: 5 tokens, and the model reads 4 .*long = "cut"'):
+        request.within(4, "f:1", cut=False)
+    assert request.within(4, "f:1", cut=True) == Request([1, 2, 3], [4, 5], cut=True)
+    assert request.within(2, "f:1", cut=True).context == [3]
+    with pytest.raises(UsageError, match="f:1: the continuation has 2 tokens, and the model reads 1"):
+        request.within(1, "f:1", cut=True)
+
+
+def likelihoods_on_rank(world: World, path: str) -> list[list[float]]:
+    from pathlib import Path
+
+    return log_likelihoods(engine(), world, REQUESTS, context(Path(path), 64, 1)).tolist()

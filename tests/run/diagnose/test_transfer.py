@@ -1,0 +1,53 @@
+"""Numbers of an adaptation, by hand."""
+
+import math
+
+import pytest
+
+from hornbook.errors import UsageError
+from hornbook.run.diagnose.transfer import Adaptation, Estimate, Stage, domain_losses
+from hornbook.studio.frontier import Dot, frontier
+
+
+def test_an_interval_is_students() -> None:
+    found = Estimate.of([1.0, 2.0, 3.0])
+    assert (found.mean, found.half) == (2.0, pytest.approx(4.303 / math.sqrt(3)))
+    assert Estimate.of([1.5]) == Estimate(1.5, None)
+    assert Estimate.of([0.0, 1.0] * 10).half == pytest.approx(
+        2.093 * math.sqrt(20 * 0.25 / 19) / math.sqrt(20), rel=6e-3
+    )
+
+
+def test_losses_of_a_domain_are_per_token() -> None:
+    sources = {
+        "a": {"loss": 2.0, "tokens": 30},
+        "b": {"loss": 4.0, "tokens": 10},
+        "replay-a": {"loss": 7.0, "tokens": 5},
+    }
+    assert domain_losses(sources) == {"domain": 2.5, "general": 7.0}
+    del sources["replay-a"]
+    with pytest.raises(UsageError, match="the general data have no validation text"):
+        domain_losses(sources)
+
+
+def test_forgetting_and_transfer() -> None:
+    before = {"domain": [5.0, 5.0], "general": [3.0, 3.0]}
+    stage = Stage(0.05, {"domain": [4.0, 4.2], "general": [3.1, 3.3]}, before)
+    found = Adaptation([stage], vocab=1000).as_dict()
+    assert found["forward_transfer"] == pytest.approx(math.log(1000) - 5)
+    (only,) = found["stages"]
+    assert only["adaptation"]["mean"] == pytest.approx(0.9)
+    assert only["forgetting"]["mean"] == pytest.approx(0.2) == -only["backward_transfer"]["mean"]
+    assert only["forgetting"]["half"] == pytest.approx(12.706 * 0.1)
+    text = Adaptation([stage], vocab=1000).markdown()
+    assert "| 5 % replay | 4.1000 +- 1.2706 | 3.2000 +- 1.2706 | 0.9000 +- 1.2706 | 0.2000 +- 1.2706 |" in text
+
+
+def test_the_frontier_has_a_dot_for_each_setting_inside_its_frame() -> None:
+    picture = frontier(
+        "title", "x", "y", [Dot("before", 3.0, 5.0), Dot("0 %", 4.0, 2.0, 0.1, 0.1), Dot("5 %", 3.1, 2.1)]
+    )
+    assert picture.count("<circle") == 3
+    for name in ("before", "0 %", "5 %"):
+        assert f">{name}</text>" in picture
+    assert 'cx="nan"' not in picture

@@ -1,0 +1,108 @@
+"""Distillation: the teacher predicts once, its predictions change what is learned, ranks learn the same."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit
+from tests.conftest import write_corpus
+from tests.run.launcher import Launcher
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    return [{"loss": line["loss"], **line["terms"]} for line in lines]
+
+
+def taught(teacher: Path, *words: str) -> list[str]:
+    keys = {"kind": "top", "path": str(teacher), "top": "8", "temperature": "2"}
+    return [*(f"train.loss.teacher.{key}={value}" for key, value in keys.items()), *words]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "data")
+
+
+@pytest.fixture
+def words(corpus: Path, tiny_settings: tuple[str, ...]) -> list[str]:
+    return [*(word for word in tiny_settings if not word.startswith("data.path")), f"data.path={corpus}"]
+
+
+@pytest.fixture
+def teacher(tmp_path: Path, words: list[str]) -> Path:
+    assert main(["train", "--out", str(tmp_path / "teacher"), *words, "optim.lr=0.03"]) == Exit.DONE
+    return tmp_path / "teacher"
+
+
+def kept(corpus: Path) -> dict[str, int]:
+    files = sorted((corpus / "plans").glob("teacher-*/*/*"))
+    return {str(path.relative_to(corpus)): path.stat().st_mtime_ns for path in files}
+
+
+def test_the_teacher_predicts_once_for_one_rank_and_two(
+    tmp_path: Path, words: list[str], corpus: Path, teacher: Path, launcher: Launcher
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    # Two ranks first: their predictions are made by a process of its own, and the run of one rank finds them.
+    started = launcher.start(
+        ["train", "--out", str(two), *words, *taught(teacher), "seed=5", "parallel.data=2"], tmp_path / "log.txt"
+    )
+    assert started.wait() == 0, started.text
+    before = kept(corpus)
+    assert len(before) == 8, "two sources, four files each"
+    assert main(["train", "--out", str(one), *words, *taught(teacher), "seed=5"]) == Exit.DONE
+    assert kept(corpus) == before
+    for ours, theirs in zip(metrics(one), metrics(two), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["distillation"] == pytest.approx(theirs["distillation"], rel=1e-4)
+    assert metrics(one)[-1]["distillation"] < metrics(one)[0]["distillation"] / 2, "it learns from the teacher"
+    longer = ["train", "--out", str(tmp_path / "longer"), *words, *taught(teacher), "seed=5", "train.tokens=2900"]
+    assert main(longer) == Exit.DONE
+    assert before.items() < kept(corpus).items(), "rows that no run has read are computed, the others stay"
+
+
+def test_damaged_predictions_are_made_again(tmp_path: Path, words: list[str], corpus: Path, teacher: Path) -> None:
+    runs = [["train", "--out", str(tmp_path / name), *words, *taught(teacher)] for name in ("a", "b")]
+    assert main(runs[0]) == Exit.DONE
+    damaged = next((corpus / "plans").glob("teacher-*/*/logs.npy"))
+    data = bytearray(damaged.read_bytes())
+    data[-3] ^= 1
+    damaged.write_bytes(data)
+    assert main(runs[1]) == Exit.DONE
+    assert metrics(tmp_path / "a")[-1]["loss"] == metrics(tmp_path / "b")[-1]["loss"]
+    assert damaged.read_bytes() != data
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["train.loss.teacher.top=999"], "take fewer"),
+        (["data.objective.kind=prefix"], "predictions are of causal rows"),
+        (["train.loss.teacher.path=nowhere"], "nowhere"),
+    ],
+)
+def test_what_does_not_go_with_a_teacher_is_named(
+    tmp_path: Path, words: list[str], teacher: Path, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--out", str(tmp_path / "run"), *words, *taught(teacher), *more]) == Exit.USAGE
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(
+    tmp_path: Path, words: list[str], teacher: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_corpus(tmp_path / "other", specials=("[MASK]",))
+    saved = next((teacher / "checkpoints").glob("step-*/tokenizer.json"))
+    definition = json.loads(saved.read_text())
+    definition["model"]["vocab"] = json.loads((other / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
+    folder = tmp_path / "model"
+    os.rename(saved.parent, folder)
+    (folder / "MANIFEST.json").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    assert main(["train", "--out", str(tmp_path / "run"), *words, *taught(folder)]) == Exit.USAGE
+    assert "has another vocabulary than" in capsys.readouterr().err
