@@ -61,6 +61,7 @@ WIDE, NARROW = ("model.width=512", "model.heads=8"), ("model.width=128", "model.
 LONG = ("train.sequence=1024", "model.position.length=1024", "train.micro_batch=1")
 RANKS = ("parallel.data=2", "train.micro_batch=2")
 WINDOWS = 'model.pattern=[{attention = {kind = "full", window = 64}}, {}]'
+LORA = 'surgery=["lora"]'
 LATENT = ("model.attention.kind=latent", "model.attention.kv_rank=64")
 CASES: dict[str, tuple[str, ...]] = {
     "decoder fp32": ("tiny", FP32),
@@ -103,6 +104,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "windows bf16": ("tiny", BF16, WINDOWS),
     "latent experts fp32": ("tiny-mixtral", FP32, *LATENT),
     "latent experts bf16": ("tiny-mixtral", BF16, *LATENT),
+    "lora fp32": ("tiny", FP32, LORA),
+    "lora bf16": ("tiny", BF16, LORA),
+    "lora fp32 wide": ("tiny", FP32, *WIDE, LORA),
+    "prompt fp32": ("tiny", FP32, 'surgery=["prompt"]', "model.position.length=512"),
 }
 """Name -> recipe and settings."""
 FEW = tuple(name for name in CASES if name.count(" ") == 1 or "block" in name)

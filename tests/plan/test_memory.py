@@ -13,9 +13,10 @@ from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import Rows
 from hornbook.parallel.config import ParallelConfig, SelectiveRecompute
 from hornbook.plan.devices.hardware import Device, parse_cluster
-from hornbook.plan.memory import RankMemory, estimate_memory, fullest
+from hornbook.plan.memory import HOLES, RankMemory, estimate_memory
 from hornbook.plan.mixed import MixedHolding
 from hornbook.plan.share import tensor_share
+from hornbook.plan.stages.pipeline import fullest
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 
@@ -177,3 +178,17 @@ def test_weights_cast_for_products_are_held_once_for_all_microbatches_of_a_pipel
     first, second = (rank.phases["loss"].activations for rank in many[1:3])
     shared = 8 * 2 * 512 * 4  # positions, which all blocks read
     assert first - 3 * (first - second) == pytest.approx(cast, abs=shared)
+
+
+def test_a_cpu_holds_holes_of_low_rank_updates_and_what_a_kernel_would_not_keep() -> None:
+    """`python -m benchmarks.plan.runs "lora fp32"` measures a whole step."""
+    words = ["model.layers=2", "model.width=256", "model.heads=4", "train.sequence=256", "train.micro_batch=4"]
+    recipe = resolve("tiny", [*words, "train.precision=fp32", 'surgery=["lora"]'], {}).recipe
+    cpu = Device(name="a CPU", fp32=1.0, memory=64, bandwidth=50)
+    real, traced = (estimate_memory(recipe, 64, cpu, traced=each)[0].kept for each in (False, True))
+    hidden, outputs = recipe.model.hidden, 5 * 256 + 2 * recipe.model.hidden
+    layer, tokens = hidden + HOLES * outputs, 4 * 256
+    plain = resolve("tiny", [*words, "train.precision=fp32"], {}).recipe
+    base, base_traced = (estimate_memory(plain, 64, cpu, traced=each)[0].kept for each in (False, True))
+    frozen = 2 * 2 * 4 * tokens * 256  # norms' float32 copies that a trace of trained ones keeps
+    assert real - base - (traced - base_traced) == pytest.approx(2 * 4 * tokens * layer + frozen, rel=0.02)

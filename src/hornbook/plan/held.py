@@ -163,17 +163,23 @@ class Adapted:
     """Layers with a low-rank update."""
     around: int
     """Inputs and outputs of a token in these layers."""
+    outputs: int
+    """Of them the outputs."""
+    gated: int
+    """Values that gated MLPs hand to a layer with an update: a CPU's kernel would not keep them."""
 
 
 def adapted(model: ModelConfig, steps: Sequence[Any]) -> Adapted:
     """The model after these steps. Raises UsageError for steps and parts whose layers are not known here."""
-    trained = coded = code_bytes = inner = updated = around = 0
+    trained = coded = code_bytes = inner = updated = around = outputs = gated = 0
     for step in steps:
         match step:
             case Lora():
                 chosen = _chosen(model, step.targets)
                 lengths = sum(each.outputs for each in chosen) if isinstance(step, Dora) else 0
-                updated, around = len(chosen), sum(each.inputs + each.outputs for each in chosen)
+                updated, outputs = len(chosen), sum(each.outputs for each in chosen)
+                around = outputs + sum(each.inputs for each in chosen)
+                gated = sum(each.inputs for each in chosen if each.name.endswith("mlp.down"))
                 trained = step.rank * around + lengths
                 inner = step.rank * len(chosen) + 2 * lengths  # a row's length scales the product and its update
             case PromptConfig():
@@ -184,7 +190,7 @@ def adapted(model: ModelConfig, steps: Sequence[Any]) -> Adapted:
                 code_bytes = sum(_code_bytes(each, step.block) for each in chosen)
             case _:
                 raise UsageError(f"the planner does not know what {step.kind} (surgery) leaves to train")
-    return Adapted(trained, coded, code_bytes, inner, updated, around)
+    return Adapted(trained, coded, code_bytes, inner, updated, around, outputs, gated)
 
 
 def _code_bytes(matrix: Matrix, block: int) -> int:

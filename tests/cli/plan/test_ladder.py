@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -124,3 +125,34 @@ def test_compute_of_published_models(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(bars) == 17
     assert bars == sorted(bars)
     assert main(["ladder", "published", "--out", "compute.png"]) == Exit.USAGE
+
+
+def test_a_ladder_is_run_once_and_goes_on(
+    tmp_path: Path, tiny_settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run is a process; here one that writes what a finished run leaves."""
+    started = []
+
+    def finish(*words: object, **_: object) -> str:
+        started.append([str(word) for word in words])
+        folder = Path(str(words[words.index("--out") + 1]))
+        folder.mkdir(parents=True)
+        (folder / "recipe.toml").touch()
+        return ""
+
+    monkeypatch.setattr("hornbook.cli.start.demo.hornbook", finish)
+    monkeypatch.setattr(ladder, "summarize", lambda _: SimpleNamespace(status="finished"))
+    command = ["ladder", "run", *tiny_settings, "text.tokenizer.vocab=4096", "--data", str(tmp_path), "--sizes", "4"]
+    command += ["--out", str(tmp_path / "runs"), "--compute", "1e15", "--compute", "3e15", "--json"]
+    assert main([*command, "-n"]) == Exit.DONE
+    planned = json.loads(capsys.readouterr().out)["runs"]
+    assert not started
+    assert main(command) == Exit.DONE
+    assert len(started) == len(planned) == 8
+    assert started[0][:2] == ["train", tiny_settings[0]]
+    assert f"train.tokens={planned[0]['tokens']}" in started[0]
+    assert started[0][-2:] == ["--resume", "auto"]
+    assert main(command) == Exit.DONE
+    assert len(started) == 8
+    assert main([*command, "--compute", "500"]) == Exit.USAGE
+    assert "--compute" in capsys.readouterr().err

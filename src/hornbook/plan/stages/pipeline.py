@@ -1,12 +1,15 @@
-"""What a pipeline comes to before it runs: its stages, the time in which ranks wait, a chart of its passes."""
+"""What a pipeline comes to before it runs: its stages, the time in which ranks wait, a chart of its passes, how many
+microbatches a rank holds."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from operator import ge
 
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.stages.cuts import Bounds, stage_costs
-from hornbook.plan.stages.schedules import bubble, chart, plan, rank_of, simulate
+from hornbook.plan.stages.schedules import Schedule, bubble, chart, plan, rank_of, rank_order, simulate, stages_of
 
 CHARTED = 12
 """Microbatches that a chart shows at most."""
@@ -65,3 +68,21 @@ def plan_pipeline(
     shown = simulate(plan(*layout, min(count, CHARTED)))
     ranks = tuple(rank_of(pipeline.schedule, stage, pipeline.stages) for stage in range(pipeline.all_stages))
     return PipelinePlan(pipeline.schedule, pipeline.stages, bounds, count, bubble(timed), chart(shown), ranks)
+
+
+@lru_cache(1024)
+def fullest(schedule: Schedule, rank: int, ranks: int, chunks: int, microbatches: int) -> list[tuple[int, ...]]:
+    """Of a rank's stages, the first of the model first, how many microbatches they hold at once, at the times of which
+    one holds the most, whatever a microbatch takes in each stage."""
+    stages = stages_of(schedule, rank, ranks, chunks)
+    held, found = dict.fromkeys(sorted(stages), 0), list[tuple[int, ...]]()
+    for action in rank_order(schedule, rank, ranks, chunks, microbatches):
+        held[action.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
+        now = tuple(held.values())
+        if not any(_covers(each, now) for each in found):
+            found = [*(each for each in found if not _covers(now, each)), now]
+    return found
+
+
+def _covers(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return all(map(ge, one, other))
