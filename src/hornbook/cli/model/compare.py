@@ -1,5 +1,6 @@
 """`hornbook eval RUN --compare RUN2`: two models on the same items."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,8 +9,6 @@ from hornbook.cli.result import Result
 from hornbook.progress import Progress
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from hornbook.evals.evaluate import Report
 
 
@@ -28,7 +27,7 @@ def compare_models(
     reports = [_report(each, data, sequence, progress) for each in (first, second)]
     found = compare(*reports)
     value = {"checkpoint": str(first.folder), "compared": str(second.folder), "sequence": sequence, **found}
-    return Result(value, notes=[_table(value)])
+    return Result(value, notes=list(_lines(value)))
 
 
 def _report(subject: Subject, data: list[str] | None, sequence: int, progress: Progress) -> "Report":
@@ -37,20 +36,14 @@ def _report(subject: Subject, data: list[str] | None, sequence: int, progress: P
         return evaluator.evaluate(subject.engine, evaluator.rows(), by_document=True, progress=progress)
 
 
-def _table(value: dict[str, Any]) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=f"{value['checkpoint']} less {value['compared']}")
-    for column in ("of", "metric", "first", "second", "difference", "standard error", "95 %", "items"):
-        table.add_column(column, justify="left" if column in ("of", "metric") else "right")
-    parts = [*value["sources"].items(), ("all", value["all"]), *value["tasks"].items()]
-    for name, metrics in parts:
+def _lines(value: dict[str, Any]) -> Iterator[str]:
+    """`notes: bits per byte 1.9134 less 1.9340: -0.0206 +- 0.0031, -0.0267 to -0.0144 (12 items)`."""
+    yield f"{value['checkpoint']} less {value['compared']}: difference, its standard error and 95 % interval"
+    for name, metrics in [*value["sources"].items(), ("all", value["all"]), *value["tasks"].items()]:
         if "reason" in metrics:
-            table.add_row(name, metrics["reason"])
+            yield f"{name}: not compared: {metrics['reason']}"
             continue
         for metric, found in metrics.items():
-            numbers = (f"{found[key]:.4f}" for key in ("first", "second"))
-            interval = f"{found['low']:+.4f} to {found['high']:+.4f}"
-            shown = (f"{found['difference']:+.4f}", f"{found['se']:.4f}", interval, f"{found['items']:,}")
-            table.add_row(name, metric.replace("_", " "), *numbers, *shown)
-    return table
+            both = f"{found['first']:.4f} less {found['second']:.4f}"
+            change = f"{found['difference']:+.4f} +- {found['se']:.4f}, {found['low']:+.4f} to {found['high']:+.4f}"
+            yield f"{name}: {metric.replace('_', ' ')} {both}: {change} ({found['items']:,} items)"
