@@ -52,7 +52,7 @@ def texts_of(paths: Sequence[str]) -> Iterator[str]:
             yield from (json.loads(line)["text"] for line in file)
 
 
-def train(folder: Path, paths: Sequence[str], settings: Sequence[str]) -> tuple[Path, Path]:
+def train(folder: Path, paths: Sequence[str], settings: Sequence[str], more: Sequence[str] = ()) -> tuple[Path, Path]:
     """(run, exported model) of a model trained on the first texts; its data folder is made once."""
     from hornbook.cli.main import main
 
@@ -68,7 +68,7 @@ def train(folder: Path, paths: Sequence[str], settings: Sequence[str]) -> tuple[
         assert main(["prepare", str(source), "--out", str(data)]) == 0
         assert main(["tokenize", str(data), "--vocab", "2000"]) == 0
     run = folder / f"run-{len(list(folder.glob('run-*')))}"
-    assert main(["train", *settings, *SHARED, "--data", str(data), "--out", str(run)]) == 0
+    assert main(["train", *settings, *SHARED, *more, "--data", str(data), "--out", str(run)]) == 0
     model = run.with_name(run.name.replace("run", "model"))
     assert main(["export", str(run), "--out", str(model)]) == 0
     return run, model

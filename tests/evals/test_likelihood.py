@@ -8,14 +8,7 @@ from hornbook.errors import UsageError
 from hornbook.evals.likelihood import Request, encode_request, log_likelihoods
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer.tokenizer import Tokenizer
-from tests.evals.models import context, engine
-
-REQUESTS = [
-    Request([0, 5, 6], [7]),
-    Request([0], [9, 8, 7, 3, 2]),
-    Request([0, *range(1, 40)], [4, 4]),
-    Request([0, 1], list(range(30))),
-]
+from tests.evals.models import REQUESTS, context, engine
 
 
 def by_hand(model: torch.nn.Module, request: Request) -> tuple[float, int]:
@@ -77,7 +70,20 @@ def test_what_is_longer_than_a_row_is_refused_or_cut() -> None:
         request.within(1, "f:1", cut=True)
 
 
-def likelihoods_on_rank(world: World, path: str) -> list[list[float]]:
-    from pathlib import Path
-
-    return log_likelihoods(engine(), world, REQUESTS, context(Path(path), 64, 1)).tolist()
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"data": 2},
+        {"data": 2, "shard": "everything"},
+        {"data": 1, "context": {"ranks": 2}},
+        {"data": 1, "tensor": 2},
+        {"data": 1, "pipeline": {"stages": 2}},
+    ],
+    ids="-".join,
+)
+def test_ranks_find_what_one_process_finds(tiny_corpus, run_ranks, parallel) -> None:
+    """More requests than a turn of the ranks has, and a last turn in which one rank has none."""
+    alone = engine(0, 257, "model.layers=2")
+    expected = log_likelihoods(alone, World(torch.device("cpu")), REQUESTS, context(tiny_corpus, 64, 1))
+    for found in run_ranks("tests/evals/models.py:likelihoods", 2, str(tiny_corpus), parallel):
+        np.testing.assert_allclose(np.array(found), expected, atol=2e-4)

@@ -85,3 +85,17 @@ def test_tokens_of_another_tokenizer_are_refused(run: Path, tmp_path: Path, caps
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(tmp_path / "nothing")]) == 2
     assert "nothing" in capsys.readouterr().err
+
+
+def test_tasks_are_named_by_kind_or_written_as_in_a_recipe(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["eval", str(run), "--tasks", "copy, arithmetic", "--json"]) == 0
+    by_kind = figures(capsys)["tasks"]
+    assert main(["eval", str(run), "--tasks", '[{kind = "copy"}, {kind = "arithmetic", items = 4}]', "--json"]) == 0
+    written = figures(capsys)["tasks"]
+    assert by_kind["copy"] == written["copy"]
+    assert (by_kind["arithmetic"]["items"], written["arithmetic"]["items"]) == (100, 4)
+    assert main(["eval", str(run), "--tasks", "cloze"]) == 0
+    assert "cloze: accuracy 0." in capsys.readouterr().err
+    assert main(["eval", str(run), "--tasks", "no_such"]) == 2
+    assert "eval.tasks" in capsys.readouterr().err

@@ -45,6 +45,10 @@ def evaluate(
             metavar="RUN2", help="Score this model too, on the same items: paired differences with intervals."
         ),
     ] = None,
+    contamination: Annotated[
+        bool,
+        typer.Option(help="Look for the tasks' items in the run's own training text, and tell it beside the score."),
+    ] = True,
     average: Average = False,
 ) -> Result:
     """Score a model on all held-out text: loss and bits per byte by source, and over all sources.
@@ -59,22 +63,34 @@ def evaluate(
             return evaluate_with_harness(target, harness, include, progress, bos=bos, average=average)
         if compare is not None:
             return compare_models(target, compare, data, tasks, progress, average=average)
-        metrics = _score(target, data, progress, tasks, baselines=baselines, average=average)
+        chosen = {"baselines": baselines, "contamination": contamination, "average": average}
+        metrics = _score(target, data, progress, tasks, **chosen)
     lines = [f"{name}: {summary_of(values)}" for name, values in metrics.get("tasks", {}).items()]
     return Result(metrics, notes=[_table(metrics), *lines])
 
 
 def _score(
-    target: Path, data: list[str] | None, progress: Progress, tasks: str, *, baselines: bool, average: bool
+    target: Path,
+    data: list[str] | None,
+    progress: Progress,
+    tasks: str,
+    *,
+    baselines: bool,
+    contamination: bool,
+    average: bool,
 ) -> dict[str, Any]:
     """All metrics: the value of `--json`."""
     from hornbook.evals.baselines import baselines as compute_baselines
+    from hornbook.evals.contamination import with_contamination
 
     subject = open_subject(target, tasks, average=average)
     progress("read the text", 0, None)
     with corpus_of(data, subject.recipe, subject.folder, progress) as corpus:
         evaluator = subject.evaluator(corpus)
-        report = evaluator.evaluate(subject.engine, evaluator.rows(), progress=progress).as_dict()
+        found = evaluator.evaluate(subject.engine, evaluator.rows(), progress=progress)
+        if contamination and found.tasks and (trained := subject.training_corpus()) is not None:
+            found = with_contamination(found, evaluator.tasks, trained, subject.tokenizer, progress)
+        report = found.as_dict()
         metrics: dict[str, Any] = {"checkpoint": str(subject.folder), **report.pop("all"), **report}
         if baselines:
             progress("compute baselines", 0, None)

@@ -63,6 +63,11 @@ def _load(config: str) -> tuple[list[str], list[NgramTable], NgramTable]:
     """
     step = DecontaminateConfig.model_validate_json(config)
     names, words = _different_items(step)
+    return names, *item_tables(words, step)
+
+
+def item_tables(words: Sequence[np.ndarray], step: DecontaminateConfig) -> tuple[list[NgramTable], NgramTable]:
+    """(exact tables, the fuzzy one) of items, given by the hashes of their words."""
     by_width: dict[int, list[int]] = {}
     for number, each in enumerate(words):
         by_width.setdefault(min(len(each), step.ngram), []).append(number)
@@ -70,7 +75,7 @@ def _load(config: str) -> tuple[list[str], list[NgramTable], NgramTable]:
         ngram_table(width, [words[number] for number in numbers], len(words), numbers)
         for width, numbers in sorted(by_width.items(), reverse=True)
     ]
-    return names, exact, ngram_table(step.fuzzy_ngram, words, len(words), range(len(words)))
+    return exact, ngram_table(step.fuzzy_ngram, words, len(words), range(len(words)))
 
 
 def _different_items(step: DecontaminateConfig) -> tuple[list[str], list[np.ndarray]]:

@@ -86,17 +86,36 @@ def count_hits(table, words, firsts, hits, item):
                     item[text] = items[gram_firsts[ids[slot]]]
 
 
-def largest_share(table: NgramTable, words: np.ndarray, firsts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(float64, int64) [texts]: the largest share of an item's n-grams that occur in the text; the item or -1."""
+@compiled
+def mark_items(table, words, firsts, marked):
+    """Set `marked` [items] of every item that has an n-gram of the table in common with a text."""
+    width, slots, ids, gram_firsts, items, _ = table
+    for text in range(len(firsts) - 1):
+        for key in _keys(width, words[firsts[text] : firsts[text + 1]]):
+            slot = _slot(key, slots)
+            if slots[slot]:
+                gram = ids[slot]
+                for each in items[gram_firsts[gram] : gram_firsts[gram + 1]]:
+                    marked[each] = True
+
+
+def largest_share(
+    table: NgramTable, words: np.ndarray, firsts: np.ndarray, shares: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(float64, int64) [texts]: the largest share of an item's n-grams that occur in the text; the item or -1.
+
+    `shares`, float64 [items], is raised to the share of each item that occurs in one text.
+    """
+    shares = np.ones(len(table.sizes)) if shares is None else shares
     share, item = np.zeros(len(firsts) - 1), np.full(len(firsts) - 1, -1, np.int64)
     grams, seen = np.full(len(table.firsts), -1, np.int64), np.full(len(table.sizes), -1, np.int64)
     found = np.zeros(len(table.sizes), np.int64)
-    _largest_share(table, words, firsts, grams, seen, found, share, item)
+    _largest_share(table, words, firsts, grams, seen, found, share, item, shares)
     return share, item
 
 
 @compiled
-def _largest_share(table, words, firsts, grams, seen, found, share, item):
+def _largest_share(table, words, firsts, grams, seen, found, share, item, shares):
     """`grams` and `seen` hold the last text with an n-gram or an item; `found` counts the item's n-grams in it."""
     width, slots, ids, gram_firsts, items, sizes = table
     for text in range(len(share)):
@@ -112,3 +131,5 @@ def _largest_share(table, words, firsts, grams, seen, found, share, item):
                 seen[each] = text
                 if found[each] > share[text] * sizes[each]:
                     share[text], item[text] = found[each] / sizes[each], each
+                if found[each] > shares[each] * sizes[each]:
+                    shares[each] = found[each] / sizes[each]

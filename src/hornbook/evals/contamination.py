@@ -1,0 +1,89 @@
+"""Which items of a task occur in a run's own training text, by the n-grams that `decontaminate` looks for.
+
+An item counts as seen where a document has one of its 13-grams of words (an item of fewer words: the whole of it), or
+more than 30 % of its 5-grams. N-grams of many items are the task's own template, and are ignored.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Bool
+
+from hornbook.data.corpus import Corpus
+from hornbook.evals.documents import training_texts
+from hornbook.evals.evaluate import Report
+from hornbook.evals.items import ItemScores
+from hornbook.evals.task import Task
+from hornbook.progress import Progress, silent
+from hornbook.text.config.duplicates import DecontaminateConfig
+from hornbook.text.refinery.dedup.decontaminate import item_tables
+from hornbook.text.refinery.dedup.ngram_table import largest_share, mark_items
+from hornbook.text.refinery.words.words import hashed_words
+from hornbook.text.store import batched
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+RULES = DecontaminateConfig(paths=["-"])
+"""The step's published settings; its paths are of no use here."""
+_BATCH = 1 << 20
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """What of some items was found."""
+
+    seen: Bool[np.ndarray, " items"]
+    judged: Bool[np.ndarray, " items"]
+    """Items of enough words to be told from innocent text."""
+
+
+def find_items(texts: Sequence[str], documents: Iterable[str]) -> Contamination:
+    """Which of the texts occur in the documents, whole or in part."""
+    found = hashed_words(texts, RULES.words, plain=True)
+    words = np.split(found.hashes, found.firsts[1:-1])
+    judged = np.array([len(each) >= RULES.min_words for each in words], bool)
+    seen = np.zeros(len(texts), bool)
+    if not judged.any():
+        return Contamination(seen, judged)
+    exact, fuzzy = item_tables([each for each, long in zip(words, judged, strict=True) if long], RULES)
+    marked, shares = np.zeros(int(judged.sum()), bool), np.zeros(int(judged.sum()))
+    for batch in batched(documents, len, _BATCH):
+        own = hashed_words(batch, RULES.words, plain=True)
+        for table in exact:
+            mark_items(table, own.hashes, own.firsts, marked)
+        largest_share(fuzzy, own.hashes, own.firsts, shares)
+    seen[judged] = marked | (shares > RULES.max_share)
+    return Contamination(seen, judged)
+
+
+def with_contamination(
+    report: Report, tasks: Sequence[Task], corpus: Corpus, tokenizer: Tokenizer, progress: Progress = silent
+) -> Report:
+    """The report with `contaminated` items of each task that has texts, and its measurements without them.
+
+    `corpus` is what the model was trained on; it is read once for all tasks.
+    """
+    texts: Mapping[str, Sequence[str]] = {task.name: getattr(task, "texts", ()) for task in tasks}
+    texts = {name: each for name, each in texts.items() if any(each) and name in report.tasks}
+    if not texts:
+        return report
+    progress("look for the tasks' items in the training text", 0, None)
+    found = find_items([text for each in texts.values() for text in each], training_texts(corpus, tokenizer))
+    scores, first = dict(report.tasks), 0
+    for name, own in texts.items():
+        part, score = slice(first, first + len(own)), scores[name]
+        first += len(own)
+        if isinstance(score, ItemScores):
+            scores[name] = _told(score, Contamination(found.seen[part], found.judged[part]))
+    return replace(report, tasks=scores)
+
+
+def _told(score: ItemScores, found: Contamination) -> ItemScores:
+    """`contaminated` of `judged` items, and where there are any the measurements of the others, with `_clean`."""
+    counts = {**score.counts, "contaminated": int(found.seen.sum()), "judged": int(found.judged.sum())}
+    clean = {
+        f"{name}_clean": values[~found.seen]
+        for name, values in score.values.items()
+        if len(values) == len(found.seen) and found.seen.any() and not found.seen.all()
+    }
+    return replace(score, values={**score.values, **clean}, counts=counts)

@@ -1,0 +1,59 @@
+"""Items of tasks that occur in the training text: whole, altered, and neither."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hornbook.cli.main import main
+from hornbook.data.corpus import Corpus
+from hornbook.evals.contamination import find_items
+from hornbook.evals.documents import training_texts
+from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+WORDS = [f"{a}{b}{c}" for a in "bcdfg" for b in "aeiou" for c in "lmnrst"]
+
+
+def passage(draw: random.Random, words: int) -> str:
+    return " ".join(draw.choices(WORDS, k=words))
+
+
+def test_whole_and_altered_items_are_found_and_others_are_not() -> None:
+    draw = random.Random(0)
+    whole, altered, other, short, eight = (passage(draw, size) for size in (20, 30, 20, 4, 8))
+    changed = altered.split()
+    changed[11] = changed[23] = "zzz"  # pieces of 11, 11 and 6 words are left: no 13-gram, most 5-grams
+    documents = [passage(draw, 50), f"{passage(draw, 9)} {whole.upper()}!", " ".join(changed), f"{short} {eight}"]
+    found = find_items([whole, altered, other, short, eight], documents)
+    assert found.seen.tolist() == [True, True, False, False, True]
+    assert found.judged.tolist() == [True, True, True, False, True]
+    again = find_items([whole, altered, other, short, eight], reversed(documents))
+    assert np.array_equal(found.seen, again.seen)
+
+
+def test_without_long_items_nothing_is_judged() -> None:
+    assert not find_items(["7+5=12"], ["7+5=12"]).judged.any()
+
+
+def test_a_planted_item_is_told_beside_the_score(
+    tmp_path: Path, launch_run: Callable[..., Any], tiny_corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = Tokenizer.load(tiny_corpus / "tokenizer")
+    known = next(text for text in training_texts(Corpus.open(tiny_corpus), tokenizer) if len(text.split()) > 14)
+    fresh = [passage(random.Random(seed), 12) for seed in range(3)]
+    rows = [{"context": text, "continuation": " page"} for text in (known[:90], *fresh)]
+    path = tmp_path / "items.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    launch_run(tmp_path / "run", "train.sequence=128")
+    capsys.readouterr()
+    words = ["eval", str(tmp_path / "run"), "--tasks", f'[{{kind = "continuation", path = "{path}"}}]', "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)["tasks"]["continuation"]
+    assert (found["contaminated"], found["judged"], found["items"]) == (1, 4, 4)
+    assert found["loss_clean"] != found["loss"]
+    assert main([*words, "--no-contamination"]) == 0
+    assert "contaminated" not in json.loads(capsys.readouterr().out)["tasks"]["continuation"]
