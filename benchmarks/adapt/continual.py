@@ -30,15 +30,15 @@ from hornbook.run.diagnose.transfer import DOMAINS, Estimate, domain_losses
 DATA = Path(__file__).parents[3] / "shared" / "data"
 GENERAL, DOMAIN = "git-doc", "handbook-de-DE"
 SEEDS = (1, 2, 3)
-SHARES = (0.0, 0.01, 0.05, 0.25)
+SHARES = (0.0, 0.05, 0.25)
 PEAK, FLOOR = 4e-3, 0.05
-BASE_TOKENS, DOMAIN_TOKENS = 1_228_800, 307_200
-QUICK = 16
+BASE_TOKENS, DOMAIN_TOKENS = 327_680, 81_920
+QUICK = 8
 """With --quick, runs have one token in so many."""
 SHAPE = (
     "tiny",
     "model.layers=2",
-    "model.width=128",
+    "model.width=64",
     "model.heads=2",
     "train.sequence=128",
     "train.batch_tokens=2048",
@@ -66,10 +66,10 @@ def hornbook(*words: object) -> None:
 def texts(folder: Path) -> tuple[Path, Path]:
     """Token shards of the general text and of the domain, in the tokens of the first."""
     general, domain = folder / GENERAL, folder / DOMAIN
-    for name, data in ((GENERAL, general), (DOMAIN, domain)):
-        hornbook("prepare", DATA / f"{name}.jsonl.gz", "--out", data, "--text.validation", "0.1")
+    for name, data, share in ((GENERAL, general, 0.02), (DOMAIN, domain, 0.06)):
+        hornbook("prepare", DATA / f"{name}.jsonl.gz", "--out", data, "--text.validation", share)
         tokenizer = (
-            ["--vocab", "2048"] if data == general else ["--tokenizer", general / "tokenizer" / "tokenizer.json"]
+            ["--vocab", "1024"] if data == general else ["--tokenizer", general / "tokenizer" / "tokenizer.json"]
         )
         hornbook("tokenize", data, *tokenizer)
     return general, domain
@@ -165,7 +165,7 @@ def run(*, quick: bool = False, keep: Path | None = None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--quick", action="store_true", help="Runs of a sixteenth of the length; nothing is written.")
+    parser.add_argument("--quick", action="store_true", help="Runs of an eighth of the length; nothing is written.")
     parser.add_argument("--keep", type=Path, help="Keep the runs in this folder.")
     given = parser.parse_args()
     run(quick=given.quick, keep=given.keep)
