@@ -157,7 +157,7 @@ def plan_trace(found: dict[str, Any]) -> list[str]:
     return section(
         f"A dry run of one rank of {found['world']:,}",
         "`python -m benchmarks.plan.trace`: a step of a model of 70B parameters on fake tensors, from the start of the",
-        "command to its end. Goal: 60 s.",
+        "command to its end, by processor time where other processes share the machine. Goal: 60 s.",
         *rows_of(found["header"], found["rows"]),
     )
 

@@ -192,3 +192,13 @@ def test_a_cpu_holds_holes_of_low_rank_updates_and_what_a_kernel_would_not_keep(
     base, base_traced = (estimate_memory(plain, 64, cpu, traced=each)[0].kept for each in (False, True))
     frozen = 2 * 2 * 4 * tokens * 256  # norms' float32 copies that a trace of trained ones keeps
     assert real - base - (traced - base_traced) == pytest.approx(2 * 4 * tokens * layer + frozen, rel=0.02)
+
+
+def test_every_other_product_is_kept_in_the_order_they_are_computed() -> None:
+    """torchtitan's selective option `op`: of query, key, value, out, gate, up, down the odd ones, and attention."""
+    model = resolve("llama-3-8b", environ={}).recipe.model
+    recipe = Recipe(model=model, parallel=ParallelConfig(recompute=SelectiveRecompute()))
+    rows = Rows(1, 8192, 2)
+    kept = MixedHolding(keeps_products=True).blocks(recipe, model, rows)[0].whole
+    products = {"query": 4096, "value": 1024, "gate": 14336, "down": 4096}
+    assert kept == 8192 * (2 * (4096 + 4096 + sum(products.values())) + 4 * 32)

@@ -10,7 +10,7 @@ from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.plan.memo import kept_by_model
 
 
-class Matrix(NamedTuple):
+class ParameterShape(NamedTuple):
     """Parameters of one shape and role."""
 
     role: str
@@ -52,9 +52,9 @@ def update_of(model: ModelConfig, vocab: int, optim: OptimizerConfig, item: int)
 
 
 @kept_by_model
-def _matrices(model: ModelConfig, vocab: int) -> Counter[Matrix]:
+def _matrices(model: ModelConfig, vocab: int) -> Counter[ParameterShape]:
     """How many there are of each; of an encoder-decoder the attention between the stacks is as that within one."""
-    found = Counter[Matrix]()
+    found = Counter[ParameterShape]()
     decoder, *encoder = stacks_of(model)
     for stack in (decoder, *encoder):
         crossed = bool(encoder) and stack is decoder
@@ -62,9 +62,9 @@ def _matrices(model: ModelConfig, vocab: int) -> Counter[Matrix]:
             layer = stack.layer(number)
             for part, times in ((layer.attention, 1 + crossed), (layer.mlp, 1)):
                 for each in method(part, "products")(layer):
-                    found[Matrix("matrix", each.columns, each.inner)] += times * max(each.experts, 1)
+                    found[ParameterShape("matrix", each.columns, each.inner)] += times * max(each.experts, 1)
     width = model.embedding.width or model.width
-    found[Matrix("embedding", vocab, width)] += 1
+    found[ParameterShape("embedding", vocab, width)] += 1
     if getattr(model.head, "tied", True) is False:
-        found[Matrix("head", vocab, width)] += 1
+        found[ParameterShape("head", vocab, width)] += 1
     return found
