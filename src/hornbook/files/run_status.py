@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -120,6 +120,14 @@ def fullest(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
 def metrics_of(score: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a score (loss, bits per byte, those of labels), without its counts."""
     return {name: value for name, value in score.items() if name not in COUNTS}
+
+
+def task_metrics(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """(task, metric, value) of the tasks of an evaluation, without counts and standard errors."""
+    for task, score in evaluation.get("tasks", {}).items():
+        for name, value in score.items():
+            if isinstance(value, float) and not name.endswith("_se"):
+                yield task, name, value
 
 
 def coverage(score: Mapping[str, Any]) -> str:

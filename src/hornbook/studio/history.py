@@ -8,7 +8,7 @@ import numpy as np
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_status import coverage, evaluations, events, metrics_of, steps_that_count
+from hornbook.files.run_status import coverage, evaluations, events, metrics_of, steps_that_count, task_metrics
 from hornbook.studio.series import Numbers, find_spikes, moving_median
 
 Position = Literal["step", "tokens"]
@@ -144,6 +144,9 @@ def _scores(record: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
         for metric, value in metrics_of(score).items():
             if metric != "loss" and np.isfinite(value):
                 yield metric.replace("_", " "), source, float(value)
+    for task, metric, value in task_metrics(record):
+        if np.isfinite(value):
+            yield f"task {metric.replace('_', ' ')}", task, value
 
 
 def _spikes(steps: Sequence[Mapping[str, Any]], x: Numbers, loss: Numbers) -> Iterator[Event]:

@@ -86,6 +86,12 @@ def test_words_of_a_cloze_come_from_held_out_text(tiny_corpus: Path) -> None:
         assert len(item.text.split()) == 7
 
 
+def test_few_documents_give_several_passages_each(tiny_corpus: Path) -> None:
+    task: Any = Cloze(items=60).build(context(tiny_corpus))
+    assert 24 < len(task.items) <= 60
+    assert len(set(task.texts)) == len(task.items)
+
+
 def test_facts_lie_as_far_back_as_stated(tiny_corpus: Path) -> None:
     own = context(tiny_corpus)
     near, far = ({len(item.requests[0].context) for item in _recall(own, distance)} for distance in (0, 20))

@@ -83,15 +83,17 @@ def cloze(config: Cloze, context: TaskContext) -> ChoiceTask:
 
 
 def _passages(config: Cloze, context: TaskContext, draw: random.Random) -> Iterator[tuple[list[str], str]]:
-    """(words before, the word) from as many documents as there are items, or as there are."""
-    count = 0
+    """(words before, the word) of as many passages as there are items, spread over the documents."""
+    documents = sum(stream.documents for stream in context.corpus.validation.values())
+    most, left = -(-config.items // max(documents, 1)), config.items
     for text in held_out_texts(context.corpus, context.tokenizer, draw):
         words = words_of(text)
         places = [at for at in range(LEAST_WORDS, len(words)) if words[at].isalpha() and len(words[at]) > 1]
-        if places and count < config.items:
-            at = draw.choice(places)
-            count += 1
+        for at in draw.sample(places, min(most, left, len(places))):
+            left -= 1
             yield words[max(at - config.words, 0) : at], words[at]
+        if not left:
+            return
 
 
 def recall(config: Recall, context: TaskContext) -> ChoiceTask:

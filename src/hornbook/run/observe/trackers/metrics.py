@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hornbook.files.run_status import metrics_of
+from hornbook.files.run_status import metrics_of, task_metrics
 
 _TAGS = {
     "loss": "loss",
@@ -22,10 +22,12 @@ def of_step(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def of_evaluation(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Metrics over all sources, then by source; those over all rows in a group of their own."""
+    """Metrics over all sources, then by source; those over all rows, and tasks, in groups of their own."""
     for scored, group in ((record, "validation"), (record.get("whole") or {}, "validation_all_rows")):
         for name, value in metrics_of(scored.get("all", {})).items():
             yield f"{group}/{name}", value
         for source, score in scored.get("sources", {}).items():
             for name, value in metrics_of(score).items():
                 yield f"{group}/{name}/{source}", value
+    for task, name, value in task_metrics(record):
+        yield f"tasks/{name}/{task}", value
