@@ -223,8 +223,8 @@ class Engine:
         compared = batch.compared
         assert compared is not None
         marks, sides, references = map(self._to_device, (compared.marks, compared.sides, compared.references))
-        answers = Answers(marks, sides, references, compared.counts)
-        return comparison_losses(self._head, hidden, targets, weights, answers, compared.objective, scale=scale)
+        said = Answers(marks, sides, references, compared.counts)
+        return comparison_losses(self._head, hidden, targets, weights, said, compared.objective, scale=scale)
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
