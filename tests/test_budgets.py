@@ -25,6 +25,7 @@ ROOM_LINES = {
     "parallel": 7_100,
     "plan": 5_400,
     "run": 18_550,
+    "serve": 1_700,
     "settings": 2_700,
     "studio": 950,
     "text": 16_750,
