@@ -55,7 +55,7 @@ def test_a_folder_can_be_taken_in_at_a_glance() -> None:
     folders = {path.parent for path in FILES} | {path.parent.parent for path in FILES if path.parent != PACKAGE}
     entries = {
         str(folder.relative_to(PACKAGE)): sum(
-            (each.suffix == ".py" and each.name != "__init__.py") or (each / "__init__.py").exists()
+            (each.suffix == ".py" and each.stem not in ("__init__", "__main__")) or (each / "__init__.py").exists()
             for each in folder.iterdir()
         )
         for folder in folders

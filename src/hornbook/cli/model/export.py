@@ -48,8 +48,7 @@ def export(
         raise UsageError("--quantize needs a whole model: leave out --to peft")
     if to == "gguf" and quantize is not None:
         raise UsageError("--to gguf stores 8 bits with --dtype q8_0: leave out --quantize")
-    if to != "gguf" and dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype} needs --to gguf; other folders take {' or '.join(DTYPES)}")
+    _check_dtype(to, dtype)
     if average and (to == "peft" or quantize is not None):
         raise UsageError("--average exports a whole model: export it first, then quantize that folder")
     folder = checkpoint_path(target)
@@ -89,6 +88,11 @@ def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
         f"{size / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
     return Result(report | {"architecture": name, "weights_bytes": size, "dry_run": True}, text)
+
+
+def _check_dtype(to: str, dtype: str) -> None:
+    if to != "gguf" and dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype} needs --to gguf; other folders take {' or '.join(DTYPES)}")
 
 
 def _export_gguf(
