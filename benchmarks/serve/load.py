@@ -245,6 +245,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
     words = parser.parse_args()
     found: dict[str, Any] = {"clients": {}, "transformers": {}, "left_out": left_out()}
+    found["load_average_before"] = os.getloadavg()[0]  # other work on the machine, which these figures do not stand
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         with serving(model, "--slots", "32") as (port, _):

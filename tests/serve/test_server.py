@@ -43,8 +43,8 @@ def test_it_serves_until_a_signal_and_ends_as_done(folder: Path) -> None:
         assert process.wait(60) == Exit.DONE
 
 
-def test_an_address_in_use_and_a_context_beyond_the_positions_are_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_served_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import socket
 
@@ -56,6 +56,9 @@ def test_an_address_in_use_and_a_context_beyond_the_positions_are_refused(
     assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
     assert main(["serve", str(folder), "--context", "65"]) == Exit.USAGE
     assert "has 64 positions" in capsys.readouterr().err
+    monkeypatch.setattr("hornbook.run.memory.free_memory", lambda _: 10**6)
+    assert main(["serve", str(folder), "--slots", "100", "--device", "cpu"]) == Exit.DOES_NOT_FIT
+    assert "100 full slots need 0.0 GB" in capsys.readouterr().err
 
 
 def test_an_address_knows_who_reaches_it() -> None:
