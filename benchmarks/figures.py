@@ -9,6 +9,7 @@ from benchmarks.plan import page as planner_page
 from benchmarks.refinery import figures as refinery_figures
 from benchmarks.reliability import sides_page
 from benchmarks.report import RESULTS, machine_line, rows_of, section
+from benchmarks.serve import page as serve_page
 from benchmarks.start.quickstart_matrix import HEADER, cells
 from benchmarks.training import layouts_page
 from benchmarks.training import presets as preset_table
@@ -493,6 +494,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             quickstart,
             cold_start,
             quickstart_matrix,
+            serve_page.serve,
         ),
     ),
     "layouts.md": ("Layouts of ranks", layouts_page.SECTIONS),

@@ -227,6 +227,11 @@ def test_a_failing_model_ends_what_is_under_way_and_serves_the_next(
     assert "no memory" in capsys.readouterr().err
 
 
+def test_the_size_of_the_cache_is_known_before_it_is_full(loaded: Loaded) -> None:
+    """Two layers of keys and values of two heads of 8 numbers, in float32, of 4 slots of 64 positions."""
+    assert Engine(loaded, LIMITS).cache_bytes() == 2 * 2 * 2 * 8 * 4 * 4 * 64
+
+
 def test_closing_ends_what_is_under_way(loaded: Loaded) -> None:
     engine = Engine(loaded, LIMITS)
     engine.start()

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,7 +24,8 @@ from hornbook.serve.requests import Event
 from hornbook.serve.requests import Request as EngineRequest
 from hornbook.serve.service import Prompt, Service
 
-B = TypeVar("B", bound=Body)
+DRAINED = 4
+"""A body up to so many times too large is read to its end: a client that is still writing reads no answer."""
 
 
 def build_app(service: Service, *, hosts: frozenset[str] | None = None, key: str | None = None) -> Starlette:
@@ -136,13 +137,16 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         async with asyncio.timeout(limits.body_seconds):
             async for part in request.stream():
                 size += len(part)
-                if size > limits.body_bytes:
-                    raise ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
-                parts.append(part)
+                if size <= limits.body_bytes:
+                    parts.append(part)
+                elif size > DRAINED * limits.body_bytes:
+                    break
     except TimeoutError as error:
         raise ApiError(408, f"the body took longer than {limits.body_seconds:g} seconds") from error
     except ClientDisconnect as error:
         raise ApiError(400, "the body is not whole") from error
+    if size > limits.body_bytes:
+        raise ApiError(413, f"the body is larger than {limits.body_bytes:,} bytes")
     return b"".join(parts)
 
 

@@ -66,6 +66,15 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.steps = 0
 
+    def cache_bytes(self) -> int:
+        """Bytes of the cache once every slot is full, by what it holds of one token."""
+        cache = KVCache(1)
+        with torch.no_grad():
+            self._model(torch.zeros(1, 1, dtype=torch.int64, device=self._device), cache=cache)
+        parts = [part for pair in cache.held().values() for part in pair]
+        position = sum(part.shape[1] * part.shape[3] * part.element_size() for part in parts)
+        return position * self.limits.slots * (self.limits.context + self._ahead)
+
     def start(self) -> None:
         """Begin to work."""
         self._thread.start()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,10 @@ from starlette.types import ASGIApp
 from hornbook.errors import UsageError
 from hornbook.serve.guards import LOCAL, is_local
 from hornbook.serve.limits import Limits
+
+SWITCH_SECONDS = 5e-4
+"""How long the thread that writes answers may keep the interpreter from the engine's, which asks for it after every
+operation of the model; Python's own 5 ms would hold up each of them."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,13 @@ def serve_app(app: ASGIApp, address: Address, limits: Limits, started: Callable[
         backlog=2048,
         lifespan="on",
     )
-    server = _Server(config, started)
+    server, interval = _Server(config, started), sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
         server.run()
     except SystemExit as error:  # uvicorn has logged the cause: the address is taken, or not of this machine
         raise UsageError(
             f"cannot listen on {address.host} port {address.port}: choose another --port, or --host of this machine"
         ) from error
+    finally:
+        sys.setswitchinterval(interval)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hornbook.errors import UsageError
-from hornbook.model.generate.chat import Message, read_chat_template
+from hornbook.text.tokenizer.chat_template import Message, read_chat_template
 from hornbook.model.storage.load import Loaded
 from hornbook.serve.bodies import Body, ChatBody, CompletionBody
 from hornbook.serve.engine import Closed, Engine, QueueFull

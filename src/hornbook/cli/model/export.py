@@ -19,8 +19,8 @@ def export(
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; new or empty.")],
     to: Annotated[
-        Literal["hf", "peft", "gguf"],
-        typer.Option(help="hf: a whole model. peft: the adapter alone. gguf: a file for llama.cpp."),
+        Literal["hf", "peft", "gguf", "onnx"],
+        typer.Option(help="hf: a whole model. peft: the adapter alone. gguf: for llama.cpp. onnx: for onnxruntime."),
     ] = "hf",
     dtype: Annotated[
         Literal["fp32", "bf16", "fp16", "q8_0"],
@@ -46,10 +46,7 @@ def export(
 
     if to == "peft" and quantize is not None:
         raise UsageError("--quantize needs a whole model: leave out --to peft")
-    if to == "gguf" and quantize is not None:
-        raise UsageError("--to gguf stores 8 bits with --dtype q8_0: leave out --quantize")
-    if to != "gguf" and dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype} needs --to gguf; other folders take {' or '.join(DTYPES)}")
+    _check_dtype(to, dtype, quantize)
     if average and (to == "peft" or quantize is not None):
         raise UsageError("--average exports a whole model: export it first, then quantize that folder")
     folder = checkpoint_path(target)
@@ -62,6 +59,8 @@ def export(
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
     if to == "gguf":
         return _export_gguf(report, folder, config, vocab, stream, with_tokenizer(beside), certificate, dry_run)
+    if to == "onnx":
+        return _export_onnx(report, folder, config, vocab, stream, with_tokenizer(beside), certificate, dry_run)
     if dry_run:
         return _plan(report, config, vocab)
     with new_model(out, "export", folder, report) as partial:
@@ -89,6 +88,15 @@ def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
         f"{size / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
     return Result(report | {"architecture": name, "weights_bytes": size, "dry_run": True}, text)
+
+
+def _check_dtype(to: str, dtype: str, quantize: str | None) -> None:
+    if to == "gguf" and quantize is not None:
+        raise UsageError("--to gguf stores 8 bits with --dtype q8_0: leave out --quantize")
+    if to == "onnx" and (quantize is not None or dtype != "fp32"):
+        raise UsageError("--to onnx stores float32: leave out --quantize and --dtype")
+    if to != "gguf" and dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype} needs --to gguf; other folders take {' or '.join(DTYPES)}")
 
 
 def _export_gguf(
@@ -124,6 +132,38 @@ def _export_gguf(
             found = certify_gguf(partial, config, vocab, plan, tensors, dtype).require()
             report["certificate"], last = found.to_json(), found.summary()
     return Result(report, report_text(out, report["files"], last), notes=[f"next: llama-cli -m {out / FILE} -p ..."])
+
+
+def _export_onnx(
+    report: dict[str, Any],
+    folder: Path,
+    config: Any,
+    vocab: int,
+    stream: Any,
+    tokenizer: Path | None,
+    wanted: bool,
+    dry_run: bool,
+) -> Result:
+    """Write model.onnx and the tokenizer, and ask onnxruntime for its logits."""
+    from hornbook.model.build import build_model
+    from hornbook.model.export.onnx import FILE, certify_onnx, require_onnx, write_onnx
+    from hornbook.model.hf.tokenizer import copy_tokenizer
+    from hornbook.model.surgery.operate import fill
+
+    require_onnx(config)
+    out = Path(report["out"])
+    if dry_run:
+        return Result(report | {"dry_run": True}, f"would write {out / FILE}; nothing written")
+    with new_model(out, "export", folder, report) as partial:
+        model = fill(build_model(config, vocab, "meta"), stream, None).eval()
+        write_onnx(partial, model, config)
+        if tokenizer is not None:
+            copy_tokenizer(tokenizer, partial, config.position.length)
+        last = "not certified (--no-certificate)"
+        if wanted:
+            found = certify_onnx(partial, model, config, vocab).require()
+            report["certificate"], last = found.to_json(), found.summary()
+    return Result(report, report_text(out, report["files"], last))
 
 
 def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:

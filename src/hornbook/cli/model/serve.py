@@ -9,7 +9,7 @@ import typer
 from hornbook.cli.model.generate import load_speaker
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Device, Target, say
-from hornbook.errors import UsageError
+from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def serve(
     limits = Limits(slots=slots, queue=queue, seconds=seconds, context=_context(loaded, context))
     address, key = Address(host, port, tuple(allow_host or ())), os.environ.get(KEY) or None
     called = name or _name(target)
-    service = Service(loaded, called, Engine(loaded, limits))
+    engine = Engine(loaded, limits)
+    _check_memory(loaded, engine.cache_bytes(), limits.slots)
+    service = Service(loaded, called, engine)
     app = build_app(service, hosts=address.hosts, key=key)
     if not address.is_local:
         who = "anyone who has the key" if key else f"ANYONE: set {KEY} to ask for a key"
@@ -77,6 +79,18 @@ def _context(loaded: "Loaded", wanted: int | None) -> int:
     if wanted is not None and wanted > most:
         raise UsageError(f"--context {wanted}: the model has {most} positions: give at most that")
     return wanted or most
+
+
+def _check_memory(loaded: "Loaded", needed: int, slots: int) -> None:
+    """Raise DoesNotFitError unless full slots find room: a server that dies of it takes all texts with it."""
+    from hornbook.run.memory import free_memory
+
+    free = free_memory(next(loaded.model.parameters()).device)
+    if needed > free:
+        raise DoesNotFitError(
+            f"{slots} full slots need {needed / 1e9:,.1f} GB of keys and values, and {free / 1e9:,.1f} GB are free: "
+            "choose fewer --slots or a smaller --context"
+        )
 
 
 def _name(target: Path) -> str:

@@ -169,8 +169,8 @@ class TokenScore(NamedTuple):
 
 
 def score_token(logits: Float[Tensor, " vocab"], token: int, top: int) -> TokenScore:
-    """The score of a token and of the `top` likeliest in its place."""
+    """The score of a token and of the `top` likeliest in its place, without those that are never chosen."""
     scores = logits.float().log_softmax(-1)
     best = scores.topk(min(top, len(scores)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return TokenScore(token, float(scores[token]), tuple(pairs))
+    return TokenScore(token, float(scores[token]), tuple((each, score) for each, score in pairs if score > REMOVED))

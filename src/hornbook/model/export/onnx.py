@@ -1,0 +1,191 @@
+"""A decoder as an ONNX file: token ids in, logits out, of any number and length of texts; checked by onnxruntime.
+
+torch's exporter traces the model with sizes that are symbols. Our attention plans by sizes that are numbers, so for the
+trace every layer attends by its formula (`FullAttention.attend` stands in); nothing else of the model changes.
+"""
+
+import contextlib
+import dataclasses
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.extras import install_command
+from hornbook.model.attention.attention import FullAttention
+from hornbook.model.attention.mask import AttentionMask
+from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.storage.safetensors_folder import write_json
+from hornbook.model.transformer import Transformer
+
+FILE = "model.onnx"
+TOLERANCE = 1e-4
+"""Largest difference of two logits, as a share of the largest one: both sides compute in float32."""
+SHAPES = ((1, 1), (2, 7), (3, 32))
+"""Texts and tokens of each comparison, within the model's positions."""
+
+
+@dataclass(frozen=True)
+class OnnxCertificate:
+    """What onnxruntime made of the file."""
+
+    compared_with: str
+    relative_difference: float
+    """Largest difference of two logits, as a share of the largest one."""
+    tolerance: float
+    tokens: int
+
+    @property
+    def ok(self) -> bool:
+        """It agrees."""
+        return self.relative_difference <= self.tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of certificate.json."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
+
+    def summary(self) -> str:
+        """One line for people."""
+        return f"{self.compared_with}: logits within {self.relative_difference:.1e} over {self.tokens} tokens"
+
+    def require(self) -> "OnnxCertificate":
+        """Itself if it is ok, else IntegrityError."""
+        if not self.ok:
+            raise IntegrityError(f"the certificate failed: {self.summary()}; {self.tolerance:.0e} is allowed")
+        return self
+
+
+class _Logits(nn.Module):
+    """The model as a function of token ids."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
+        hidden, _ = self.model(tokens)
+        assert self.model.head is not None
+        return self.model.head.logits(hidden)
+
+
+def require_onnx(config: ModelConfig) -> None:
+    """Raise UsageError for what is not written, naming it."""
+    layers = [config, *config.first, *config.pattern]
+    refused = {
+        f"a model of kind {config.kind!r}": config.kind != "decoder",
+        f"a head of kind {config.head.kind!r}": isinstance(config.head, LabelHeadConfig),
+        "attention of a kind other than full": any(layer.attention.kind != "full" for layer in layers),
+        "experts": any(layer.mlp.kind == "experts" for layer in layers),
+        f"positions of kind {config.position.kind!r}": config.position.kind in ("alibi", "relative"),
+    }
+    if wrong := [what for what, found in refused.items() if found]:
+        raise UsageError(f"--to onnx has nothing for {' and '.join(wrong)}: export this model with --to hf")
+
+
+def write_onnx(folder: Path, model: Transformer, config: ModelConfig) -> Path:
+    """Write the file; values of large models stand beside it. Raises UsageError where the exporter is not installed."""
+    path, most = folder / FILE, config.position.length
+    tokens = torch.zeros(2, min(8, most), dtype=torch.int64)
+    sizes = {0: torch.export.Dim("batch", max=2**16), 1: torch.export.Dim("time", max=most)}
+    try:
+        with _attending_by_formula(model), _quiet():
+            program = torch.onnx.export(
+                _Logits(model).eval(),
+                (tokens,),
+                input_names=["tokens"],
+                output_names=["logits"],
+                dynamic_shapes={"tokens": sizes},
+                dynamo=True,
+                verbose=False,
+            )
+    except ImportError as error:
+        raise UsageError(f"--to onnx needs torch's exporter: {install_command('onnx')}") from error
+    assert program is not None
+    program.save(str(path))
+    return path
+
+
+def certify_onnx(folder: Path, model: Transformer, config: ModelConfig, vocab: int) -> OnnxCertificate:
+    """Compare the file's logits with ours; the result is written beside it. Raises UsageError without onnxruntime."""
+    try:
+        import onnxruntime  # pyright: ignore[reportMissingImports] - of the extra onnx
+    except ImportError as error:
+        raise UsageError(
+            f"the certificate needs onnxruntime: {install_command('onnx')}, or leave it out with --no-certificate"
+        ) from error
+    session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
+    generator, worst, count = torch.Generator().manual_seed(0), 0.0, 0
+    for batch, time in SHAPES:
+        ids = torch.randint(0, vocab, (batch, min(time, config.position.length)), generator=generator)
+        with torch.no_grad():
+            ours = _Logits(model).eval()(ids)
+        theirs = torch.from_numpy(session.run(["logits"], {"tokens": ids.numpy()})[0])
+        difference = (ours - theirs).abs().max() / ours.abs().max()
+        worst, count = float(torch.maximum(torch.tensor(worst), difference)), count + ids.numel()  # NaN stays NaN
+    found = OnnxCertificate(f"onnxruntime {onnxruntime.__version__}", worst, TOLERANCE, count)
+    write_json(folder / "certificate.json", found.to_json())
+    return found
+
+
+@contextlib.contextmanager
+def _attending_by_formula(model: nn.Module) -> Iterator[None]:
+    layers = [each for each in model.modules() if isinstance(each, FullAttention)]
+    for layer in layers:
+        layer.attend = attend_by_symbols
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.attend = None
+
+
+def attend_by_symbols(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: AttentionMask,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout: object = None,
+) -> Tensor:
+    """Causal attention [batch, heads, time, dim] as its formula, for sizes that are symbols."""
+    assert bias is None
+    assert dropout is None
+    groups, time = query.shape[1] // key.shape[1], query.shape[2]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = (query @ key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    position = torch.arange(time, device=query.device)
+    distance = position[:, None] - position
+    unseen = distance < 0 if mask.window is None else (distance < 0) | (distance >= mask.window)
+    scores = scores.masked_fill(unseen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    return scores.softmax(-1)[..., :time] @ value
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notices, which are for those who change it."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

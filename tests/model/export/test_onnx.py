@@ -1,0 +1,79 @@
+"""ONNX files: attention by symbols is ours, what is refused, and what onnxruntime computes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit, UsageError
+from hornbook.model.attention.attend import reference_attention
+from hornbook.model.attention.mask import AttentionMask
+from hornbook.model.attention.tiled_attention import Scoring
+from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.mlp import ExpertsConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import AlibiConfig, RopeConfig
+from hornbook.model.export import onnx
+from hornbook.model.hf.hf import write_hf
+from tests.model.likenesses import bert_like, gpt2_like
+
+VOCAB = 90
+SHAPE = {"layers": 2, "width": 32, "heads": 4, "position": RopeConfig(length=40)}
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_attention_by_symbols_is_the_formula(window: int | None, softcap: float | None, sinks: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 9, 6, generator=generator) for heads in (4, 2, 2))
+    extra = torch.randn(4, generator=generator) if sinks else None
+    mask = AttentionMask(window=window)
+    expected = reference_attention(query, key, value, mask, Scoring(0.3, softcap, None, extra, None))
+    found = onnx.attend_by_symbols(query, key, value, mask, scale=0.3, softcap=softcap, sinks=extra)
+    assert float((found - expected).abs().max()) < 1e-6
+
+
+REFUSED = {
+    "kind 'encoder'": bert_like(length=40),
+    "attention of a kind other than full": ModelConfig(**SHAPE, attention=LatentAttentionConfig()),
+    "experts": ModelConfig(**SHAPE, mlp=ExpertsConfig(count=2, active=1, hidden=8)),
+    "positions of kind 'alibi'": ModelConfig(**SHAPE | {"position": AlibiConfig(length=40)}),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_not_written_is_refused_by_name(what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        onnx.require_onnx(REFUSED[what])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "config",
+    [
+        gpt2_like(length=40),
+        ModelConfig(**SHAPE, attention=FullAttentionConfig(kv_heads=2, window=5, softcap=9.0, sinks=True)),
+    ],
+    ids=["gpt2", "window"],
+)
+def test_onnxruntime_computes_the_same(
+    config: ModelConfig, tmp_path: Path, random_model: Any, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(name)
+    vocab = 320
+    write_hf(tmp_path / "model", random_model(config, vocab, 2), config, vocab, tokenizer_folder)
+    words = ["export", str(tmp_path / "model"), "--to", "onnx", "--out"]
+    assert main([*words, str(tmp_path / "out")]) == Exit.DONE
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate["ok"]
+    assert certificate["tokens"] == sum(batch * time for batch, time in onnx.SHAPES)
+    real = onnx.attend_by_symbols
+    monkeypatch.setattr(onnx, "attend_by_symbols", lambda *given, **more: 1.01 * real(*given, **more))
+    assert main([*words, str(tmp_path / "wrong")]) == Exit.INTEGRITY
+    assert not (tmp_path / "wrong").exists()
+    assert main([*words, str(tmp_path / "no"), "--dtype", "q8_0"]) == Exit.USAGE
