@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.report import write
 from hornbook.cli.main import main
-from hornbook.run.diagnose.transfer import DOMAINS, Estimate, domain_losses
+from hornbook.run.diagnose.transfer import DOMAINS, SeedMean, domain_losses
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 GENERAL, NEW = "git-doc", ("handbook-en-US", "handbook-de-DE")
@@ -117,9 +117,9 @@ Measured = list[dict[str, dict[str, float]]]
 """Of each seed, losses by stage and domain."""
 
 
-def difference(seeds: Measured, stage: str, other: str, domain: str) -> Estimate:
+def difference(seeds: Measured, stage: str, other: str, domain: str) -> SeedMean:
     """Loss after `stage` less that after `other`, seed by seed."""
-    return Estimate.of([found[stage][domain] - found[other][domain] for found in seeds])
+    return SeedMean.of([found[stage][domain] - found[other][domain] for found in seeds])
 
 
 def claims(seeds: Measured) -> dict[str, dict[str, Any]]:
@@ -139,13 +139,13 @@ def claims(seeds: Measured) -> dict[str, dict[str, Any]]:
     }
 
 
-def _is_above(found: Estimate) -> bool:
+def _is_above(found: SeedMean) -> bool:
     return found.half is not None and found.mean - found.half > 0
 
 
 def describe(domain: str, seeds: Measured) -> dict[str, Any]:
     """Means and claims of one domain, printed."""
-    stages = {name: {of: Estimate.of([found[name][of] for found in seeds]) for of in DOMAINS} for name in seeds[0]}
+    stages = {name: {of: SeedMean.of([found[name][of] for found in seeds]) for of in DOMAINS} for name in seeds[0]}
     for name, by_domain in stages.items():
         print(f"{domain} {name:>14}  domain {by_domain['domain'].text}  general {by_domain['general'].text}")
     found = claims(seeds)
