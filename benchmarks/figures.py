@@ -438,6 +438,28 @@ def optimizers_learn(found: dict[str, Any]) -> list[str]:
     )
 
 
+def continual(found: dict[str, Any]) -> list[str]:
+    """What continued training learns and forgets."""
+
+    def cell(part: dict[str, float]) -> str:
+        return f"{part['mean']:.3f} +- {part['half']:.3f}"
+
+    lines: list[str] = []
+    for domain, part in found["domains"].items():
+        rows = [(name, cell(each["domain"]), cell(each["general"])) for name, each in part["losses"].items()]
+        said = [f"{name}: {'shown' if each['shown'] else 'not shown'}" for name, each in part["claims"].items()]
+        lines += [f"{domain}. {'; '.join(said)}.", ""]
+        lines += [*rows_of(("stage", f"loss on {domain}", f"loss on {found['general']}"), rows), ""]
+    return section(
+        "What continued training learns and forgets",
+        f"`python -m benchmarks.adapt.continual`: {found['base_tokens']:,} tokens of {found['general']}, then",
+        f"{found['domain_tokens']:,} of a new domain; losses on held-out text in nats per token, mean and 95 %",
+        "interval (Student's t) of three seeds. Union: a new model on both texts.",
+        "",
+        *lines,
+    )
+
+
 def memory(found: dict[str, Any]) -> list[str]:
     """Peak memory and time of the loss over a large vocabulary, and of what recomputation keeps."""
     loss = found["loss"]
@@ -480,6 +502,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             experts,
             optimizers,
             optimizers_learn,
+            continual,
             memory,
             loader,
             parallel,

@@ -2,8 +2,9 @@
 
     python -m benchmarks.adapt.continual [--quick] [--keep FOLDER]
 
-General text is the documentation of git, the new domain the German administrator's handbook, both of ../shared/data and
-both in the tokens of the first. A small model is trained on the general text, one per seed. From there:
+General text is the documentation of git; the new domain is the administrator's handbook in English (a weak shift) or in
+German (a strong one), all of ../shared/data and in the tokens of the first. A small model is trained on the general
+text, one per seed. From there, for each domain:
 
     no re-warming    the domain alone at the rate that the first training ended with
     replay R         re-warmed to the peak and decayed again, with the share R of general text
@@ -25,10 +26,10 @@ from typing import Any
 
 from benchmarks.report import write
 from hornbook.cli.main import main
-from hornbook.run.diagnose.transfer import DOMAINS, Estimate, domain_losses
+from hornbook.run.diagnose.transfer import DOMAINS, SeedMean, domain_losses
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-GENERAL, DOMAIN = "git-doc", "handbook-de-DE"
+GENERAL, NEW = "git-doc", ("handbook-en-US", "handbook-de-DE")
 SEEDS = (1, 2, 3)
 SHARES = (0.0, 0.05, 0.25)
 PEAK, FLOOR = 4e-3, 0.05
@@ -63,16 +64,15 @@ def hornbook(*words: object) -> None:
     assert code == 0, (code, words)
 
 
-def texts(folder: Path) -> tuple[Path, Path]:
-    """Token shards of the general text and of the domain, in the tokens of the first."""
-    general, domain = folder / GENERAL, folder / DOMAIN
-    for name, data, share in ((GENERAL, general, 0.02), (DOMAIN, domain, 0.06)):
-        hornbook("prepare", DATA / f"{name}.jsonl.gz", "--out", data, "--text.validation", share)
-        tokenizer = (
-            ["--vocab", "1024"] if data == general else ["--tokenizer", general / "tokenizer" / "tokenizer.json"]
-        )
-        hornbook("tokenize", data, *tokenizer)
-    return general, domain
+def texts(folder: Path) -> dict[str, Path]:
+    """Token shards of the general text and of each domain, in the tokens of the first."""
+    data = {name: folder / name for name in (GENERAL, *NEW)}
+    for name, path in data.items():
+        share = 0.02 if name == GENERAL else 0.06
+        hornbook("prepare", DATA / f"{name}.jsonl.gz", "--out", path, "--text.validation", share)
+        given = ["--tokenizer", data[GENERAL] / "tokenizer" / "tokenizer.json"]
+        hornbook("tokenize", path, *(["--vocab", "1024"] if name == GENERAL else given))
+    return data
 
 
 def losses(run: Path, *, first: bool = False) -> dict[str, float]:
@@ -84,39 +84,45 @@ def losses(run: Path, *, first: bool = False) -> dict[str, float]:
 class Seed:
     """All runs of one seed."""
 
-    def __init__(self, folder: Path, seed: int, data: tuple[Path, Path], scale: int) -> None:
-        self.folder, self.seed, (self.general, self.domain), self.scale = folder / f"seed-{seed}", seed, data, scale
+    def __init__(self, folder: Path, seed: int, data: dict[str, Path], scale: int) -> None:
+        self.folder, self.seed, self.data, self.scale = folder / f"seed-{seed}", seed, data, scale
+        self.base = self.train("base", BASE_TOKENS, GENERAL, *COSINE)
 
-    def train(self, name: str, tokens: int, data: Path, *words: object) -> Path:
+    def train(self, name: str, tokens: int, text: str, *words: object) -> Path:
         """A run."""
         run = self.folder / name
         length = f"train.tokens={tokens // self.scale}"
-        hornbook("train", *SHAPE, length, f"seed={self.seed}", "--data", data, "--out", run, *words)
+        hornbook("train", *SHAPE, length, f"seed={self.seed}", "--data", self.data[text], "--out", run, *words)
         return run
 
-    def measure(self) -> dict[str, dict[str, float]]:
-        """Losses by stage and domain."""
-        base = self.train("base", BASE_TOKENS, self.general, *COSINE)
+    def measure(self, domain: str) -> dict[str, dict[str, float]]:
+        """Losses by stage, on the domain and on the general text."""
+
+        def replayed(share: float) -> tuple[str, ...]:
+            return f"data.replay.path={self.data[GENERAL]}", f"data.replay.share={share}"
 
         def adapted(name: str, share: float, *words: str) -> Path:
-            replay = (f"data.replay.path={self.general}", f"data.replay.share={share}")
-            return self.train(name, DOMAIN_TOKENS, self.domain, "--from", base, *replay, *words)
+            name = f"{domain}-{name}"
+            return self.train(name, DOMAIN_TOKENS, domain, "--from", self.base, *replayed(share), *words)
 
         runs = {"no re-warming": adapted("constant", 0.0, *NO_REWARMING)}
         runs |= {f"replay {share:.0%}": adapted(f"replay-{share}", share, *COSINE) for share in SHARES}
         share = BASE_TOKENS / (BASE_TOKENS + DOMAIN_TOKENS)
-        both = (f"data.replay.path={self.general}", f"data.replay.share={share}")
-        union = self.train("union", BASE_TOKENS + DOMAIN_TOKENS, self.domain, *both, *COSINE)
+        union = self.train(f"{domain}-union", BASE_TOKENS + DOMAIN_TOKENS, domain, *replayed(share), *COSINE)
         found = {"before": losses(runs["no re-warming"], first=True)}
         return found | {name: losses(run) for name, run in {**runs, "union": union}.items()}
 
 
-def difference(seeds: list[dict[str, dict[str, float]]], stage: str, other: str, domain: str) -> Estimate:
+Measured = list[dict[str, dict[str, float]]]
+"""Of each seed, losses by stage and domain."""
+
+
+def difference(seeds: Measured, stage: str, other: str, domain: str) -> SeedMean:
     """Loss after `stage` less that after `other`, seed by seed."""
-    return Estimate.of([found[stage][domain] - found[other][domain] for found in seeds])
+    return SeedMean.of([found[stage][domain] - found[other][domain] for found in seeds])
 
 
-def claims(seeds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, Any]]:
+def claims(seeds: Measured) -> dict[str, dict[str, Any]]:
     """What is expected, each with its estimate and whether the measurement shows it."""
     under = difference(seeds, "no re-warming", "replay 0%", "domain")
     forgets = difference(seeds, "replay 0%", "before", "general")
@@ -133,8 +139,20 @@ def claims(seeds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, Any]
     }
 
 
-def _is_above(found: Estimate) -> bool:
+def _is_above(found: SeedMean) -> bool:
     return found.half is not None and found.mean - found.half > 0
+
+
+def describe(domain: str, seeds: Measured) -> dict[str, Any]:
+    """Means and claims of one domain, printed."""
+    stages = {name: {of: SeedMean.of([found[name][of] for found in seeds]) for of in DOMAINS} for name in seeds[0]}
+    for name, by_domain in stages.items():
+        print(f"{domain} {name:>14}  domain {by_domain['domain'].text}  general {by_domain['general'].text}")
+    found = claims(seeds)
+    for name, each in found.items():
+        print(f"{domain} {'shown' if each['shown'] else 'not shown'}: {name} {each['difference']}")
+    figures = {name: {of: each.as_dict() for of, each in some.items()} for name, some in stages.items()}
+    return {"losses": figures, "seeds": seeds, "claims": found}
 
 
 def run(*, quick: bool = False, keep: Path | None = None) -> None:
@@ -143,24 +161,17 @@ def run(*, quick: bool = False, keep: Path | None = None) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, scale = keep or Path(temporary), QUICK if quick else 1
         data = texts(folder)
-        seeds = []
-        for seed in SEEDS:
-            seeds.append(Seed(folder, seed, data, scale).measure())
-            print(f"seed {seed} after {time.monotonic() - started:.0f} s", flush=True)
-    stages = {
-        name: {domain: Estimate.of([found[name][domain] for found in seeds]) for domain in DOMAINS} for name in seeds[0]
-    }
-    for name, by_domain in stages.items():
-        print(f"{name:>14}  domain {by_domain['domain'].text}  general {by_domain['general'].text}")
-    found = claims(seeds)
-    for name, each in found.items():
-        print(f"{'shown' if each['shown'] else 'not shown'}: {name} {each['difference']}")
-    if quick:
-        return
-    figures = {name: {domain: each.as_dict() for domain, each in some.items()} for name, some in stages.items()}
-    settings = {"general": GENERAL, "domain": DOMAIN, "base_tokens": BASE_TOKENS, "domain_tokens": DOMAIN_TOKENS}
-    seconds = round(time.monotonic() - started, 1)
-    write("continual", {**settings, "seconds": seconds, "losses": figures, "seeds": seeds, "claims": found})
+        measured: dict[str, Measured] = {domain: [] for domain in NEW}
+        for number in SEEDS:
+            seed = Seed(folder, number, data, scale)
+            for domain, found in measured.items():
+                found.append(seed.measure(domain))
+            print(f"seed {number} after {time.monotonic() - started:.0f} s", flush=True)
+    domains = {domain: describe(domain, found) for domain, found in measured.items()}
+    if not quick:
+        settings = {"general": GENERAL, "base_tokens": BASE_TOKENS, "domain_tokens": DOMAIN_TOKENS}
+        seconds = round(time.monotonic() - started, 1)
+        write("continual", {**settings, "seconds": seconds, "domains": domains})
 
 
 if __name__ == "__main__":

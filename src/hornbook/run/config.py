@@ -25,8 +25,8 @@ def _or_auto(what: str, least: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-class NoTeacher(Config):
-    """Learn from the text alone."""
+class NoTerm(Config):
+    """The loss has no such term."""
 
     kind: Literal["none"] = "none"
 
@@ -47,13 +47,7 @@ class TopTeacher(Config):
     """Weight of KL(teacher || model) beside the loss; Hinton's share a of it is a weight of a / (1 - a)."""
 
 
-TeacherConfig = Annotated[NoTeacher | TopTeacher, Field(discriminator="kind")]
-
-
-class NoAnchor(Config):
-    """Weights may go anywhere."""
-
-    kind: Literal["none"] = "none"
+TeacherConfig = Annotated[NoTerm | TopTeacher, Field(discriminator="kind")]
 
 
 class ElasticAnchor(Config):
@@ -67,7 +61,7 @@ class ElasticAnchor(Config):
     """How many tokens of the old text count as much as one of the new."""
 
 
-AnchorConfig = Annotated[NoAnchor | ElasticAnchor, Field(discriminator="kind")]
+AnchorConfig = Annotated[NoTerm | ElasticAnchor, Field(discriminator="kind")]
 
 
 class LossConfig(Config):
@@ -82,9 +76,9 @@ class LossConfig(Config):
     clipping and moments."""
     l2: Number = Field(default=0.0, ge=0)
     """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
-    teacher: TeacherConfig = NoTeacher()
+    teacher: TeacherConfig = NoTerm()
     """A model whose predictions are learned beside the text; reported apart from the loss as `distillation`."""
-    anchor: AnchorConfig = NoAnchor()
+    anchor: AnchorConfig = NoTerm()
     """A trained model whose weights are held, each by its importance; reported apart from the loss as `anchor`."""
 
     @property

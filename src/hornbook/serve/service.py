@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hornbook.errors import UsageError
-from hornbook.text.tokenizer.chat_template import Message, read_chat_template
 from hornbook.model.storage.load import Loaded
 from hornbook.serve.bodies import Body, ChatBody, CompletionBody
 from hornbook.serve.engine import Closed, Engine, QueueFull
 from hornbook.serve.errors import ApiError
 from hornbook.serve.requests import Event, Request
+from hornbook.text.tokenizer.chat_template import Message, read_chat_template
 
 Deliver = Callable[[tuple[int, Event] | None], None]
 """Takes (number of the prompt, event); None says that the client has left."""

@@ -5,15 +5,15 @@ import math
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.run.diagnose.transfer import Adaptation, Estimate, Stage, domain_losses
+from hornbook.run.diagnose.transfer import Adaptation, SeedMean, Stage, domain_losses
 from hornbook.studio.frontier import Dot, frontier
 
 
 def test_an_interval_is_students() -> None:
-    found = Estimate.of([1.0, 2.0, 3.0])
+    found = SeedMean.of([1.0, 2.0, 3.0])
     assert (found.mean, found.half) == (2.0, pytest.approx(4.303 / math.sqrt(3)))
-    assert Estimate.of([1.5]) == Estimate(1.5, None)
-    assert Estimate.of([0.0, 1.0] * 10).half == pytest.approx(
+    assert SeedMean.of([1.5]) == SeedMean(1.5, None)
+    assert SeedMean.of([0.0, 1.0] * 10).half == pytest.approx(
         2.093 * math.sqrt(20 * 0.25 / 19) / math.sqrt(20), rel=6e-3
     )
 

@@ -93,12 +93,12 @@ def _adaptation(runs: dict[tuple[float, int], RunDir], shares: list[float], seed
 
 def _report(out: Path, found: "Adaptation", model: Path, domain: Path, general: Path) -> list[str]:
     """Write report.md, report.json and frontier.svg; returns their paths."""
-    from hornbook.run.diagnose.transfer import Estimate
+    from hornbook.run.diagnose.transfer import SeedMean
     from hornbook.studio.frontier import Dot, frontier
 
     dots = [Dot("before", found.before["general"], found.before["domain"])]
     for stage in found.stages:
-        x, y = (Estimate.of(stage.after[name]) for name in ("general", "domain"))
+        x, y = (SeedMean.of(stage.after[name]) for name in ("general", "domain"))
         dots.append(Dot(stage.name, x.mean, y.mean, x.half or 0.0, y.half or 0.0))
     title = f"{model.name} adapted to {domain.name}"
     picture = frontier(title, f"loss on {general.name}, nats", f"loss on {domain.name}, nats", dots)

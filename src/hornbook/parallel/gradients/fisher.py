@@ -109,6 +109,6 @@ class FisherFile:
     def read(self, name: str) -> Anchor:
         """Importance and weights of a parameter. IntegrityError where it lacks them."""
         names = f"fisher.{name}", f"weights.{name}"
-        if absent := [each for each in names if each not in self._entries]:
-            raise IntegrityError(f"{self.path} lacks {absent[0]}: it is of another model, so take it anew")
+        if lacking := [each for each in names if each not in self._entries]:
+            raise IntegrityError(f"{self.path} lacks {lacking[0]}: it is of another model, so take it anew")
         return Anchor(*(self._reader.read(each, self._entries[each]) for each in names))

@@ -26,7 +26,7 @@ DOMAINS = ("domain", "general")
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SeedMean:
     """A mean over seeds."""
 
     mean: float
@@ -34,14 +34,14 @@ class Estimate:
     """Half the width of its 95 % interval; None with one seed."""
 
     @staticmethod
-    def of(values: Sequence[float]) -> "Estimate":
+    def of(values: Sequence[float]) -> "SeedMean":
         """Mean and interval of one value per seed."""
         count = len(values)
         if count < 2:
-            return Estimate(values[0], None)
+            return SeedMean(values[0], None)
         # Beyond the table: above the quantile by at most 0.6 %.
         quantile = _STUDENT[count - 2] if count - 2 < len(_STUDENT) else 1.96 + 2.72 / (count - 1)
-        return Estimate(statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(count))
+        return SeedMean(statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(count))
 
     @property
     def text(self) -> str:
@@ -81,9 +81,9 @@ class Stage:
         """`5 % replay`."""
         return f"{100 * self.share:g} % replay"
 
-    def change(self, domain: str) -> Estimate:
+    def change(self, domain: str) -> SeedMean:
         """Loss after less loss before."""
-        return Estimate.of([a - b for a, b in zip(self.after[domain], self.before[domain], strict=True)])
+        return SeedMean.of([a - b for a, b in zip(self.after[domain], self.before[domain], strict=True)])
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Adaptation:
         stages = [
             {
                 "share": stage.share,
-                "losses": {domain: Estimate.of(stage.after[domain]).as_dict() for domain in DOMAINS},
+                "losses": {domain: SeedMean.of(stage.after[domain]).as_dict() for domain in DOMAINS},
                 "seeds": stage.after,
                 "adaptation": _negative(stage.change("domain")).as_dict(),
                 "forgetting": stage.change("general").as_dict(),
@@ -127,7 +127,7 @@ class Adaptation:
         ]
         lines.append(f"| before | {self.before['domain']:.4f} | {self.before['general']:.4f} | | |")
         for stage in self.stages:
-            cells = [Estimate.of(stage.after[domain]) for domain in DOMAINS]
+            cells = [SeedMean.of(stage.after[domain]) for domain in DOMAINS]
             cells += [_negative(stage.change("domain")), stage.change("general")]
             lines.append(f"| {stage.name} | {' | '.join(each.text for each in cells)} |")
         seeds = len(self.stages[0].after["domain"])
@@ -143,5 +143,5 @@ class Adaptation:
         )
 
 
-def _negative(found: Estimate) -> Estimate:
-    return Estimate(-found.mean, found.half)
+def _negative(found: SeedMean) -> SeedMean:
+    return SeedMean(-found.mean, found.half)
