@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.evals import page as evals_page
 from benchmarks.plan import page as planner_page
 from benchmarks.refinery import figures as refinery_figures
 from benchmarks.reliability import sides_page
@@ -512,6 +513,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             failure_matrix,
             soak,
             *sides_page.SECTIONS,
+            *evals_page.SECTIONS,
             statistics_cost,
             guard,
             quickstart,

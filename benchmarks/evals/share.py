@@ -16,7 +16,7 @@ from benchmarks.evals.harness import train
 
 TASKS = '[{kind = "copy"}, {kind = "cloze"}, {kind = "arithmetic"}, {kind = "recall", items = 20}]'
 SHARES = (1.0, 0.2, 0.05)
-SETTINGS = (f"eval.tasks={TASKS}", "eval.every=10", "train.tokens=2M")
+SETTINGS = (f"eval.tasks={TASKS}", "eval.every=10", "train.tokens=800k")
 
 
 def measure(folder: Path, paths: Sequence[str], share: float) -> dict[str, Any]:

@@ -120,3 +120,13 @@ def test_damaged_records_are_an_error_that_says_so(make_run: MakeRun, line: str)
 def test_a_run_without_steps_has_nothing_to_draw(make_run: MakeRun) -> None:
     with pytest.raises(UsageError, match="no step is recorded yet"):
         read_history(make_run("a", []), "step")
+
+
+def test_tasks_have_panels_of_their_own(make_run: MakeRun) -> None:
+    task = {"accuracy": 0.5, "accuracy_se": 0.1, "loss": 3.0, "items": 40, "digest": "0f"}
+    scores = {step: score(2.0, tasks={"copy": {**task, "accuracy": 0.1 * step}}) for step in (2, 4)}
+    history = read_history(make_run("a", [4.0] * 4, scores=scores), "step")
+    (curve,) = curves(history, "task accuracy").values()
+    assert curve.name == "copy"
+    assert curve.y.tolist() == pytest.approx([0.2, 0.4])
+    assert {each.metric for each in history.curves if "task" in each.metric} == {"task accuracy", "task loss"}
