@@ -34,6 +34,8 @@ from benchmarks import report
 from benchmarks.serve import client
 
 TOKENS, CLIENTS, MODEL = 64, (1, 8, 32), "model"
+ALONE = 16
+"""Prompts of which the speed of one after the other is measured, at most: it is the same for more."""
 PATH = "/v1/completions"
 
 
@@ -129,7 +131,7 @@ def generate_with_transformers() -> None:
     tokenizer.pad_token = tokenizer.eos_token
     columns = list(zip(*asked["prompts"], strict=True))
     batches = {
-        "one after the other": [[text] for texts in columns for text in texts],
+        "one after the other": [[text] for texts in columns for text in texts][:ALONE],
         "one batch": list(map(list, columns)),
     }
     speeds = {}
@@ -214,7 +216,7 @@ def robustness(model: Path, count: int) -> dict[str, Any]:
     with serving(model, "--slots", "8", "--queue", "24") as (port, process):
         asked = {"model": MODEL, "prompt": "the page", "max_tokens": 32, "temperature": 0}
         before = asyncio.run(client.stream(port, PATH, asked))
-        first = asyncio.run(storm(port, max(count // 10, 1)))  # fills caches and pools
+        first = asyncio.run(storm(port, max(count // 20, 1)))  # fills caches and pools
         resident = process.memory_info().rss
         found = asyncio.run(storm(port, count))
         after = asyncio.run(client.stream(port, PATH, asked))

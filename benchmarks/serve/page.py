@@ -32,6 +32,6 @@ def serve(found: dict[str, Any]) -> list[str]:
         *rows_of(header, rows),
         f"{storm['requests']:,} requests, 64 at a time, to 8 slots and a queue of 24: by kind and status. Afterwards",
         f"{left['running']} texts ran and {left['waiting']} waited, the process had grown by",
-        f"{storm['grown_mib']:.1f} MiB, and a greedy text was {'the same as' if storm['same_answer_after'] else 'NOT the same as'} before.",
+        f"{storm['grown_mib']:.1f} MiB, and a greedy text was the same as before: {storm['same_answer_after']}.",
         *rows_of(["kind and status", "requests"], statuses),
     )
