@@ -16,14 +16,14 @@ import xxhash
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import HeldOut, held_out
-from hornbook.evals.labels import LabelScores, LabelTask
+from hornbook.evals.labels import LabelScores, LabelTask, RewardTask
 from hornbook.evals.loss import LossScores, LossTask
 from hornbook.evals.task import Scores, Task, TaskContext
 from hornbook.files.run_status import coverage
 from hornbook.parallel.engine import Engine
 from hornbook.progress import Progress, silent
 from hornbook.settings.recipe import Recipe
-from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.config.labels import LabelsConfig, PreferenceLabels
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.tokenizer.tokenize import tokenize
@@ -122,7 +122,9 @@ class Evaluator:
         tasks = itertools.takewhile(lambda _: proceed(), self._tasks(proceed) if with_tasks else [])
         return Report(scores, dict(rows), {task.name: task.score(engine, engine.world) for task in tasks})
 
-    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch]) -> LossTask | LabelTask:
+    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch]) -> LossTask | LabelTask | RewardTask:
+        if part.labelled and isinstance(self._corpus.labels, PreferenceLabels):
+            return RewardTask(source, batches)
         if part.labelled:
             return LabelTask(source, batches, self._corpus, part.plan)
         return LossTask(source, batches, self._token_bytes)
