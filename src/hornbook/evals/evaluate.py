@@ -17,7 +17,7 @@ import xxhash
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import HeldOut, held_out
-from hornbook.evals.labels import LabelScores, LabelTask
+from hornbook.evals.labels import LabelScores, LabelTask, RewardTask
 from hornbook.evals.loss import LossScores, LossTask, Pieces
 from hornbook.evals.task import Scores, Task, TaskContext
 from hornbook.evals.tasks.build import build_tasks
@@ -25,7 +25,7 @@ from hornbook.files.run_status import coverage
 from hornbook.parallel.engine import Engine
 from hornbook.progress import Progress, silent
 from hornbook.settings.recipe import Recipe
-from hornbook.text.config.labels import LabelsConfig
+from hornbook.text.config.labels import LabelsConfig, PreferenceLabels
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.tokenizer.tokenize import tokenize
@@ -139,7 +139,11 @@ class Evaluator:
             found[task.name] = task.score(engine, engine.world)
         return found
 
-    def _task(self, source: str, part: HeldOut, batches: Iterator[Batch], *, by_document: bool) -> LossTask | LabelTask:
+    def _task(
+        self, source: str, part: HeldOut, batches: Iterator[Batch], *, by_document: bool
+    ) -> LossTask | LabelTask | RewardTask:
+        if part.labelled and isinstance(self._corpus.labels, PreferenceLabels):
+            return RewardTask(source, batches)
         if part.labelled:
             return LabelTask(source, batches, self._corpus, part.plan)
         pieces = Pieces(self._corpus.validation[source], part.plan) if by_document else None

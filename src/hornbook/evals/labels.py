@@ -19,7 +19,15 @@ from hornbook.evals import metrics
 from hornbook.evals.task import LabelModel, score_batches
 from hornbook.model.heads.label_answers import best_span
 from hornbook.parallel.world import World
-from hornbook.text.config.labels import CANDIDATES, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.config.labels import (
+    CANDIDATES,
+    ClassLabels,
+    LabelsConfig,
+    NumberLabels,
+    PreferenceLabels,
+    SpanLabels,
+    TagLabels,
+)
 from hornbook.text.tokenizer.label_tokens import CHOOSABLE
 
 
@@ -68,6 +76,11 @@ class LabelScores:
         match self.kind:
             case ClassLabels(multiple=True):
                 return _several(expected, predicted)
+            case PreferenceLabels():  # rewards of the chosen and of the rejected answer
+                return {
+                    "accuracy": float((expected > predicted).mean()),
+                    "margin": float((expected - predicted).mean()),
+                }
             case NumberLabels():
                 columns = list(zip(expected.T, predicted.T, strict=True))
                 return {
@@ -102,6 +115,26 @@ def _several(expected: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
     """Accuracy of whole sets; F1 over all labels together (micro)."""
     both = 2 * float((expected * predicted).sum()) / max(float(expected.sum() + predicted.sum()), 1.0)
     return _accuracy(expected, predicted) | {"f1": both}
+
+
+@dataclass(frozen=True)
+class RewardTask:
+    """How often a reward model prefers the chosen answers of a source."""
+
+    name: str
+    """The source."""
+    batches: Iterable[Batch]
+    """Both answers of a pair are in one row, the chosen one first, with a weight at the last token of each."""
+
+    def score(self, model: LabelModel, world: World) -> LabelScores:
+        """Each pair counts once."""
+
+        def rewards(batch: Batch) -> np.ndarray:
+            found = model.outputs(batch)[1][..., 0].cpu().double()[batch.weights > 0].view(-1, 2)
+            losses = -torch.nn.functional.logsigmoid(found[:, :1] - found[:, 1:])
+            return torch.cat([losses, torch.zeros_like(losses), found], 1).numpy()
+
+        return LabelScores(PreferenceLabels(), score_batches(world, self.batches, 4, rewards)[:, 1:])
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
+from hornbook.data.config.preferences import Reward
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
-from hornbook.model.heads.preference import MEASURED, Answers, comparison_losses
+from hornbook.model.heads.preference import MEASURED, Answers, comparison_losses, reward_losses
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
@@ -224,6 +225,8 @@ class Engine:
         assert compared is not None
         marks, sides, references = map(self._to_device, (compared.marks, compared.sides, compared.references))
         said = Answers(marks, sides, references, compared.counts)
+        if isinstance(compared.objective, Reward):
+            return reward_losses(self._head, hidden, weights, said, scale=scale)
         return comparison_losses(self._head, hidden, targets, weights, said, compared.objective, scale=scale)
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from hornbook.settings.fields import Config, Count
 from hornbook.settings.layout.rules import layout_problems
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.renamed import with_present_names
-from hornbook.text.config.labels import LabelsConfig, NumberLabels
+from hornbook.text.config.labels import LabelsConfig, NumberLabels, PreferenceLabels
 from hornbook.text.config.text import TextConfig
 
 
@@ -206,6 +206,8 @@ def _check_comparing(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _check_label_head(recipe: Recipe, head: LabelHeadConfig) -> Iterator[tuple[str, str]]:
     objective, model, labels = recipe.data.objective, recipe.model, recipe.text.labels
+    if objective.kind == "reward" and (head.kind != "regression" or head.dropout):
+        yield "model.head", 'the objective "reward" needs the head "regression" without dropout'
     token = "first" if model.kind == "encoder" else "last"
     of_text = head.kind in ("classification", "regression")
     if of_text and objective.kind == "labels" and objective.token != token:
@@ -226,6 +228,10 @@ def unlike(head: LabelHeadConfig, labels: LabelsConfig, where: str) -> tuple[str
 
     where: the name of what has these labels. An empty list of labels is taken from the data.
     """
+    if isinstance(labels, PreferenceLabels):
+        is_scalar = isinstance(head, RegressionHead) and head.outputs == 1
+        fault = 'a reward is one number: take model.head.kind "regression" with one output'
+        return None if is_scalar else ("model.head", fault)
     if head.kind != labels.kind:
         return "model.head.kind", f'it is "{head.kind}", and that of {where} is "{labels.kind}": make them the same'
     ours, theirs = (getattr(part, "multiple", False) for part in (head, labels))

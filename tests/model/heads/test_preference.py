@@ -1,6 +1,7 @@
 """Losses of compared answers: value and every gradient against formulas written out over all logits."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from hornbook.data.batch import CHOSEN, MISMATCHED, REJECTED, Batch, Compared, empty_microbatch, fill_rows
-from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO, Comparing
+from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO, Comparing, Reward
 from hornbook.model.build import build_model
 from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.head import RegressionHead
 from hornbook.model.config.mlp import GLUConfig
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initialize
@@ -190,3 +192,27 @@ def test_a_loss_scale_changes_no_value() -> None:
         found.append(steps(make_engine(MODELS["glu"], precision), [batch], 3.0)[0])
     for name, value in found[0].items():
         assert found[1][name] == pytest.approx(value, rel=2e-2, abs=2e-2), name
+
+
+def test_a_reward_model_prefers_by_bradley_and_terry() -> None:
+    config = ModelConfig(layers=1, width=32, heads=2, head=RegressionHead())
+    batch, compared = make_batch(Reward()), make_batch(Reward()).compared
+    assert compared is not None
+    marks = compared.marks // 2 * 2
+    marks[:, [8, 15]] = torch.tensor([3, 5])
+    weights = (marks % 2 == 1).float()
+    engine = make_engine(config)
+    batch = replace(batch, weights=weights, compared=replace(compared, marks=marks))
+    found, grads = steps(engine, [batch], 3.0)
+    engine.zero_gradients()
+    hidden, _ = engine.model(**engine.inputs(batch))
+    assert engine.model.head is not None
+    rewards = engine.model.head.logits(hidden)[..., 0]
+    margin = rewards[:, 8] - rewards[:, 15]
+    loss = -logsigmoid(margin).mean()
+    loss.backward()
+    assert found["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert found["reward_margin"] == pytest.approx(float(margin.detach().mean()), abs=1e-6)
+    assert found["accuracy"] == pytest.approx(float((margin > 0).float().mean()))
+    for name, grad in gradients(engine).items():
+        torch.testing.assert_close(grads[name], grad, atol=1e-6, rtol=1e-4, msg=name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from hornbook.data.config.objective import Component, Family, Noise, Objective, Start
-from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO
+from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO, Reward
 from hornbook.settings.fields import Config, Number, open_to
 
 if TYPE_CHECKING:
@@ -254,7 +254,8 @@ ObjectiveConfig = Annotated[
     | DPO
     | IPO
     | KTO
-    | ORPO,
+    | ORPO
+    | Reward,
     Field(discriminator="kind"),
     *OPEN,
 ]

@@ -75,6 +75,16 @@ class KTO(Referenced):
     """Weight of bad answers."""
 
 
+class Reward(Comparing):
+    """Reward models of pairs (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, equation 1).
+
+    The head is `regression` with one output, read at the last token of a conversation.
+    """
+
+    predicts_labels: ClassVar[bool] = True
+    kind: Literal["reward"] = "reward"
+
+
 class ORPO(Comparing):
     """Odds ratio preference optimization (Hong et al. 2024, arXiv 2403.07691): no reference model."""
 

@@ -16,7 +16,7 @@ from jaxtyping import Float32, Int64
 
 from hornbook.data.batch import CHOSEN, MISMATCHED, REJECTED, Batch, Compared
 from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
-from hornbook.data.config.preferences import KTO, ORPO, Comparing, Referenced
+from hornbook.data.config.preferences import KTO, ORPO, Comparing, Referenced, Reward
 from hornbook.data.corpus import Stream
 from hornbook.data.labelled.plan import Documents, document_plan
 from hornbook.data.labelled.references import read_references
@@ -128,6 +128,8 @@ class Comparisons(BatchBuilder):
         self._shards, self._ends = ShardTable(context.corpus, context.streams), [*map(stream_ends, context.streams)]
         self._found, self._objective, self._references = list(found), objective, references
         self._sequence, self._end, self._evaluation = context.sequence, context.corpus.end_id, context.evaluation
+        self._is_rewarded = isinstance(objective, Reward)
+        """The last token of a conversation is what counts of it."""
         self._mismatched = isinstance(objective, KTO) and not context.evaluation
 
     def documents(self, refs: SampleRefs) -> list[tuple[int, list[int]]]:
@@ -157,7 +159,8 @@ class Comparisons(BatchBuilder):
                 span = slice(column, column + size - 1)
                 tokens[row, column : column + size] = ids
                 targets[row, span], positions[row, column : column + size] = ids[1:], np.arange(size)
-                marks[row, span] = 2 * number + answered[1:]
+                marks[row, span] = 2 * number + (answered[1:] & ~self._is_rewarded)
+                marks[row, column + size - 1] = (2 * number + 1) * self._is_rewarded
                 column += size
             pieces = [*(len(self._read(stream, each)[0]) for each in mine), self._sequence - column]
             lengths.append(tuple(size for size in pieces if size))
@@ -185,7 +188,8 @@ class Comparisons(BatchBuilder):
         if isinstance(self._objective, ORPO) and not self._evaluation:
             plain = plain if self._objective.prompts else plain & counted
             counted |= plain
-        weights = (counted & chosen if self._evaluation else counted).astype(np.float32)
+        of_chosen = self._evaluation and not self._is_rewarded
+        weights = (counted & chosen if of_chosen else counted).astype(np.float32)
         counts = int((sides == CHOSEN).sum()), int((sides == REJECTED).sum()), int(plain.sum())
         total = int(weights.sum()) if self._evaluation else counts[0] + counts[1] * (self._objective.labels == "rated")
         ids = tokens.astype(np.int32)
@@ -255,9 +259,8 @@ def build_comparisons(
         key = None if context.evaluation or ordered else np.uint64(key_of("labels", context.seed, stream.source))
         plan = comparison_plan(stream, context.sequence, key, found, f"{name} {mismatched}")
         if plan.rows == 0:
-            raise UsageError(
-                f"source {stream.source} has no answers within train.sequence {context.sequence}: raise it"
-            )
+            what = f"no comparison of source {stream.source} is within train.sequence {context.sequence}"
+            raise UsageError(f"{what}: raise it, or give shorter answers")
         plans.append(plan)
     builder = Comparisons(context, plans, answers, objective, references)
     for stream, plan in zip(context.streams, plans, strict=True):

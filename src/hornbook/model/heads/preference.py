@@ -7,8 +7,9 @@ d the rejected answer of a prompt, s the logistic function:
     IPO    (r_c / n_c - r_d / n_d - 1 / (2 beta))^2
     KTO    w (1 - s(beta (r - z))) of good answers, w (1 - s(beta (z - r))) of bad ones; z = max(0, mean mismatched r)
     ORPO   nll_c - beta log s(o_c - o_d),  o = m - log(1 - e^m),  m = l / n
+    reward -log s(R_c - R_d), R the output of a head at the last token of a conversation
 
-All are sums of f(l) over answers, so the gradient of a token's log-probability is that of its answer: losses of tokens
+All but the last are sums of f(l) over answers, so the gradient of a token's log-probability is that of its answer: losses of tokens
 are computed without gradients, f is differentiated, and the head then computes one weighted loss, in which each token
 has the weight -df/dl. So no logits are ever held, as in plain training.
 """
@@ -91,6 +92,25 @@ def comparison_losses(
     return {"loss": term + (value * scale - term).detach(), **{name: each.detach() for name, each in told.items()}}
 
 
+def reward_losses(
+    head: Head,
+    hidden: Float[Tensor, "rows time width"],
+    weights: Float[Tensor, "rows time"],
+    answers: Answers,
+    *,
+    scale: float = 1.0,
+) -> dict[str, Float[Tensor, ""]]:
+    """Sum of the loss of pairs, times `scale`, and sums of what is told; weights: 1 at the last token of each answer."""
+    places = ((answers.marks % 2 == 1) & (weights > 0)).flatten().nonzero().squeeze(1)
+    rewards = head.logits(hidden.flatten(0, 1)[places])[:, 0].float()
+    number = (answers.marks // 2 - 1).clamp(min=0)
+    sides = answers.sides.gather(1, number).flatten()[places]
+    chosen, rejected = rewards[sides == CHOSEN], rewards[sides == REJECTED]
+    told = _told(chosen.detach(), rejected.detach())
+    loss = -F.logsigmoid(chosen - rejected).sum() * scale
+    return {"loss": loss, **told}
+
+
 def answer_logps(losses: Float[Tensor, "rows time"], marks: Int[Tensor, "rows time"], most: int) -> Tensor:
     """float64 [rows, most]: log-probability of each answer of a row, from losses of tokens."""
     number = (marks // 2 - 1).clamp(min=0)
@@ -120,14 +140,13 @@ def _plain_tokens(objective: ORPO, answers: Answers, weights: Tensor) -> Tensor:
     return (chosen if objective.prompts else chosen & (answers.marks % 2 == 1)).to(weights.dtype)
 
 
-def _told(found: _Sums, rewards: Tensor) -> dict[str, Tensor]:
-    """Sums over the comparisons of a global batch that divide to means: rewards by side, their margin, who is right."""
-    chosen, rejected = found.pairs(rewards.detach())
+def _told(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+    """Sums over pairs of rewards: by side, their margin, and how often the chosen answer has the higher one."""
     return {
         "reward_chosen": chosen.sum(),
         "reward_rejected": rejected.sum(),
         "reward_margin": (chosen - rejected).sum(),
-        "accuracy": (chosen > rejected).to(rewards.dtype).sum(),
+        "accuracy": (chosen > rejected).to(chosen.dtype).sum(),
     }
 
 
@@ -135,19 +154,21 @@ def _dpo(objective: DPO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:
     chosen, rejected = found.pairs(objective.beta * found.ratios)
     margin = chosen - rejected
     value = -(1 - objective.smoothing) * F.logsigmoid(margin) - objective.smoothing * F.logsigmoid(-margin)
-    return value.sum(), _told(found, objective.beta * found.ratios) | {"log_ratio": found.ratios.sum() / 2}
+    return value.sum(), _told(*found.pairs(objective.beta * found.ratios.detach())) | {
+        "log_ratio": found.ratios.sum() / 2
+    }
 
 
 def _ipo(objective: IPO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:
     chosen, rejected = found.pairs(found.ratios / found.lengths)
     value = (chosen - rejected - 1 / (2 * objective.beta)).square().sum()
-    return value, _told(found, objective.beta * found.ratios) | {"log_ratio": found.ratios.sum() / 2}
+    return value, _told(*found.pairs(objective.beta * found.ratios.detach())) | {"log_ratio": found.ratios.sum() / 2}
 
 
 def _orpo(objective: ORPO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:
     mean = found.logps / found.lengths
     chosen, rejected = found.pairs(mean - torch.log(-torch.expm1(mean)))
-    return -objective.beta * F.logsigmoid(chosen - rejected).sum(), _told(found, objective.beta * mean)
+    return -objective.beta * F.logsigmoid(chosen - rejected).sum(), _told(*found.pairs(objective.beta * mean.detach()))
 
 
 def _kto(objective: KTO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:

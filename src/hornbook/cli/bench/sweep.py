@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hornbook.cli.bench.text import percent
 from hornbook.cli.result import columns
-from hornbook.cli.train.bench_text import percent
 from hornbook.errors import HornbookError, UsageError
 from hornbook.progress import size_text
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.bench.sweep import combinations, is_swept, refusal_text, sweep, sweep_text
+from hornbook.cli.bench.text import accumulation_text, loader_text, machine_text, step_text
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Words, resolve_words, split_targets
-from hornbook.cli.train.bench_sweep import combinations, is_swept, refusal_text, sweep, sweep_text
-from hornbook.cli.train.bench_text import accumulation_text, loader_text, machine_text, step_text
 from hornbook.errors import UsageError
 from hornbook.progress import progress_bar
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hornbook.cli.bench.sweep import combinations, is_swept
 from hornbook.cli.main import main
-from hornbook.cli.train.bench_sweep import combinations, is_swept
 from hornbook.errors import DoesNotFitError, Exit, UsageError
 from hornbook.settings.recipe import Recipe
 
