@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
-from hornbook.data.config.preferences import Reward
 from hornbook.model.build import parameter_roles
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
-from hornbook.model.heads.preference import MEASURED, Answers, comparison_losses, reward_losses
+from hornbook.model.heads.preference import MEASURED
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
@@ -33,9 +32,10 @@ from hornbook.parallel.gradients.clipping import Clipping
 from hornbook.parallel.gradients.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
+from hornbook.parallel.gradients.objective import head_terms, targets_of
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.owners import Owners
-from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed, soft_targets
+from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import LOSSES, World
@@ -195,47 +195,18 @@ class Engine:
     def _terms(
         self, batch: Batch, hidden: Tensor | None, auxiliary: Auxiliary, keys: Tensor | None, factor: float
     ) -> dict[str, Tensor]:
-        """The summands of the objective: the weighted loss, then what the model adds by name.
-
-        `factor` is what their sum is multiplied by. The head makes its gradients in the forward pass, before that: in
-        fp16 they carry a power of two of it all the same, so that small ones do not vanish.
-        """
-        whole, batch = batch, self.parts.batch(batch)
-        targets, weights = self._targets(batch), self._to_device(batch.weights)
-        rows = self.parts.row_weights(whole, weights)
-        rest = self._balance.microbatch(auxiliary, rows, is_empty=batch.is_empty)
+        """The summands of the objective, by name: those of the head, then what the model adds. `factor`: of their sum."""
+        mine = self.parts.batch(batch)
+        rows = self.parts.row_weights(batch, self._to_device(mine.weights))
+        rest = self._balance.microbatch(auxiliary, rows, is_empty=mine.is_empty)
         if hidden is None:
             return rest
-        few = soft_targets(batch, self._loss.teacher, self.world.device)
-        if self._head.takes_rows:
-            few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
-        early, loss = power_below(factor) if self.scaler else 1.0, self._loss
-        if batch.compared is not None:
-            found = self._compared_losses(hidden, targets, weights, batch, early)
-            return {name: term / early if name == "loss" else term for name, term in found.items()} | rest
-        more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
-        found = self._head.losses(hidden, targets, weights * early, **more, **few)
-        return {**{name: term / early for name, term in found.items()}, **rest}
-
-    def _compared_losses(
-        self, hidden: Tensor, targets: Tensor, weights: Tensor, batch: Batch, scale: float
-    ) -> dict[str, Tensor]:
-        """Losses of objectives that compare answers, and what is told beside them."""
-        compared = batch.compared
-        assert compared is not None
-        marks, sides, references = map(self._to_device, (compared.marks, compared.sides, compared.references))
-        said = Answers(marks, sides, references, compared.counts)
-        if isinstance(compared.objective, Reward):
-            return reward_losses(self._head, hidden, weights, said, scale=scale)
-        return comparison_losses(self._head, hidden, targets, weights, said, compared.objective, scale=scale)
+        early = power_below(factor) if self.scaler else 1.0
+        return head_terms(self._head, hidden, mine, self._loss, keys, early) | rest
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
         return self.parts.inputs(model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present))
-
-    def _targets(self, batch: Batch) -> Tensor:
-        """Targets of the head: labels that are numbers, or ids."""
-        return self._to_device(batch.targets if batch.values is None else batch.values)
 
     def _held_weights(self, microbatches: int) -> contextlib.AbstractContextManager[None]:
         """Around the microbatches of a step: weights cast once for all, where there are several."""
@@ -332,7 +303,7 @@ class Engine:
     def _token_losses(self, hidden: Tensor, batch: Batch, measure: Callable[..., Tensor] | None = None) -> Tensor:
         mine, measure = self.parts.batch(batch), measure or self._head.token_losses
         weights, lengths = self._to_device(mine.weights), batch.document_lengths
-        return self.parts.whole(measure(hidden, self._targets(mine), weights, lengths), batch)
+        return self.parts.whole(measure(hidden, targets_of(mine, self.world.device), weights, lengths), batch)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""

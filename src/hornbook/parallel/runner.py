@@ -14,13 +14,11 @@ from torch import Tensor
 from hornbook.data.batch import Batch
 from hornbook.errors import UsageError
 from hornbook.model.context import Auxiliary
-from hornbook.model.heads.losses import SoftTargets
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.parallel.balance import token_masks
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
-from hornbook.run.config import TeacherConfig, TopTeacher
 
 
 class Step(Protocol):
@@ -115,11 +113,3 @@ def model_inputs(
         inputs = to_device(source.tokens, device), there(source.positions)
         found["source"] = Source(*inputs, source.document_lengths, there(source_mask))
     return {**found, "token_mask": there(mask)}
-
-
-def soft_targets(batch: Batch, teacher: TeacherConfig, device: torch.device) -> dict[str, Any]:
-    """The argument `soft` of `Head.losses`: the teacher's predictions, the tokens of all rows in one line, if any."""
-    if not isinstance(teacher, TopTeacher) or batch.teacher_ids is None or batch.teacher_logs is None:
-        return {}
-    ids, logs = (to_device(each, device).flatten(0, 1) for each in (batch.teacher_ids, batch.teacher_logs))
-    return {"soft": SoftTargets(ids, logs, teacher.temperature, teacher.weight)}

@@ -1,0 +1,60 @@
+"""What the head adds to the objective of a microbatch: the loss of each token, or of answers that are compared."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hornbook.data.batch import Batch, Compared
+from hornbook.data.config.preferences import Reward
+from hornbook.model.heads.head import Head
+from hornbook.model.heads.losses import SoftTargets
+from hornbook.model.heads.preference import Answers, comparison_losses, reward_losses
+from hornbook.model.layers.transfer import to_device
+from hornbook.run.config import LossConfig, TeacherConfig, TopTeacher
+
+
+def head_terms(
+    head: Head, hidden: Tensor, batch: Batch, loss: LossConfig, keys: Tensor | None, early: float
+) -> dict[str, Tensor]:
+    """Sums by name.
+
+    The head makes its gradients in the forward pass, before the loss is scaled: in fp16 they carry `early`, a power of
+    two of that scale, so that small ones do not vanish. The sums do not.
+    """
+    device = hidden.device
+    targets, weights = targets_of(batch, device), to_device(batch.weights, device)
+    if batch.compared is not None:
+        found = _compared(head, hidden, targets, weights, batch.compared, early)
+        return {name: term / early if name == "loss" else term for name, term in found.items()}
+    few = _soft_targets(batch, loss.teacher, device)
+    if head.takes_rows:
+        few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
+    more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
+    found = head.losses(hidden, targets, weights * early, **more, **few)
+    return {name: term / early for name, term in found.items()}
+
+
+def targets_of(batch: Batch, device: torch.device) -> Tensor:
+    """Targets of the head: labels that are numbers, or ids."""
+    return to_device(batch.targets if batch.values is None else batch.values, device)
+
+
+def _compared(
+    head: Head, hidden: Tensor, targets: Tensor, weights: Tensor, compared: Compared, early: float
+) -> dict[str, Tensor]:
+    """Losses of objectives that compare answers, and what is told beside them."""
+    parts = compared.marks, compared.sides, compared.references
+    marks, sides, references = (to_device(each, hidden.device) for each in parts)
+    answers = Answers(marks, sides, references, compared.counts)
+    if isinstance(compared.objective, Reward):
+        return reward_losses(head, hidden, weights, answers, scale=early)
+    return comparison_losses(head, hidden, targets, weights, answers, compared.objective, scale=early)
+
+
+def _soft_targets(batch: Batch, teacher: TeacherConfig, device: torch.device) -> dict[str, Any]:
+    """The argument `soft` of `Head.losses`: the teacher's predictions, the tokens of all rows in one line, if any."""
+    if not isinstance(teacher, TopTeacher) or batch.teacher_ids is None or batch.teacher_logs is None:
+        return {}
+    ids, logs = (to_device(each, device).flatten(0, 1) for each in (batch.teacher_ids, batch.teacher_logs))
+    return {"soft": SoftTargets(ids, logs, teacher.temperature, teacher.weight)}
