@@ -195,7 +195,7 @@ class Engine:
     def _terms(
         self, batch: Batch, hidden: Tensor | None, auxiliary: Auxiliary, keys: Tensor | None, factor: float
     ) -> dict[str, Tensor]:
-        """The summands of the objective, by name: those of the head, then what the model adds. `factor`: of their sum."""
+        """Summands of the objective by name: the head's, then what the model adds; `factor` scales their sum."""
         mine = self.parts.batch(batch)
         rows = self.parts.row_weights(batch, self._to_device(mine.weights))
         rest = self._balance.microbatch(auxiliary, rows, is_empty=mine.is_empty)

@@ -32,8 +32,7 @@ class NoTerm(Config):
 
 
 class TopTeacher(Config):
-    """Distillation (Hinton et al. 2015, arXiv 1503.02531): learn what another model predicts, too. From the model that
-    a run starts from (`--from`) it is learning without forgetting (Li and Hoiem 2016, arXiv 1606.09282)."""
+    """Distillation (arXiv 1503.02531); from the model that a run starts from, learning without forgetting (1606.09282)."""
 
     kind: Literal["top"] = "top"
     path: str = Field(min_length=1)
@@ -51,8 +50,8 @@ TeacherConfig = Annotated[NoTerm | TopTeacher, Field(discriminator="kind")]
 
 
 class ElasticAnchor(Config):
-    """Elastic weight consolidation (Kirkpatrick et al. 2017, arXiv 1612.00796): a penalty on leaving the weights of a
-    trained model, weight / 2 * sum F (w - w*)^2, with F the diagonal of its Fisher information."""
+    """Elastic weight consolidation (arXiv 1612.00796): a penalty weight / 2 * sum F (w - w*)^2 on leaving the weights
+    w* of a trained model, with F the diagonal of its Fisher information."""
 
     kind: Literal["ewc"] = "ewc"
     fisher: str = Field(min_length=1)
@@ -126,8 +125,7 @@ class TrainConfig(Config):
     loss: LossConfig = LossConfig()
     """The loss function."""
     neftune: Number = Field(default=0, ge=0)
-    """Noise on the embeddings in training, uniform within this / sqrt(tokens of the document x width) (NEFTune, arXiv
-    2310.05914; 5 to 15 for fine-tuning). 0: none."""
+    """Noise on embeddings, uniform within this / sqrt(document's tokens x width) (NEFTune, arXiv 2310.05914)."""
     average: AverageConfig = NoAverage()
     """An average of the weights, kept beside them: 4 bytes per parameter. `hornbook export --average` takes it."""
     device: str = "auto"

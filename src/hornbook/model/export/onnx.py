@@ -64,7 +64,7 @@ class OnnxCertificate:
         return self
 
 
-class _Logits(nn.Module):
+class _LogitsOfRows(nn.Module):
     """The model as a function of token ids."""
 
     def __init__(self, model: Transformer) -> None:
@@ -99,7 +99,7 @@ def write_onnx(folder: Path, model: Transformer, config: ModelConfig) -> Path:
     try:
         with _attending_by_formula(model), _quiet():
             program = torch.onnx.export(
-                _Logits(model).eval(),
+                _LogitsOfRows(model).eval(),
                 (tokens,),
                 input_names=["tokens"],
                 output_names=["logits"],
@@ -127,7 +127,7 @@ def certify_onnx(folder: Path, model: Transformer, config: ModelConfig, vocab: i
     for batch, time in SHAPES:
         ids = torch.randint(0, vocab, (batch, min(time, config.position.length)), generator=generator)
         with torch.no_grad():
-            ours = _Logits(model).eval()(ids)
+            ours = _LogitsOfRows(model).eval()(ids)
         theirs = torch.from_numpy(session.run(["logits"], {"tokens": ids.numpy()})[0])
         difference = (ours - theirs).abs().max() / ours.abs().max()
         worst, count = float(torch.maximum(torch.tensor(worst), difference)), count + ids.numel()  # NaN stays NaN
