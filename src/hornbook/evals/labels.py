@@ -77,10 +77,8 @@ class LabelScores:
             case ClassLabels(multiple=True):
                 return _several(expected, predicted)
             case PreferenceLabels():  # rewards of the chosen and of the rejected answer
-                return {
-                    "accuracy": float((expected > predicted).mean()),
-                    "margin": float((expected - predicted).mean()),
-                }
+                better = float((expected > predicted).mean())
+                return {"accuracy": better, "margin": float((expected - predicted).mean())}
             case NumberLabels():
                 columns = list(zip(expected.T, predicted.T, strict=True))
                 return {

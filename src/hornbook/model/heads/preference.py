@@ -9,9 +9,9 @@ d the rejected answer of a prompt, s the logistic function:
     ORPO   nll_c - beta log s(o_c - o_d),  o = m - log(1 - e^m),  m = l / n
     reward -log s(R_c - R_d), R the output of a head at the last token of a conversation
 
-All but the last are sums of f(l) over answers, so the gradient of a token's log-probability is that of its answer: losses of tokens
-are computed without gradients, f is differentiated, and the head then computes one weighted loss, in which each token
-has the weight -df/dl. So no logits are ever held, as in plain training.
+All but the last are sums of f(l) over answers, so the gradient of a token's log-probability is that of its answer:
+losses of tokens are computed without gradients, f is differentiated, and the head then computes one weighted loss, in
+which each token has the weight -df/dl. So no logits are ever held, as in plain training.
 """
 
 from collections.abc import Callable
@@ -100,7 +100,10 @@ def reward_losses(
     *,
     scale: float = 1.0,
 ) -> dict[str, Float[Tensor, ""]]:
-    """Sum of the loss of pairs, times `scale`, and sums of what is told; weights: 1 at the last token of each answer."""
+    """Sum of the loss of pairs, times `scale`, and sums of what is told.
+
+    weights: 1 at the last token of each conversation.
+    """
     places = ((answers.marks % 2 == 1) & (weights > 0)).flatten().nonzero().squeeze(1)
     rewards = head.logits(hidden.flatten(0, 1)[places])[:, 0].float()
     number = (answers.marks // 2 - 1).clamp(min=0)
@@ -150,19 +153,22 @@ def _told(chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _compared_with_reference(objective: DPO | IPO, found: _Sums) -> dict[str, Tensor]:
+    rewards = found.pairs(objective.beta * found.ratios.detach())
+    return _told(*rewards) | {"log_ratio": found.ratios.sum() / 2}
+
+
 def _dpo(objective: DPO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:
     chosen, rejected = found.pairs(objective.beta * found.ratios)
     margin = chosen - rejected
     value = -(1 - objective.smoothing) * F.logsigmoid(margin) - objective.smoothing * F.logsigmoid(-margin)
-    return value.sum(), _told(*found.pairs(objective.beta * found.ratios.detach())) | {
-        "log_ratio": found.ratios.sum() / 2
-    }
+    return value.sum(), _compared_with_reference(objective, found)
 
 
 def _ipo(objective: IPO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:
     chosen, rejected = found.pairs(found.ratios / found.lengths)
     value = (chosen - rejected - 1 / (2 * objective.beta)).square().sum()
-    return value, _told(*found.pairs(objective.beta * found.ratios.detach())) | {"log_ratio": found.ratios.sum() / 2}
+    return value, _compared_with_reference(objective, found)
 
 
 def _orpo(objective: ORPO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:
