@@ -141,11 +141,11 @@ def plan_peers(found: dict[str, Any]) -> list[str]:
         "Memory by other calculators",
         "`python -m benchmarks.plan.peers`: GiB of a step on one device (one row of at most 2,048 tokens, bfloat16,",
         "AdamW, nothing computed again) by calculators as published, by `hornbook plan --verify`, and traced on fake",
-        "tensors, with how far each is from the trace. The trace is of hornbook: 16 bytes a value of state, 16-bit casts",
-        "of weights among the activations (2 bytes a value), operations uncompiled, gradients that come as activations",
-        "go. SimuMax, Calculon and EleutherAI's describe Megatron-LM and DeepSpeed: 18 bytes a value all the time, fused",
-        "operations. So the table says what each would tell a user of hornbook, not how right it is about its own",
-        "trainer. accelerate and DeepSpeed estimate the state alone.",
+        "tensors, with how far each is from the trace. The trace is of hornbook: 16 bytes a value of state, 16-bit",
+        "casts of weights among the activations (2 bytes a value), operations uncompiled, gradients that come as",
+        "activations go. SimuMax, Calculon and EleutherAI's describe Megatron-LM and DeepSpeed: 18 bytes a value all",
+        "the time, fused operations. So the table says what each would tell a user of hornbook, not how right it is",
+        "about its own trainer. accelerate and DeepSpeed estimate the state alone.",
         *rows_of(["model", "by", "state", "activations", "all"], rows),
     )
 

@@ -11,7 +11,8 @@ Ours is what `hornbook plan --verify` plans for it, the trace is hornbook's own 
 
 accelerate is that of this environment. One that is not there, or does not know a kind of model, has no figures. SimuMax
 and Calculon model Megatron-LM, which holds 18 bytes a value all the time; hornbook holds 16, and casts of weights (2)
-among its activations. accelerate and DeepSpeed estimate the state alone. Calculon has no gated MLP, no heads that share keys and no embedding: it gets an MLP of as many weights.
+among its activations. accelerate and DeepSpeed estimate the state alone. Calculon has no gated MLP, no heads that share
+keys and no embedding: it gets an MLP of as many weights.
 """
 
 import json
