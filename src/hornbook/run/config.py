@@ -32,7 +32,7 @@ class NoTerm(Config):
 
 
 class TopTeacher(Config):
-    """Distillation (arXiv 1503.02531); from the model that a run starts from, learning without forgetting (1606.09282)."""
+    """Distillation (arXiv 1503.02531); by the model the run starts from it is learning without forgetting."""
 
     kind: Literal["top"] = "top"
     path: str = Field(min_length=1)
@@ -50,8 +50,7 @@ TeacherConfig = Annotated[NoTerm | TopTeacher, Field(discriminator="kind")]
 
 
 class ElasticAnchor(Config):
-    """Elastic weight consolidation (arXiv 1612.00796): a penalty weight / 2 * sum F (w - w*)^2 on leaving the weights
-    w* of a trained model, with F the diagonal of its Fisher information."""
+    """Elastic weight consolidation (arXiv 1612.00796): weight / 2 * sum F (w - w*)^2; F: Fisher's diagonal."""
 
     kind: Literal["ewc"] = "ewc"
     fisher: str = Field(min_length=1)

@@ -78,7 +78,7 @@ class _Text:
     """The text that a model is measured on: that of its run, or of a folder."""
 
     def __init__(self, folder: Path, data: Path | None) -> None:
-        from hornbook.cli.model.evaluate import recipe_of
+        from hornbook.cli.model.subject import recipe_of
         from hornbook.data.config.data import DataConfig
         from hornbook.data.loader.loader import build_loader
         from hornbook.model.storage.load import load_model

@@ -17,6 +17,7 @@ from hornbook.model.config import head as config_head
 from hornbook.model.config.init import NormalValues
 from hornbook.model.context import Context
 from hornbook.model.heads.head import Head
+from hornbook.model.heads.losses import SoftTargets
 from hornbook.model.layers.dropout import Dropout, mix
 from hornbook.model.layers.transfer import to_device
 
@@ -55,6 +56,7 @@ class LabelHead(Head):
         lengths: Lengths | None = None,
         keys: Int[Tensor, " batch"] | None = None,
         rows: Int[Tensor, " counting"] | None = None,
+        soft: SoftTargets | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Sum over tokens of weight * loss, float32, as `loss`.
 
@@ -64,6 +66,7 @@ class LabelHead(Head):
         is asked.
         """
         assert z_loss == 0, "cross_check refuses it"
+        assert soft is None, "cross_check refuses a teacher"
         rows, found = self._losses(hidden, targets, weights, smoothing, lengths, keys, rows)
         return {"loss": (found * weights.flatten()[rows]).sum()}
 
