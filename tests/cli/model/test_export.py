@@ -86,7 +86,7 @@ def test_a_dry_run_writes_nothing(checkpoint, tmp_path, capsys):
 
 WRONG = [
     (["nowhere", "--out", "x"], "no such run or checkpoint"),
-    (["CHECKPOINT", "--out", "x", "--to", "onnx"], "is not one of 'hf', 'peft'"),
+    (["CHECKPOINT", "--out", "x", "--to", "mlx"], "is not one of 'hf', 'peft'"),
     (["CHECKPOINT", "--out", "x", "--dtype", "int4"], "is not one of 'fp32', 'bf16'"),
     (["CHECKPOINT", "--out", "CHECKPOINT"], "not empty"),
     (["CHECKPOINT"], "--out"),
