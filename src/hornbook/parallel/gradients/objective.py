@@ -46,10 +46,10 @@ def _compared(
     """Losses of objectives that compare answers, and what is told beside them."""
     parts = compared.marks, compared.sides, compared.references
     marks, sides, references = (to_device(each, hidden.device) for each in parts)
-    answers = Answers(marks, sides, references, compared.counts)
+    said = Answers(marks, sides, references, compared.counts)
     if isinstance(compared.objective, Reward):
-        return reward_losses(head, hidden, weights, answers, scale=early)
-    return comparison_losses(head, hidden, targets, weights, answers, compared.objective, scale=early)
+        return reward_losses(head, hidden, weights, said, scale=early)
+    return comparison_losses(head, hidden, targets, weights, said, compared.objective, scale=early)
 
 
 def _soft_targets(batch: Batch, teacher: TeacherConfig, device: torch.device) -> dict[str, Any]:
