@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.adapt import page as adapt_page
 from benchmarks.evals import page as evals_page
 from benchmarks.plan import page as planner_page
 from benchmarks.refinery import figures as refinery_figures
@@ -439,44 +440,6 @@ def optimizers_learn(found: dict[str, Any]) -> list[str]:
     )
 
 
-def continual(found: dict[str, Any]) -> list[str]:
-    """What continued training learns and forgets."""
-
-    def cell(part: dict[str, float]) -> str:
-        return f"{part['mean']:.3f} +- {part['half']:.3f}"
-
-    lines: list[str] = []
-    for domain, part in found["domains"].items():
-        rows = [(name, cell(each["domain"]), cell(each["general"])) for name, each in part["losses"].items()]
-        said = [f"{name}: {'shown' if each['shown'] else 'not shown'}" for name, each in part["claims"].items()]
-        lines += [f"{domain}. {'; '.join(said)}.", ""]
-        lines += [*rows_of(("stage", f"loss on {domain}", f"loss on {found['general']}"), rows), ""]
-    return section(
-        "What continued training learns and forgets",
-        f"`python -m benchmarks.adapt.continual`: {found['base_tokens']:,} tokens of {found['general']}, then",
-        f"{found['domain_tokens']:,} of a new domain; losses on held-out text in nats per token, mean and 95 %",
-        "interval (Student's t) of three seeds. Union: a new model on both texts.",
-        "",
-        *lines,
-    )
-
-
-def smaller(found: dict[str, Any]) -> list[str]:
-    """What a small model gains from a larger one."""
-
-    def cell(part: dict[str, float]) -> str:
-        return f"{part['mean']:.3f} +- {part['half']:.3f}"
-
-    rows = [(name, cell(each["loss"]), cell(each["gain"])) for name, each in found["models"].items()]
-    return section(
-        "Small models: from scratch, distilled, pruned",
-        f"`python -m benchmarks.adapt.smaller`: a model of four layers trained on {found['teacher_tokens']:,} tokens",
-        f"of {found['text']}, and models of two layers, half the heads and half the channels, each trained on",
-        f"{found['tokens']:,} tokens; held-out loss in nats per token, mean and 95 % interval of three seeds.",
-        *rows_of(("", "loss", "better than from scratch by"), rows),
-    )
-
-
 def memory(found: dict[str, Any]) -> list[str]:
     """Peak memory and time of the loss over a large vocabulary, and of what recomputation keeps."""
     loss = found["loss"]
@@ -519,8 +482,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             experts,
             optimizers,
             optimizers_learn,
-            continual,
-            smaller,
+            *adapt_page.SECTIONS,
             memory,
             loader,
             parallel,

@@ -1,0 +1,59 @@
+"""Sections of docs/figures.md on tuning and adaptation."""
+
+from typing import Any
+
+from benchmarks.report import rows_of, section
+
+
+def preference(found: dict[str, Any]) -> list[str]:
+    """Losses and gradients beside trl's."""
+    keys = ("loss", "loss_difference", "gradient_difference", "gradient_share")
+    rows = [(name, *(f"{each[key]:.3g}" for key in keys)) for name, each in found["cases"].items()]
+    return section(
+        "Fine-tuning by answers and preferences beside trl",
+        f"`python -m benchmarks.adapt.preference`: small models of these presets' kinds, one batch, the same weights,",
+        f"trl {found['trl']}; the largest difference of a gradient's values, and as a share of the largest of its tensor.",
+        f"Limit {found['limit']:.0e}.",
+        *rows_of(("case", "loss", "difference", "of gradients", "as a share"), rows),
+    )
+
+
+def continual(found: dict[str, Any]) -> list[str]:
+    """What continued training learns and forgets."""
+
+    def cell(part: dict[str, float]) -> str:
+        return f"{part['mean']:.3f} +- {part['half']:.3f}"
+
+    lines: list[str] = []
+    for domain, part in found["domains"].items():
+        rows = [(name, cell(each["domain"]), cell(each["general"])) for name, each in part["losses"].items()]
+        said = [f"{name}: {'shown' if each['shown'] else 'not shown'}" for name, each in part["claims"].items()]
+        lines += [f"{domain}. {'; '.join(said)}.", ""]
+        lines += [*rows_of(("stage", f"loss on {domain}", f"loss on {found['general']}"), rows), ""]
+    return section(
+        "What continued training learns and forgets",
+        f"`python -m benchmarks.adapt.continual`: {found['base_tokens']:,} tokens of {found['general']}, then",
+        f"{found['domain_tokens']:,} of a new domain; losses on held-out text in nats per token, mean and 95 %",
+        "interval (Student's t) of three seeds. Union: a new model on both texts.",
+        "",
+        *lines,
+    )
+
+
+def smaller(found: dict[str, Any]) -> list[str]:
+    """What a small model gains from a larger one."""
+
+    def cell(part: dict[str, float]) -> str:
+        return f"{part['mean']:.3f} +- {part['half']:.3f}"
+
+    rows = [(name, cell(each["loss"]), cell(each["gain"])) for name, each in found["models"].items()]
+    return section(
+        "Small models: from scratch, distilled, pruned",
+        f"`python -m benchmarks.adapt.smaller`: a model of four layers trained on {found['teacher_tokens']:,} tokens",
+        f"of {found['text']}, and models of two layers, half the heads and half the channels, each trained on",
+        f"{found['tokens']:,} tokens; held-out loss in nats per token, mean and 95 % interval of three seeds.",
+        *rows_of(("", "loss", "better than from scratch by"), rows),
+    )
+
+
+SECTIONS = (preference, continual, smaller)
