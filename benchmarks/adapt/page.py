@@ -11,7 +11,7 @@ def preference(found: dict[str, Any]) -> list[str]:
     rows = [(name, *(f"{each[key]:.3g}" for key in keys)) for name, each in found["cases"].items()]
     return section(
         "Fine-tuning by answers and preferences beside trl",
-        f"`python -m benchmarks.adapt.preference`: small models of these presets' kinds, one batch, the same weights,",
+        "`python -m benchmarks.adapt.preference`: small models of these presets' kinds, one batch, the same weights,",
         f"trl {found['trl']}; the largest difference of a gradient's values, and as a share of the largest of its tensor.",
         f"Limit {found['limit']:.0e}.",
         *rows_of(("case", "loss", "difference", "of gradients", "as a share"), rows),
