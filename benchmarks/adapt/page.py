@@ -12,7 +12,7 @@ def preference(found: dict[str, Any]) -> list[str]:
     return section(
         "Fine-tuning by answers and preferences beside trl",
         "`python -m benchmarks.adapt.preference`: small models of these presets' kinds, one batch, the same weights,",
-        f"trl {found['trl']}; the largest difference of a gradient's values, and as a share of the largest of its tensor.",
+        f"trl {found['trl']}; largest difference of a gradient's values, and as a share of the largest of its tensor.",
         f"Limit {found['limit']:.0e}.",
         *rows_of(("case", "loss", "difference", "of gradients", "as a share"), rows),
     )
