@@ -11,7 +11,7 @@ import torch
 from hornbook.data.batch import CHOSEN, MISMATCHED, REJECTED, Batch, Compared
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objectives import Answer
-from hornbook.data.config.preferences import DPO, KTO, ORPO, Comparing
+from hornbook.data.config.preferences import DPO, KTO, ORPO, Comparing, Reward
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
@@ -121,6 +121,16 @@ def test_every_pair_is_whole_in_one_row(pairs: Corpus) -> None:
         assert compared(batch).counts[:2] == (len(seen), len(seen))
         assert batch.weights.bool().equal((compared(batch).marks % 2 == 1) | _of_chosen(batch))
     assert sum(int(_of_chosen(batch).sum()) for batch in whole.batches) == compared(whole.batches[0]).counts[2]
+
+
+def test_answers_of_several_turns_keep_what_is_not_learned(tmp_path: Path) -> None:
+    first = {"role": "assistant", "content": "first", "weight": 0}
+    turns = [first, {"role": "user", "content": "u"}, {"role": "assistant", "content": "end"}]
+    rows = [{"prompt": "x", "chosen": turns, "rejected": f"r{number}"} for number in range(4)]
+    corpus = make(tmp_path, PreferenceLabels(), rows, validation=0)
+    (row, *_) = said(corpus, loader_of(corpus, ORPO(), 160).take(1).batches)
+    assert row[0][2] == "end<|im_end|>"
+    assert row[0][1].startswith(asked("x", "first"))
 
 
 def _of_chosen(batch: Batch) -> torch.Tensor:
@@ -233,6 +243,13 @@ def test_references_that_do_not_fit(pairs: Corpus, tmp_path: Path) -> None:
     (model / "tokenizer.json").write_bytes((tmp_path / "other" / "tokenizer.json").read_bytes())
     with pytest.raises(UsageError, match="another tokenizer"):
         refer(pairs, DPO(), model)
+
+
+@pytest.mark.parametrize("objective", [ORPO(), Reward()])
+def test_only_what_compares_with_a_reference_asks_one(pairs: Corpus, tmp_path: Path, objective: Comparing) -> None:
+    model = write_model(tmp_path / "model", pairs, seed=7)
+    with pytest.raises(UsageError, match="dpo, ipo or kto"):
+        refer(pairs, objective, model)
 
 
 def test_data_that_does_not_fit(pairs: Corpus, rated: Corpus) -> None:
