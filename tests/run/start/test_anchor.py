@@ -69,3 +69,6 @@ def test_a_fisher_of_another_model_is_refused(
     assert "hornbook fisher" in said
     assert main(["train", *tiny_settings, *hold, "--out", str(tmp_path / "b")]) == Exit.USAGE
     assert "has nothing to hold" in capsys.readouterr().err
+    lora = 'surgery=[{kind="lora", rank=2}]'
+    assert main(["train", "--from", str(base), *tiny_settings, *hold, lora, "--out", str(tmp_path / "c")]) == Exit.USAGE
+    assert "an adapter freezes the weights" in capsys.readouterr().err
