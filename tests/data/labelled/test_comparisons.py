@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hornbook.cli.main import main
 from hornbook.data.batch import CHOSEN, MISMATCHED, REJECTED, Batch, Compared
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objectives import Answer
@@ -15,7 +16,7 @@ from hornbook.data.config.preferences import DPO, KTO, ORPO, Comparing, Reward
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
-from hornbook.errors import UsageError
+from hornbook.errors import Exit, UsageError
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.hf import write_hf
@@ -221,6 +222,16 @@ def test_a_model_is_its_own_reference(kind: str, request: pytest.FixtureRequest,
     assert float(compared(batch.batches[0]).references.abs().sum()) > 10
     again = loader_of(corpus, objective.model_copy(update={"reference": str(model)}))
     assert again.index.plans[0].digest == loader.index.plans[0].digest
+
+
+def test_the_same_command_goes_on_with_its_reference(pairs: Corpus, tmp_path: Path) -> None:
+    model, run = write_model(tmp_path / "model", pairs, seed=9), tmp_path / "run"
+    refer(pairs, DPO(), model)
+    sizes = [f"train.sequence={SEQUENCE}", f"train.batch_tokens={2 * SEQUENCE}", "train.micro_batch=2"]
+    words = [*sizes, "data.objective.kind=dpo", "train.precision=fp32", "train.device=cpu", "eval.every=0"]
+    start = ["train", "--from", str(model), "--data", str(pairs.root), "--out", str(run), "--resume", "auto", *words]
+    for tokens in (2 * SEQUENCE, 4 * SEQUENCE):
+        assert main([*start, f"train.tokens={tokens}"]) == Exit.DONE
 
 
 def test_references_that_do_not_fit(pairs: Corpus, tmp_path: Path) -> None:

@@ -38,6 +38,16 @@ def with_reference(resolved: Resolved, checkpoint: Path) -> Resolved:
     return Resolved(recipe.model_copy(update={"data": data}), origins)
 
 
+def keep_reference(resolved: Resolved, before: Recipe) -> Resolved:
+    """The recipe of a run that goes on, with its reference where the words of its start are given again."""
+    objective, old = resolved.recipe.data.objective, before.data.objective
+    if not isinstance(objective, Referenced) or objective.reference is not None or not isinstance(old, Referenced):
+        return resolved
+    chosen = objective.model_copy(update={"reference": old.reference})
+    data = resolved.recipe.data.model_copy(update={"objective": chosen})
+    return Resolved(resolved.recipe.model_copy(update={"data": data}), resolved.origins)
+
+
 def compute_references(recipe: Recipe, folder: Path, progress: Progress) -> dict[str, Any]:
     """Write the log-probabilities of all training answers; returns what was written, by source.
 
