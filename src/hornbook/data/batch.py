@@ -84,6 +84,12 @@ class Compared:
     counts: tuple[int, int, int]
     """Of the global batch: chosen answers, rejected ones, and tokens whose own loss counts (ORPO)."""
 
+    @property
+    def row_weights(self) -> Float[Tensor, " rows"]:
+        """Comparisons in each row, of which the weight of the global batch is the sum."""
+        judged = self.sides == CHOSEN
+        return (judged | (self.sides == REJECTED) if self.objective.labels == "rated" else judged).sum(1).float()
+
 
 CHOSEN, REJECTED, MISMATCHED = 0, 1, 2
 """Sides of a comparison; KTO compares with prompts that have another's answer."""

@@ -269,6 +269,8 @@ def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
         text = "lsuv scales the base by what it makes of data, and the base of an adapter is kept before that"
         remedy = "train it without surgery first, then `train --from` that run with another init"
         yield "model.init.kind", f"{text}: {remedy}"
+    if adapter_of(recipe.surgery) is not None and recipe.train.loss.anchor.kind != "none":
+        yield "train.loss.anchor", "an adapter freezes the weights that it would hold: leave the anchor out, or surgery"
     prompt = sum(step.length for step in recipe.surgery if isinstance(step, PromptConfig))
     if prompt and (recipe.model.kind, recipe.data.objective.kind) != ("decoder", "causal"):
         found = f"model.kind is {recipe.model.kind}, data.objective.kind is {recipe.data.objective.kind}"

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from hornbook.cli.main import main
 from hornbook.data.batch import CHOSEN, MISMATCHED, REJECTED, Batch, Compared
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objectives import Answer
-from hornbook.data.config.preferences import DPO, KTO, ORPO, Comparing
+from hornbook.data.config.preferences import DPO, KTO, ORPO, Comparing, Reward
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
-from hornbook.errors import UsageError
+from hornbook.errors import Exit, UsageError
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.hf import write_hf
@@ -123,6 +124,16 @@ def test_every_pair_is_whole_in_one_row(pairs: Corpus) -> None:
     assert sum(int(_of_chosen(batch).sum()) for batch in whole.batches) == compared(whole.batches[0]).counts[2]
 
 
+def test_answers_of_several_turns_keep_what_is_not_learned(tmp_path: Path) -> None:
+    first = {"role": "assistant", "content": "first", "weight": 0}
+    turns = [first, {"role": "user", "content": "u"}, {"role": "assistant", "content": "end"}]
+    rows = [{"prompt": "x", "chosen": turns, "rejected": f"r{number}"} for number in range(4)]
+    corpus = make(tmp_path, PreferenceLabels(), rows, validation=0)
+    (row, *_) = said(corpus, loader_of(corpus, ORPO(), 160).take(1).batches)
+    assert row[0][2] == "end<|im_end|>"
+    assert row[0][1].startswith(asked("x", "first"))
+
+
 def _of_chosen(batch: Batch) -> torch.Tensor:
     mine = compared(batch)
     return (mine.sides.gather(1, (mine.marks // 2 - 1).clamp(min=0)) == CHOSEN) & (mine.marks > 0)
@@ -213,6 +224,16 @@ def test_a_model_is_its_own_reference(kind: str, request: pytest.FixtureRequest,
     assert again.index.plans[0].digest == loader.index.plans[0].digest
 
 
+def test_the_same_command_goes_on_with_its_reference(pairs: Corpus, tmp_path: Path) -> None:
+    model, run = write_model(tmp_path / "model", pairs, seed=9), tmp_path / "run"
+    refer(pairs, DPO(), model)
+    sizes = [f"train.sequence={SEQUENCE}", f"train.batch_tokens={2 * SEQUENCE}", "train.micro_batch=2"]
+    words = [*sizes, "data.objective.kind=dpo", "train.precision=fp32", "train.device=cpu", "eval.every=0"]
+    start = ["train", "--from", str(model), "--data", str(pairs.root), "--out", str(run), "--resume", "auto", *words]
+    for tokens in (2 * SEQUENCE, 4 * SEQUENCE):
+        assert main([*start, f"train.tokens={tokens}"]) == Exit.DONE
+
+
 def test_references_that_do_not_fit(pairs: Corpus, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", pairs, seed=5)
     with pytest.raises(UsageError, match="start with --from MODEL"):
@@ -233,6 +254,13 @@ def test_references_that_do_not_fit(pairs: Corpus, tmp_path: Path) -> None:
     (model / "tokenizer.json").write_bytes((tmp_path / "other" / "tokenizer.json").read_bytes())
     with pytest.raises(UsageError, match="another tokenizer"):
         refer(pairs, DPO(), model)
+
+
+@pytest.mark.parametrize("objective", [ORPO(), Reward()])
+def test_only_what_compares_with_a_reference_asks_one(pairs: Corpus, tmp_path: Path, objective: Comparing) -> None:
+    model = write_model(tmp_path / "model", pairs, seed=7)
+    with pytest.raises(UsageError, match="dpo, ipo or kto"):
+        refer(pairs, objective, model)
 
 
 def test_data_that_does_not_fit(pairs: Corpus, rated: Corpus) -> None:

@@ -13,8 +13,9 @@ from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO, Comparing, Rew
 from hornbook.model.build import build_model
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.head import RegressionHead
-from hornbook.model.config.mlp import GLUConfig
+from hornbook.model.config.mlp import ExpertsConfig, GLUConfig
 from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.heads.preference import _orpo, _Sums
 from hornbook.model.init.init import initialize
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
@@ -168,6 +169,17 @@ def test_microbatches_and_rows_that_count_nothing_change_nothing(objective: Comp
         torch.testing.assert_close(grads[name], grad, atol=1e-6, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("objective", [DPO(), KTO(), ORPO()], ids=lambda each: each.kind)
+def test_experts_are_balanced_as_much_as_by_plain_text(objective: Comparing) -> None:
+    config = ModelConfig(layers=1, width=32, heads=2, mlp=ExpertsConfig(count=4, active=1))
+    engine, batch = make_engine(config), make_batch(objective)
+    found, _ = steps(engine, [fill_rows(batch, 4), empty_microbatch(batch)], 3.0)
+    plain = replace(batch, compared=None)
+    expected, _ = steps(engine, [plain], float(batch.weights.sum()))
+    assert expected["balance"] > 0
+    assert found["balance"] == pytest.approx(expected["balance"], rel=1e-5)
+
+
 def test_what_is_told_is_no_part_of_the_objective() -> None:
     engine, batch = make_engine(MODELS["glu"]), make_batch(DPO(beta=0.2))
     assert batch.compared is not None
@@ -184,6 +196,19 @@ def test_what_is_told_is_no_part_of_the_objective() -> None:
     assert found["reward_margin"] == pytest.approx(float((chosen - rejected).mean()), abs=1e-5)
     assert found["accuracy"] == pytest.approx(float((chosen > rejected).float().mean()))
     assert found["log_ratio"] == pytest.approx(float((chosen + rejected).mean()) / 0.4, abs=1e-5)
+
+
+@pytest.mark.parametrize("certain", [3, 5])
+def test_odds_of_an_answer_that_is_certain_are_finite(certain: int) -> None:
+    logps = torch.tensor([-4.0, -5.0])
+    logps[(certain - 3) // 2] = 0.0  # as float32 rounds it
+    leaf = logps.requires_grad_(True)
+    sides = torch.tensor([CHOSEN, REJECTED])
+    value, _ = _orpo(ORPO(), _Sums(leaf, torch.tensor([2.0, 2.0]), sides, torch.zeros(2), (1, 1, 2)))
+    value.backward()
+    assert leaf.grad is not None
+    assert bool(value.isfinite())
+    assert bool(leaf.grad.isfinite().all())
 
 
 def test_a_loss_scale_changes_no_value() -> None:

@@ -47,6 +47,10 @@ def test_weights_are_held_by_their_importance(
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
     fisher.unlink()  # the run has a copy
     capsys.readouterr()
+    forked = ["fork", str(runs["held"]), "--out", str(tmp_path / "fork"), "--at", "4"]
+    assert main(forked) == Exit.DONE, "a fork holds what its parent does"
+    assert terms(tmp_path / "fork")[-1] == losses[-1]
+    assert main(["replay", str(runs["held"])]) == Exit.DONE
     assert main(["resume", str(runs["held"]), "--train.tokens", "1280"]) == Exit.DONE
 
 
@@ -65,3 +69,6 @@ def test_a_fisher_of_another_model_is_refused(
     assert "hornbook fisher" in said
     assert main(["train", *tiny_settings, *hold, "--out", str(tmp_path / "b")]) == Exit.USAGE
     assert "has nothing to hold" in capsys.readouterr().err
+    lora = 'surgery=[{kind="lora", rank=2}]'
+    assert main(["train", "--from", str(base), *tiny_settings, *hold, lora, "--out", str(tmp_path / "c")]) == Exit.USAGE
+    assert "an adapter freezes the weights" in capsys.readouterr().err

@@ -65,6 +65,24 @@ def test_the_teacher_predicts_once_for_one_rank_and_two(
     assert before.items() < kept(corpus).items(), "rows that no run has read are computed, the others stay"
 
 
+def test_a_resume_keeps_the_teacher_though_its_run_trains_on(
+    tmp_path: Path, words: list[str], corpus: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(teacher.parent)
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    more = [*words, *taught(Path(teacher.name)), "seed=5", "optim.schedule.kind=constant"]
+    assert main(["train", "--out", str(whole), *more, "train.tokens=1536"]) == Exit.DONE
+    assert main(["train", "--out", str(parted), *more, "train.tokens=512"]) == Exit.DONE
+    before = kept(corpus)
+    assert main(["resume", str(teacher), "train.tokens=2048"]) == Exit.DONE
+    monkeypatch.chdir(tmp_path.parent)
+    assert main(["resume", str(parted), "train.tokens=1024"]) == Exit.DONE
+    monkeypatch.chdir(teacher.parent)
+    assert main(["train", "--out", str(parted), *more, "train.tokens=1536", "--resume", "auto"]) == Exit.DONE
+    assert metrics(parted) == metrics(whole)
+    assert kept(corpus) == before
+
+
 def test_damaged_predictions_are_made_again(tmp_path: Path, words: list[str], corpus: Path, teacher: Path) -> None:
     runs = [["train", "--out", str(tmp_path / name), *words, *taught(teacher)] for name in ("a", "b")]
     assert main(runs[0]) == Exit.DONE

@@ -61,8 +61,9 @@ def train(
     load_torch()
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.job import Start
-    from hornbook.run.start.init_from import init_from_import
-    from hornbook.run.start.reference import with_reference
+    from hornbook.run.start.bound import recipe_in_force
+    from hornbook.run.start.init_from import init_from_import, keep_model
+    from hornbook.run.start.reference import keep_reference, with_reference
 
     if resume not in (None, "auto"):
         raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")
@@ -72,6 +73,9 @@ def train(
         return simulate_rank(resolved, world, rank)
     run = RunDir(out or default_folder(resolved.recipe))
     if resume == "auto" and run.recipe.is_file():
+        before = recipe_in_force(run)
+        resolved = keep_reference(resolved, before)
+        resolved = resolved if from_ is None else keep_model(resolved, before, str(run.path))
         return run_job(resolved, run, Start("resume", faults=injector(faults)), dry_run=dry_run, world=world)
     if from_ is None:
         return run_job(resolved, run, Start(faults=injector(faults)), dry_run=dry_run, world=world)

@@ -30,6 +30,9 @@ CHOSEN, REJECTED, MISMATCHED = 0, 1, 2
 MEASURED = ("reward_chosen", "reward_rejected", "reward_margin", "accuracy", "log_ratio", "kl")
 """What is told beside the loss, and not learned."""
 
+LEAST_LOSS = 1e-7
+"""Nats per token of an answer that a model is certain of: of exactly 0, which float32 rounds to, no odds are finite."""
+
 
 class Answers(NamedTuple):
     """The answers of a microbatch."""
@@ -172,7 +175,7 @@ def _ipo(objective: IPO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _orpo(objective: ORPO, found: _Sums) -> tuple[Tensor, dict[str, Tensor]]:
-    mean = found.logps / found.lengths
+    mean = (found.logps / found.lengths).clamp(max=-LEAST_LOSS)
     chosen, rejected = found.pairs(mean - torch.log(-torch.expm1(mean)))
     return -objective.beta * F.logsigmoid(chosen - rejected).sum(), _told(*found.pairs(objective.beta * mean.detach()))
 

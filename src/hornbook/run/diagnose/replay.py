@@ -14,7 +14,7 @@ from typing import Any
 from hornbook.errors import DivergedError, Exit, IntegrityError, UsageError
 from hornbook.evals.config import NoStop
 from hornbook.files.durable import write_atomic
-from hornbook.files.filesystem import is_folder
+from hornbook.files.filesystem import is_file, is_folder
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
@@ -24,6 +24,7 @@ from hornbook.run.control.interventions import sorted_by_step
 from hornbook.run.job import Start
 from hornbook.run.launch.launch import launch
 from hornbook.run.ledger import At, Ledger, check_ledger, read_past
+from hornbook.run.start.anchor import keep_fisher
 from hornbook.run.start.bound import recipe_in_force
 from hornbook.run.start.environment import bits_depend_on
 from hornbook.run.start.init_from import InitFrom
@@ -298,6 +299,8 @@ def _prepare(plan: ReplayPlan, out: RunDir) -> None:
         raise IntegrityError(f"{plan.run.data_lock} cannot be read ({error.strerror}): restore it") from error
     out.create()
     write_atomic(out.data_lock, data)
+    if is_file(plan.run.fisher):
+        keep_fisher(plan.run.fisher, out.fisher)
     with Ledger(out) as ledger:
         ledger.attempt = 0
         of = {"run": str(plan.run.path.resolve()), "ledger": read_past(plan.run).first}

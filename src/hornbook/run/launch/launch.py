@@ -56,7 +56,7 @@ from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
 from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import settle_precision
-from hornbook.run.start.teacher import teach
+from hornbook.run.start.teacher import pin_teacher, teach
 from hornbook.run.train import Ready, train
 from hornbook.run.training_length import check_schedule, sets_schedule
 from hornbook.settings.layout.world import warning_about_nodes
@@ -237,7 +237,8 @@ def refuse_secrets(settings: Iterable[tuple[str, Any]]) -> None:
 
 def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
     """(A resume with the settings that `resolved` changes, the recipe of the run at its first step with these)."""
-    past, changes = read_past(run), changed_settings(run, resolved.recipe)
+    resolved = pin_teacher(resolved, recipe_on_file(run, past := read_past(run)))
+    changes = changed_settings(run, resolved.recipe)
     refuse_secrets((change.key, change.new) for change in changes)
     ends = ends_interventions(changes, past.interventions)
     start = dataclasses.replace(start, changes=changes, ends_interventions=ends)
@@ -263,7 +264,7 @@ def read_inputs(resolved: Resolved, start: Start) -> Inputs:
     """
     with progress_bar(shown=not start.quiet) as progress:
         progress("read the data", 0, None)
-        inputs = open_inputs(resolved)
+        inputs = open_inputs(pin_teacher(resolved))
     if start.mode == "start" or any(sets_schedule(change.key) for change in start.changes):
         check_schedule(inputs.recipe.optim.schedule, inputs.recipe.train.average, inputs.length)
     model = resolved.recipe.model
@@ -330,9 +331,8 @@ def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
 def _settled_head(recipe: Recipe, old: Recipe) -> HeadConfig:
     """The head of `recipe`, with the labels of the run where `recipe` leaves them to the data."""
     head, before = recipe.model.head, old.model.head
-    if getattr(head, "labels", None) == [] and head.kind == before.kind:
-        return head.model_copy(update={"labels": getattr(before, "labels", [])})
-    return head
+    is_open = getattr(head, "labels", None) == [] and head.kind == before.kind
+    return head.model_copy(update={"labels": getattr(before, "labels", [])}) if is_open else head
 
 
 def _train(job: Job, ready: Ready | None = None) -> Exit:

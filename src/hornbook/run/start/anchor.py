@@ -6,6 +6,7 @@ from pathlib import Path
 from hornbook.errors import UsageError
 from hornbook.files.durable import publish_file, storage_errors, temporary_name
 from hornbook.files.filesystem import exists
+from hornbook.files.run_directory import RunDir
 from hornbook.model.surgery.adapters.files import tensors_digest
 from hornbook.model.surgery.folders import read_merged
 from hornbook.parallel.gradients.fisher import FisherFile
@@ -36,8 +37,22 @@ def _keep(path: Path, init_from: InitFrom | None, copy: Path) -> None:
             "train.loss.anchor: a run that starts from initial values has nothing to hold: name the trained model with "
             "`hornbook train --from`, or leave the anchor out"
         )
-    FisherFile(path).check(tensors_digest(read_merged(init_from.checkpoint)[2]), init_from.checkpoint)
+    held = RunDir(init_from.checkpoint.parent.parent).fisher
+    if init_from.kind != "import" and exists(held) and not _is_other(path, held):
+        path = held  # the weights that the parent holds, and not those that it has come to
+    else:
+        FisherFile(path).check(tensors_digest(read_merged(init_from.checkpoint)[2]), init_from.checkpoint)
+    keep_fisher(path, copy)
+
+
+def keep_fisher(path: Path, copy: Path) -> None:
+    """Copy Fisher information to where a run keeps its own. Raises StorageError."""
     with storage_errors(copy):
         temporary = temporary_name(copy)
         shutil.copyfile(path, temporary)
         publish_file(temporary, copy)
+
+
+def _is_other(path: Path, held: Path) -> bool:
+    """Whether a file is there and is not about the weights that the parent holds."""
+    return exists(path) and FisherFile(path).digest != FisherFile(held).digest

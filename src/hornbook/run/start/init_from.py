@@ -131,6 +131,15 @@ def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
     return Resolved(found, origins)
 
 
+def keep_model(resolved: Resolved, before: Recipe, label: str) -> Resolved:
+    """The recipe with the model of a run that goes on, which it had from a checkpoint, as `adopt_model` gives it."""
+    recipe = resolved.recipe
+    own = (*TRAINING_ONLY, "head") if isinstance(recipe.model.head, LabelHeadConfig) else TRAINING_ONLY
+    kept = before.model.model_copy(update={part: getattr(recipe.model, part) for part in own})
+    _refuse_other_model(resolved, kept, label)
+    return Resolved(recipe.model_copy(update={"model": kept}), resolved.origins)
+
+
 def _refuse_other_model(resolved: Resolved, adopted: ModelConfig, label: str) -> None:
     has, wants = _model_keys(adopted), _model_keys(resolved.recipe.model)
     problems = [

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.data.batch_builder import BuildContext, SampleRefs
-from hornbook.data.config.preferences import Comparing, Referenced
+from hornbook.data.config.preferences import Referenced
 from hornbook.data.corpus import Corpus
 from hornbook.data.labelled.comparisons import Comparisons, build_comparisons
 from hornbook.data.labelled.references import keep_references, model_digest
@@ -38,13 +38,24 @@ def with_reference(resolved: Resolved, checkpoint: Path) -> Resolved:
     return Resolved(recipe.model_copy(update={"data": data}), origins)
 
 
+def keep_reference(resolved: Resolved, before: Recipe) -> Resolved:
+    """The recipe of a run that goes on, with its reference where the words of its start are given again."""
+    objective, old = resolved.recipe.data.objective, before.data.objective
+    if not isinstance(objective, Referenced) or objective.reference is not None or not isinstance(old, Referenced):
+        return resolved
+    chosen = objective.model_copy(update={"reference": old.reference})
+    data = resolved.recipe.data.model_copy(update={"objective": chosen})
+    return Resolved(resolved.recipe.model_copy(update={"data": data}), resolved.origins)
+
+
 def compute_references(recipe: Recipe, folder: Path, progress: Progress) -> dict[str, Any]:
     """Write the log-probabilities of all training answers; returns what was written, by source.
 
-    UsageError where the recipe compares nothing, or the model is an adapter or has another tokenizer than the data.
+    UsageError where the recipe compares with no reference, or the model is an adapter or has another tokenizer than
+    the data.
     """
     objective, path = recipe.data.objective, recipe.data.path
-    if not isinstance(objective, Comparing) or path is None:
+    if not isinstance(objective, Referenced) or path is None:
         raise UsageError("hornbook reference needs --data DATA, and a recipe whose data.objective is dpo, ipo or kto")
     if is_adapter(folder):
         raise UsageError(f"{folder} is an adapter: merge it first with `hornbook export {folder} --out MERGED`")

@@ -33,6 +33,7 @@ from hornbook.run.job import Start
 from hornbook.run.ledger import read_past
 from hornbook.run.start.init_from import has_tokenizer
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
 
 AHEAD = 1.05
 """Rows are predicted for a run longer by this factor: what the guard leaves out, others take the place of."""
@@ -68,6 +69,25 @@ def teach(inputs: Inputs, run: RunDir, start: Start, *, compute: bool = True) ->
         _alone(work) if inputs.recipe.parallel.world > 1 else work()
         table = _open(inputs, config, folder)
     inputs.loader.index.teacher = table
+
+
+def pin_teacher(resolved: Resolved, before: Recipe | None = None) -> Resolved:
+    """The recipe with the checkpoint of the teacher in place of its run, which may train on and have others later.
+
+    before: the recipe of a run that goes on; its checkpoint stays where the same run is named again. Raises as
+    `checkpoint_path`.
+    """
+    recipe = resolved.recipe
+    loss, config = recipe.train.loss, recipe.train.loss.teacher
+    if not isinstance(config, TopTeacher):
+        return resolved
+    named, old = Path(config.path).resolve(), None if before is None else before.train.loss.teacher
+    stays = isinstance(old, TopTeacher) and Path(old.path).is_relative_to(named)
+    path = old.path if isinstance(old, TopTeacher) and stays else str(checkpoint_path(named).resolve())
+    loss = loss.model_copy(update={"teacher": config.model_copy(update={"path": path})})
+    return Resolved(
+        recipe.model_copy(update={"train": recipe.train.model_copy(update={"loss": loss})}), resolved.origins
+    )
 
 
 def _alone(work: Callable[[], None]) -> None:

@@ -47,7 +47,7 @@ def _render(template: ChatTemplate, parts: list[tuple[str, str]], side: str) -> 
     messages: list[Message] = []
     tools = None
     for who, content in parts:
-        before, _, role = who.rpartition(":") if who != SKIPPED else ("", "", who)
+        before, role = _side_of(who)
         if before not in ("", side):
             continue
         if role == TOOLS:
@@ -61,6 +61,12 @@ def _render(template: ChatTemplate, parts: list[tuple[str, str]], side: str) -> 
     if not any(found.is_answer):
         raise UsageError("an answer of this conversation has no token")
     return found
+
+
+def _side_of(who: str) -> tuple[str, str]:
+    """(side of a part or "", whose it is)."""
+    before, _, role = who.partition(":")
+    return (before, role) if before in (CHOSEN, REJECTED) else ("", who)
 
 
 def choose_template(name: str, tokenizer: Tokenizer, folder: Path) -> tuple[str, str]:

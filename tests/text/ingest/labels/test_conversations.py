@@ -94,11 +94,26 @@ def test_calls_of_tools_and_answers_that_are_not_learned() -> None:
         ({"instruction": "x", "output": None}, "missing output"),
         ({"text": "x"}, "no conversation: the keys are 'text'.*messages: messages; sharegpt: conversations"),
         ({"messages": [ASKED, SAID], "tools": {"a": 1}}, "tools are no list"),
+        ({"messages": [ASKED, {**SAID, "tool_calls": CALL}]}, "message 2 has calls of tools that are no list"),
+        ({"messages": [ASKED, {**SAID, "tool_calls": "add"}]}, "message 2 has calls of tools that are no list"),
+        ({"instruction": "x", "output": "y", "history": 5}, "history has no pairs"),
+        ({"instruction": "x", "output": "y", "history": [["q", None]]}, "history has no pairs"),
     ],
 )
 def test_what_is_no_conversation(row: dict[str, Any], problem: str) -> None:
     with pytest.raises(UnfitRow, match=problem):
         label_row(ChatLabels(), row)
+
+
+def test_rows_of_a_table_have_null_where_another_has_a_key() -> None:
+    nothing = {"weight": None, "tool_calls": None, "from": None, "value": None}
+    assert parts(ChatLabels(), {"messages": [{**ASKED, **nothing}, {**SAID, **nothing}]})[1] == ("assistant", "4")
+
+
+def test_calls_that_are_written_as_text_are_read() -> None:
+    called = {"role": "assistant", "content": "", "tool_calls": json.dumps([CALL])}
+    found = parts(ChatLabels(), {"messages": [ASKED, called, {"role": "tool", "content": "4"}, SAID]})
+    assert json.loads(dict(found)["tool_calls"]) == [CALL]
 
 
 PREFERRED = [("user", "2+2?"), ("chosen:assistant", "4"), ("rejected:assistant", "5")]

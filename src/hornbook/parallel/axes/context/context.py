@@ -64,6 +64,8 @@ class RowParts:
 
         weights: those of this rank's tokens, on the device.
         """
+        if batch.compared is not None:  # what is counted are comparisons, and a row that is left out has none
+            return to_device(batch.compared.row_weights, weights.device) * (weights.sum(1) > 0)
         return weights.sum(1) if self.ranks == 1 else to_device(batch.weights.sum(1) / self.ranks, weights.device)
 
     def whole(self, values: Tensor, batch: Batch) -> Tensor:

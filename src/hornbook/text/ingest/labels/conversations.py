@@ -121,10 +121,14 @@ def _alpaca(row: Row) -> list[Turn]:
     for name, value in (("instruction", asked), ("input", given), ("output", answer)):
         _require_text(value, name)
     earlier = row.get("history") or []
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in earlier):
+    if not isinstance(earlier, list | tuple) or not all(map(_is_pair, earlier)):
         raise UnfitRow(f"history has no pairs of question and answer: {_short(earlier)}")
     past = [Turn(role, text) for pair in earlier for role, text in zip(("user", "assistant"), pair, strict=True)]
     return [*past, Turn("user", f"{asked}\n\n{given}" if given.strip() else asked), Turn("assistant", answer)]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(each, str) for each in value)
 
 
 def _completion(row: Row) -> list[Turn]:
@@ -177,7 +181,7 @@ def _turn(message: Any, number: int) -> Turn:
     role = _ROLES.get(who.lower()) if isinstance(who, str) else None
     if role is None:
         raise UnfitRow(f"message {number} has the role {_short(who)}: known are {', '.join(sorted(_ROLES))}")
-    calls = message.get("tool_calls") or ([message["function_call"]] if message.get("function_call") else [])
+    calls = _calls(message, number)
     if role == CALLS:
         return Turn("assistant", "", [_call(content)])
     if isinstance(content, list | tuple):  # parts, as vision models have them: all of text here
@@ -185,10 +189,21 @@ def _turn(message: Any, number: int) -> Turn:
             raise UnfitRow(f"message {number} has parts that are no text, and hornbook learns text: {_short(content)}")
         content = "".join(str(part.get("text", "")) for part in content)
     text = "" if content is None and calls else _require_text(content, f"message {number}")
-    weight = message.get("weight", 1)
+    weight = 1 if message.get("weight") is None else message["weight"]  # tables have null where rows differ in keys
     if weight not in (0, 1):
         raise UnfitRow(f"message {number} has the weight {_short(weight)}: 1 is learned, 0 is not")
-    return Turn(role, text, list(calls), bool(weight))
+    return Turn(role, text, calls, bool(weight))
+
+
+def _calls(message: Row, number: int) -> list[Any]:
+    """What an assistant asks of tools; a list that is written as text is read."""
+    given = message.get("tool_calls") or None
+    if given is None:
+        return [message["function_call"]] if message.get("function_call") else []
+    calls = _call(given) if isinstance(given, str) else given
+    if not isinstance(calls, list | tuple):
+        raise UnfitRow(f"message {number} has calls of tools that are no list: {_short(given)}")
+    return list(calls)
 
 
 def _call(content: Any) -> Any:
