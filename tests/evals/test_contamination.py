@@ -3,13 +3,16 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from hornbook.cli.main import main
+from hornbook.cli.model.subject import open_subject
 from hornbook.data.corpus import Corpus
 from hornbook.evals.contamination import find_items
 from hornbook.evals.documents import training_texts
@@ -45,7 +48,8 @@ def test_a_planted_item_is_told_beside_the_score(
     tokenizer = Tokenizer.load(tiny_corpus / "tokenizer")
     known = next(text for text in training_texts(Corpus.open(tiny_corpus), tokenizer) if len(text.split()) > 14)
     fresh = [passage(random.Random(seed), 12) for seed in range(3)]
-    rows = [{"context": text, "continuation": " page"} for text in (known[:90], *fresh)]
+    ends = (" page", " page", " and says more of it", " it")
+    rows = [{"context": text, "continuation": end} for text, end in zip((known[:90], *fresh), ends, strict=True)]
     path = tmp_path / "items.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     launch_run(tmp_path / "run", "train.sequence=128")
@@ -55,5 +59,14 @@ def test_a_planted_item_is_told_beside_the_score(
     found = json.loads(capsys.readouterr().out)["tasks"]["continuation"]
     assert (found["contaminated"], found["judged"], found["items"]) == (1, 4, 4)
     assert found["loss_clean"] != found["loss"]
+    clean = tmp_path / "clean.jsonl"
+    clean.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
+    assert main([*(word.replace(str(path), str(clean)) for word in words)]) == 0
+    alone = json.loads(capsys.readouterr().out)["tasks"]["continuation"]
+    for name in ("loss", "bits_per_byte", "bits_per_byte_se"):
+        assert found[name.replace("_se", "") + "_clean" + "_se" * name.endswith("_se")] == pytest.approx(alone[name])
     assert main([*words, "--no-contamination"]) == 0
     assert "contaminated" not in json.loads(capsys.readouterr().out)["tasks"]["continuation"]
+    subject, other = open_subject(tmp_path / "run"), cast(Any, SimpleNamespace(digest="of another"))
+    assert subject.training_corpus() is not None
+    assert replace(subject, tokenizer=other).training_corpus() is None, "its tokens mean something else"

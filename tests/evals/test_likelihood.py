@@ -1,11 +1,14 @@
 """Log-likelihoods of continuations: against the plain formula, over ranks, and what does not fit."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
 
+from hornbook.data.batch import Batch
 from hornbook.errors import UsageError
-from hornbook.evals.likelihood import Request, encode_request, log_likelihoods
+from hornbook.evals.likelihood import MOST_TOKENS, Request, encode_request, log_likelihoods
 from hornbook.parallel.world import World
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.evals.models import REQUESTS, context, engine
@@ -43,6 +46,20 @@ def test_what_was_not_scored_is_nan(tiny_corpus) -> None:
     own = context(tiny_corpus, 64, 1, lambda: next(turns))
     found = log_likelihoods(engine(), World(torch.device("cpu")), REQUESTS, own)
     assert np.isnan(found[:, 0]).sum() == len(REQUESTS) - 1
+
+
+def test_batches_of_a_model_that_reads_long_rows_are_no_longer_than_others(tiny_corpus) -> None:
+    sizes = []
+
+    class Watched:
+        def predictions(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            sizes.append(batch.tokens.numel())
+            return torch.zeros(batch.tokens.shape), torch.zeros(batch.tokens.shape)
+
+    requests = [Request([0] * 128, [1]), Request([0] * 30_000, [1]), *[Request([0] * 64, [1])] * 600]
+    log_likelihoods(cast(Any, Watched()), World(torch.device("cpu")), requests, context(tiny_corpus, 131_072, 8))
+    assert sizes[0] == 30_016, "alone"
+    assert sizes[1:] == [MOST_TOKENS, MOST_TOKENS, 217 * 64], "128 rows of 128, 256 of 64, and the rest"
 
 
 def test_a_continuation_begins_with_the_blank_before_it(tiny_corpus) -> None:

@@ -297,6 +297,7 @@ def test_a_key_is_asked_for(serve: Serve) -> None:
     for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s\u00e9cret".encode("latin-1")}):
         found = client.get("/v1/models", headers=given)
         assert (found.status_code, found.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert client.get("/v1/models", headers={"authorization": "Bearer s\u00e9cret".encode()}).status_code == 200
     client = serve(key="secret")
     assert client.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
+from hornbook.cli.model.serve import KEY
 from hornbook.errors import Exit
 from hornbook.serve.server import Address
 
@@ -36,8 +37,9 @@ def serving(model: Path, *words: str, **environment: str) -> Iterator[tuple[int,
 def test_it_serves_until_a_signal_and_ends_as_done(folder: Path) -> None:
     import urllib.request
 
-    with serving(folder, "--name", "mine") as (port, process):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=60) as answer:
+    with serving(folder, "--name", "mine", **{KEY: "a key\n"}) as (port, process):
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/v1/models", headers={"authorization": "Bearer a key"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             assert b'"mine"' in answer.read()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == Exit.DONE
@@ -59,6 +61,9 @@ def test_what_cannot_be_served_is_refused(
     monkeypatch.setattr("hornbook.run.memory.free_memory", lambda _: 10**6)
     assert main(["serve", str(folder), "--slots", "100", "--device", "cpu"]) == Exit.DOES_NOT_FIT
     assert "100 full slots need 0.0 GB" in capsys.readouterr().err
+    monkeypatch.setenv(KEY, " ")
+    assert main(["serve", str(folder), "--slots", "100", "--device", "cpu"]) == Exit.USAGE
+    assert "HORNBOOK_API_KEY is set and empty" in capsys.readouterr().err
 
 
 def test_an_address_knows_who_reaches_it() -> None:

@@ -81,9 +81,6 @@ def with_contamination(
 def _told(score: ItemScores, found: Contamination) -> ItemScores:
     """`contaminated` of `judged` items, and where there are any the measurements of the others, with `_clean`."""
     counts = {**score.counts, "contaminated": int(found.seen.sum()), "judged": int(found.judged.sum())}
-    clean = {
-        f"{name}_clean": values[~found.seen]
-        for name, values in score.values.items()
-        if len(values) == len(found.seen) and found.seen.any() and not found.seen.all()
-    }
+    some = found.seen.any() and not found.seen.all()
+    clean = {f"{name}_clean": values for name, values in score.of(~found.seen).items()} if some else {}
     return replace(score, values={**score.values, **clean}, counts=counts)

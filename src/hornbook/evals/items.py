@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from hornbook.evals.task import summary_of
 
@@ -21,11 +21,20 @@ class ItemScores:
     """Hash of the items: values with equal digests are of the same items, in the same order."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What is said besides, such as how many prompts were cut."""
+    sizes: Int[np.ndarray, " items"] | None = None
+    """Where `bits_per_byte` is measured, bytes of each item: its values are bits over their mean."""
 
     @property
     def summary(self) -> str:
         """`accuracy 0.7500 +- 0.0685, 40 items`."""
         return summary_of(self.as_dict())
+
+    def of(self, kept: Bool[np.ndarray, " items"]) -> dict[str, Float[np.ndarray, " kept"]]:
+        """The values that some items alone have, of measurements of all items."""
+        found = {name: values[kept] for name, values in self.values.items() if len(values) == len(kept)}
+        if self.sizes is not None and "bits_per_byte" in found:
+            found["bits_per_byte"] *= self.sizes.mean() / self.sizes[kept].mean()
+        return found
 
     def as_dict(self) -> dict[str, float | int | str]:
         """Means, and behind each its standard error under the name with `_se`."""

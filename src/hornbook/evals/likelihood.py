@@ -16,6 +16,8 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 LENGTH_UNIT = 32
 """Rows of a batch are as long as a multiple of it, so that there are few different lengths."""
+MOST_TOKENS = 2**14
+"""Of a batch of several rows: a model that reads very long rows need not have room for eight of them."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ def log_likelihoods(
 
 
 def _batches(requests: Sequence[Request], context: ModelContext) -> Iterator[Batch]:
-    """All requests, the longest first, in batches of as many tokens as a microbatch of training has."""
+    """All requests, the longest first, in batches of as many tokens as a microbatch of training, or fewer."""
     order = sorted(range(len(requests)), key=lambda number: (-requests[number].length, number))
-    budget = context.micro_batch * context.sequence
+    budget = min(context.micro_batch * context.sequence, MOST_TOKENS)
     while order:
         longest = requests[order[0]].length
         length = max(longest, min(-(-longest // LENGTH_UNIT) * LENGTH_UNIT, context.sequence))

@@ -40,7 +40,7 @@ class Guard:
             return None
         given = next((value for name, value in headers if name == b"authorization"), "")
         scheme, _, key = given.partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._key.encode()):
+        if scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._key.encode()):
             return None
         return ApiError(401, "the API key is missing or wrong: Authorization: Bearer KEY", code="invalid_api_key")
 

@@ -151,6 +151,16 @@ def test_an_end_of_text_begins_another(checkpoint: Path, talk: Talk, monkeypatch
     assert Tokenizer.load(checkpoint).decode(prompts[1]) == "<|endoftext|>two"
 
 
+def test_a_stop_text_ends_the_answer_and_not_the_text(checkpoint: Path, talk: Talk, prompts: list[list[int]]) -> None:
+    words = ("--greedy", "--tokens", 12, "--json")
+    (whole,) = answers(talk(checkpoint, "one\n", *words)[1])
+    stop = whole["text"][5:7]
+    shown = whole["text"][: whole["text"].index(stop)]
+    _, out, _ = talk(checkpoint, "one\ntwo\n", *words, "--stop", stop)
+    assert [answers(out)[0][name] for name in ("text", "ended")] == [shown, "stop text"]
+    assert Tokenizer.load(checkpoint).decode(prompts[2]) == f"<|endoftext|>one{shown}\ntwo"
+
+
 def test_what_was_computed_for_earlier_turns_is_kept(
     checkpoint: Path, talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

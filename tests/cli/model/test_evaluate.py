@@ -99,3 +99,21 @@ def test_tasks_are_named_by_kind_or_written_as_in_a_recipe(run: Path, capsys: py
     assert "cloze: accuracy 0." in capsys.readouterr().err
     assert main(["eval", str(run), "--tasks", "no_such"]) == 2
     assert "eval.tasks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (
+            ["--harness", "x", "--tasks", "copy", "--data", "f"],
+            "with --harness, --data and --tasks would change nothing",
+        ),
+        (["--bos"], "with no --harness, --bos would change nothing"),
+        (["--compare", "b", "--baselines"], "with --compare, --baselines would change nothing"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], named: str
+) -> None:
+    assert main(["eval", str(tmp_path), *words]) == 2
+    assert named in " ".join(capsys.readouterr().err.split())

@@ -90,6 +90,7 @@ def test_writing_ends_at_the_first_stop(tiny_corpus: Path) -> None:
         ({"question": "q", "choices": ["a", ""], "answer": 0, "_": ""}, None),
         ({"question": "q", "choices": ["a", "b"], "answer": 2}, r"items.jsonl:2: 'answer' is 2: the right choice is"),
         ({"question": "q", "choices": ["a", "b"], "answer": "C"}, r"items.jsonl:2: 'answer' is 2"),
+        ({"question": "q", "choices": ["a", "b"], "answer": "\u00df"}, r"items.jsonl:2: 'answer' is '\u00df'"),
         ({"question": "q", "choices": ["a", "b"]}, r"items.jsonl:2: 'answer' is None"),
         (
             {"text": "q", "choices": ["a", "b"], "answer": 0},

@@ -136,6 +136,16 @@ def test_buffers_grow_to_the_capacity_and_hold_what_was_there(random_model) -> N
         step(model, cache, [5])
 
 
+def test_positions_are_where_the_states_of_a_model_without_keys_are() -> None:
+    """`meta` stands for a GPU."""
+    cache, known = BatchCache(2, LENGTH), KVCache()
+    known.remember(0, 5, (torch.empty(1, 3, device="meta"),))
+    known.advance(5)
+    cache.join(known)
+    assert cache.positions().device.type == "meta"
+    assert cache.lengths == [5]
+
+
 def test_no_more_texts_join_than_there_are_rows(random_model) -> None:
     cache, known = BatchCache(1, 8), KVCache()
     next_logits(random_model(CONFIGS["grouped"], VOCAB, 3), [1], known)

@@ -91,6 +91,8 @@ def test_temperature_zero_is_greedy():
     assert choose_token(logits, Sampling(temperature=0), 3) == best
     assert choose_token(logits, Sampling(greedy=True, temperature=9), 3) == best
     assert choose_token(logits, Sampling(top_k=1), 3) == best
+    for least in (1e-10, 1e-39, 5e-324):  # logits over the second are infinite, over the third NaN
+        assert choose_token(logits, Sampling(temperature=least), 3) == best, least
 
 
 @settings(deadline=None, max_examples=30)

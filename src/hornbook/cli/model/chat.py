@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from hornbook.text.tokenizer.chat_template import ChatTemplate
 
 _KEYS = "/reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer"
-_ENDED, _STOPPED, _FULL = "end of text", "interrupted", "length"
+_ENDED, _STOPPED, _FULL, _CUT = "end of text", "interrupted", "length", "stop text"
 
 
 def chat(
@@ -126,8 +126,8 @@ class Turns:
 
         return self._template.encode([Message(role, text) for role, text in self._turns])
 
-    def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Keep an answer, also a stopped one, because the next line may refer to it. `ended`: by a token of `stop`."""
+    def said(self, ids: list[int], text: str, ended: str) -> None:
+        """Keep an answer, also a stopped one, because the next line may refer to it."""
         del ids, ended
         self._turns.append(("assistant", text))
 
@@ -159,11 +159,13 @@ class OneText:
         """The whole text."""
         return list(self._ids)
 
-    def said(self, ids: list[int], text: str, *, ended: bool) -> None:
-        """Append what the model wrote; after an end-of-text token the next line starts another text."""
-        del text
-        self._ids += ids
-        if ended:
+    def said(self, ids: list[int], text: str, ended: str) -> None:
+        """Append what the model wrote; after an end-of-text token the next line starts another text.
+
+        Of an answer that a text of --stop ended, what was shown: its last tokens have that text too.
+        """
+        self._ids += self._tokenizer.encode(text) if ended == _CUT else ids
+        if ended == _ENDED:
             self.reset()
 
 
@@ -200,6 +202,8 @@ class Speaker:
         self._loaded, self._conversation = loaded, conversation
         self._max_tokens, self._sampling, self._stop = max_tokens, sampling, stop
         self._turns, self._past = 0, Past()
+        self._cut = False
+        """A text of `stop` ended the last answer: no more tokens were asked for."""
 
     def take_turn(self, line: str, *, as_json: bool) -> Result:
         """Answer, showing the text piece by piece unless `as_json`, until the end of a turn, the limit, or Ctrl-C."""
@@ -211,11 +215,11 @@ class Speaker:
                 pieces.append(piece)
                 if not as_json:
                     write(piece)
-            ended = _FULL if len(ids) == self._max_tokens else _ENDED
+            ended = _CUT if self._cut else _FULL if len(ids) == self._max_tokens else _ENDED
         except KeyboardInterrupt:
             ended = _STOPPED
         text, seconds = "".join(pieces), time.perf_counter() - start
-        self._conversation.said(ids, text, ended=ended == _ENDED)
+        self._conversation.said(ids, text, ended)
         self._turns += 1
         value = {"prompt": line, "text": text, "tokens": len(ids), "ended": ended, "seconds": round(seconds, 3)}
         return Result(value, "", report=[speed_text(len(ids), seconds, ended)])
@@ -239,9 +243,11 @@ class Speaker:
         )
 
         def collected() -> Iterator[int]:
+            self._cut = True
             for token in made:
                 ids.append(token)
                 yield token
+            self._cut = False
 
         return stream_text(collected(), tokenizer, before, self._stop)
 

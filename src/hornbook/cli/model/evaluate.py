@@ -11,6 +11,7 @@ from hornbook.cli.model.harness import evaluate_with_harness
 from hornbook.cli.model.subject import corpus_of, open_subject
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Average, Target
+from hornbook.errors import UsageError
 from hornbook.files.run_status import coverage
 from hornbook.progress import Progress, progress_bar
 
@@ -57,6 +58,12 @@ def evaluate(
     """
     from hornbook.evals.task import summary_of
 
+    if harness:
+        _refuse("--harness", {"--data": data, "--baselines": baselines, "--tasks": tasks, "--compare": compare})
+    else:
+        _refuse("no --harness", {"--include": include, "--bos": bos})
+    if compare is not None:
+        _refuse("--compare", {"--baselines": baselines})
     with progress_bar() as progress:
         progress("load the model", 0, None)
         if harness:
@@ -67,6 +74,12 @@ def evaluate(
         metrics = _score(target, data, progress, tasks, **chosen)
     lines = [f"{name}: {summary_of(values)}" for name, values in metrics.get("tasks", {}).items()]
     return Result(metrics, notes=[_table(metrics), *lines])
+
+
+def _refuse(chosen: str, others: dict[str, object]) -> None:
+    """Raise UsageError for options that would change nothing."""
+    if given := [name for name, value in others.items() if value]:
+        raise UsageError(f"with {chosen}, {' and '.join(given)} would change nothing: leave it out")
 
 
 def _score(

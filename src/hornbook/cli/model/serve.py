@@ -47,11 +47,12 @@ def serve(
     from hornbook.serve.server import Address, serve_app
     from hornbook.serve.service import Service
 
+    key = _key()
     with progress_bar() as progress:
         progress("load the model", 0, None)
         loaded = load_speaker(target, device)
     limits = Limits(slots=slots, queue=queue, seconds=seconds, context=_context(loaded, context))
-    address, key = Address(host, port, tuple(allow_host or ())), os.environ.get(KEY) or None
+    address = Address(host, port, tuple(allow_host or ()))
     called = name or _name(target)
     engine = Engine(loaded, limits)
     _check_memory(loaded, engine.cache_bytes(), limits.slots)
@@ -66,6 +67,14 @@ def serve(
 
     serve_app(app, address, limits, report)
     return Result({"model": called, "steps": service.engine.steps}, None, report=["the server has ended"])
+
+
+def _key() -> str | None:
+    """The key that requests must bring, without white space around it, such as the end of a file's line."""
+    key = os.environ.get(KEY)
+    if key is not None and not key.strip():
+        raise UsageError(f"{KEY} is set and empty, which would let anyone in: give it a key, or unset it")
+    return None if key is None else key.strip()
 
 
 def _context(loaded: "Loaded", wanted: int | None) -> int:

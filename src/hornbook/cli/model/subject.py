@@ -38,11 +38,14 @@ class Subject:
         return min(self.recipe.train.sequence, self.loaded.config.position.length)
 
     def training_corpus(self) -> "Corpus | None":
-        """What the run was trained on; None where it belongs to none, or the data is gone."""
+        """What the run was trained on; None where it belongs to none, or the data is gone or of another tokenizer."""
         from hornbook.data.corpus import Corpus
 
         path = self.recipe.data.path
-        return Corpus.open(path) if path is not None and Path(path, "tokens", "index.json").is_file() else None
+        if path is None or not Path(path, "tokens", "index.json").is_file():
+            return None
+        corpus = Corpus.open(path)
+        return corpus if corpus.tokenizer_digest == self.tokenizer.digest else None
 
     def evaluator(self, corpus: "Corpus", sequence: int | None = None) -> "Evaluator":
         """For text that was made with the model's tokenizer. Raises IntegrityError or UsageError for other text."""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Float
 
 from hornbook.evals.items import ItemScores, digest_of
 from hornbook.evals.likelihood import Request, log_likelihoods
@@ -89,16 +88,14 @@ class ContinuationTask:
         nats, right = log_likelihoods(model, world, requests, self.context).T
         lengths = np.array([len(request.continuation) for request in requests])
         exact = (right == lengths).astype(float)
-        values = {"exact": exact, "loss": -nats / lengths} | self._bits(nats)
+        sizes = np.array([item.size for item in self.items])
+        values = {"exact": exact, "loss": -nats / lengths}
+        if sizes.any():  # over the mean bytes of an item, so that the mean is that of all bytes together
+            values["bits_per_byte"] = -nats / math.log(2) / sizes.mean()
         for group in dict.fromkeys(item.group for item in self.items if item.group):
             values[f"exact_{group}"] = exact[[item.group == group for item in self.items]]
         digest = digest_of(*(_identity(item.text, [item.request]) for item in self.items))
-        return ItemScores(values, digest, _cut(requests))
-
-    def _bits(self, nats: Float[np.ndarray, " items"]) -> dict[str, Float[np.ndarray, " items"]]:
-        """Bits of each item over the mean bytes of an item, so that the mean is that of all bytes together."""
-        sizes = np.array([item.size for item in self.items])
-        return {"bits_per_byte": -nats / math.log(2) / sizes.mean()} if sizes.any() else {}
+        return ItemScores(values, digest, _cut(requests), sizes)
 
 
 @dataclass(frozen=True)

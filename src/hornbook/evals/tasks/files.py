@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import xxhash
@@ -143,7 +144,8 @@ def _number(answer: Any, found: list[str], where: str) -> int:
     if isinstance(answer, str):
         if answer in found:
             return found.index(answer)
-        answer = int(answer) if answer.isdecimal() else ord(answer.upper()) - ord("A") if len(answer) == 1 else answer
+        letter = ascii_uppercase.find(answer.upper()) if len(answer) == 1 else -1
+        answer = int(answer) if answer.isdecimal() else answer if letter < 0 else letter
     if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(found):
         raise UsageError(
             f"{where} is {answer!r}: the right choice is its index from 0, its letter from A or its text, and there "

@@ -122,7 +122,8 @@ class BatchCache(KVCache):
 
     def _set_lengths(self, lengths: list[int]) -> None:
         self.lengths, self.length = lengths, max(lengths, default=0)
-        device = next((keys.device for keys, _ in self._buffers.values()), None)
+        held = [*self._buffers.values(), *self._recurrent.values()]  # some models have states alone
+        device = held[0][0].device if held else None
         self._at = torch.tensor(lengths, dtype=torch.int64).to(device)
         self._row_numbers = torch.arange(len(lengths), device=device)
 

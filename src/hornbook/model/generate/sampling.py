@@ -20,6 +20,8 @@ from torch import Tensor
 from hornbook.errors import UsageError
 
 REMOVED = float("-inf")
+COLDEST = 1e-6
+"""Below this temperature a draw is greedy: logits divided by still less would overflow float32."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Sampling:
     """How the next token is chosen."""
 
     temperature: float = 1.0
-    """Logits are divided by it; 0 is greedy."""
+    """Logits are divided by it; 0 (below `COLDEST`) is greedy."""
     top_k: int = 0
     """Only the k most likely tokens; 0 is all."""
     top_p: float = 1.0
@@ -65,7 +67,7 @@ class Sampling:
     @property
     def is_greedy(self) -> bool:
         """The most likely token is taken."""
-        return self.greedy or self.temperature == 0
+        return self.greedy or self.temperature < COLDEST
 
     @property
     def penalises(self) -> bool:
