@@ -22,6 +22,8 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     assert main([*command, "--replay", "0,50%", "-n", "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["shares"] == [0, 0.5]
     assert not out.exists()
+    assert main([*command, "--replay", "0,50%", "optim.lr=0.2", "--domain", str(tmp_path / "no")]) == Exit.USAGE
+    capsys.readouterr()
     assert main([*command, "--replay", "0,50%", "--json"]) == Exit.DONE
     found = json.loads(capsys.readouterr().out)
     assert [stage["share"] for stage in found["stages"]] == [0, 0.5]

@@ -15,7 +15,7 @@ from hornbook.cli.shell import DryRun, Words, resolve_words, say
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.durable import storage_errors, write_atomic
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_status import evaluations, status_of
+from hornbook.files.run_status import evaluations, find_runs, status_of
 from hornbook.settings.sources import COMMAND_LINE
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def _question(words: Sequence[str], model: Path, domain: Path, general: Path) ->
 def _refuse_other(out: Path, question: dict[str, Any]) -> None:
     """UsageError where the runs in a folder are of another model, other data or other settings: they would go on."""
     path = out / QUESTION
-    if not path.is_file():
-        return
+    if not path.is_file() or not find_runs(out):
+        return  # nothing was trained yet: settings that were refused may be mended
     with storage_errors(path):
         text = path.read_text(encoding="utf-8")
     try:
