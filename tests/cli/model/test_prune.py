@@ -48,3 +48,24 @@ def test_too_few_heads_and_nothing_to_do_are_named(
         assert main(["prune", str(run), *out, *more]) == Exit.USAGE
         assert says in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("step", ["lora", "freeze"])
+def test_of_a_model_with_surgery_the_merged_weights_are_cut(
+    tmp_path: Path, tiny_settings: tuple[str, ...], capsys: pytest.CaptureFixture[str], step: str
+) -> None:
+    """Importance needs gradients of weights that the run itself had frozen, and losses are of the same weights."""
+    base, run, small = (tmp_path / name for name in ("base", "run", "small"))
+    words = [word for word in tiny_settings if not word.startswith("model.")]
+    assert main(["train", "--out", str(base), *tiny_settings, "train.tokens=512"]) == Exit.DONE
+    chosen = {"lora": '["lora"]', "freeze": '[{kind = "freeze", names = ["blocks.*"]}]'}[step]
+    start = ["train", "--from", str(base), "--out", str(run), *words, "train.tokens=512"]
+    assert main([*start, f"surgery={chosen}"]) == Exit.DONE
+    capsys.readouterr()
+    assert main(["prune", str(run), "--heads", "1", "--rows", "2", "--out", str(small), "--json"]) == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert main(["prune", str(run), "--heads", "2", "--rows", "2", "--out", str(tmp_path / "whole"), "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["before"]["loss"] == pytest.approx(whole["after"]["loss"])
+    assert found["before"]["bytes"] > found["after"]["bytes"]
+    assert found["after"]["parameters"] < found["before"]["parameters"] == whole["after"]["parameters"]

@@ -12,9 +12,13 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.cli.plan import ladder
 from hornbook.cli.plan.ladder import read_rungs
+from hornbook.data.corpus import Corpus
 from hornbook.errors import Exit
+from hornbook.model.config.parameter_count import count_parameters, rounded_rows
+from hornbook.plan.scaling.isoflop import PlannedRun
 from hornbook.plan.scaling.ladder import Rung
 from hornbook.plan.scaling.laws import law_named
+from hornbook.settings.resolve import resolve
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +132,11 @@ def test_compute_of_published_models(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_ladder_is_run_once_and_goes_on(
-    tmp_path: Path, tiny_settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny_corpus: Path,
+    tiny_settings: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each run is a process; here one that writes what a finished run leaves."""
     started = []
@@ -142,11 +150,13 @@ def test_a_ladder_is_run_once_and_goes_on(
 
     monkeypatch.setattr("hornbook.cli.start.demo.hornbook", finish)
     monkeypatch.setattr(ladder, "summarize", lambda _: SimpleNamespace(status="finished"))
-    command = ["ladder", "run", *tiny_settings, "text.tokenizer.vocab=4096", "--data", str(tmp_path), "--sizes", "4"]
+    command = ["ladder", "run", *tiny_settings, "--data", str(tiny_corpus), "--sizes", "4"]
     command += ["--out", str(tmp_path / "runs"), "--compute", "1e15", "--compute", "3e15", "--json"]
     assert main([*command, "-n"]) == Exit.DONE
     planned = json.loads(capsys.readouterr().out)["runs"]
     assert not started
+    made = resolve("tiny", [*tiny_settings, *PlannedRun.model_validate(planned[0]).words()], environ={}).recipe.model
+    assert count_parameters(made, rounded_rows(Corpus.open(tiny_corpus).vocab_size)) == planned[0]["parameters"]
     assert main(command) == Exit.DONE
     assert len(started) == len(planned) == 8
     assert started[0][:2] == ["train", tiny_settings[0]]

@@ -22,6 +22,8 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     assert main([*command, "--replay", "0,50%", "-n", "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["shares"] == [0, 0.5]
     assert not out.exists()
+    assert main([*command, "--replay", "0,50%", "optim.lr=0.2", "--domain", str(tmp_path / "no")]) == Exit.USAGE
+    capsys.readouterr()
     assert main([*command, "--replay", "0,50%", "--json"]) == Exit.DONE
     found = json.loads(capsys.readouterr().out)
     assert [stage["share"] for stage in found["stages"]] == [0, 0.5]
@@ -36,6 +38,15 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     newest = max(path.stat().st_mtime_ns for path in (out / "replay-0-seed-1").rglob("*"))
     assert main([*command, "--replay", "0,50%", "--json"]) == Exit.DONE
     assert max(path.stat().st_mtime_ns for path in (out / "replay-0-seed-1").rglob("*")) == newest, "it was finished"
+    for other, name in (
+        (["--domain", str(general)], "--domain"),
+        (["--from", str(sorted((base / "checkpoints").glob("step-*"))[0])], "--from"),
+        (["optim.lr=0.1"], "settings"),
+    ):
+        assert main([*command, "--replay", "0,50%", *other]) == Exit.USAGE
+        assert f"{name}: the runs in {out} have" in capsys.readouterr().err
+    (out / "adapt.json").write_text("[")
+    assert main([*command, "--replay", "0,50%"]) == Exit.INTEGRITY
 
 
 @pytest.mark.parametrize(
@@ -43,6 +54,7 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     [
         (["--replay", "0,2"], "--replay 0,2: write different shares"),
         (["--seeds", "1,1"], "--seeds 1,1"),
+        (["--seeds", "²"], "--seeds ²: write different whole numbers"),
         (["seed=4"], "seed: `hornbook adapt` sets it"),
     ],
 )

@@ -97,13 +97,16 @@ class _Text:
         self._index = build_loader(config, path, **sizes, prefetch=False).index
 
     def _engine(self, folder: Path) -> "tuple[Engine, ModelConfig]":
-        from hornbook.model.storage.load import load_model
+        from hornbook.model.build import build_model
+        from hornbook.model.surgery.folders import read_merged
+        from hornbook.model.surgery.operate import fill
         from hornbook.parallel.config import ParallelConfig
         from hornbook.parallel.parallelize import parallelize
 
-        loaded = load_model(folder)
+        config, vocab, tensors, _ = read_merged(folder)  # the weights that are cut: adapters merged, nothing frozen
+        model = fill(build_model(config, vocab, "meta"), tensors, None)
         train = self._recipe.train.model_copy(update={"device": "auto", "precision": "fp32", "compile": False})
-        return parallelize(loaded.model, ParallelConfig(), train), loaded.config
+        return parallelize(model.requires_grad_(True), ParallelConfig(), train), config
 
     def importance(self, folder: Path, rows: int) -> "Importance":
         """Of the parts of a model, on the first rows of training text."""
@@ -134,7 +137,7 @@ class _Text:
                 f"{self._index.corpus.root} has no validation text: tokenize it with text.validation above 0"
             )
         rate = (tokens - first) / (time.perf_counter() - started) if started else math.nan
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        size = sum(path.stat().st_size for path in folder.glob("model*.safetensors")) or 4 * engine.num_parameters
         return {"loss": loss / tokens, "parameters": engine.num_parameters, "bytes": size, "tokens per second": rate}
 
     def _held_out(self) -> "Iterator[Batch]":

@@ -20,6 +20,7 @@ from hornbook.plan.numbers import short
 
 if TYPE_CHECKING:
     from hornbook.plan.scaling.ladder import LadderFit, Rung
+    from hornbook.settings.recipe import Recipe
 
 app = CommandGroup(
     help="Fit a scaling law to runs of several sizes; compute of published models.",
@@ -58,7 +59,8 @@ def run(
     budgets = [parse_budgets([each], "--compute").operations for each in compute]
     if None in budgets:
         raise UsageError("--compute: write operations, such as 1e15 or 0.1PFd")
-    planned, left_out = isoflop_runs(resolved.recipe, [each for each in budgets if each], sizes, spread)
+    recipe = _with_rows_of(data, resolved.recipe)
+    planned, left_out = isoflop_runs(recipe, sorted({each for each in budgets if each}), sizes, spread)
     target, overrides = split_target(words)
     rows = []
     for number, each in enumerate(planned, 1):
@@ -125,6 +127,15 @@ def fit(
     value = found.model_dump(mode="json", exclude={"law": {"samples"}})
     points = [rung.model_dump(mode="json", exclude={"curve"}) for rung in rungs]
     return Result(value | {"points": points, "left_out": left_out}, ladder_text(found, rungs), notes=notes)
+
+
+def _with_rows_of(data: Path, recipe: "Recipe") -> "Recipe":
+    """The recipe with as many rows of the embedding as its runs will have on this data, unless it says how many."""
+    from hornbook.data.corpus import Corpus
+    from hornbook.model.config.parameter_count import embedding_rows
+
+    rows = embedding_rows(recipe.model, Corpus.open(data).vocab_size)
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab": rows})})
 
 
 def read_rungs(paths: Iterable[Path], *, loss: str, count: str) -> tuple[list["Rung"], dict[str, str]]:

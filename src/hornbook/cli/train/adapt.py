@@ -12,10 +12,10 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Words, resolve_words, say
-from hornbook.errors import Exit, UsageError
+from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.durable import storage_errors, write_atomic
 from hornbook.files.run_directory import RunDir
-from hornbook.files.run_status import evaluations, status_of
+from hornbook.files.run_status import evaluations, find_runs, status_of
 from hornbook.settings.sources import COMMAND_LINE
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 OWN = ("data.path", "data.replay.path", "data.replay.share", "seed")
 """Settings that the command itself gives."""
+QUESTION = "adapt.json"
+"""In the folder: what its runs are of."""
 
 
 def adapt(
@@ -48,11 +50,26 @@ def adapt(
             raise UsageError(f"{key}: `hornbook adapt` sets it: leave it out")
     runs = {(share, seed): RunDir(out / f"replay-{share:g}-seed-{seed}") for share in shares for seed in numbers}
     plan: dict[str, Any] = {"runs": [str(run.path) for run in runs.values()], "shares": shares, "seeds": numbers}
+    question = _question(words or [], from_, domain, general)
+    _refuse_other(out, question)
     if dry_run:
         return Result(plan, f"would train {len(runs)} runs in {out}; nothing written")
+    with storage_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(out / QUESTION, json.dumps(question, indent=1) + "\n")
     for (share, seed), run in runs.items():
         more = [f"data.replay.path={general.resolve()}", f"data.replay.share={share}", f"seed={seed}"]
-        start = ["train", *(words or []), "--from", str(from_), "--data", str(domain), "--out", str(run.path), *more]
+        start = [
+            "train",
+            *(words or []),
+            "--from",
+            question["--from"],
+            "--data",
+            str(domain),
+            "--out",
+            str(run.path),
+            *more,
+        ]
         code = _train(run, start)
         if code != Exit.DONE:
             text = f"{run.path} ended with exit code {code}: the same command goes on from there"
@@ -60,6 +77,30 @@ def adapt(
     found = _adaptation(runs, shares, numbers)
     files = _report(out, found, from_, domain, general)
     return Result(plan | found.as_dict() | {"files": files}, found.markdown() + "\n".join(files))
+
+
+def _question(words: Sequence[str], model: Path, domain: Path, general: Path) -> dict[str, Any]:
+    """What all runs of a folder have in common; of a run that is adapted its newest checkpoint now."""
+    from hornbook.run.checkpoints.path import checkpoint_path
+
+    paths = {"--from": checkpoint_path(model), "--domain": domain, "--general": general}
+    return {**{name: str(path.resolve()) for name, path in paths.items()}, "settings": list(words)}
+
+
+def _refuse_other(out: Path, question: dict[str, Any]) -> None:
+    """UsageError where the runs in a folder are of another model, other data or other settings: they would go on."""
+    path = out / QUESTION
+    if not path.is_file() or not find_runs(out):
+        return  # nothing was trained yet: settings that were refused may be mended
+    with storage_errors(path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        there = dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise IntegrityError(f"{path} is not what `hornbook adapt` wrote: take another --out") from error
+    for name, asked in question.items():
+        if there.get(name) != asked:
+            raise UsageError(f"{name}: the runs in {out} have {there.get(name)}, not {asked}: take another --out")
 
 
 def _train(run: RunDir, start: Sequence[str]) -> int:
@@ -127,6 +168,6 @@ def _shares(text: str) -> list[float]:
 
 def _seeds(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() for word in words) or len(set(words)) < len(words):
+    if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
         raise UsageError(f"--seeds {text}: write different whole numbers, such as 1,2,3")
     return [int(word) for word in words]
