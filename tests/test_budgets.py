@@ -15,7 +15,7 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 8_200,
+    "cli": 8_250,
     "data": 5_450,
     "evals": 2_350,
     "files": 1_800,
@@ -24,7 +24,7 @@ ROOM_LINES = {
     "optim": 3_800,
     "parallel": 7_100,
     "plan": 5_650,
-    "run": 19_150,
+    "run": 19_200,
     "serve": 1_700,
     "settings": 2_800,
     "studio": 1_050,

@@ -132,7 +132,7 @@ def test_a_vocabulary_that_grows_has_no_rows_without_tokens_and_keeps_its_settin
         (["--quantize", "int4-group0"], "--quantize int4-group0: write int8, int4, nf4"),
         (["--quantize", "int4-group48"], r"rows of 32 values, which groups of 48 do not divide"),
         (["--to", "peft"], "holds no adapter"),
-        (["--to", "gguf"], "is not one of 'hf', 'peft'"),
+        (["--to", "mlx"], "is not one of 'hf', 'peft'"),
     ],
 )
 def test_mistakes_are_answered_with_exit_code_2(

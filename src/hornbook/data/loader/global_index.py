@@ -42,7 +42,7 @@ class GlobalIndex:
         self.streams = [training[name] for name in self.sources]
         self._builder = config.objective.build(BuildContext(corpus, self.streams, config, sequence, seed))
         self.plans = self._builder.plans
-        self.notes += self._builder.notes
+        self.notes += getattr(self._builder, "notes", [])  # builders of other packages may have none
         rows = [plan.rows for plan in self.plans]
         if config.max_epochs is not None:
             self.stages, end = cap_epochs(self.stages, rows, config.max_epochs)
