@@ -199,6 +199,27 @@ class Transformer(Stack):
             cache.advance(x.shape[1])
         return x, auxiliary
 
+    def look_ahead(
+        self,
+        ahead: int,
+        states: Float[Tensor, "batch time width"],
+        tokens: Int[Tensor, "batch time"],
+        cache: KVCache,
+    ) -> Float[Tensor, "batch time width"]:
+        """States of block `ahead` (from 1) of multi-token prediction, which follow those whose keys its cache holds.
+
+        states: of the block before, or the model's; tokens: those `ahead` positions further on.
+        """
+        assert self.mtp is not None
+        assert self.embedding is not None
+        first, time = cache.length, tokens.shape[1]
+        _, context = self._prepare(self, Source(tokens), None, cache)
+        positions = torch.arange(first + ahead, first + ahead + time, device=tokens.device)[None]
+        vectors = self.embed(self.embedding(tokens), positions, None, self.compute_dtype)
+        found, _ = self.mtp.step(ahead, states, vectors, context)
+        cache.advance(time)
+        return found
+
     def encode(self, source: Source) -> Memory:
         """The encoder's states, once for all steps of a generation."""
         return self._encode(source, None)[0]

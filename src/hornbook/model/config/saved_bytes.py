@@ -113,7 +113,9 @@ class _Stack:
     @property
     def weighs_rows(self) -> bool:
         """Whether losses of its experts are multiplied by the weight of each row."""
-        return any(getattr(self.model.layer(number).mlp, "has_losses", False) for number in range(self.model.num_blocks))
+        return any(
+            getattr(self.model.layer(number).mlp, "has_losses", False) for number in range(self.model.num_blocks)
+        )
 
     @property
     def shared(self) -> int:

@@ -3,7 +3,7 @@
 DeepSeek-V3 (arXiv 2412.19437, section 2.2). With h(0) the states that the head of the next token reads, e the vector
 with which a token enters the first block, and D blocks:
 
-    x(k)_i = M_k [norm(h(k-1)_i); norm(e_(i+k))],    h(k) = norm(block_k(x(k))),    logits of token i + k + 1: head(h(k)_i)
+    x(k)_i = M_k [norm(h(k-1)_i); norm(e_(i+k))],  h(k) = norm(block_k(x(k))),  logits of token i + k + 1: head(h(k)_i)
     loss = lambda / D * sum_k (cross-entropy of h(k), divided by the same weight as that of h(0))
 
 `parallel` has x(k) = h(0) instead. Blocks are named and numbered as further layers, so that initial values, learning
@@ -97,9 +97,7 @@ def reaches(lengths: Lengths | DocumentLengths | None, like: Tensor, count: int)
     """Whether `count` positions on the document of a position goes on; lengths: None for one document a row."""
     batch, time = like.shape[:2]
     rows = [(time,)] * batch if lengths is None else lengths
-    ends = torch.stack(
-        [torch.tensor(list(accumulate(row))).repeat_interleave(torch.tensor(row)) for row in rows]
-    )
+    ends = torch.stack([torch.tensor(list(accumulate(row))).repeat_interleave(torch.tensor(row)) for row in rows])
     return to_device(torch.arange(time) + count < ends, like.device)
 
 

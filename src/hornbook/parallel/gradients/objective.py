@@ -50,7 +50,9 @@ def _further_loss(head: Head, states: list[Tensor], batch: Batch, weight: float,
     losses, share = [], weight * early / len(states)
     for ahead, hidden in enumerate(states, 1):
         targets, weights = targets_ahead(batch.targets, batch.weights, batch.document_lengths, ahead)
-        losses.append(head.losses(hidden, *(to_device(each, hidden.device) for each in (targets, weights * share)))["loss"])
+        losses.append(
+            head.losses(hidden, *(to_device(each, hidden.device) for each in (targets, weights * share)))["loss"]
+        )
     return torch.stack(losses).sum()
 
 
