@@ -202,7 +202,7 @@ class Engine:
         if hidden is None:
             return rest
         early = power_below(factor) if self.scaler else 1.0
-        return head_terms(self._head, hidden, mine, self._loss, keys, early) | rest
+        return head_terms(self._head, hidden, auxiliary, mine, self._loss, keys, early) | rest
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""

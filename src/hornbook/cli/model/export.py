@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from hornbook.cli.model.out_folder import Certify, certify_model, check_free, new_model, report_text, with_tokenizer
+from hornbook.cli.model.out_folder import (
+    Certify,
+    certify_model,
+    check_free,
+    new_model,
+    report_text,
+    tell_left_out,
+    with_tokenizer,
+)
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Average, DryRun, Target
 from hornbook.cli.train.training import use_command
@@ -57,6 +65,7 @@ def export(
         return _export_quantized(folder, out, quantize, dry_run=dry_run)
     config, vocab, stream, beside = read_merged(folder, average=average)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
+    tell_left_out(folder, report)
     if to == "gguf":
         return _export_gguf(report, folder, config, vocab, stream, with_tokenizer(beside), certificate, dry_run)
     if to == "onnx":
@@ -214,6 +223,7 @@ def _export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> R
         "bytes_after": change.bytes_after,
         "relative_error": change.error,
     }
+    tell_left_out(folder, report)
     sizes = f"{change.bytes_before / 1e6:,.1f} MB as float32, {change.bytes_after / 1e6:,.1f} MB as {form}"
     last = f"{change.layers} layers, {sizes}; rounding changed the weights by {change.error:.2%} (relative L2 norm)"
     if dry_run:

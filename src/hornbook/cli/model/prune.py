@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.model.out_folder import check_free, new_model, report_text, with_tokenizer
+from hornbook.cli.model.out_folder import check_free, new_model, report_text, tell_left_out, with_tokenizer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Target
 from hornbook.errors import UsageError
@@ -60,6 +60,7 @@ def prune(
     before = text.measure(folder)
     tensors = cut(stream, old, kept)
     report: dict[str, Any] = {"source": str(folder), "out": str(out), "model": new.model_dump(mode="json")}
+    tell_left_out(folder, report)
     report |= {"layers": kept.layers, "before": before}
     with new_model(out, "prune", folder, report) as partial:
         values = sparsify(tensors) if sparse else tensors

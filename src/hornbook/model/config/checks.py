@@ -16,7 +16,7 @@ _CAUSAL_BATCH = (
 
 def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(dotted key in a recipe, what is wrong and the remedy) of everything that no single field can see."""
-    deepest = max(stack.layers for stack in stacks_of(model))
+    deepest = max(stack.num_blocks for stack in stacks_of(model))
     # The pattern repeats: a file that claims any number of layers is judged as fast.
     layers = [model.layer(i) for i in range(min(deepest, len(model.first) + max(len(model.pattern), 1)))]
     for layer in {layer.model_dump_json(): layer for layer in layers}.values():
@@ -33,6 +33,9 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield from _check_layer(model, f"model.first.{number}", given)
     for number, given in enumerate(model.pattern):
         yield from _check_layer(model, f"model.pattern.{number}", given)
+    if model.mtp.depth and (model.kind, model.head.kind) != ("decoder", "lm"):
+        found = f'model.kind is "{model.kind}", model.head.kind "{model.head.kind}"'
+        yield "model.mtp", f'further tokens are predicted by a decoder with the head "lm", and {found}: leave it out'
     if model.kind == "encoder_decoder" and model.attention.kind != "full":
         yield "model.attention", _NOT_ACROSS.format(kind=model.attention.kind)
     if model.kind == "encoder_decoder" and model.block.kind == "parallel":
