@@ -228,7 +228,7 @@ def act(fault: dict[str, Any]) -> None:
         case "truncate":
             os.truncate(fault["path"], 0)
         case "poison":
-            if hornbook.run.train.compute_gradients.__module__ == hornbook.run.train.__name__:
+            if State.forward_backward.__module__ == State.__module__:
                 poison((range(fault["first"], fault["end"]), math.nan))
         case "one GPU":
             torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
