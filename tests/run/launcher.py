@@ -68,7 +68,7 @@ def planned(fault: Mapping[str, Any]) -> dict[str, Any] | None:
     rest = {key: value for key, value in fault.items() if key not in (*PLACE, "do")}
     if fault["do"] in SIGNALS:
         return {"do": SIGNALS[fault["do"]], "at": where, **rest}
-    if fault["do"] in ("slow", "inf_grad", "bitflip_grad"):
+    if fault["do"] in ("slow", "nan_batch", "inf_grad", "bitflip_grad"):
         return {"do": fault["do"], "at": where, **rest}
     return {"do": "exc", "error": fault["do"], "at": where, **rest}
 
