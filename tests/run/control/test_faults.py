@@ -63,6 +63,7 @@ def plan(*faults: str) -> str:
             r"plan.toml:3: faults.0.error must be an error of Python .*, not .print.",
         ),
         ('do = "slow"\nseconds = 0\nat = {step = 1}', r"plan.toml:3: faults.0.seconds must be more than 0"),
+        ('do = "bitflip_param"\nagain = true\nat = {step = 1}', r"plan.toml.*faults.0.*again: a weight whose bit"),
     ],
 )
 def test_what_a_plan_may_not_say_is_named_with_its_line(tmp_path: Path, text: str, told: str) -> None:
@@ -158,10 +159,11 @@ def test_numbers_that_are_not_finite_on_one_rank_are_skipped_by_all(
     tmp_path: Path, start: Start, events: Events, kind: str
 ) -> None:
     run = tmp_path / "run"
-    started = start(run, plan(f'do = "{kind}"\nat = {{step = 5, rank = 1}}'), "parallel.data=2")
+    started = start(run, plan(f'do = "{kind}"\nagain = true\nat = {{step = 5, rank = 1}}'), "parallel.data=2")
     assert started.wait() == 0, started.text
     (skip,) = events(run, "skip")
-    assert skip["step"] == 6
+    assert (skip["step"], skip["recomputed"]) == (6, True)
+    assert len(events(run, "fault")) == 1
     losses = [json.loads(line)["loss"] for line in RunDir(run).metrics.read_text().splitlines()]
     assert len(losses) == 12
     assert [step for step, loss in enumerate(losses, 1) if loss is None] == ([6] if kind == "nan_batch" else [])

@@ -118,7 +118,8 @@ class FaultInjector:
             return False
         if isinstance(fault, SlowFault):
             return 0 <= at.step - fault.at.step < fault.steps
-        return at.step == fault.at.step and self._flags[number * MOST_RANKS + rank] == 0
+        returns = isinstance(fault, NumberFault) and fault.again
+        return at.step == fault.at.step and (returns or self._flags[number * MOST_RANKS + rank] == 0)
 
     def _act(self, number: int, rank: int, output: RunWriter, strike: Callable[[], T]) -> T:
         """Mark the fault, have rank 0 record it, and let it strike."""
