@@ -34,7 +34,7 @@ from hornbook.run.checkpoints.path import checkpoint_path
 WIDE = ("model.layers=4", "model.heads=4", "model.width=128")
 SMALL = ("model.layers=1", "model.heads=2", "model.width=64")
 MTP = ("model.mtp.kind=sequential", "model.mtp.depth=2")
-TOKENS, PROMPTS, PROMPT_TOKENS, NEW_TOKENS, DRAFTS = 655_360, 12, 16, 96, 4
+TOKENS, PROMPTS, PROMPT_TOKENS, NEW_TOKENS, DRAFTS = 327_680, 12, 16, 96, 4
 QUICK = 16
 """With --quick, runs have one token in so many."""
 
