@@ -13,7 +13,7 @@ from hornbook.model.config.head import HeadConfig, LMHead
 from hornbook.model.config.init import InitConfig, ScaledNormal
 from hornbook.model.config.mlp import GLUConfig, MLPConfig
 from hornbook.model.config.norm import NormConfig, RMSNormConfig
-from hornbook.model.config.part import Model, Part, Product, Rows
+from hornbook.model.config.part import Model, Part, Problems, Product, Rows
 from hornbook.model.config.position import NoPositions, PositionConfig, RopeConfig
 from hornbook.settings.fields import Config, Count, Number
 from hornbook.settings.renamed import with_present_names
@@ -150,6 +150,11 @@ class _MTP(Part):
         norm = model.norm.saved_bytes(model.width, rows) + model.norm.keeps_input(rows) * rows.stream(model)
         each = model.final_norm * norm + self._join_bytes(model, rows)
         return self.depth * each - (self.depth - 1) * rows.stream(model) * self._is_read_again(model, rows)
+
+    def problems(self, model: Model) -> Problems:
+        if (model.kind, model.head.kind) != ("decoder", "lm"):
+            found = f'model.kind is "{model.kind}", model.head.kind "{model.head.kind}"'
+            yield "mtp", f'further tokens are predicted by a decoder with the head "lm", and {found}: leave it out'
 
     def _norms(self, model: Model) -> int:
         """Of one block, beside its own."""
