@@ -139,7 +139,7 @@ def _check_mtp(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """What multi-token prediction does not go with."""
     if not recipe.model.mtp.depth:
         return
-    objective, remedy = recipe.data.objective.kind, "or leave model.mtp out"
+    objective, remedy = recipe.data.objective.kind, "or leave model.mtp out (`hornbook export` does)"
     if objective not in ("causal", "fim", "answer"):
         text = f'the tokens ahead are those of "causal", "fim" and "answer", and data.objective.kind is "{objective}"'
         yield "model.mtp", f"{text}: take one of them, {remedy}"

@@ -54,25 +54,27 @@ def test_drafting_computes_what_training_does(random_model: Any, kind: str, more
                 torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+PENALTIES = {"repetition_penalty": 1.5, "frequency_penalty": 0.3}
+
+
 @pytest.mark.parametrize(
-    "how", [{"greedy": True}, {"greedy": True, "repetition_penalty": 1.5, "frequency_penalty": 0.3}]
+    ("more", "how"), [({}, {}), (LEARNED, {}), ({"position": {"kind": "rope", "length": 24}}, PENALTIES)]
 )
-@pytest.mark.parametrize("more", [{}, LEARNED, {"position": {"kind": "rope", "length": 24}}])
 def test_greedy_text_is_that_of_one_token_at_a_time(
     random_model: Any, more: dict[str, Any], how: dict[str, Any]
 ) -> None:
     model = make_model(random_model, mtp={"kind": "sequential", "depth": 2}, **more)
     small = make_model(random_model, seed=9, layers=1)
     length = 24 if more else None
-    options: dict[str, Any] = {"max_tokens": 70, "vocab": VOCAB - 2, "length": length, **how}
-    for prompt in ([5], list(range(20)), [7] * 30):
+    options: dict[str, Any] = {"max_tokens": 50, "vocab": VOCAB - 2, "length": length, "greedy": True, **how}
+    for prompt in ([5], [7] * 30):
         expected = list(generate(model, prompt, **options))
         for drafter in (OwnBlocks(model), OtherModel(small, 4, length), OtherModel(model, 3, length)):
             tally = Tally()
             assert list(speculate(model, prompt, drafter, tally=tally, **options)) == expected
-            assert tally.tokens == 70
-            assert tally.passes + tally.taken == 70
-    assert tally.taken > 35  # the model itself drafts what it would say
+            assert tally.tokens == 50
+            assert tally.passes + tally.taken == 50
+    assert tally.taken > 25  # the model itself drafts what it would say
 
 
 def test_a_stop_token_ends_the_text_before_it(random_model: Any) -> None:
@@ -83,38 +85,40 @@ def test_a_stop_token_ends_the_text_before_it(random_model: Any) -> None:
     assert list(speculate(model, [5], OtherModel(model, 4), **options)) == list(generate(model, [5], **options))
 
 
-def test_drawn_text_has_the_distribution_of_the_model(random_model: Any) -> None:
-    """Pairs of the second and third token, of 4,000 seeds each way: chi-squared of two samples, at 5 sigma; drafts of
-    another model are refused often and taken often."""
-    model, small = make_model(random_model, vocab=6), make_model(random_model, seed=9, layers=1)
-    options: dict[str, Any] = {"max_tokens": 4, "vocab": 6, "temperature": 0.7, "top_k": 5, "presence_penalty": 0.2}
-    counts, tally = torch.zeros(2, 6, 6), Tally()
-    for seed in range(4000):
+@pytest.mark.parametrize("seeds", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_drawn_text_has_the_distribution_of_the_model(random_model: Any, seeds: int) -> None:
+    """Pairs of the second and third token by seed, each way: chi-squared of two samples, at 5 sigma; drafts of another
+    model are refused often and taken often."""
+    model, small = make_model(random_model, layers=1, width=16), make_model(random_model, seed=9, layers=1, width=16)
+    options: dict[str, Any] = {"max_tokens": 3, "vocab": 4, "temperature": 0.7, "top_k": 3, "presence_penalty": 0.2}
+    counts, tally = torch.zeros(2, 4, 4), Tally()
+    for seed in range(seeds):
         plain = list(generate(model, [3, 1], seed=seed, **options))
-        drafted = list(speculate(model, [3, 1], OtherModel(small, 3), seed=seed + 10**6, tally=tally, **options))
+        drafted = list(speculate(model, [3, 1], OtherModel(small, 2), seed=seed + 10**6, tally=tally, **options))
         for side, text in enumerate((plain, drafted)):
             counts[side, text[1], text[2]] += 1
-    assert 0.1 < tally.taken / tally.drafted < 0.9
+    assert 0.1 < tally.taken / tally.drafted < 0.95
     first, second = counts.flatten(1)
     there = first + second > 0
     chi = ((first - second).square()[there] / (first + second)[there]).sum()
     degrees = int(there.sum()) - 1
+    assert degrees > 3
     assert chi < degrees + 5 * (2 * degrees) ** 0.5
 
 
 def test_a_refused_draft_is_replaced_by_what_it_had_too_much_of() -> None:
-    """The rule alone, against the shares: 60,000 draws, each cell within 5 sigma; and its rate of acceptance."""
+    """The rule alone, against the shares: 20,000 draws, each cell within 5 sigma; and its rate of acceptance."""
     p = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
     q = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     draws, taken = torch.zeros(4), 0
-    tokens = torch.multinomial(q, 60_000, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
+    tokens = torch.multinomial(q, 20_000, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
     for index, token in enumerate(tokens):
         found = accept_or_replace(p, Draft(token, q), 1, index)
         draws[found] += 1
         taken += found == token
-    sigma = (p * (1 - p) / 60_000).sqrt()
-    assert ((draws / 60_000 - p).abs() <= 5 * sigma).all()
-    assert taken / 60_000 == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.01)
+    sigma = (p * (1 - p) / 20_000).sqrt()
+    assert ((draws / 20_000 - p).abs() <= 5 * sigma).all()
+    assert taken / 20_000 == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.02)
 
 
 def test_what_cannot_draft_says_so(random_model: Any) -> None:

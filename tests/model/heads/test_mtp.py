@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.model.build import build_model
+from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.mtp import Join
 from hornbook.model.init.init import initialize
@@ -149,7 +149,7 @@ def test_with_weight_0_the_run_is_bit_for_bit_the_run_without_it() -> None:
     ends: list[dict[str, Tensor]] = []
     for model in ({"dropout": 0.1}, {"dropout": 0.1, "mtp": {"kind": "sequential", "depth": 2}}):
         engine = make_engine(model, weight=0.0)
-        optimizer = build_optimizer(AdamW(lr=0.01), engine.named_parameters, engine.model)
+        optimizer = build_optimizer(engine.named_parameters, parameter_roles(engine.model), AdamW(lr=0.01))
         for step in range(3):
             engine.zero_gradients()
             engine.forward_backward([make_batch(LENGTHS)], 40.0, (1, step))

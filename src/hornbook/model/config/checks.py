@@ -29,13 +29,11 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     if (count := count_parameters(shallow, 1)) > _MOST_PARAMETERS:
         yield "model", f"{few} of its layers have {count:.2e} parameters, more than any machine holds: a size is wrong"
     yield from _below_model(model.head.problems(model))
+    yield from _below_model(model.mtp.problems(model))
     for number, given in enumerate(model.first):
         yield from _check_layer(model, f"model.first.{number}", given)
     for number, given in enumerate(model.pattern):
         yield from _check_layer(model, f"model.pattern.{number}", given)
-    if model.mtp.depth and (model.kind, model.head.kind) != ("decoder", "lm"):
-        found = f'model.kind is "{model.kind}", model.head.kind "{model.head.kind}"'
-        yield "model.mtp", f'further tokens are predicted by a decoder with the head "lm", and {found}: leave it out'
     if model.kind == "encoder_decoder" and model.attention.kind != "full":
         yield "model.attention", _NOT_ACROSS.format(kind=model.attention.kind)
     if model.kind == "encoder_decoder" and model.block.kind == "parallel":

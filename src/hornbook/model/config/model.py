@@ -13,7 +13,7 @@ from hornbook.model.config.head import HeadConfig, LMHead
 from hornbook.model.config.init import InitConfig, ScaledNormal
 from hornbook.model.config.mlp import GLUConfig, MLPConfig
 from hornbook.model.config.norm import NormConfig, RMSNormConfig
-from hornbook.model.config.part import Model, Part, Product, Rows
+from hornbook.model.config.part import Model, Part, Problems, Product, Rows
 from hornbook.model.config.position import NoPositions, PositionConfig, RopeConfig
 from hornbook.settings.fields import Config, Count, Number
 from hornbook.settings.renamed import with_present_names
@@ -148,7 +148,13 @@ class _MTP(Part):
 
     def saved_bytes(self, model: Model, rows: Rows) -> int:
         norm = model.norm.saved_bytes(model.width, rows) + model.norm.keeps_input(rows) * rows.stream(model)
-        return self.depth * (model.final_norm * norm + self._join_bytes(model, rows))
+        each = model.final_norm * norm + self._join_bytes(model, rows)
+        return self.depth * each - (self.depth - 1) * rows.stream(model) * self._is_read_again(model, rows)
+
+    def problems(self, model: Model) -> Problems:
+        if (model.kind, model.head.kind) != ("decoder", "lm"):
+            found = f'model.kind is "{model.kind}", model.head.kind "{model.head.kind}"'
+            yield "mtp", f'further tokens are predicted by a decoder with the head "lm", and {found}: leave it out'
 
     def _norms(self, model: Model) -> int:
         """Of one block, beside its own."""
@@ -161,6 +167,10 @@ class _MTP(Part):
     def _join_bytes(self, _model: Model, _rows: Rows) -> int:
         """Bytes kept of what stands before one block."""
         return 0
+
+    def _is_read_again(self, model: Model, rows: Rows) -> bool:
+        """Whether the states that each block but the first reads are held, or made again, all the same."""
+        raise NotImplementedError
 
 
 class SequentialMTP(_MTP):
@@ -180,11 +190,18 @@ class SequentialMTP(_MTP):
         inputs = 2 * norm.keeps_input(rows) * stream
         return 2 * norm.saved_bytes(model.width, rows) + inputs + 2 * stream + rows.cast(2 * model.width**2)
 
+    def _is_read_again(self, model: Model, rows: Rows) -> bool:
+        return rows.rebuilding and model.norm.rebuilt and model.final_norm and model.norm.keeps_input(rows)
+
 
 class ParallelMTP(_MTP):
     """Block k reads the states that the head of the next token reads (as in Gloeckle et al. 2024, arXiv 2404.19737)."""
 
     kind: Literal["parallel"] = "parallel"
+
+    def _is_read_again(self, model: Model, rows: Rows) -> bool:
+        begins = isinstance(model.block, Parallel) or "before" in model.block.norms
+        return not begins or model.attention_norm(model.layers).keeps_input(rows)
 
 
 MTPConfig = Annotated[NoMTP | SequentialMTP | ParallelMTP, Field(discriminator="kind")]

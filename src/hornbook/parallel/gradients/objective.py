@@ -47,13 +47,12 @@ def head_terms(
 
 def _further_loss(head: Head, states: list[Tensor], batch: Batch, weight: float, early: float) -> Tensor:
     """The loss of multi-token prediction, of the states of each block: the mean over blocks, times its weight."""
-    losses, share = [], weight * early / len(states)
+    losses = []
     for ahead, hidden in enumerate(states, 1):
         targets, weights = targets_ahead(batch.targets, batch.weights, batch.document_lengths, ahead)
-        losses.append(
-            head.losses(hidden, *(to_device(each, hidden.device) for each in (targets, weights * share)))["loss"]
-        )
-    return torch.stack(losses).sum()
+        targets, weights = to_device(targets, hidden.device), to_device(weights, hidden.device)
+        losses.append(head.losses(hidden, targets, weights * early)["loss"])
+    return torch.stack(losses).mean() * weight
 
 
 def targets_of(batch: Batch, device: torch.device) -> Tensor:
