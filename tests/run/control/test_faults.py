@@ -140,12 +140,14 @@ def test_ranks_whose_connections_end_restart_to_the_same_bits(
     assert verify_chain(RunDir(run).events)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_save_on_a_full_disk_gives_ballast_up_and_all_ranks_stop(
-    tmp_path: Path, start: Start, events: Events
+    tmp_path: Path, start: Start, events: Events, rank: int
 ) -> None:
+    """Whichever rank meets it: rank 0 as it makes the files, another as it fills them."""
     run = tmp_path / "run"
     words = ("parallel.data=2", "checkpoint.ballast=1000000")
-    started = start(run, plan('do = "enospc"\nat = {step = 4, phase = "save"}'), *words)
+    started = start(run, plan(f'do = "enospc"\nat = {{step = 4, phase = "save", rank = {rank}}}'), *words)
     assert started.wait() == Exit.RESUMABLE, started.text
     (released,), (stop,) = events(run, "ballast_released"), events(run, "stop_requested")
     assert (released["step"], stop["step"], stop["reason"]) == (4, 4, "full disk")

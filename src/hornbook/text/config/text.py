@@ -86,7 +86,7 @@ class ExcludeConfig(DecisionConfig):
     kind: Literal["exclude"] = "exclude"
     step = "steps.basics:Exclude"
     documents: list[str]
-    """Ids or origins."""
+    """Ids, `SOURCE::ID`, or origins."""
 
 
 class PythonStepConfig(EditConfig):
@@ -252,7 +252,7 @@ class TextConfig(Config):
     )
     """Steps of the refinery, in order: edits of the text first, then decisions about documents, then cuts."""
     exclude: list[str] = Field(default_factory=list, exclude_if=lambda names: not names)
-    """Ids or origins (`path:row`) of documents to leave out, with their duplicates."""
+    """Ids (of one source: `SOURCE::ID`) or origins (`path:row`) of documents to leave out, with their duplicates."""
     strict: bool = False
     """Stop at the first damaged row instead of counting it in quarantine."""
     max_document_bytes: Count = Field(default=16 * 2**20, ge=1024)
