@@ -295,8 +295,6 @@ def _sample_text(folder: Path, config: "ModelConfig", given: _Calibration) -> Sa
 def _sample(text: SampleText, model: "Transformer", given: _Calibration, progress: Progress) -> "Sample":
     """Rows of text for a model, where it is."""
     from hornbook.model.surgery.quantization.quantize import Sample
-    from hornbook.parallel.runner import model_inputs
 
-    device = next(model.parameters()).device
-    batches = [model_inputs(model, batch, None, device, masked=True) for batch in text.batches(given.rows)]
-    return Sample(batches, given.act_order, lambda done, of: progress("round the weights of blocks", done, of))
+    rows = text.microbatches(model, given.rows)
+    return Sample(rows, given.act_order, lambda done, of: progress("round the weights of blocks", done, of))

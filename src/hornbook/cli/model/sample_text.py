@@ -4,13 +4,16 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from hornbook.data.batch import Batch
     from hornbook.model.config.model import ModelConfig
+    from hornbook.model.transformer import Transformer
     from hornbook.parallel.engine import Engine
     from hornbook.settings.recipe import Recipe
 
@@ -68,6 +71,20 @@ class SampleText:
             model = fill(build_model(config, vocab, "meta"), tensors, None).requires_grad_(True)
         train = self._recipe.train.model_copy(update={"device": "auto", "precision": "fp32", "compile": False})
         return parallelize(model, ParallelConfig(), train), config
+
+    @property
+    def device(self) -> "torch.device":
+        """Where models compute on it."""
+        from hornbook.parallel.device import choose_device
+
+        return choose_device("auto")
+
+    def microbatches(self, model: "Transformer", rows: int) -> list[dict[str, Any]]:
+        """Arguments of `Transformer.forward` for the first rows of training text, where the model is."""
+        from hornbook.parallel.runner import model_inputs
+
+        device = next(model.parameters()).device
+        return [model_inputs(model, batch, None, device, masked=True) for batch in self.batches(rows)]
 
     def batches(self, rows: int) -> "Iterator[Batch]":
         """The first rows of training text."""

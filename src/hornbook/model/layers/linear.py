@@ -39,6 +39,8 @@ class Linear(nn.Module):
         """What becomes of the input before the product; layers whose product is one have the same."""
         self.leave: Change | None = None
         """What becomes of the product before the bias is added."""
+        self.keeps_zeros = False
+        """Whether weights that are 0 stay so in training (`hornbook.parallel.gradients.zeros`)."""
         self.held: Tensor | None = None
         """W in the dtype of products, while microbatches of one step share it (`hornbook.model.layers.held`)."""
         self.held_beside: Tensor | None = None
