@@ -76,7 +76,7 @@ def finetune(found: dict[str, Any]) -> list[str]:
     return section(
         "Fine-tuning on labels beside transformers' Trainer",
         f"`python -m benchmarks.adapt.finetune FILE...` ({', '.join(found['files'])}): {found['epochs']} epochs from",
-        "the same weights, float32, same rows, batch and schedule; three seeds, in turn. Score: which file a passage is",
+        "the same weights, float32, same rows, batch and schedule; three seeds, in turn. Score: which file a text is",
         "from (bert, accuracy); order of shuffled words (t5, nats per token); mean and 95 % interval (Student's t).",
         *rows_of(("model", "hornbook", "Trainer", "difference", "seconds", "Trainer's", "times as fast"), rows),
     )

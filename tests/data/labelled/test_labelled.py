@@ -167,9 +167,14 @@ def test_held_out_texts_come_once(classes: Corpus) -> None:
     assert 1 <= labels(1) <= SEQUENCE // 2
 
 
-def test_types_of_pairs(tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [{"a": f"{n} cat", "b": "sat on", "label": 0} for n in range(30)]
-    corpus = make(tmp_path, ClassLabels(labels=["a", "b"], text="a", pair="b"), rows, PIECES)
+@pytest.mark.parametrize(
+    "labels",
+    [ClassLabels(labels=["a", "b"], text="question", pair="sentence"), ClassLabels(layout="qnli")],
+    ids=["rows", "qnli"],
+)
+def test_types_of_pairs(tmp_path: Path, labels: ClassLabels) -> None:
+    rows: list[dict[str, object]] = [{"question": f"{n} cat", "sentence": "sat on", "label": 0} for n in range(30)]
+    corpus = make(tmp_path, labels, rows, PIECES)
     for piece in pieces(one_pass(corpus, Labels())):
         first = piece["tokens"].index(corpus.end_id)
         assert piece["types"] == [0] * (first + 1) + [1] * (len(piece["tokens"]) - first - 1)

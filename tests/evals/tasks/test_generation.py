@@ -54,7 +54,7 @@ def test_an_encoder_decoder_answers_as_it_was_trained(tmp_path: Path, tiny_corpu
     task: Any = Translation(path=save(tmp_path, ROWS), labels=LABELS, max_tokens=5).build(own)
     tokenizer = own.tokenizer
     assert task.items[0].tokens == [*tokenizer.encode("to English: eins"), tokenizer.end_id]
-    assert task.texts == ["to English: einsone", "to English: zweitwo"]
+    assert task.texts == ["to English: eins\none", "to English: zwei\ntwo"]
     found = write(model, WORLD, task.items[0].tokens, own, 5)
     assert found == tokenizer.decode(greedy(model.model, task.items[0].tokens, own.start, 5))
     with model.evaluation_mode() as transformer:

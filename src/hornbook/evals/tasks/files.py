@@ -102,7 +102,7 @@ def written(config: WrittenFile, context: TaskContext) -> WrittenTask:
         tokens, cut = encode_asked(
             config, context, prompt, config.max_tokens, document.origin, cut=config.long == "cut"
         )
-        items.append(Question(tokens, [answer], f"{prompt}{answer}", cut))
+        items.append(Question(tokens, [answer], document.text, cut))
     return WrittenTask(config.label, items, config, context)
 
 
@@ -124,7 +124,8 @@ def _labelled(config: WrittenFile, context: TaskContext) -> list[Document]:
                 )
     if len(documents) < 2:
         raise UsageError(f"{key}: {config.path} has {len(documents)} rows: a score needs two or more")
-    _check_digest(config, digests[0])
+    whole = digests[0] if len(digests) == 1 else xxhash.xxh3_128_hexdigest("".join(digests).encode())
+    _check_digest(config, whole)
     return documents
 
 

@@ -53,7 +53,7 @@ class ClassLabels(Config):
     @model_validator(mode="before")
     @classmethod
     def _name_labels(cls, given: Any) -> Any:
-        known = benchmarks().get(given.get("layout", "")) if isinstance(given, dict) else None
+        known = benchmarks().get(str(given.get("layout"))) if isinstance(given, dict) else None
         return given if known is None or given.get("labels") else {**given, "labels": list(known.labels)}
 
     @model_validator(mode="after")
