@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from hornbook.model.build import build_model
+from hornbook.model.config.attention import DeltaAttentionConfig
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.generate.generate import generate
 from hornbook.model.generate.sampling import Sampling
+from hornbook.model.init.init import initialize
 from hornbook.model.storage.load import Loaded
 from hornbook.serve.engine import Closed, Engine, QueueFull
 from hornbook.serve.limits import Limits
@@ -105,6 +110,32 @@ def test_every_text_beside_others_is_that_of_generate_alone(loaded: Loaded, star
         text = expected(loaded, request.prompt, request.max_tokens, **vars(request.samplings[0]))
         assert each.text() == text
     assert settled(engine)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_short_prompts_are_read_in_one_pass(loaded: Loaded, monkeypatch: pytest.MonkeyPatch, recurrent: bool) -> None:
+    """Those that fit into what a step reads and have a slot; each alone where a layer's state ends with its row."""
+    if recurrent:
+        config = ModelConfig(
+            layers=1, width=16, heads=2, position=RopeConfig(length=64), attention=DeltaAttentionConfig()
+        )
+        model = build_model(config, 257, "cpu")
+        initialize(model, config, seed=1)
+        loaded = replace(loaded, model=model.eval())
+    engine, passes = Engine(loaded, LIMITS), list[list[int]]()
+    real = engine._reader.read
+    monkeypatch.setattr(
+        engine._reader, "read", lambda prompts: passes.append([len(p.request.prompt) for p in prompts]) or real(prompts)
+    )
+    sizes = [3, 4, 2, 17, 1, 1, 6, 1]
+    asked = [Asked([0, *range(5, 4 + size)], tokens=6) for size in sizes]
+    engine.submit(*(each.request for each in asked))
+    engine.start()
+    texts = [each.text() for each in asked]
+    engine.close()
+    assert texts == [expected(loaded, each.request.prompt, 6, greedy=True) for each in asked]
+    together = [[3, 4], [2], [17], [17], [17], [1, 1, 6], [1]]
+    assert passes == ([[3], [4], [2], [17], [17], [17], [1], [1], [6], [1]] if recurrent else together)
 
 
 def test_choices_share_a_prompt_and_differ_by_their_seeds(loaded: Loaded, start: Start) -> None:

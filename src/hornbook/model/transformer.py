@@ -172,7 +172,7 @@ class Transformer(Stack):
         positions: place of each token in its document; by default counted from `cache.length`, anew in each document.
         lengths: documents of each row that attention is confined to; None sees the whole row.
         keys: dropout keys from `row_keys`; None turns dropout off.
-        cache: continue after the positions it holds, and add to it.
+        cache: continue after the positions it holds, and add to it; one of several documents can be divided among them.
         prefixes: number of tokens at the start of each document that all see one another (prefix language model).
         types: token types (BERT's segments); by default all 0.
         source, memory: input of the encoder, as tokens or as the output of `encode`.
@@ -181,7 +181,7 @@ class Transformer(Stack):
             of whole rows, and `FullAttention.attend` looks at the rest. None: all.
         ahead: add the states of multi-token prediction to the auxiliary values (`hornbook.model.heads.mtp`).
         """
-        assert cache is None or lengths is None, "a cache continues one document per row"
+        assert cache is None or lengths is None or cache.length == 0, "a cache continues one document per row"
         assert self.encoder is None or source is not None or memory is not None, "an encoder-decoder needs its source"
         assert self.encoder is not None or source is None, "only an encoder-decoder has a source"
         auxiliary: Auxiliary = {}

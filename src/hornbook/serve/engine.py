@@ -1,10 +1,10 @@
 """Continuous batching: one thread that generates all texts together, which join and leave between its steps.
 
-A step reads at most `Limits.prefill` tokens of prompts, alone and in order of arrival, then adds one token to every
-text that is being generated. Each text has a row of the `BatchCache`; prompts are read into a cache of their own first.
-So a text depends on its own prompt, sampling and seed, never on what is generated beside it: rows do not mix, and the
-parts in which prompts are read are counted from their beginning. (Matrix products of another number of rows may round
-otherwise, by the last bits of float32.)
+A step reads at most `Limits.prefill` tokens of prompts in order of arrival, in one pass where they fit (`prefill.py`),
+then adds one token to every text that is being generated. Each text has a row of the `BatchCache`; prompts are read
+into a cache of their own first. So a text depends on its own prompt, sampling and seed, never on what is generated
+beside it: rows do not mix, and the parts in which prompts are read are counted from their beginning. (Matrix products
+of another number of rows may round otherwise, by the last bits of float32.)
 """
 
 import threading
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from hornbook.model.attention.batch_cache import BatchCache
 from hornbook.model.attention.cache import KVCache
-from hornbook.model.generate.sampling import TokenScore, score_token
 from hornbook.model.storage.load import Loaded
 from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.serve.limits import Limits
-from hornbook.serve.requests import Event, Failed, PromptScores, Request
-from hornbook.serve.text import Text, best_tokens, without_padding
+from hornbook.serve.prefill import Prefill, PromptReader
+from hornbook.serve.requests import Event, Failed, Request
+from hornbook.serve.text import Text, next_tokens, without_padding
 
 Publish = Callable[[list[tuple[Request, Event]]], None]
 
@@ -35,17 +35,6 @@ class Closed(Exception):
     """The engine takes no more requests."""
 
 
-class _Prefill:
-    """A prompt that is being read."""
-
-    def __init__(self, request: Request, texts: list[Text], capacity: int) -> None:
-        self.request, self.texts = request, texts
-        self.cache, self.read = KVCache(capacity), 0
-        self.logits: Tensor | None = None
-        """[1, vocab] after the whole prompt."""
-        self.scores: list[TokenScore] = []
-
-
 class Engine:
     """Generates texts in a thread of its own, from `start` to `close`."""
 
@@ -56,10 +45,12 @@ class Engine:
         self.publish: Publish = publish or _deliver
         """Called with the events of a step, in the engine's thread."""
         self._ahead = prompt_length(loaded.model)
+        self._reader = PromptReader(loaded.model, loaded.tokenizer, limits.prefill)
         self._cache = BatchCache(limits.slots, limits.context + self._ahead)
         self._running: list[Text] = []
         """The text of each row of the cache."""
-        self._prefill: _Prefill | None = None
+        self._reading: list[Prefill] = []
+        """Prompts that have texts without a slot."""
         self._waiting: deque[Request] = deque()
         self._changed = threading.Condition()
         self._closing = False
@@ -68,12 +59,7 @@ class Engine:
 
     def cache_bytes(self) -> int:
         """Bytes of the cache once every slot is full, by what it holds of one token."""
-        cache = KVCache(1)
-        with torch.no_grad():
-            self._model(torch.zeros(1, 1, dtype=torch.int64, device=self._device), cache=cache)
-        parts = [part for pair in cache.held().values() for part in pair]
-        position = sum(part.shape[1] * part.shape[3] * part.element_size() for part in parts)
-        return position * self.limits.slots * (self.limits.context + self._ahead)
+        return self._reader.position_bytes() * self.limits.slots * (self.limits.context + self._ahead)
 
     def start(self) -> None:
         """Begin to work."""
@@ -113,7 +99,7 @@ class Engine:
     def waiting(self) -> int:
         """Texts that wait for a slot."""
         with self._changed:
-            reading = 0 if self._prefill is None else len(self._prefill.texts)
+            reading = sum(len(each.texts) for each in self._reading)
             return reading + sum(len(each.samplings) for each in self._waiting)
 
     # ---- The engine's thread
@@ -129,7 +115,7 @@ class Engine:
 
     @property
     def _is_busy(self) -> bool:
-        return bool(self._waiting or self._running or self._prefill)
+        return bool(self._waiting or self._running or self._reading)
 
     def _guarded_step(self) -> None:
         """A step; a failure ends what was under way with an error, and the engine goes on with the next request."""
@@ -145,17 +131,19 @@ class Engine:
 
     def _fail(self, failure: Failed) -> None:
         with self._changed:
-            texts = [*self._running, *(() if self._prefill is None else self._prefill.texts)]
-            requests = {*(each.request for each in texts), *self._waiting}
-            self._running, self._prefill = [], None
+            under_way = [*self._running, *self._reading]
+            requests = {*(each.request for each in under_way), *self._waiting}
+            self._running, self._reading = [], []
             self._waiting.clear()
         self.publish([(each, failure) for each in requests])
 
     def _step(self) -> list[tuple[Request, Event]]:
         events = self._drop()
+        self._place(events)
         budget = self.limits.prefill
-        while budget > 0 and (prefill := self._next_prompt()) is not None:
-            budget -= self._read(prefill, events)
+        while budget > 0 and self._choose_prompts(budget):
+            budget -= self._reader.read(self._reading)
+            self._place(events)
         self._decode(events)
         self.steps += 1
         return events
@@ -168,68 +156,44 @@ class Engine:
             if _is_over(request := self._running[row].request):
                 gone[request] = None
                 self._leave(row)
-        if self._prefill is not None and _is_over(self._prefill.request):
-            gone[self._prefill.request] = None
-            self._prefill = None
         with self._changed:
+            gone |= {each.request: None for each in self._reading if _is_over(each.request)}
+            self._reading = [each for each in self._reading if each.request not in gone]
             over = [each for each in self._waiting if _is_over(each)]
             for each in over:
                 self._waiting.remove(each)
         return [(each, late) for each in (*gone, *over) if not each.cancelled]
 
-    def _next_prompt(self) -> _Prefill | None:
-        """The prompt to read, if there is one and a slot for its text."""
-        if len(self._running) == self.limits.slots:
-            return None
+    def _choose_prompts(self, budget: int) -> bool:
+        """Add to the prompts that are read in one pass those that fit and have a slot; whether there are any."""
+        free = self.limits.slots - len(self._running)
         with self._changed:
-            if self._prefill is None and self._waiting:
-                request = self._waiting.popleft()
-                texts = [Text(request, number, self._tokenizer) for number in range(len(request.samplings))]
-                self._prefill = _Prefill(request, texts, len(request.prompt) + self._ahead)
-        return self._prefill
+            while free > sum(len(each.texts) for each in self._reading) and self._waiting:
+                if not self._reader.fits(self._reading, self._waiting[0], budget):
+                    break
+                self._reading.append(Prefill(self._waiting.popleft(), self._tokenizer))
+        return bool(free and self._reading)
 
-    def _read(self, prefill: _Prefill, events: list[tuple[Request, Event]]) -> int:
-        """Read a part of the prompt, or give its texts slots once it is read; returns what it costs of the budget.
+    def _place(self, events: list[tuple[Request, Event]]) -> None:
+        """Give texts of prompts that are read a slot, as far as there are any, and their first token."""
+        for prompt in self._reading:
+            events += prompt.tell()
+        while pairs := self._placeable():
+            logits = torch.cat([logits for _, _, logits in pairs])
+            events += next_tokens([text for _, text, _ in pairs], logits)
+            for cache, text, _ in pairs:
+                if not text.is_over:
+                    self._cache.join(cache)
+                    self._running.append(text)
+        self._reading = [each for each in self._reading if each.texts]
 
-        Parts begin at multiples of `Limits.prefill`, so that they are the same whatever else is read in a step.
-        """
-        cost = 1
-        if prefill.logits is None:
-            part = prefill.request.prompt[prefill.read :][: self.limits.prefill]
-            self._read_part(prefill, part)
-            cost = len(part)
-        if prefill.logits is not None:
-            self._place(prefill, events)
-        return cost
-
-    def _read_part(self, prefill: _Prefill, part: list[int]) -> None:
-        request, head = prefill.request, self._model.head
-        assert head is not None
-        hidden, _ = self._model(torch.tensor([part], device=self._device), cache=prefill.cache)
-        start, prefill.read = prefill.read, prefill.read + len(part)
-        if request.score_prompt:
-            logits = without_padding(head.logits(hidden[0]), self._tokenizer.vocab_size)
-            following, top = request.prompt[start + 1 : prefill.read + 1], request.logprobs or 0
-            prefill.scores += [score_token(row, token, top) for row, token in zip(logits, following, strict=False)]
-        if prefill.read == len(request.prompt):
-            prefill.logits = without_padding(head.logits(hidden[:, -1]), self._tokenizer.vocab_size)
-
-    def _place(self, prefill: _Prefill, events: list[tuple[Request, Event]]) -> None:
-        """Give texts of a prompt that is read a slot, as far as there are any, and their first token."""
-        request, logits = prefill.request, prefill.logits
-        assert logits is not None
-        if request.score_prompt:
-            events.append((request, PromptScores(tuple(prefill.scores))))
-            request.score_prompt = False
-        while prefill.texts and len(self._running) < self.limits.slots:
-            text = prefill.texts.pop(0)
-            made = text.choose(logits[0]) if request.max_tokens else text.end()
-            events += [(request, each) for each in made]
-            if not text.is_over:
-                self._cache.join(prefill.cache)
-                self._running.append(text)
-        if not prefill.texts:
-            self._prefill = None
+    def _placeable(self) -> list[tuple[KVCache, Text, Tensor]]:
+        """Texts whose prompt is read, as many as there are free slots: what the cache holds of it, and its logits."""
+        free, found = self.limits.slots - len(self._running), []
+        for each in self._reading:
+            while each.logits is not None and each.texts and len(found) < free:
+                found.append((each.cache, each.texts.popleft(), each.logits))
+        return found
 
     def _decode(self, events: list[tuple[Request, Event]]) -> None:
         """One more token for every text that has a slot."""
@@ -240,10 +204,7 @@ class Engine:
         tokens = torch.tensor([[text.token] for text in self._running], device=self._device)
         hidden, _ = self._model(tokens, positions=self._cache.positions(), cache=self._cache)
         logits = without_padding(head.logits(hidden[:, -1]), self._tokenizer.vocab_size)
-        best = best_tokens(logits)
-        for text, row, token in zip(self._running, logits, best, strict=True):
-            made = text.take(token) if text.takes_best else text.choose(row)
-            events += [(text.request, each) for each in made]
+        events += next_tokens(self._running, logits)
         for row in reversed(range(len(self._running))):
             if self._running[row].is_over:
                 self._leave(row)

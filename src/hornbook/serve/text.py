@@ -1,9 +1,12 @@
 """One text while it is generated: how its next token is chosen, and what of it can be shown."""
 
+from collections.abc import Sequence
+
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from hornbook.model.generate.sampling import REMOVED, TokenCounts, TokenScore, choose_token, score_token
+from hornbook.model.generate.sampling import REMOVED, TokenCounts, TokenScore, choose_tokens, score_tokens
 from hornbook.model.generate.text_stream import StopStrings, TextStream
 from hornbook.serve.requests import Event, Finished, Piece, Reason, Request, ScoredToken
 from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -19,38 +22,21 @@ class Text:
         self.tokens = 0
         """Number of tokens generated."""
         self.is_over = False
-        self._sampling = request.samplings[choice]
-        self._counts = TokenCounts(frozenset(request.prompt)) if self._sampling.penalises else None
+        self.sampling = request.samplings[choice]
+        self.counts = TokenCounts(frozenset(request.prompt) if self.sampling.penalises else ())
         self._stream = TextStream(tokenizer, request.prompt)
         self._ends = StopStrings(request.stop)
         self._certain, self._shown = 0, 0
         self._waiting: list[ScoredToken] = []
         """Tokens whose text is not shown yet."""
 
-    @property
-    def takes_best(self) -> bool:
-        """The next token is that of the largest logit, and nothing else of the logits is asked for."""
-        plain = self._sampling.is_greedy and not self._sampling.penalises
-        return plain and not self.request.bias and self.request.logprobs is None
-
-    def choose(self, logits: Tensor) -> list[Event]:
-        """Take the next token from its logits [vocab]; what becomes known by it."""
-        chosen = logits
-        if self.request.bias:
-            chosen = logits.clone()
-            for token, bias in self.request.bias.items():
-                chosen[token] += bias
-        token = choose_token(chosen, self._sampling, self.tokens, self._counts)
-        score = None if self.request.logprobs is None else score_token(logits, token, self.request.logprobs)
-        return self.take(token, score)
-
     def take(self, token: int, score: TokenScore | None = None) -> list[Event]:
         """Add a token that was chosen; what becomes known by it."""
         self.token, self.tokens = token, self.tokens + 1
         if token in self.request.stop_ids:
             return self._finish("stop")
-        if self._counts is not None:
-            self._counts.generated[token] += 1
+        if self.sampling.penalises:
+            self.counts.add(token)
         if score is not None:
             self._waiting.append(ScoredToken(self._certain, score))
         more = self._stream.push(token)
@@ -94,7 +80,31 @@ def without_padding(logits: Tensor, vocab: int) -> Tensor:
     return logits
 
 
-def best_tokens(logits: Tensor) -> list[int]:
-    """The likeliest token of each row."""
-    with torch.no_grad():
-        return logits.argmax(-1).tolist()
+def next_tokens(texts: Sequence[Text], logits: Float[Tensor, "texts vocab"]) -> list[tuple[Request, Event]]:
+    """Give each text its next token by its logits; what becomes known by them."""
+    chosen = _biased(texts, logits)
+    samplings, counts = [each.sampling for each in texts], [each.counts for each in texts]
+    tokens = choose_tokens(chosen, samplings, [each.tokens for each in texts], counts)
+    scores: dict[int, TokenScore] = {}
+    tops = {row: top for row, each in enumerate(texts) if (top := each.request.logprobs) is not None}
+    if tops:
+        rows = list(tops)
+        scores = dict(
+            zip(rows, score_tokens(logits[rows], [tokens[row] for row in rows], list(tops.values())), strict=True)
+        )
+    made = (
+        (each, each.take(token, scores.get(row))) for row, (each, token) in enumerate(zip(texts, tokens, strict=True))
+    )
+    return [(each.request, event) for each, events in made for event in events]
+
+
+def _biased(texts: Sequence[Text], logits: Tensor) -> Tensor:
+    """The logits with what requests add to them; themselves where they add nothing."""
+    biased = {row: each.request.bias for row, each in enumerate(texts) if each.request.bias}
+    if not biased:
+        return logits
+    logits = logits.clone()
+    for row, bias in biased.items():
+        ids = torch.tensor(list(bias), device=logits.device)
+        logits[row, ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
+    return logits

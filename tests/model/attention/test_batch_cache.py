@@ -22,6 +22,7 @@ from hornbook.model.config.position import (
 from hornbook.model.config.surgery import PromptConfig
 from hornbook.model.generate.generate import next_logits
 from hornbook.model.init.init import initial_values
+from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.model.surgery.operate import fill, operate
 from hornbook.model.transformer import Transformer
 
@@ -96,6 +97,29 @@ def test_each_text_goes_on_as_it_does_alone(model: Transformer) -> None:
             assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
         assert cache.lengths == [each.length for each in alone]
     assert {0, 1, 2, 3, 4} == set(sizes)
+
+
+def test_prompts_that_are_read_together_go_on_as_those_read_alone(model: Transformer) -> None:
+    draw, ahead = random.Random(2), prompt_length(model)
+    prompts = [[draw.randrange(VOCAB) for _ in range(size)] for size in (1, 30, 2, 63, 17)]
+    packed, cache, alone = KVCache(), BatchCache(8, LENGTH), [KVCache() for _ in prompts]
+    sizes = [len(each) for each in prompts]
+    with torch.no_grad():
+        model(torch.tensor([[token for each in prompts for token in each]]), lengths=[sizes], cache=packed)
+    if packed.states():
+        with pytest.raises(AssertionError, match="recurrent"):
+            packed.divided(sizes)
+        return
+    for each in packed.divided([ahead + size for size in sizes]):
+        cache.join(each)
+    for prompt, each in zip(prompts, alone, strict=True):
+        next_logits(model, prompt, each)
+    for _ in range(3):
+        tokens = [draw.randrange(VOCAB) for _ in prompts]
+        found = step(model, cache, tokens)
+        expected = torch.stack([next_logits(model, [token], each) for token, each in zip(tokens, alone, strict=True)])
+        assert float((found - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    assert cache.lengths == [each.length for each in alone]
 
 
 def test_a_row_is_the_same_bits_whatever_stands_beside_it(random_model) -> None:

@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
 from hornbook.model.generate.sampling import (
+    NUCLEUS,
     REMOVED,
     Sampling,
     TokenCounts,
     choose_token,
+    choose_tokens,
     draw,
     filter_logits,
     keyed_uniform,
     penalise,
     score_token,
+    score_tokens,
 )
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -49,20 +52,59 @@ def test_filters_are_those_of_transformers(seed, vocab, temperature, top_k, top_
         expected = TopPLogitsWarper(top_p)(None, expected)
     if min_p:
         expected = MinPLogitsWarper(min_p)(None, expected)
-    found = filter_logits(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    assert torch.equal(found, expected)
+    how = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert torch.equal(filter_logits(logits, [how, how]), expected)
 
 
 def test_ties_at_the_last_place_stay_and_one_token_always_does():
-    tied = torch.tensor([1.0, 2.0, 2.0, 0.0])
-    assert filter_logits(tied, top_k=1).isfinite().tolist() == [False, True, True, False]
-    assert filter_logits(tied, top_p=1e-9).isfinite().sum() == 1
-    assert torch.equal(filter_logits(tied), tied)
+    tied = torch.tensor([1.0, 2.0, 2.0, 0.0]).expand(3, 4)
+    found = filter_logits(tied, [Sampling(top_k=1), Sampling(top_p=1e-9), Sampling()])
+    assert found[0].isfinite().tolist() == [False, True, True, False]
+    assert found[1].isfinite().sum() == 1
+    assert torch.equal(found[2], tied[2])
+
+
+def test_a_nucleus_wider_than_what_is_put_in_order_first_is_found_whole():
+    logits = torch.randn(3, 4 * NUCLEUS, generator=torch.Generator().manual_seed(1)) * torch.tensor([[1.0], [9.0], [0]])
+    found = filter_logits(logits, [Sampling(top_p=0.9)] * 3).isfinite()
+    for row, kept in zip(logits, found, strict=True):
+        share, order = row.double().softmax(0).sort(descending=True)
+        assert set(order[: int(kept.sum())].tolist()) == set(kept.nonzero()[:, 0].tolist()) or row.std() == 0
+        assert float(share[: int(kept.sum())].sum()) >= 0.9 > float(share[: int(kept.sum()) - 1].sum())
+    assert found[0].sum() > NUCLEUS > found[1].sum()
+
+
+SETTINGS = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0, 0.3, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 7, 400, 10**6]),
+    top_p=st.sampled_from([1.0, 0.95, 0.4, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.1, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, -0.2]),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(SETTINGS, min_size=1, max_size=9), st.integers(0, 10**6), st.sampled_from([1, 5, 300, 1000]))
+def test_texts_get_together_the_tokens_that_they_get_alone(samplings, seed, vocab):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(len(samplings), vocab, generator=generator)
+    made = torch.randint(vocab, (len(samplings), 12), generator=generator).tolist()
+    counts = [TokenCounts(row[:6], Counter(row[6:])) for row in made]
+    indices = [seed + row for row in range(len(samplings))]
+    alone = [choose_token(*each) for each in zip(logits, samplings, indices, counts, strict=True)]
+    assert choose_tokens(logits, samplings, indices, counts) == alone
+    tops = [row % 4 for row in range(len(samplings))]
+    scores = [score_token(*each) for each in zip(logits, alone, tops, strict=True)]
+    assert score_tokens(logits, alone, tops) == scores
 
 
 def test_the_draw_follows_the_distribution():
     logits = torch.tensor([0.0, 1.0, -math.inf, 2.0, -1.0])
-    draws = [draw(logits, keyed_uniform(5, index)) for index in range(20_000)]
+    draws = draw(logits.expand(20_000, -1), [keyed_uniform(5, index) for index in range(20_000)])
     counts = torch.bincount(torch.tensor(draws), minlength=5).double()
     expected = 20_000 * logits.double().softmax(0)
     assert counts[2] == 0
@@ -75,7 +117,8 @@ def test_the_draw_follows_the_distribution():
 
 def test_the_draw_never_leaves_what_the_filter_left():
     logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
-    assert [draw(logits, u) for u in (0.0, 0.25, 0.5, 0.75, math.nextafter(1, 0))] == [1, 1, 3, 3, 3]
+    points = [0.0, 0.25, 0.5, 0.75, math.nextafter(1, 0), 1.0]
+    assert draw(logits.expand(len(points), -1), points) == [1, 1, 3, 3, 3, 3]
 
 
 def test_uniform_numbers_are_keyed():
@@ -88,11 +131,11 @@ def test_uniform_numbers_are_keyed():
 def test_temperature_zero_is_greedy():
     logits = torch.randn(50, generator=torch.Generator().manual_seed(0))
     best = int(logits.argmax())
-    assert choose_token(logits, Sampling(temperature=0), 3) == best
-    assert choose_token(logits, Sampling(greedy=True, temperature=9), 3) == best
-    assert choose_token(logits, Sampling(top_k=1), 3) == best
+    assert choose_token(logits, Sampling(temperature=0), 3, TokenCounts()) == best
+    assert choose_token(logits, Sampling(greedy=True, temperature=9), 3, TokenCounts()) == best
+    assert choose_token(logits, Sampling(top_k=1), 3, TokenCounts()) == best
     for least in (1e-10, 1e-39, 5e-324):  # logits over the second are infinite, over the third NaN
-        assert choose_token(logits, Sampling(temperature=least), 3) == best, least
+        assert choose_token(logits, Sampling(temperature=least), 3, TokenCounts()) == best, least
 
 
 @settings(deadline=None, max_examples=30)
@@ -106,16 +149,17 @@ def test_the_repetition_penalty_is_that_of_transformers(seed, penalty, text):
         wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), wanted)
     for cut in (0, len(text) // 2, len(text)):
         counts = TokenCounts(text[:cut], Counter(text[cut:]))
-        assert torch.equal(penalise(logits, Sampling(repetition_penalty=penalty), counts), wanted[0])
+        assert torch.equal(penalise(logits[None], [Sampling(repetition_penalty=penalty)], [counts]), wanted)
 
 
 def test_presence_and_frequency_look_at_what_was_generated():
-    logits = torch.zeros(6)
-    counts = TokenCounts([0, 1, 2], Counter([2, 3, 3, 3]))
-    found = penalise(logits, Sampling(presence_penalty=0.5, frequency_penalty=0.25), counts)
-    assert found.tolist() == [0, 0, -0.75, -1.25, 0, 0]
+    logits = torch.zeros(2, 6)
+    counts = TokenCounts([0, 1, 2], Counter([2, 3, 3]))
+    counts.add(3)
+    found = penalise(logits, [Sampling(), Sampling(presence_penalty=0.5, frequency_penalty=0.25)], [counts, counts])
+    assert found.tolist() == [[0] * 6, [0, 0, -0.75, -1.25, 0, 0]]
     assert logits.count_nonzero() == 0
-    assert penalise(logits, Sampling(), counts) is logits
+    assert penalise(logits, [Sampling()] * 2, [counts] * 2) is logits
 
 
 def test_scores_are_log_probabilities_of_the_model():

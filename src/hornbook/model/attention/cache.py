@@ -11,6 +11,7 @@ own). Use:
 the Transformer calls `advance` once all layers have, so a failed forward leaves the cache as it was.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxtyping import Float, Int
@@ -78,6 +79,19 @@ class KVCache:
             layer: (key[:, :, : self.length], value[:, :, : self.length])
             for layer, (key, value) in self._buffers.items()
         }
+
+    def divided(self, lengths: Sequence[int]) -> list["KVCache"]:
+        """One cache for each of the documents that lie behind one another in the one row of this one."""
+        assert not self._states, "a recurrent state is that of the last document alone"
+        assert sum(lengths) == self.length
+        found, end = [KVCache(length) for length in lengths], 0
+        for each, length in zip(found, lengths, strict=True):
+            part = slice(end, end := end + length)
+            each.length = length
+            each._buffers = {
+                layer: (key[:, :, part], value[:, :, part]) for layer, (key, value) in self._buffers.items()
+            }
+        return found
 
     def states(self) -> dict[int, tuple[Tensor, ...]]:
         """State of each recurrent layer after all `length` positions."""

@@ -78,7 +78,7 @@ def generate(
             logits[vocab:] = REMOVED
         token = choose_token(logits, how, index, counts)
         token = token if agree is None else agree(token)
-        counts.generated[token] += 1
+        counts.add(token)
         if observe is not None:
             observe(logits, token)
         return token

@@ -8,13 +8,13 @@ number that is a pure function of (seed, index of the token), so a text does not
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hornbook.errors import UsageError
@@ -22,6 +22,10 @@ from hornbook.errors import UsageError
 REMOVED = float("-inf")
 COLDEST = 1e-6
 """Below this temperature a draw is greedy: logits divided by still less would overflow float32."""
+NUCLEUS = 256
+"""Tokens among which a nucleus is looked for first: to put a whole vocabulary in order takes many times as long."""
+Rows = Float[Tensor, "rows vocab"]
+"""Logits of one token of each of several texts."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +87,30 @@ class TokenCounts:
     generated: Counter[int] = field(default_factory=Counter)
     """How often each was generated."""
 
+    def __post_init__(self) -> None:
+        self.seen = dict.fromkeys([*self.prompt, *self.generated])
+        """Each token of prompt and text, once."""
 
-def penalise(logits: Float[Tensor, " vocab"], sampling: Sampling, counts: TokenCounts) -> Float[Tensor, " vocab"]:
-    """The logits with penalties; themselves where there is none."""
-    if not sampling.penalises:
-        return logits
-    logits = logits.clone()
-    seen = sorted({*counts.prompt, *counts.generated})
-    if sampling.repetition_penalty != 1 and seen:
-        ids = torch.tensor(seen, device=logits.device)
+    def add(self, token: int) -> None:
+        """Count a token that was generated."""
+        self.generated[token] += 1
+        self.seen[token] = None
+
+
+def penalise(logits: Rows, samplings: Sequence[Sampling], counts: Sequence[TokenCounts]) -> Rows:
+    """The logits with each row's penalties; themselves where there is none."""
+    rows = [row for row, each in enumerate(samplings) if each.penalises]
+    if rows:
+        logits = logits.clone()
+        for row in rows:
+            _penalise(logits[row], samplings[row], counts[row])
+    return logits
+
+
+def _penalise(logits: Float[Tensor, " vocab"], sampling: Sampling, counts: TokenCounts) -> None:
+    """Changes the logits of one text."""
+    if sampling.repetition_penalty != 1 and counts.seen:
+        ids = torch.tensor(list(counts.seen), device=logits.device)
         scores = logits[ids]
         factor = sampling.repetition_penalty
         logits[ids] = torch.where(scores < 0, scores * factor, scores / factor)
@@ -99,73 +118,100 @@ def penalise(logits: Float[Tensor, " vocab"], sampling: Sampling, counts: TokenC
         ids = torch.tensor(list(counts.generated), device=logits.device)
         times = torch.tensor(list(counts.generated.values()), dtype=logits.dtype, device=logits.device)
         logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
-    return logits
 
 
-def filter_logits(
-    logits: Float[Tensor, "*batch vocab"],
-    *,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> Float[Tensor, "*batch vocab"]:
-    """Logits to draw from: scaled, and -inf where a token is out of the running; at least one token stays in.
+def filter_logits(logits: Rows, samplings: Sequence[Sampling]) -> Rows:
+    """Logits to draw from, of each row by its own settings: scaled, and -inf where a token is out of the running.
 
-    temperature > 0; top_k = 0, top_p = 1 and min_p = 0 filter nothing. Ties at the k-th place all stay.
+    At least one token of a row stays in. Temperatures are above 0. Ties at the k-th place all stay.
     """
-    scaled = logits / temperature
-    if 0 < top_k < scaled.shape[-1]:
-        least = scaled.topk(top_k, dim=-1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < least, REMOVED)
-    if top_p < 1:
-        ordered, order = scaled.sort(dim=-1, descending=True)
-        share = ordered.softmax(dim=-1)
-        # A token stays while the likelier ones before it have not reached top_p; the first one always does.
-        reached = share.cumsum(dim=-1) - share >= top_p
-        scaled = scaled.masked_fill(torch.zeros_like(reached).scatter(-1, order, reached), REMOVED)
-    if min_p > 0:
-        share = scaled.softmax(dim=-1)
-        scaled = scaled.masked_fill(share < min_p * share.amax(dim=-1, keepdim=True), REMOVED)
+    vocab = logits.shape[-1]
+    scaled = logits / _column([each.temperature for each in samplings], logits)
+    most = [each.top_k if each.top_k < vocab else 0 for each in samplings]
+    _remove(scaled, most, 0, _outside_top_k)
+    _remove(scaled, [each.top_p for each in samplings], 1, _outside_nucleus)
+    _remove(scaled, [each.min_p for each in samplings], 0, _below_share)
     return scaled
 
 
-def choose_token(
-    logits: Float[Tensor, " vocab"], sampling: Sampling, index: int, counts: TokenCounts | None = None
-) -> int:
-    """The id of token number `index` of the continuation; `counts`: what is there before it, for penalties."""
-    logits = logits if counts is None else penalise(logits, sampling, counts)
-    if sampling.is_greedy:
-        return int(logits.argmax())
-    return draw(_filtered(logits, sampling), keyed_uniform(sampling.seed, index))
+def _remove(scaled: Rows, values: Sequence[float], none: float, outside: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """Remove from rows with a setting what is `outside` of it; `none` is the value that removes nothing."""
+    rows = [row for row, value in enumerate(values) if value != none]
+    if rows:
+        part = scaled[rows]
+        column = _column([values[row] for row in rows], scaled)
+        scaled[rows] = part.masked_fill(outside(part, column), REMOVED)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "rows 1"]:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+
+
+def _outside_top_k(scaled: Rows, most: Float[Tensor, "rows 1"]) -> Bool[Tensor, "rows vocab"]:
+    places = most.long()
+    return scaled < scaled.topk(int(places.max())).values.gather(1, places - 1)
+
+
+def _outside_nucleus(scaled: Rows, least: Float[Tensor, "rows 1"], count: int = NUCLEUS) -> Bool[Tensor, "rows vocab"]:
+    """Beyond the likeliest tokens that together reach `least`, of which only the first `count` are put in order.
+
+    A row that does not reach it among them is put in order whole.
+    """
+    share = scaled.softmax(-1)
+    ordered = share.topk(min(count, share.shape[1]))
+    # A token stays while the likelier ones before it have not reached the share; the first one always does.
+    reached = ordered.values.cumsum(-1) - ordered.values >= least
+    outside = torch.ones_like(share, dtype=torch.bool).scatter(1, ordered.indices, reached)
+    wide = ~reached[:, -1]
+    if count < share.shape[1] and bool(wide.any()):
+        outside[wide] = _outside_nucleus(scaled[wide], least[wide], share.shape[1])
+    return outside
+
+
+def _below_share(scaled: Rows, least: Float[Tensor, "rows 1"]) -> Bool[Tensor, "rows vocab"]:
+    share = scaled.softmax(-1)
+    return share < least * share.amax(-1, keepdim=True)
+
+
+def choose_token(logits: Float[Tensor, " vocab"], sampling: Sampling, index: int, counts: TokenCounts) -> int:
+    """The id of token number `index` of a continuation; `counts`: what is there before it, for penalties."""
+    return choose_tokens(logits[None], [sampling], [index], [counts])[0]
+
+
+def choose_tokens(
+    logits: Rows, samplings: Sequence[Sampling], indices: Sequence[int], counts: Sequence[TokenCounts]
+) -> list[int]:
+    """The next token of each of several texts, which is what it would be alone."""
+    logits = penalise(logits, samplings, counts)
+    chosen = logits.argmax(-1).tolist()
+    rows = [row for row, each in enumerate(samplings) if not each.is_greedy]
+    if rows:
+        drawn = [samplings[row] for row in rows]
+        kept = filter_logits(logits[rows].float(), drawn)
+        uniform = [keyed_uniform(each.seed, indices[row]) for row, each in zip(rows, drawn, strict=True)]
+        for row, token in zip(rows, draw(kept.cpu(), uniform), strict=True):
+            chosen[row] = token
+    return chosen
 
 
 def token_shares(logits: Float[Tensor, " vocab"], sampling: Sampling, counts: TokenCounts) -> Float[Tensor, " vocab"]:
     """Probability with which each token is chosen, float64 on the CPU; greedy: 1 for the most likely one."""
-    logits = penalise(logits, sampling, counts)
+    rows = penalise(logits[None], [sampling], [counts])
     if sampling.is_greedy:
-        return torch.zeros(len(logits), dtype=torch.float64).index_fill_(0, logits.argmax().view(1).cpu(), 1.0)
-    return _filtered(logits, sampling).double().softmax(-1)
+        return torch.zeros(len(logits), dtype=torch.float64).index_fill_(0, rows.argmax().view(1).cpu(), 1.0)
+    return filter_logits(rows.float(), [sampling])[0].cpu().double().softmax(-1)
 
 
-def _filtered(logits: Float[Tensor, " vocab"], sampling: Sampling) -> Float[Tensor, " vocab"]:
-    """Logits to draw from, on the CPU."""
-    kept = filter_logits(
-        logits.float(),
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-    )
-    return kept.cpu()
+def draw(logits: Rows, uniform: Sequence[float]) -> list[int]:
+    """Of each row the token whose interval of the distribution function holds its `uniform` (in [0, 1)).
 
-
-def draw(logits: Float[Tensor, " vocab"], uniform: float) -> int:
-    """The token whose interval of the distribution function holds `uniform` (in [0, 1)); never one of -inf."""
-    cumulative = logits.double().softmax(dim=-1).cumsum(dim=-1)
-    index = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
-    last = int(torch.nonzero(logits > REMOVED)[-1])
-    return min(index, last)
+    Never one of -inf.
+    """
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    points = torch.tensor(uniform, dtype=torch.float64)[:, None] * cumulative[:, -1:]
+    found = torch.searchsorted(cumulative, points, right=True)[:, 0].tolist()
+    vocab = logits.shape[1]  # is found where a point was rounded up to the end of the last interval
+    return [at if at < vocab else int(torch.nonzero(row > REMOVED)[-1]) for at, row in zip(found, logits, strict=True)]
 
 
 def keyed_uniform(seed: int, index: int, stream: int = 0) -> float:
@@ -185,7 +231,16 @@ class TokenScore(NamedTuple):
 
 def score_token(logits: Float[Tensor, " vocab"], token: int, top: int) -> TokenScore:
     """The score of a token and of the `top` likeliest in its place, without those that are never chosen."""
+    return score_tokens(logits[None], [token], [top])[0]
+
+
+def score_tokens(logits: Rows, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenScore]:
+    """The score of a token in each row, and of so many of the likeliest in its place."""
     scores = logits.float().log_softmax(-1)
-    best = scores.topk(min(top, len(scores)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return TokenScore(token, float(scores[token]), tuple((each, score) for each, score in pairs if score > REMOVED))
+    own = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
+    best = scores.topk(min(max(tops), scores.shape[1]))
+    likely = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        TokenScore(token, score, tuple(each for each in list(zip(*pair, strict=True))[:top] if each[1] > REMOVED))
+        for token, score, pair, top in zip(tokens, own, likely, tops, strict=True)
+    ]

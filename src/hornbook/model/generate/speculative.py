@@ -289,4 +289,4 @@ def accept_or_replace(shares: Float[Tensor, " vocab"], draft: Draft, seed: int, 
 
 
 def _drawn(shares: Float[Tensor, " vocab"], seed: int, index: int, stream: int = 0) -> int:
-    return draw(shares.log(), keyed_uniform(seed, index, stream))
+    return draw(shares.log()[None], [keyed_uniform(seed, index, stream)])[0]
