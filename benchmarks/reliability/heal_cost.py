@@ -23,9 +23,9 @@ from hornbook.run.checkpoints.memory_copies import CopyMemory, copied_bytes
 from hornbook.run.control.interventions import Course
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.run.diagnose.bench.worker import on_ranks
+from hornbook.run.guard.recompute import Recompute
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.job import Start, silent_job
-from hornbook.run.observe.audit import Audit
 from hornbook.run.observe.replicas import ReplicaCheck
 from hornbook.run.start.precision import settle_precision
 from hornbook.run.train import build_state, take_step
@@ -58,7 +58,7 @@ def measure(inputs: Inputs, memory: CopyMemory, turns: int, rank_info: RankInfo)
         job = silent_job(inputs, RunDir(folder), Start(quiet=True))
         endless = recipe.train.model_copy(update={"tokens": 1 << 50, "epochs": None, "ramp": NoRamp()})
         course = Course(inputs.resolved, training_length(endless, lambda _: 0))
-        check, audit = ReplicaCheck(1, world, job.ledger, print), Audit(job, state, print)
+        check, again = ReplicaCheck(1, world, job.ledger, print), Recompute(job, state, print)
         copies = memory.of_rank(rank_info.rank)
         acts = {
             "plain": lambda: None,
@@ -71,7 +71,7 @@ def measure(inputs: Inputs, memory: CopyMemory, turns: int, rank_info: RankInfo)
             for name, act in acts.items():
                 world.barrier()
                 begun = time.perf_counter()
-                take_step(job, state, course, audit if name == "audit" else None)
+                take_step(job, state, course, again if name == "audit" else None)
                 act()
                 if turn:  # the first turn loads kernels and gets the memory
                     seconds[name].append(time.perf_counter() - begun)

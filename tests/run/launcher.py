@@ -68,7 +68,7 @@ def planned(fault: Mapping[str, Any]) -> dict[str, Any] | None:
     rest = {key: value for key, value in fault.items() if key not in (*PLACE, "do")}
     if fault["do"] in SIGNALS:
         return {"do": SIGNALS[fault["do"]], "at": where, **rest}
-    if fault["do"] in ("slow", "inf_grad", "bitflip_grad"):
+    if fault["do"] in ("slow", "nan_batch", "inf_grad", "bitflip_grad"):
         return {"do": fault["do"], "at": where, **rest}
     return {"do": "exc", "error": fault["do"], "at": where, **rest}
 
@@ -228,7 +228,7 @@ def act(fault: dict[str, Any]) -> None:
         case "truncate":
             os.truncate(fault["path"], 0)
         case "poison":
-            if hornbook.run.train.compute_gradients.__module__ == hornbook.run.train.__name__:
+            if State.forward_backward.__module__ == State.__module__:
                 poison((range(fault["first"], fault["end"]), math.nan))
         case "one GPU":
             torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1

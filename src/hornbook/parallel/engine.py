@@ -34,6 +34,7 @@ from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
 from hornbook.parallel.gradients.objective import head_terms, targets_of
 from hornbook.parallel.gradients.penalties import Penalties
+from hornbook.parallel.gradients.zeros import Zeros
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
@@ -71,6 +72,8 @@ class Engine:
         """Limits gradients; remembers norms where it judges by them."""
         self.penalties = Penalties(loss, self.shards, world, exact=exact)
         """Terms of the objective that are functions of the weights alone."""
+        self.zeros = Zeros(model, self.shards, world)
+        """Weights that are 0 and stay so."""
         self.clock: StepClock = data_parallel.clock
         """Where the time of a step goes."""
         self.runner: Runner = InOrder(model, self.clock)
@@ -95,6 +98,8 @@ class Engine:
         self._sums: tuple[Tensor, Tensor, float] | None = None
         """Of the step: objective, loss, and the weight of its targets, which the loss is not divided by."""
         self._refusal: Refusal | None = None
+        self._own: list[Tensor] = []
+        """Terms of this rank's microbatches, before they were summed over the ranks."""
 
     @property
     def _head(self) -> Head:
@@ -122,6 +127,7 @@ class Engine:
         self._data_parallel.zero_gradients()
         self._balance.begin_step()
         self._sums = self._refusal = None
+        self._own = []
 
     def forward_backward(
         self, batches: Sequence[Batch], total_weight: float, key: tuple[int, int] | None = None
@@ -140,17 +146,35 @@ class Engine:
             self._part.begin(batches, total_weight, self.scaler.scale if self.scaler else 1.0)
         with self._held_weights(len(batches)):
             self.runner.run(step)
+        self._own = step.terms
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
         self.sum_copies()
         with self.clock.phase("communication" if self.world.size > 1 else "forward"):
             sums = exact_terms(step.terms, self.world) if self._exact else self._sum(step.terms)
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
+        self.zeros.leave_gradients()
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
         losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
         total = self.objective_of(sums)
         objective = torch.stack([total, *penalties.values()]).sum() if penalties else total
         self._sums = objective, sums[0], total_weight
         return losses
+
+    def own_terms(self) -> list[float]:
+        """Of the step: the terms of each microbatch of this rank alone, one after the other. The host waits."""
+        return torch.stack(self._own).flatten().tolist() if self._own else []
+
+    def gradients_alone(self, batch: Batch, key: tuple[int, int] | None) -> list[Tensor]:
+        """Gradients of one microbatch's summed objective on this rank, which holds the whole model; changes nothing."""
+        self.model.train()
+        batch = self._compiled.filled(batch)
+        keys = None if key is None else self._to_device(row_keys(*key, batch.samples))
+        hidden, auxiliary = self.model(**self.inputs(batch, keys))
+        terms, told = self._terms(batch, hidden, auxiliary, keys, 1.0), {*MEASURED}
+        total = torch.stack([each for name, each in terms.items() if name not in told]).sum()
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad(total, trained, allow_unused=True)  # `grad` and hooks on it stay out
+        return [each for each in found if each is not None]
 
     def objective_of(self, terms: Tensor) -> Tensor:
         """Sum of the terms that are learned, of all of `loss_names`."""
@@ -241,6 +265,12 @@ class Engine:
             self.scaler.follow(*map(bool, self._refusal))
         return applied
 
+    def fetch(self, *scalars: Tensor) -> tuple[bool, list[float]]:
+        """Whether `step` will apply the update, and the values of scalars on the device. The host waits."""
+        assert self._refusal is not None, "clip_gradients comes before step"
+        refused, *values = fetch(self._refusal.any, *scalars)
+        return not refused, values
+
     def step_and_fetch(self, optimizer: Optimizer, *scalars: Tensor) -> tuple[bool, list[float]]:
         """The same, and the values of scalars on the device. The host waits for it once, all in all."""
         assert self._refusal is not None, "clip_gradients comes before step"
@@ -252,7 +282,9 @@ class Engine:
         return not refused, values
 
     def _update(self, optimizer: Optimizer, refused: Tensor | float, found: Refusal) -> Tensor:
+        zero = self.zeros.marked()
         optimizer.step(refused)
+        self.zeros.restore(zero)
         applied = 1.0 - found.any
         self._balance.step(self.shards, self.world, applied)
         return applied

@@ -13,6 +13,7 @@ from hornbook.model.config.parameter_count import count_parameters, embedding_ro
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
 from hornbook.plan.devices.hardware import PRECISIONS, Cluster, prices
+from hornbook.plan.devices.rates import NARROW
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Found, Search
@@ -125,12 +126,13 @@ def _with_ranks(cluster: Cluster, recipe: Recipe) -> Cluster:
 def _check_precision(precision: str, cluster: Cluster) -> None:
     device = cluster.device
     name = PRECISIONS.get(precision, precision)
-    if device.is_cpu or getattr(device, name) is not None:
+    if (device.is_cpu and precision not in NARROW) or getattr(device, name) is not None:
         return
     others = [each for each in ("bf16", "fp16", "fp32") if getattr(device, each) is not None]
+    emulated = "; products that train.float8.emulate makes take at least the time of fp32" * (precision == "float8")
     raise UsageError(
         f"{device.name} has no products in {name} (train.precision {precision}): take --train.precision "
-        f"{' or '.join(others)}, or another device"
+        f"{' or '.join(others)}, or another device{emulated}"
     )
 
 

@@ -116,6 +116,11 @@ class State:
         parameters = self.engine.named_parameters
         return held_weights({name: parameters[name] for name in values}, values) if values else nullcontext()
 
+    def forward_backward(self, batch: GlobalBatch) -> dict[str, Tensor]:
+        """Gradients of the next step (`Engine.forward_backward`): made again, they have the same bits."""
+        self.engine.zero_gradients()
+        return self.engine.forward_backward(batch.batches, batch.total_weight, key=(self.seed, self.step))
+
     def advance(self, batch: GlobalBatch) -> None:
         """Count one step over `batch`, whether its update was applied or refused."""
         self.step += 1

@@ -56,13 +56,16 @@ class Step:
     """The gradient noise scale (`log.noise_scale`); None: not measured."""
     clipped: float | None = None
     """Norm to which the guard clipped the gradient; None: it did not."""
+    recomputed: bool = False
+    """The refused step was computed again, and is what the data makes of these weights."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Other terms of the objective by name, per target token: `z_loss`, `l1`, `l2`, what experts add."""
 
     def evidence(self) -> dict[str, Any]:
         """Fields for the ledger of a refused step; the samples lead to its documents."""
         record: dict[str, Any] = {**self.record()}
-        return {key: record[key] for key in ("loss", "gradient_norm", "token_hash", "first_sample", "num_samples")}
+        found = {key: record[key] for key in ("loss", "gradient_norm", "token_hash", "first_sample", "num_samples")}
+        return found | ({"recomputed": True} if self.recomputed else {})
 
     def record(self) -> StepRecord:
         """The line for metrics.jsonl."""

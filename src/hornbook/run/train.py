@@ -32,11 +32,11 @@ from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course
 from hornbook.run.control.timekeeper import Timekeeper, seconds_spent
+from hornbook.run.guard.recompute import Recompute
 from hornbook.run.guard.recovery import Recovery, open_guard
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import Heartbeat
-from hornbook.run.observe.audit import Audit
 from hornbook.run.observe.early_stop import EarlyStop
 from hornbook.run.observe.layers.statistics import LayerStatistics
 from hornbook.run.observe.observers import Observers, open_consoles, open_observers
@@ -84,7 +84,7 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
             state.guard = open_guard(job)
             initialize_or_restore(job, state, checkpointer, observers)
             observers.start(job.ledger.attempt, state)
-            keepers, audit = _length_keepers(job, state), Audit(job, state, observers.note)
+            keepers, again = _length_keepers(job, state), Recompute(job, state, observers.note)
             intervener, first = Intervener(job, world, state, observers, checkpointer), state.step
             recovery = Recovery(job, state, checkpointer, observers)
             while state.tokens < intervener.course.length.tokens:
@@ -101,7 +101,7 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
                 course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
                 shrunk = len(state.fewer_rows)
-                step = take_step(job, state, course, audit)
+                step = take_step(job, state, course, again)
                 intervener.blend()
                 if len(state.fewer_rows) > shrunk:
                     observers.note(f"memory ran out in step {state.step:,}: it has {state.micro_batch} rows at once")
@@ -167,28 +167,28 @@ def _keep_statistics(state: State, recipe: Recipe, length: TrainingLength) -> No
         state.noise = NoiseScale(recipe.log.noise_scale)
 
 
-def take_step(job: Job, state: State, course: Course, audit: Audit | None = None) -> Step:
-    """One optimizer step over the next global batch."""
+def take_step(job: Job, state: State, course: Course, again: Recompute | None = None) -> Step:
+    """One optimizer step over the next global batch; `again` computes a step once more that would be refused."""
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
     engine.clock.begin()
     lr, limits = course.learning_rate(state.tokens), None if state.guard is None else state.guard.limits(state.step + 1)
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
-    if audit is not None:
-        audit.audit_if_due(batch)
+    if again is not None:
+        again.audit.audit_if_due(batch)
     job.control.enter("clip", state)
     if state.layers is not None:
         state.layers.begin(state.step + 1)
     with phase("optimizer"):
-        norms = engine.clipping.state() if audit is not None and audit.retries else []
         norm = engine.clip_gradients(recipe.optim.clip, limits)
     job.control.enter("optimizer", state)
     part = engine.part_of_batch()
     with phase("optimizer"):  # a non-finite step changes no bit of weights and moments
         applied, found = engine.step_and_fetch(state.optimizer, norm, *part, *losses.values())
-    if not applied and audit is not None and audit.retries:
-        applied, found = audit.retry(batch, recipe.optim.clip, limits, norms, found)
+    same = False
+    if not applied and again is not None:
+        applied, found, same = again.refused(batch, recipe.optim.clip, limits, found)
     norm, *values = found
     before = state.tokens
     state.advance(batch)
@@ -207,6 +207,7 @@ def take_step(job: Job, state: State, course: Course, audit: Audit | None = None
         grad_norm=norm,
         lr=lr,
         skipped=not applied,
+        recomputed=same,
         token_hash=batch.token_hash,
         first_sample=batch.first_sample,
         num_samples=batch.num_samples,
@@ -234,10 +235,9 @@ def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[G
         with engine.clock.phase("data"):
             batch = loader.take(rows, world.data_rank, world.data_size, following)
         waited = time.perf_counter() - started
-        engine.zero_gradients()
         job.control.enter("forward_backward", state)
         try:
-            losses = engine.forward_backward(batch.batches, batch.total_weight, key=(job.recipe.seed, state.step))
+            losses = state.forward_backward(batch)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

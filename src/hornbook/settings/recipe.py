@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objective import Objective
 from hornbook.data.config.preferences import Comparing
 from hornbook.evals.config import EvalConfig
 from hornbook.model.config.checks import model_problems
@@ -83,6 +84,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         *_check_noise_scale(recipe),
         *_check_teacher(recipe),
         *_check_mtp(recipe),
+        *_check_curriculum(recipe),
     ]
     problems += [*_check_optim(recipe), *_check_rounding(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
@@ -150,6 +152,19 @@ def _check_mtp(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "surgery changes the blocks that are kept, not those of model.mtp: `hornbook export` a model without them"
         )
         yield "model.mtp", f"{text}, then `train --from` that"
+
+
+def _check_curriculum(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What an order by difficulty, and attention that reaches farther by and by, do not go with."""
+    data, objective = recipe.data, recipe.data.objective
+    if data.curriculum.kind != "none" and data.order != "shuffled":
+        yield "data.order", f'rows cannot come by difficulty and "{data.order}": leave it "shuffled"'
+    if data.sequence_ramp.kind == "none":
+        return
+    problems = data.sequence_ramp.problems(recipe.train.sequence, "train.sequence")
+    yield from ((f"data.sequence_ramp.{key}", text) for key, text in problems)
+    if type(objective).build is not Objective.build or objective.decoder_start is not None:
+        yield "data.sequence_ramp", f'"{objective.kind}" has texts that are not cut: take an objective of rows of text'
 
 
 def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,10 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.cli.plan import ladder
 from hornbook.cli.plan.ladder import read_rungs
+from hornbook.cli.shell import resolve_words
 from hornbook.data.corpus import Corpus
 from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
 from hornbook.model.config.parameter_count import count_parameters, rounded_rows
 from hornbook.plan.scaling.isoflop import PlannedRun
 from hornbook.plan.scaling.ladder import Rung
@@ -40,7 +43,6 @@ def synthetic() -> list[Rung]:
 
 
 def test_a_run_is_read(run: Path) -> None:
-    from hornbook.files.run_directory import RunDir
     from hornbook.model.build import build_model
     from hornbook.run.start.bound import recipe_in_force
 
@@ -143,9 +145,12 @@ def test_a_ladder_is_run_once_and_goes_on(
 
     def finish(*words: object, **_: object) -> str:
         started.append([str(word) for word in words])
-        folder = Path(str(words[words.index("--out") + 1]))
-        folder.mkdir(parents=True)
-        (folder / "recipe.toml").touch()
+        made = RunDir(Path(started[-1][started[-1].index("--out") + 1])).create()
+        corpus = Corpus.open(tiny_corpus)
+        given = started[-1][1 : started[-1].index("--data")]
+        rows = f"model.vocab={rounded_rows(corpus.vocab_size)}"
+        made.recipe.write_text(resolve_words(given, rows).to_toml())
+        made.data_lock.write_text(json.dumps(corpus.lock()))
         return ""
 
     monkeypatch.setattr("hornbook.cli.start.demo.hornbook", finish)
@@ -166,3 +171,11 @@ def test_a_ladder_is_run_once_and_goes_on(
     assert len(started) == 8
     assert main([*command, "--compute", "500"]) == Exit.USAGE
     assert "--compute" in capsys.readouterr().err
+    assert main([*command, "log.every=7", "train.threads=2"]) == Exit.DONE
+    assert main([*command, "optim.lr=0.5"]) == Exit.USAGE
+    assert re.search(r"is there, and it is another run \(optim.lr 0.01 -> 0.5\)", capsys.readouterr().err)
+    lock = RunDir(tmp_path / "runs" / planned[3]["name"]).data_lock
+    lock.write_text(lock.read_text().replace(Corpus.open(tiny_corpus).tokenizer_digest, "0" * 32))
+    assert main(command) == Exit.USAGE
+    assert "the data is not what this run began with (the tokenizer)" in capsys.readouterr().err
+    assert len(started) == 8

@@ -209,6 +209,11 @@ def test_a_wrong_file_is_named_with_the_key(
         (("tiny", "--cluster", "8xH100", "--top", "0"), Exit.USAGE, "--top"),
         (("tiny", "--cluster", "8xH100", "--price", "-1"), Exit.USAGE, "--price"),
         (("llama-7b", "--cluster", "8xA100", "--train.precision", "float8"), Exit.USAGE, "A100 has no products in fp8"),
+        (
+            ("tiny", "--cluster", "this", "--train.precision", "float8", "--train.float8.emulate", "true"),
+            Exit.USAGE,
+            "or fp32, or another device; products that train.float8.emulate makes take at least the time of fp32",
+        ),
         (("llama-7b", "--cluster", "8xA100", "--float8"), Exit.USAGE, "take --train.precision bf16 or fp16 or fp32"),
         (
             ("llama-7b", "--cluster", "8xV100", "--train.precision", "bf16"),

@@ -63,6 +63,7 @@ def plan(*faults: str) -> str:
             r"plan.toml:3: faults.0.error must be an error of Python .*, not .print.",
         ),
         ('do = "slow"\nseconds = 0\nat = {step = 1}', r"plan.toml:3: faults.0.seconds must be more than 0"),
+        ('do = "bitflip_param"\nagain = true\nat = {step = 1}', r"plan.toml.*faults.0.*again: a weight whose bit"),
     ],
 )
 def test_what_a_plan_may_not_say_is_named_with_its_line(tmp_path: Path, text: str, told: str) -> None:
@@ -139,12 +140,14 @@ def test_ranks_whose_connections_end_restart_to_the_same_bits(
     assert verify_chain(RunDir(run).events)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_save_on_a_full_disk_gives_ballast_up_and_all_ranks_stop(
-    tmp_path: Path, start: Start, events: Events
+    tmp_path: Path, start: Start, events: Events, rank: int
 ) -> None:
+    """Whichever rank meets it: rank 0 as it makes the files, another as it fills them."""
     run = tmp_path / "run"
     words = ("parallel.data=2", "checkpoint.ballast=1000000")
-    started = start(run, plan('do = "enospc"\nat = {step = 4, phase = "save"}'), *words)
+    started = start(run, plan(f'do = "enospc"\nat = {{step = 4, phase = "save", rank = {rank}}}'), *words)
     assert started.wait() == Exit.RESUMABLE, started.text
     (released,), (stop,) = events(run, "ballast_released"), events(run, "stop_requested")
     assert (released["step"], stop["step"], stop["reason"]) == (4, 4, "full disk")
@@ -158,10 +161,11 @@ def test_numbers_that_are_not_finite_on_one_rank_are_skipped_by_all(
     tmp_path: Path, start: Start, events: Events, kind: str
 ) -> None:
     run = tmp_path / "run"
-    started = start(run, plan(f'do = "{kind}"\nat = {{step = 5, rank = 1}}'), "parallel.data=2")
+    started = start(run, plan(f'do = "{kind}"\nagain = true\nat = {{step = 5, rank = 1}}'), "parallel.data=2")
     assert started.wait() == 0, started.text
     (skip,) = events(run, "skip")
-    assert skip["step"] == 6
+    assert (skip["step"], skip["recomputed"]) == (6, True)
+    assert len(events(run, "fault")) == 1
     losses = [json.loads(line)["loss"] for line in RunDir(run).metrics.read_text().splitlines()]
     assert len(losses) == 12
     assert [step for step, loss in enumerate(losses, 1) if loss is None] == ([6] if kind == "nan_batch" else [])

@@ -1,34 +1,36 @@
-"""Samples of training data that spoil the gradient of every batch they are in, wherever they come."""
+"""Samples of training data that spoil the gradient of every batch they are in, wherever and however often they come."""
 
 from collections.abc import Callable, Container
 from typing import Any
 
-import hornbook.run.train as loop
+from hornbook.data.batch import GlobalBatch
+from hornbook.run.state import State
 
 Poison = tuple[Container[int], float]
 """Positions of samples, and what the gradients are multiplied by."""
 
 
 def spoiled(original: Callable[..., Any], *poisons: Poison) -> Callable[..., Any]:
-    """`compute_gradients` with poisoned samples."""
+    """`State.forward_backward` with poisoned samples."""
 
-    def compute(job: Any, state: Any, length: Any) -> Any:
-        batch, losses, waited = original(job, state, length)
+    def compute(state: State, batch: GlobalBatch) -> Any:
+        losses = original(state, batch)
         for positions, factor in poisons:
             if any(each in positions for each in range(batch.first_sample, batch.first_sample + batch.num_samples)):
                 for parameter in state.engine.named_parameters.values():
+                    assert parameter.grad is not None
                     parameter.grad.mul_(factor)
-        return batch, losses, waited
+        return losses
 
     return compute
 
 
 def poison(*poisons: Poison) -> Callable[[], None]:
     """Poison this process; returns what undoes it."""
-    original = loop.compute_gradients
-    loop.compute_gradients = spoiled(original, *poisons)
+    original = State.forward_backward
+    State.forward_backward = spoiled(original, *poisons)
 
     def undo() -> None:
-        loop.compute_gradients = original
+        State.forward_backward = original
 
     return undo

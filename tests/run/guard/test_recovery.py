@@ -17,6 +17,7 @@ from hornbook.run.job import Job, Start
 from hornbook.run.launch.launch import launch
 from hornbook.run.ledger import Ledger
 from hornbook.run.start.init_from import init_from_fork
+from hornbook.run.state import State
 from hornbook.settings.resolve import resolve
 from tests.run.guard.poison import Poison, poison
 from tests.run.launcher import Launcher
@@ -34,9 +35,9 @@ WINDOW = (72, 104)
 
 @pytest.fixture(autouse=True)
 def _undo() -> Iterator[None]:
-    original = loop.compute_gradients
+    original = State.forward_backward
     yield
-    loop.compute_gradients = original
+    State.forward_backward = original
 
 
 def state_of(folder: Path, step: int = 40) -> dict[str, bytes]:
@@ -167,7 +168,7 @@ def test_two_ranks_agree_and_one_of_them_may_die(
 
 def test_the_ladder_to_its_end(tmp_path: Path, launch_run: Launch, events: Events) -> None:
     """All data from step 21 on is bad: it goes back, lowers the learning rate, clips more, and pauses."""
-    poison((range(80, 10_000), float("nan")))
+    undo = poison((range(80, 10_000), float("nan")))
     words = (
         *RUN,
         "guard.mode=auto",
@@ -189,7 +190,7 @@ def test_the_ladder_to_its_end(tmp_path: Path, launch_run: Launch, events: Event
     assert rates[second["effective_step"] + 1] == pytest.approx(0.007)
     assert "limit = 0.3" in run.recipe.read_text() or "clip = 0.3" in run.recipe.read_text()
     assert [each for each in check_run(run).findings if not each.ok] == []
-    loop.compute_gradients = loop.compute_gradients.__closure__[0].cell_contents  # pyright: ignore
+    undo()
     assert launch_run(run.path, mode="resume") == Exit.DONE
 
 

@@ -22,6 +22,7 @@ from hornbook.run.launch.rank import Failure, Report, wait_for_ends
 from hornbook.run.launch.recovery import SlotKeeper, signature
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.launch.supervisor import running_ranks
+from hornbook.run.ledger import At, Ledger
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher, Started
 
@@ -154,6 +155,27 @@ def test_a_slot_keeps_its_core_while_others_are_left_out(tmp_path: Path, monkeyp
         assert os.sched_getaffinity(0) == {*cores}
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def test_the_gpu_of_a_rank_that_computing_again_named_alone_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the check finds it sound; of two suspects, and of ranks on a CPU, only the check says which it is."""
+    monkeypatch.setattr(recovery, "check_slots", lambda slots, *_: [SlotReport(slot) for slot in slots])
+    run = RunDir(tmp_path / "run").create()
+    keeper = SlotKeeper(run, resolve(None, ["parallel.data=2", "train.device=cpu"], environ={}).recipe, lambda: None)
+    report = Report("FaultyRankError", "step 5 computed again has other bits", "", ours=False, by_peer=False)
+    failure = Failure(1, "failed", RankStatus(1, "optimizer", 4, 0, 0), report)
+    found = list[list[SlotFault]]()
+    for device, ranks in (("cuda", [0, 1]), ("cuda", [1]), ("cpu", [1])):
+        monkeypatch.setattr(keeper, "_device", device)
+        monkeypatch.setattr(keeper, "_known", 4)
+        with Ledger(run) as ledger:
+            ledger.note("audit", At(4), found="persistent", ranks=ranks)
+        CordonList(run.cordon).add([SlotFault(0, "memory", "word 3")])
+        found.append(keeper.accused(failure, 2))
+    assert found == [[], [SlotFault(2, "computing again", report.text)], []]
+    assert [each.slot for each in keeper.check(1, found[1]).cordoned] == [2]
 
 
 def test_what_counts_as_the_same_failure() -> None:

@@ -5,6 +5,7 @@ No torch here: each run is a process of its own.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ import typer
 
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, say, split_target
-from hornbook.errors import HornbookError, UsageError
+from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.files.durable import writing
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
@@ -50,7 +51,8 @@ def run(
     """Train isoFLOP curves: several sizes for each budget of operations, one run after the other, then fit them.
 
     Models have the recipe's parts and usual proportions; data, batch, learning rate and schedule are the recipe's. Runs
-    that are finished stay, one that was stopped goes on. Two budgets or more are needed for a fit.
+    that are finished stay, one that was stopped goes on, if they are of the same settings and data: others are refused.
+    Two budgets or more are needed for a fit.
     """
     from hornbook.plan.scaling.isoflop import isoflop_runs
     from hornbook.plan.scaling.money import parse_budgets
@@ -63,6 +65,10 @@ def run(
     planned, left_out = isoflop_runs(recipe, sorted({each for each in budgets if each}), sizes, spread)
     target, overrides = split_target(words)
     rows = []
+    for each in planned:
+        if (there := RunDir(out / each.name)).recipe.is_file():
+            wanted = resolve_words([*(words or []), *each.words()], f"data.path={data}").recipe
+            _require_same(there, _with_rows_of(data, wanted))
     for number, each in enumerate(planned, 1):
         begun = RunDir(out / each.name)
         status = summarize(begun).status if begun.recipe.is_file() else "new"
@@ -127,6 +133,37 @@ def fit(
     value = found.model_dump(mode="json", exclude={"law": {"samples"}})
     points = [rung.model_dump(mode="json", exclude={"curve"}) for rung in rungs]
     return Result(value | {"points": points, "left_out": left_out}, ladder_text(found, rungs), notes=notes)
+
+
+SETTLED = ("data.path", "model.head.labels", "train.micro_batch", "train.device", "train.threads", "train.compile*")
+LAST_BITS = ("parallel.*", "guard.*")
+"""Settings that a run settles by its data and machine, or that change no more than last bits of its loss."""
+
+
+def _require_same(run: RunDir, wanted: "Recipe") -> None:
+    """Raise UsageError where a run that is there is of other settings or data than the ladder's."""
+    from hornbook.data.corpus import open_corpus
+    from hornbook.run.start.bound import recipe_in_force
+    from hornbook.run.start.environment import check_data_lock
+    from hornbook.settings.resume_rules import resume_changes
+
+    changes = [
+        f"{each.key} {each.old} -> {each.new}"
+        for each in resume_changes(recipe_in_force(run), wanted)
+        if each.policy != "free"
+        and each.new not in (None, "auto")
+        and not any(fnmatchcase(each.key, glob) for glob in (*SETTLED, *LAST_BITS))
+    ]
+    try:
+        check_data_lock(run.data_lock, open_corpus(wanted.data, str(wanted.data.path)).lock())
+    except IntegrityError as error:
+        changes.append(str(error))
+    if changes:
+        more = f" and {len(changes) - 4} more" if len(changes) > 4 else ""
+        raise UsageError(
+            f"{run.path} is there, and it is another run ({'; '.join(changes[:4])}{more}): one fit is of runs with the "
+            "same settings and data. Take another --out, or delete that folder"
+        )
 
 
 def _with_rows_of(data: Path, recipe: "Recipe") -> "Recipe":

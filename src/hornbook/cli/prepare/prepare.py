@@ -66,7 +66,7 @@ def prepare(
 
     config = text_config(words or [], strict, {"text_field": text_field, "id_field": id_field})
     if exclude:
-        names = [name for path in exclude for name in read_exclusions(path)]
+        names = [name for path in exclude for name in read_exclusions(path, config.sources)]
         config = config.model_copy(update={"exclude": list(dict.fromkeys([*config.exclude, *names]))})
     if phase is not None:
         if dry_run or overwrite:

@@ -3,7 +3,7 @@
 | surgery | folder |
 |---|---|
 | an adapter (lora, dora, bottleneck, prompt) | `adapters/files`: the adapter alone; the base lies elsewhere |
-| fake_quant, freeze | a Hugging Face folder of all weights, with the steps in config.json's key `hornbook` |
+| fake_quant, freeze, sparse | a Hugging Face folder of all weights, with the steps in config.json's key `hornbook` |
 
 Trained scales of fake_quant lie beside the weights in added.safetensors.
 """
@@ -142,7 +142,7 @@ def read_merged(folder: Path, *, average: bool = False) -> tuple[ModelConfig, in
     """
     found = read_operated(folder, average=average)
     tokenizer = folder if (folder / "tokenizer.json").is_file() else found.base_folder
-    plain = all(isinstance(step, surgery.Freeze) for step in found.steps)
+    plain = all(isinstance(step, surgery.Freeze | surgery.Sparse) for step in found.steps)
     stream = found.base if plain else merged_tensors(found.build())
     if not found.config.mtp.depth:
         return found.config, found.vocab, stream, tokenizer

@@ -129,7 +129,7 @@ class CheckpointStore:
         try:
             folder, manifest = commit(self._directory, write, manifest)
         except StorageError as error:
-            if not (is_full(error) and self._give_up_ballast()) or shared.begun:
+            if not (is_full(error) and self._give_up_ballast()):
                 raise
             folder, manifest = commit(self._directory, write, manifest)
         self._verified, self.digests = folder, {"manifest": manifest.digest, "tensors": manifest.tensors}

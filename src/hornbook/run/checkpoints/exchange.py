@@ -89,25 +89,35 @@ class Exchange:
 
 
 class SharedSave:
-    """One save by all ranks."""
+    """One save by all ranks, in one round or, where the disk was full and has room now, in several."""
 
     def __init__(self, exchange: Exchange, state: "Snapshot") -> None:
         self._exchange, self._state = exchange, state
-        self.begun = False
-        """Whether other ranks take part by now, which they do once."""
-        key = exchange.next_key()
-        self._stage, self._end, self._rank = f"{key}/stage", f"{key}/end", f"{key}/rank-{{}}"
+        self._rounds = 0
+        self._key = exchange.next_key()
+        self._end = f"{self._key}/end"
+
+    def _stage(self) -> str:
+        return f"{self._key}/stage-{self._rounds}"
+
+    def _done(self, rank: int) -> str:
+        return f"{self._key}/rank-{rank}-{self._rounds}"
 
     def write(self, stage: Path) -> None:
-        """On rank 0: fill an empty folder together with the other ranks. Raises OSError, StorageError."""
+        """On rank 0: fill an empty folder together with the other ranks. Raises OSError, StorageError.
+
+        When it returns or raises, no rank writes into the folder any more.
+        """
         self._state.create(stage)
-        self.begun = True
-        self._exchange.set(self._stage, stage.name)
-        self._state.fill(stage)
-        for rank in range(1, self._exchange.size):
-            _, problem = self._exchange.get(rank, self._rank.format(rank))
+        self._rounds += 1
+        self._exchange.set(self._stage(), stage.name)
+        try:
+            self._state.fill(stage)
+        finally:
+            found = [self._exchange.get(rank, self._done(rank))[1] for rank in range(1, self._exchange.size)]
+        for rank, (problem, number) in enumerate(found, 1):
             if problem:
-                raise errors.StorageError(f"rank {rank}: {problem}")
+                raise errors.StorageError(f"rank {rank}: {problem}") from OSError(number, problem)
 
     def end(self, error: BaseException | None = None) -> None:
         """On rank 0: let the others return, or raise `error`."""
@@ -116,21 +126,23 @@ class SharedSave:
 
     def follow(self, parent: Path) -> None:
         """On the other ranks: fill in the part of this rank, and wait for the end. Raises the error of rank 0."""
-        key, value = self._exchange.get(0, self._end, self._stage)
-        if key == self._stage:
+        while True:
+            self._rounds += 1
+            key, value = self._exchange.get(0, self._end, self._stage())
+            if key == self._end:
+                break
             self._fill(parent / value)
-            _, value = self._exchange.get(0, self._end)
         if value:
             kind, text = value
             raise getattr(errors, kind)(text)
 
     def _fill(self, stage: Path) -> None:
-        mine, problem = self._rank.format(self._exchange.rank), "it ended"
+        problem, number = "it ended", 0
         try:
             with storage_errors(stage):
                 self._state.fill(stage)
             problem = ""
         except HornbookError as error:
-            problem = str(error)
+            problem, number = str(error), getattr(error.__cause__, "errno", 0)
         finally:
-            self._exchange.set(mine, problem)
+            self._exchange.set(self._done(self._exchange.rank), (problem, number))

@@ -4,16 +4,17 @@
     do = "kill9"
     at = { step = 7, phase = "clip", rank = 1 }
 
-A fault strikes once, when its rank enters the phase with that many steps done. `generation` 0 are the ranks that the
+A fault strikes once, when its rank enters the phase with that many steps done (one of numbers with `again = true`
+each time). `generation` 0 are the ranks that the
 command starts first, 1 those after the first restart, and so on.
 """
 
 import builtins
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 import hornbook.errors
 from hornbook.errors import UsageError
@@ -119,6 +120,14 @@ class NumberFault(Fault):
     do: Literal["nan_batch", "inf_grad", "bitflip_grad", "bitflip_param"]
     """NaN in the hidden states of a microbatch, or infinity or a flipped bit in their gradient, or a flipped bit in
     this rank's part of the largest weight."""
+    again: bool = False
+    """Whenever the step is computed, as bad data would have it; else computing it again gives the right numbers."""
+
+    @model_validator(mode="after")
+    def _check_again(self) -> Self:
+        if self.again and self.do == "bitflip_param":
+            raise ValueError("again: a weight whose bit has flipped stays changed by itself")
+        return self
 
     @property
     def phase(self) -> str:

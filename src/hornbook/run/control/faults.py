@@ -59,8 +59,6 @@ _SIGNALS = {
     "sigint": signal.SIGINT,
     "sigusr1": signal.SIGUSR1,
 }
-_CALLS = {"enospc": "posix_fallocate", "eio": "pwrite"}
-"""The system call of a save that fails, as the disk would have it."""
 _STRUCK, _NOTED = b"\1", b"\2"
 """Flags of a fault on a rank; 0: it has not struck yet."""
 T = TypeVar("T")
@@ -108,7 +106,7 @@ class FaultInjector:
             if not self._is_due(number, fault, rank, at):
                 continue
             if fault.phase == phase:
-                self._act(number, rank, output, functools.partial(act, fault, at, output.run, is_asked))
+                self._act(number, rank, output, functools.partial(act, fault, at, output.run, is_asked, rank))
             elif phase == "forward_backward" and fault.phase in PASSES:
                 inject = functools.partial(self._act, number, rank, output)
                 within_pass(fault, _state(at), output.run, inject)
@@ -118,7 +116,8 @@ class FaultInjector:
             return False
         if isinstance(fault, SlowFault):
             return 0 <= at.step - fault.at.step < fault.steps
-        return at.step == fault.at.step and self._flags[number * MOST_RANKS + rank] == 0
+        returns = isinstance(fault, NumberFault) and fault.again
+        return at.step == fault.at.step and (returns or self._flags[number * MOST_RANKS + rank] == 0)
 
     def _act(self, number: int, rank: int, output: RunWriter, strike: Callable[[], T]) -> T:
         """Mark the fault, have rank 0 record it, and let it strike."""
@@ -130,7 +129,7 @@ class FaultInjector:
         return strike()
 
 
-def act(fault: AnyFault, at: Position, run: RunDir, is_asked: Callable[[], bool] = lambda: True) -> None:
+def act(fault: AnyFault, at: Position, run: RunDir, is_asked: Callable[[], bool] = lambda: True, rank: int = 0) -> None:
     """Let a fault strike that needs no pass of the model."""
     match fault:
         case SignalFault():
@@ -142,7 +141,8 @@ def act(fault: AnyFault, at: Position, run: RunDir, is_asked: Callable[[], bool]
         case FileFault():
             damage_checkpoint(run, torn=fault.do == "torn_shard")
         case DiskFault():
-            fail_calls(_CALLS[fault.do], getattr(errno, fault.do.upper()), fault.times)
+            name = "posix_fallocate" if fault.do == "enospc" and rank == 0 else "pwrite"  # rank 0 allocates for all
+            fail_calls(name, getattr(errno, fault.do.upper()), fault.times)
         case SlowFault():
             time.sleep(fault.seconds)
         case ClockFault():

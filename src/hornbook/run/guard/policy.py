@@ -3,6 +3,7 @@
 | rung | when | what |
 |---|---|---|
 | 0, 1 | a step stands out (D1a; D0, D1b) | it is clipped or refused on the device (`guard.py`) |
+| 2 | it was refused | it is computed again, which tells a faulty machine from bad data (`recompute.py`) |
 | 3 | the run does not come back (D2), or too many updates were refused | back to before it, without its data |
 | 4 | again there, or a slow divergence (D3), or fp16 fails (D4) | rung 3, and a lower learning rate for a while |
 | 5 | again | rung 3, and the next of the settings that may be changed |

@@ -14,12 +14,13 @@ import torch
 
 from hornbook.errors import HardwareError
 from hornbook.files.durable import write_atomic
+from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.config import axis_ranks
 from hornbook.parallel.device import choose_device
 from hornbook.run.checkpoints.memory_tier import UntrustedCopyError
 from hornbook.run.diagnose.deep.cordon import Cordon, CordonList
-from hornbook.run.diagnose.deep.slots import SlotReport, check_slots, judge
+from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport, check_slots, judge
 from hornbook.run.launch.rank import Failure
 from hornbook.run.observe.audit import FaultyRankError
 from hornbook.run.observe.replicas import ReplicasDifferError
@@ -98,11 +99,24 @@ class SlotKeeper:
         faulty = failure.report is not None and failure.report.kind in _FAULTY
         return self.repeated or crashed or faulty
 
-    def check(self, attempt: int) -> Verdict:
-        """Check the slots that ranks have; those that fail are left out from now on."""
+    def accused(self, failure: Failure, ranks: int) -> list[SlotFault]:
+        """The slot of the rank that computing again has named alone, if that ended the ranks: no check may find it.
+
+        Ranks on a CPU have no slot of their own: of them only the check says which core it is.
+        """
+        if failure.report is None or failure.report.kind != FaultyRankError.__name__ or self._device != "cuda":
+            return []
+        audits = [each for each in read_records(self._run.events) if each["kind"] == "audit"]
+        if not audits or len(audits[-1]["ranks"]) != 1 or len(self.slots) < ranks:
+            return []
+        return [SlotFault(self.devices(ranks)[audits[-1]["ranks"][0]], "computing again", failure.report.text)]
+
+    def check(self, attempt: int, accused: Sequence[SlotFault] = ()) -> Verdict:
+        """Check the slots that ranks have; those that fail, and the accused, are left out from now on."""
         _stay_on({*self._cores})  # the check of a slot takes the core of its number among all
         reports = check_slots(self.slots, self._device, CHECK_BYTES, self._renew)
         faults, problems = judge(reports)
+        faults += [each for each in accused if each.slot not in {fault.slot for fault in faults}]
         self._keep(attempt, reports)
         return Verdict(self._list.add(faults) if faults else [], problems)
 

@@ -196,7 +196,7 @@ class Supervisor:
         """Check the machine, and leave out what fails. Raises RetriesSpentError where a third try would fail too."""
         with Ledger(self._run) as ledger:
             attempt = max(ledger.past.attempt, 1)
-        verdict = self._recovery.check(attempt)
+        verdict = self._recovery.check(attempt, self._recovery.accused(failure, self._size))
         found = [each.model_dump() for each in verdict.cordoned]
         self._note("machine_check", failure.status, cause=str(failure), cordoned=found, problems=verdict.problems)
         for each in verdict.cordoned:

@@ -1,11 +1,12 @@
 """Lists of documents that a corpus shall be without.
 
-`hornbook why --exclude` writes them, `hornbook prepare --exclude` reads them: one JSON object per line, `id`, and for
-people `source`, `origin`, `shard`, `reason`, `loss`, `run` and `step`.
+`hornbook why --exclude` writes them, `hornbook prepare --exclude` reads them: one JSON object per line, `id` and
+`source`, and for people `origin`, `shard`, `reason`, `loss`, `run` and `step`. Sources may have documents of the same
+id, so a document is named with its source (`text.exclude`: `SOURCE::ID`), unless nothing is prepared from that source.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,23 @@ from hornbook.files.strict_json import InvalidJson, parse_json
 
 def write_exclusions(path: Path, documents: Iterable[Mapping[str, Any]]) -> int:
     """Write a list, each document once; returns their number. Raises StorageError."""
-    by_id: dict[str, Mapping[str, Any]] = {}
+    once: dict[tuple[str, str], Mapping[str, Any]] = {}
     for each in documents:
-        by_id.setdefault(each["id"], each)
-    write_atomic(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in by_id.values()))
-    return len(by_id)
+        once.setdefault((each["source"], each["id"]), each)
+    write_atomic(path, "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in once.values()))
+    return len(once)
 
 
-def read_exclusions(path: Path) -> list[str]:
-    """Ids of the documents in a list, each once. Raises UsageError naming the line that is no entry."""
+def qualified(source: str, name: str) -> str:
+    """The name of the document of this id in one source."""
+    return f"{source}::{name}"
+
+
+def read_exclusions(path: Path, sources: Container[str]) -> list[str]:
+    """Names of the documents in a list, each once. Raises UsageError naming the line that is no entry.
+
+    sources: those that text is prepared from. An entry of another source, or of none, is an id in all of them.
+    """
     found: dict[str, None] = {}
     try:
         lines = path.read_bytes().splitlines()
@@ -41,5 +50,6 @@ def read_exclusions(path: Path) -> list[str]:
                 f'--exclude {path}:{number}: has no "id"; `hornbook why RUN@STEP --exclude FILE` writes such'
             )
         if name:
-            found[name] = None
+            source = entry.get("source")
+            found[qualified(source, name) if isinstance(source, str) and source in sources else name] = None
     return list(found)

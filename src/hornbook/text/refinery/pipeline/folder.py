@@ -15,6 +15,7 @@ from hornbook.files.file_records import first_problem
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile, is_url
+from hornbook.text.refinery.exclusions import qualified
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask
 from hornbook.text.refinery.pipeline.funnel import Funnel
 from hornbook.text.refinery.pipeline.plan import VERSION, Measured, MeasureTask, read_code, read_columns
@@ -188,7 +189,8 @@ def require_named(config: TextConfig, tasks: list[MeasureTask], out: Path) -> No
     left, shown = set(config.exclude), ("", "")
     for task in tasks if left else ():
         columns = read_columns(task, ["id", "origin"])
-        left -= {*columns["id"].tolist(), *columns["origin"].tolist()}
+        ids = columns["id"].tolist()
+        left -= {*ids, *(qualified(task.source, each) for each in ids), *columns["origin"].tolist()}
         shown = next(zip(columns["id"].tolist(), columns["origin"].tolist(), strict=True), shown)
     if not left:
         return

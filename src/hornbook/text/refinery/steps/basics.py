@@ -10,6 +10,7 @@ import numpy as np
 from hornbook.errors import UsageError
 from hornbook.text.config.modules import load_function
 from hornbook.text.ingest.document import Document, is_valid_unicode
+from hornbook.text.refinery.exclusions import qualified
 from hornbook.text.refinery.step import Columns, CorpusView, Decision, Edit, GlobalDecision, Measurer
 
 _LINE_ENDS = re.compile(r"\r\n?")
@@ -94,14 +95,15 @@ class DropEmpty(Decision):
 
 
 class Exclude(Decision):
-    """Documents whose id or origin the recipe names."""
+    """Documents whose id, in all sources or in one, or whose origin the recipe names."""
 
     reasons = ("excluded",)
     columns = {"named": "bool"}  # noqa: RUF012 - read only
 
     def measure(self, documents: Sequence[Document]) -> Columns:
         names = frozenset(self.config.documents)
-        return {"named": np.array([not names.isdisjoint((each.id, each.origin)) for each in documents], bool)}
+        found = [(each.id, qualified(each.source, each.id), each.origin) for each in documents]
+        return {"named": np.array([not names.isdisjoint(each) for each in found], bool)}
 
     def decide(self, columns: Columns) -> np.ndarray:
         return columns["exclude.named"].astype(np.uint8)
