@@ -38,8 +38,7 @@ class TopTeacher(Config):
     path: str = Field(min_length=1)
     """The teacher: a run, a checkpoint or a model folder, with the tokenizer of the data."""
     top: Count = Field(default=32, ge=1)
-    """Its likeliest tokens that are kept with their probabilities, 6 bytes each (8 above 65,536 tokens); all others are
-    one class, which has the rest. They are computed once and kept beside the data."""
+    """Its likeliest tokens, kept with their probabilities beside the data (6 or 8 bytes each); others are one class."""
     temperature: Number = Field(default=1.0, gt=0)
     """What the logits of both are divided by; the term is multiplied by its square."""
     weight: Number = Field(default=1.0, gt=0)
@@ -70,8 +69,7 @@ class LossConfig(Config):
     z_loss: Number = Field(default=0.0, ge=0)
     """Weight of the squared log-sum of the logits' exponentials (PaLM: 1e-4); reported apart from the loss."""
     l1: Number = Field(default=0.0, ge=0)
-    """Penalty l1 * sum |w| over the parameters that decay, reported apart from the loss; its gradient goes through
-    clipping and moments."""
+    """Penalty l1 * sum |w| over the parameters that decay, reported apart; its gradient is clipped as the loss's."""
     l2: Number = Field(default=0.0, ge=0)
     """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
     mtp: Number = Field(default=0.3, ge=0)

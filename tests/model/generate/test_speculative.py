@@ -66,15 +66,15 @@ def test_greedy_text_is_that_of_one_token_at_a_time(
     model = make_model(random_model, mtp={"kind": "sequential", "depth": 2}, **more)
     small = make_model(random_model, seed=9, layers=1)
     length = 24 if more else None
-    options: dict[str, Any] = {"max_tokens": 50, "vocab": VOCAB - 2, "length": length, "greedy": True, **how}
+    options: dict[str, Any] = {"max_tokens": 36, "vocab": VOCAB - 2, "length": length, "greedy": True, **how}
     for prompt in ([5], [7] * 30):
         expected = list(generate(model, prompt, **options))
         for drafter in (OwnBlocks(model), OtherModel(small, 4, length), OtherModel(model, 3, length)):
             tally = Tally()
             assert list(speculate(model, prompt, drafter, tally=tally, **options)) == expected
-            assert tally.tokens == 50
-            assert tally.passes + tally.taken == 50
-    assert tally.taken > 25  # the model itself drafts what it would say
+            assert tally.tokens == 36
+            assert tally.passes + tally.taken == 36
+    assert tally.taken > 15  # the model itself drafts what it would say
 
 
 def test_a_stop_token_ends_the_text_before_it(random_model: Any) -> None:
@@ -85,7 +85,7 @@ def test_a_stop_token_ends_the_text_before_it(random_model: Any) -> None:
     assert list(speculate(model, [5], OtherModel(model, 4), **options)) == list(generate(model, [5], **options))
 
 
-@pytest.mark.parametrize("seeds", [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [100, pytest.param(5000, marks=pytest.mark.slow)])
 def test_drawn_text_has_the_distribution_of_the_model(random_model: Any, seeds: int) -> None:
     """Pairs of the second and third token by seed, each way: chi-squared of two samples, at 5 sigma; drafts of another
     model are refused often and taken often."""
@@ -107,18 +107,18 @@ def test_drawn_text_has_the_distribution_of_the_model(random_model: Any, seeds: 
 
 
 def test_a_refused_draft_is_replaced_by_what_it_had_too_much_of() -> None:
-    """The rule alone, against the shares: 20,000 draws, each cell within 5 sigma; and its rate of acceptance."""
+    """The rule alone, against the shares: 8,000 draws, each cell within 5 sigma; and its rate of acceptance."""
     p = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
     q = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     draws, taken = torch.zeros(4), 0
-    tokens = torch.multinomial(q, 20_000, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
+    tokens = torch.multinomial(q, 8_000, replacement=True, generator=torch.Generator().manual_seed(0)).tolist()
     for index, token in enumerate(tokens):
         found = accept_or_replace(p, Draft(token, q), 1, index)
         draws[found] += 1
         taken += found == token
-    sigma = (p * (1 - p) / 20_000).sqrt()
-    assert ((draws / 20_000 - p).abs() <= 5 * sigma).all()
-    assert taken / 20_000 == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.02)
+    sigma = (p * (1 - p) / 8_000).sqrt()
+    assert ((draws / 8_000 - p).abs() <= 5 * sigma).all()
+    assert taken / 8_000 == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.03)
 
 
 def test_what_cannot_draft_says_so(random_model: Any) -> None:

@@ -84,8 +84,7 @@ def export(
         given = _Calibration(calibrate, rows, act_order) if calibrate else None
         return _export_quantized(folder, out, quantize, given, dry_run=dry_run)
     config, vocab, stream, beside = read_merged(folder, average=average)
-    report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
-    tell_left_out(folder, report)
+    report = tell_left_out(folder, {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average})
     if to == "gguf":
         return _export_gguf(report, folder, config, vocab, stream, with_tokenizer(beside), certificate, dry_run)
     if to == "onnx":

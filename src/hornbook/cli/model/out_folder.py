@@ -49,14 +49,15 @@ def new_model(
         report["files"] = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
 
 
-def tell_left_out(folder: Path, report: dict[str, Any]) -> None:
-    """Say, on stderr and in the report, what of a model is not written because other programs have no place for it."""
+def tell_left_out(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
+    """The report with what of a model is not written, for other programs have no place for it; stderr says it too."""
     from hornbook.model.surgery.folders import multi_token_blocks
 
     if count := multi_token_blocks(folder):
         report["left_out"] = {"mtp_blocks": count}
         what = f"{count} block{'s' * (count > 1)} of multi-token prediction (model.mtp)"
         say(f"left out: {what}, which only training and `hornbook generate --speculative` use")
+    return report
 
 
 def with_tokenizer(folder: Path) -> Path | None:
