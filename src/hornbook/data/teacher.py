@@ -3,8 +3,9 @@
     DATA/plans/teacher-DIGEST/PART/   some rows of one source: rows.npy int64 [rows], ids.npy uint16 or uint32 and
                                       logs.npy float32 [rows, sequence, top], manifest.json
 
-The digest is that of the teacher, the temperature, the number of tokens kept, and the plan of the source's rows: what
-lies there belongs to these rows and no others. A part appears whole; one that is damaged is left out, and made again.
+The digest is that of the teacher's weights and settings, the temperature, the number of tokens kept, and the plan of
+the source's rows: what lies there belongs to these rows and no others. A part appears whole; one that is damaged is
+left out, and made again.
 """
 
 from collections.abc import Iterator, Sequence

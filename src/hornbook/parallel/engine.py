@@ -30,6 +30,7 @@ from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.gradients.clipping import Clipping
 from hornbook.parallel.gradients.exact import TreeSum, exact_norm, exact_terms
+from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
 from hornbook.parallel.gradients.objective import head_terms, targets_of
@@ -74,6 +75,8 @@ class Engine:
         """Terms of the objective that are functions of the weights alone."""
         self.zeros = Zeros(model, self.shards, world)
         """Weights that are 0 and stay so."""
+        self.teacher: LiveTeacher | None = None
+        """Computes beside the model, and gives the term `distillation`."""
         self.clock: StepClock = data_parallel.clock
         """Where the time of a step goes."""
         self.runner: Runner = InOrder(model, self.clock)
@@ -226,7 +229,10 @@ class Engine:
         if hidden is None:
             return rest
         early = power_below(factor) if self.scaler else 1.0
-        return head_terms(self._head, hidden, auxiliary, mine, self._loss, keys, early) | rest
+        found = head_terms(self._head, hidden, auxiliary, mine, self._loss, keys, early)
+        if self.teacher is not None:
+            found["distillation"] = self.teacher.term(mine)
+        return found | rest
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""

@@ -45,7 +45,28 @@ class TopTeacher(Config):
     """Weight of KL(teacher || model) beside the loss; Hinton's share a of it is a weight of a / (1 - a)."""
 
 
-TeacherConfig = Annotated[NoTerm | TopTeacher, Field(discriminator="kind")]
+class RelationTeacher(Config):
+    """Distillation of how a teacher relates tokens (MiniLM, arXiv 2002.10957 and 2012.15828), whatever its width.
+
+    The teacher computes beside the model in every step: its weights take memory, and its forward pass time.
+    """
+
+    kind: Literal["relations"] = "relations"
+    path: str = Field(min_length=1)
+    """The teacher: a run, a checkpoint or a model folder, with the tokenizer of the data."""
+    of: list[Literal["attention", "query", "key", "value", "hidden"]] = Field(
+        default=["attention", "value"], min_length=1
+    )
+    """Relations that the last layer of the model learns: attention (queries with keys), or vectors with themselves."""
+    layer: Count | None = Field(default=None, ge=1)
+    """The teacher's layer, counted from 1; by default its last. In large teachers an earlier one may teach better."""
+    heads: Count = Field(default=8, ge=1)
+    """Relations of each kind: the vectors of both models are cut into so many parts, which must divide them."""
+    weight: Number = Field(default=1.0, gt=0)
+    """Weight of the sum of KL(teacher || model) of the relations, in nats a token, beside the loss."""
+
+
+TeacherConfig = Annotated[NoTerm | TopTeacher | RelationTeacher, Field(discriminator="kind")]
 
 
 class ElasticAnchor(Config):
@@ -75,7 +96,8 @@ class LossConfig(Config):
     mtp: Number = Field(default=0.3, ge=0)
     """Weight of the mean loss of `model.mtp`'s blocks, where there are any (DeepSeek-V3: 0.3, later 0.1)."""
     teacher: TeacherConfig = NoTerm()
-    """A model whose predictions are learned beside the text; reported apart from the loss as `distillation`."""
+    """A model whose predictions, or relations between tokens, are learned beside the text; reported apart from the loss
+    as `distillation`."""
     anchor: AnchorConfig = NoTerm()
     """A trained model whose weights are held, each by its importance; reported apart from the loss as `anchor`."""
 

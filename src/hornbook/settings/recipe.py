@@ -133,6 +133,8 @@ def _check_teacher(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if (kind := recipe.data.objective.kind) != "causal":
         text = f'its predictions are of causal rows, and data.objective.kind is "{kind}"'
         yield "train.loss.teacher", f'{text}: take "causal", or leave the teacher out'
+    if recipe.train.loss.teacher.kind == "relations":
+        yield from _check_live_teacher(recipe)
     if recipe.parallel.tensor not in (1, FILL):
         yield "parallel.tensor", "a teacher's tokens are of the whole vocabulary: leave it 1, or leave the teacher out"
 
@@ -165,6 +167,25 @@ def _check_curriculum(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from ((f"data.sequence_ramp.{key}", text) for key, text in problems)
     if type(objective).build is not Objective.build or objective.decoder_start is not None:
         yield "data.sequence_ramp", f'"{objective.kind}" has texts that are not cut: take an objective of rows of text'
+
+
+def _check_live_teacher(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What does not go with a teacher that looks into a layer of the model in each step."""
+    remedy = 'or take train.loss.teacher.kind = "top"'
+    if recipe.train.compile:
+        yield (
+            "train.compile",
+            f"compiled code does not show what a teacher of relations compares: leave it out, {remedy}",
+        )
+    if recipe.parallel.recompute.kind != "none":
+        text = "activations that are dropped are not compared with a teacher's"
+        yield "parallel.recompute", f'{text}: take "none", {remedy}'
+    if recipe.parallel.pipeline.stages > 1:
+        yield "parallel.pipeline", f"the teacher computes where the whole model is: leave it out, {remedy}"
+    if recipe.parallel.context.ranks > 1:
+        yield "parallel.context", f"a teacher of relations compares whole rows: leave it 1, {remedy}"
+    if any(isinstance(step, PromptConfig) for step in recipe.surgery):
+        yield "surgery", f"a prompt makes rows longer than the teacher's: leave it out, {remedy}"
 
 
 def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -194,9 +194,10 @@ def write_model(folder: Path, corpus: Corpus, seed: int = 3) -> Path:
     return folder
 
 
-def refer(corpus: Corpus, objective: Comparing, model: Path) -> dict[str, Any]:
+def refer(corpus: Corpus, objective: Comparing, model: Path, **train: str) -> dict[str, Any]:
     data = DataConfig(objective=objective, path=str(corpus.root))
-    return compute_references(Recipe(train=TRAIN, data=data), model, lambda *_: None)
+    recipe = Recipe(train=TRAIN.model_copy(update=train), data=data)
+    return compute_references(recipe, model, lambda *_: None)
 
 
 def mismatching(corpus: Corpus) -> Loader:
@@ -222,6 +223,8 @@ def test_a_model_is_its_own_reference(kind: str, request: pytest.FixtureRequest,
     assert float(compared(batch.batches[0]).references.abs().sum()) > 10
     again = loader_of(corpus, objective.model_copy(update={"reference": str(model)}))
     assert again.index.plans[0].digest == loader.index.plans[0].digest
+    assert refer(corpus, objective, model, precision="bf16") == found, "asked again, what is there stays"
+    assert len(list((corpus.root / "reference").glob(f"{found['digest']}-*"))) == len(found["files"])
 
 
 def test_the_same_command_goes_on_with_its_reference(pairs: Corpus, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
+from hornbook.run.checkpoints.path import checkpoint_path
 from tests.conftest import write_corpus
 from tests.run.launcher import Launcher
 
@@ -95,6 +97,21 @@ def test_damaged_predictions_are_made_again(tmp_path: Path, words: list[str], co
     assert damaged.read_bytes() != data
 
 
+def test_the_same_weights_under_other_settings_are_another_teacher(
+    tmp_path: Path, words: list[str], corpus: Path, teacher: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(checkpoint_path(teacher), other)
+    (other / "MANIFEST.json").unlink()
+    keys = json.loads((other / "config.json").read_text())
+    keys["hornbook"]["model"]["position"]["theta"] = keys["rope_parameters"]["rope_theta"] = 500.0
+    (other / "config.json").write_text(json.dumps(keys))
+    for name, folder in (("a", teacher), ("b", other)):
+        assert main(["train", "--out", str(tmp_path / name), *words, *taught(folder)]) == Exit.DONE
+    assert len({name.split("/")[1] for name in kept(corpus)}) == 4, "two sources, two teachers"
+    assert metrics(tmp_path / "a")[0]["distillation"] != metrics(tmp_path / "b")[0]["distillation"]
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [
@@ -124,3 +141,61 @@ def test_a_teacher_of_another_vocabulary_is_refused(
     (folder / "tokenizer.json").write_text(json.dumps(definition))
     assert main(["train", "--out", str(tmp_path / "run"), *words, *taught(folder)]) == Exit.USAGE
     assert "has another vocabulary than" in capsys.readouterr().err
+
+
+def related(teacher: Path, *words: str) -> list[str]:
+    keys = {"kind": "relations", "path": str(teacher), "of": '["attention", "value", "hidden"]', "heads": "4"}
+    return [*(f"train.loss.teacher.{key}={value}" for key, value in keys.items()), "model.width=8", *words]
+
+
+def test_relations_of_a_wider_teacher_are_learned_and_a_resume_goes_on_bit_for_bit(
+    tmp_path: Path, words: list[str], corpus: Path, teacher: Path
+) -> None:
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    more = [*words, *related(teacher, "train.loss.teacher.weight=10"), "seed=5", "optim.schedule.kind=constant"]
+    assert main(["train", "--out", str(whole), *more]) == Exit.DONE
+    found = metrics(whole)
+    assert found[-1]["distillation"] < 0.9 * found[0]["distillation"]
+    assert not kept(corpus), "nothing is kept on disk"
+    assert main(["train", "--out", str(parted), *more, "train.tokens=512"]) == Exit.DONE
+    assert main(["resume", str(parted), "train.tokens=1450"]) == Exit.DONE
+    assert metrics(parted) == found
+    saved = [sorted((run / "checkpoints").glob("step-*/model.safetensors"))[-1] for run in (whole, parted)]
+    assert saved[0].read_bytes() == saved[1].read_bytes()
+    assert main(["train", "--out", str(tmp_path / "alone"), *more, "train.loss.teacher.weight=1e-6"]) == Exit.DONE
+    alone = metrics(tmp_path / "alone")
+    assert alone[0]["loss"] == found[0]["loss"]
+    assert alone[0]["distillation"] == pytest.approx(found[0]["distillation"] * 1e-7, rel=1e-4)
+    assert alone[-1]["distillation"] > 1.1 * found[-1]["distillation"] * 1e-7, "the text alone does not teach them"
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_the_same_relations(
+    tmp_path: Path, words: list[str], teacher: Path, launcher: Launcher
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    more = [*words, *related(teacher), "seed=5"]
+    shared = ["parallel.data=2", "parallel.shard=everything"]
+    started = launcher.start(["train", "--out", str(two), *more, *shared], tmp_path / "log.txt")
+    assert started.wait() == 0, started.text
+    assert main(["train", "--out", str(one), *more]) == Exit.DONE
+    for ours, theirs in zip(metrics(one), metrics(two), strict=True):
+        assert ours["distillation"] == pytest.approx(theirs["distillation"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["train.loss.teacher.layer=3"], "layer: 3 is more than the teacher's 1 layers"),
+        (["train.loss.teacher.heads=3"], "heads: the teacher's attention vectors have 16 values, which 3 heads do not"),
+        (["train.compile=true"], "train.compile  compiled code does not show"),
+        (["parallel.recompute.kind=block"], "parallel.recompute  activations that are dropped"),
+        (["surgery=prompt"], "a prompt makes rows longer"),
+    ],
+)
+def test_what_does_not_go_with_a_teacher_of_relations_is_named(
+    tmp_path: Path, words: list[str], teacher: Path, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--out", str(tmp_path / "run"), *words, *related(teacher), *more]) == Exit.USAGE
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -46,18 +46,25 @@ def read_references(
             "(data.objective.reference)"
         )
     digest, key = name if _DIGEST.fullmatch(name) else model_digest(Path(name)), _key(context, stream, objective)
-    kept = [path for path in sorted((root / "reference").glob(f"*-{key}-*.npy")) if path.name.startswith(digest)]
-    for path in kept:
-        with suppress(OSError, ValueError, EOFError):
-            table = np.load(path, allow_pickle=False)
-            if path.stem.endswith(content := _content(table)):
-                return table, f"{digest} {content}"
+    if kept := find_references(context, stream, objective, digest):
+        table = np.load(kept, allow_pickle=False)
+        return table, f"{digest} {_content(table)}"
     others = sorted({path.name.partition("-")[0] for path in (root / "reference").glob(f"*-{key}-*.npy")} - {digest})
     found = f"it has those by {', '.join(others)}, so the model was changed or is another" if others else "it has none"
     remedy = f"compute them: hornbook reference RECIPE --data {root} --from MODEL, with the settings of this run"
     raise UsageError(
         f"{root} has no log-probabilities of source {stream.source} by the reference model {digest}: {found}; {remedy}"
     )
+
+
+def find_references(context: BuildContext, stream: Stream, objective: Comparing, digest: str) -> Path | None:
+    """The file of a stream's log-probabilities by a model, if it is there and whole."""
+    folder = context.corpus.root / "reference"
+    for path in sorted(folder.glob(f"{digest}-{_key(context, stream, objective)}-*.npy")):
+        with suppress(OSError, ValueError, EOFError):
+            if path.stem.endswith(_content(np.load(path, allow_pickle=False))):
+                return path
+    return None
 
 
 def keep_references(

@@ -35,6 +35,7 @@ from hornbook.run.start.anchor import hold_weights
 from hornbook.run.start.environment import bits_depend_on, describe_environment
 from hornbook.run.start.init_from import InitFrom
 from hornbook.run.start.precision import slow_precision
+from hornbook.run.start.teacher import join_teacher
 from hornbook.run.state import State
 from hornbook.settings.resolve import leaves
 from hornbook.settings.toml import dotted
@@ -66,6 +67,7 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     if adapter_of(job.recipe.surgery) is not None:
         keep_base(job, state, init_from)
     hold_weights(job, state, init_from)
+    join_teacher(job.recipe, state.engine)
     zeros = state.engine.zeros.share()
     if zeros == 0.0:
         raise UsageError("surgery sparse: no weight is 0: start from what `hornbook prune --sparse` wrote (--from DIR)")

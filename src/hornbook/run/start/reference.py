@@ -9,7 +9,7 @@ from hornbook.data.batch_builder import BuildContext, SampleRefs
 from hornbook.data.config.preferences import Referenced
 from hornbook.data.corpus import Corpus
 from hornbook.data.labelled.comparisons import Comparisons, build_comparisons
-from hornbook.data.labelled.references import keep_references, model_digest
+from hornbook.data.labelled.references import find_references, keep_references, model_digest
 from hornbook.errors import UsageError
 from hornbook.model.heads.preference import answer_logps
 from hornbook.model.storage.load import load_model
@@ -49,8 +49,9 @@ def keep_reference(resolved: Resolved, before: Recipe) -> Resolved:
 
 
 def compute_references(recipe: Recipe, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Write the log-probabilities of all training answers; returns what was written, by source.
+    """Write the log-probabilities of all training answers; returns their files, by source.
 
+    What is there stays: asked again, by other rounding, the numbers of runs that go on would be others.
     UsageError where the recipe compares with no reference, or the model is an adapter or has another tokenizer than
     the data.
     """
@@ -70,6 +71,9 @@ def compute_references(recipe: Recipe, folder: Path, progress: Progress) -> dict
     files: dict[str, str] = {}
     for stream in corpus.train.values():
         context = BuildContext(corpus, [stream], recipe.data, recipe.train.sequence, recipe.seed)
+        if kept := find_references(context, stream, objective, digest):
+            files[stream.source] = str(kept)
+            continue
         builder = build_comparisons(context, objective, referenced=False, ordered=True)
         table = _log_probabilities(engine, builder, stream.documents, recipe.train.micro_rows, progress)
         files[stream.source] = str(keep_references(context, stream, objective, digest, table))

@@ -2,10 +2,13 @@
 
 What it predicts is kept beside the data (`hornbook.data.teacher`), so a second run, or a resume, computes only rows
 that no run has read. Ranks are forked later: where there are several, a process of its own computes.
+
+A teacher of relations (`hornbook.parallel.gradients.live_teacher`) computes in the steps instead.
 """
 
 import contextlib
 import functools
+import math
 import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,21 +22,25 @@ from hornbook.data.teacher import Predictions, TeacherRows, TeacherTable, in_par
 from hornbook.errors import HornbookError, RankLostError, UsageError
 from hornbook.files.artifact import digest_of
 from hornbook.files.run_directory import RunDir
+from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.adapters.files import tensors_digest
 from hornbook.model.surgery.folders import read_merged
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
+from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.parallelize import parallelize
 from hornbook.progress import progress_bar
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.config import TopTeacher
+from hornbook.run.config import NoTerm, RelationTeacher, TopTeacher
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Start
 from hornbook.run.ledger import read_past
 from hornbook.run.start.init_from import has_tokenizer
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
+from hornbook.settings.resume_rules import TRAINING_ONLY
 
 AHEAD = 1.05
 """Rows are predicted for a run longer by this factor: what the guard leaves out, others take the place of."""
@@ -48,10 +55,13 @@ def teach(inputs: Inputs, run: RunDir, start: Start, *, compute: bool = True) ->
     Raises UsageError where the teacher has another vocabulary, is no causal model, or reads shorter rows.
     """
     config = inputs.recipe.train.loss.teacher
-    if not isinstance(config, TopTeacher):
+    if isinstance(config, NoTerm):
         return
     folder = checkpoint_path(Path(config.path))
     _check_teacher(folder, inputs)
+    if isinstance(config, RelationTeacher):
+        check_relations(config, read_merged(folder)[0], inputs.recipe.model)
+        return
     if config.top > inputs.tokenizer.vocab_size:
         size = inputs.tokenizer.vocab_size
         raise UsageError(
@@ -71,6 +81,35 @@ def teach(inputs: Inputs, run: RunDir, start: Start, *, compute: bool = True) ->
     inputs.loader.index.teacher = table
 
 
+def join_teacher(recipe: Recipe, engine: Engine) -> None:
+    """Have the teacher of relations compute beside the model, if the recipe has one."""
+    config = recipe.train.loss.teacher
+    if isinstance(config, RelationTeacher):
+        folder, device = checkpoint_path(Path(config.path)), engine.world.device
+        teacher = load_model(folder, device=device, compute_dtype=engine.model.compute_dtype).model
+        engine.teacher = LiveTeacher(teacher, engine.model, config, device)
+
+
+def check_relations(config: RelationTeacher, teacher: ModelConfig, model: ModelConfig) -> None:
+    """UsageError where the layers of a teacher and a model have not the relations that are asked for."""
+    key, layer = "train.loss.teacher", teacher.layers if config.layer is None else config.layer
+    if layer > teacher.layers:
+        raise UsageError(f"{key}.layer: {layer} is more than the teacher's {teacher.layers} layers: take one of them")
+    for name, whole, number in (("the teacher", teacher, layer - 1), ("the model", model, model.layers - 1)):
+        attention = whole.layer(number).attention
+        inner = [each for each in config.of if each != "hidden"]
+        if inner and not isinstance(attention, FullAttentionConfig):
+            text = (
+                f"{name}'s layer {number + 1} has attention of kind {attention.kind!r}, without {inner[0]} to compare"
+            )
+            raise UsageError(f'{key}.of: {text}: take of = ["hidden"]')
+        sizes = {each: whole.width if each == "hidden" else whole.heads * whole.head_dim for each in config.of}
+        if odd := next((each for each, size in sizes.items() if size % config.heads), None):
+            text = f"{name}'s {odd} vectors have {sizes[odd]} values, which {config.heads} heads do not divide"
+            fitting = math.gcd(*sizes.values(), teacher.width, model.width)
+            raise UsageError(f"{key}.heads: {text}: take a number that divides both models' sizes, as {fitting}")
+
+
 def pin_teacher(resolved: Resolved, before: Recipe | None = None) -> Resolved:
     """The recipe with the checkpoint of the teacher in place of its run, which may train on and have others later.
 
@@ -79,11 +118,12 @@ def pin_teacher(resolved: Resolved, before: Recipe | None = None) -> Resolved:
     """
     recipe = resolved.recipe
     loss, config = recipe.train.loss, recipe.train.loss.teacher
-    if not isinstance(config, TopTeacher):
+    if isinstance(config, NoTerm):
         return resolved
     named, old = Path(config.path).resolve(), None if before is None else before.train.loss.teacher
-    stays = isinstance(old, TopTeacher) and Path(old.path).is_relative_to(named)
-    path = old.path if isinstance(old, TopTeacher) and stays else str(checkpoint_path(named).resolve())
+    kept = None if old is None or isinstance(old, NoTerm) else old.path
+    stays = kept is not None and Path(kept).is_relative_to(named)
+    path = kept if stays else str(checkpoint_path(named).resolve())
     loss = loss.model_copy(update={"teacher": config.model_copy(update={"path": path})})
     return Resolved(
         recipe.model_copy(update={"train": recipe.train.model_copy(update={"loss": loss})}), resolved.origins
@@ -136,8 +176,10 @@ def _check_teacher(folder: Path, inputs: Inputs) -> None:
 
 def _open(inputs: Inputs, config: TopTeacher, folder: Path) -> TeacherTable:
     """What was predicted before, of each source."""
-    _, _, stream, _ = read_merged(folder)
+    shape, _, stream, _ = read_merged(folder)
     facts = {"teacher": tensors_digest(stream), "top": config.top, "temperature": config.temperature}
+    # Weights alone are not a model: angles of positions, windows and scales are settings.
+    facts |= {"model": shape.model_dump(mode="json", exclude=set(TRAINING_ONLY))}
     facts["mask"] = inputs.recipe.data.document_mask
     plans, cache = inputs.loader.index.plans, inputs.corpus.root / "plans"
     names = [digest_of(facts | {"plan": plan.digest})[:16] for plan in plans]

@@ -1,0 +1,33 @@
+"""A teacher that computes beside the model in each step, for what is too large to keep on disk: relations of tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hornbook.data.batch import Batch
+from hornbook.model.heads.relations import Watch, divergence, seen_tokens
+from hornbook.model.layers.transfer import to_device
+from hornbook.model.transformer import Transformer
+from hornbook.parallel.runner import model_inputs
+from hornbook.run.config import RelationTeacher
+
+
+class LiveTeacher:
+    """Compares the last layer of a model in training with a layer of another."""
+
+    def __init__(self, teacher: Transformer, model: Transformer, config: RelationTeacher, device: torch.device) -> None:
+        """teacher: frozen, on the device."""
+        layer = len(teacher.blocks) if config.layer is None else config.layer
+        self._teacher, self._config, self._device = teacher.requires_grad_(False).eval(), config, device
+        self._theirs, self._ours = Watch(teacher, layer - 1, always=True), Watch(model, len(model.blocks) - 1)
+
+    def term(self, batch: Batch) -> Tensor:
+        """The weighted sum over the tokens that count of a microbatch that the model has just read; float32 scalar."""
+        inputs: dict[str, Any] = model_inputs(self._teacher, batch, None, self._device, masked=False)
+        with torch.no_grad():
+            self._teacher(**inputs)
+        seen = seen_tokens(batch.document_lengths, self._device)
+        config = self._config
+        apart = divergence(self._ours.take(), self._theirs.take(), config.of, config.heads, seen)
+        return config.weight * (apart * to_device(batch.weights, self._device)).sum()
