@@ -60,10 +60,17 @@ def test_documents_add_up_to_the_whole(tiny_corpus: Path) -> None:
         assert score.documents[:, 3].tolist() == table["bytes"].to_pylist()
 
 
-def report(nats: list[float], digest: str) -> Report:
-    documents = np.array([[number, each, 1.0, 2.0] for number, each in enumerate(nats)])
-    tasks = {"a": ItemScores({"accuracy": np.array([1.0, 0.0, 1.0])}, digest)}
+def report(nats: list[float], digest: str, tokens: float = 1.0) -> Report:
+    documents = np.array([[number, each, tokens, 2.0] for number, each in enumerate(nats)])
+    tasks: dict[str, Any] = {"a": ItemScores({"accuracy": np.array([1.0, 0.0, 1.0])}, digest)}
     return Report({"x": LossScores(sum(nats), len(nats), 2 * len(nats), documents)}, {}, tasks)
+
+
+def test_fertility_is_told_where_tokenizers_differ() -> None:
+    one, other = report([1.0, 2.0, 3.0], "one"), report([1.0, 2.0, 3.0], "one", tokens=0.5)
+    assert "tokens_per_byte" not in compare(one, one)["sources"]["x"]
+    found = compare(one, other)["sources"]["x"]["tokens_per_byte"]
+    assert (found["first"], found["second"], found["difference"], found["se"]) == (0.5, 0.25, 0.25, 0.0)
 
 
 def test_only_equal_items_are_compared() -> None:

@@ -78,7 +78,7 @@ def compare(first: Report, second: Report) -> dict[str, Any]:
 
 
 def _documents(first: Report, second: Report, source: str) -> np.ndarray | None:
-    """[documents, 3]: nats by both models, and bytes, of documents that both scored."""
+    """[documents, 5]: nats by both models, bytes, and tokens of both, of documents that both scored."""
     one, other = first.by_source[source], second.by_source[source]
     if not isinstance(one, LossScores) or not isinstance(other, LossScores):
         raise UsageError("--compare is of models that predict text: scores of labels are not compared")
@@ -86,13 +86,20 @@ def _documents(first: Report, second: Report, source: str) -> np.ndarray | None:
     _, here, there = np.intersect1d(ours[:, 0], theirs[:, 0], return_indices=True)
     if not len(here):
         return None
-    return np.column_stack([ours[here, 1], theirs[there, 1], ours[here, 3]])
+    return np.column_stack([ours[here, 1], theirs[there, 1], ours[here, 3], ours[here, 2], theirs[there, 2]])
 
 
 def _bits(documents: np.ndarray) -> dict[str, dict[str, float]]:
-    """Bits per byte of all documents: those of each document are over the mean bytes of a document."""
-    bits = documents[:, :2] / math.log(2) / documents[:, 2].mean()
-    return {"bits_per_byte": asdict(paired(bits[:, 0], bits[:, 1]))}
+    """Bits per byte of all documents, and where the tokenizers differ tokens per byte (their fertility).
+
+    Those of each document are over the mean bytes of a document.
+    """
+    size, tokens = documents[:, 2].mean(), documents[:, 3:]
+    bits = documents[:, :2] / math.log(2) / size
+    found = {"bits_per_byte": asdict(paired(bits[:, 0], bits[:, 1]))}
+    if (tokens[:, 0] != tokens[:, 1]).any():
+        found["tokens_per_byte"] = asdict(paired(tokens[:, 0] / size, tokens[:, 1] / size))
+    return found
 
 
 def _task(first: Any, second: Any) -> Mapping[str, Any]:

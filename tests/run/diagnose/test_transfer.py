@@ -32,14 +32,18 @@ def test_losses_of_a_domain_are_per_token() -> None:
 
 def test_forgetting_and_transfer() -> None:
     before = {"domain": [5.0, 5.0], "general": [3.0, 3.0]}
-    stage = Stage(0.05, {"domain": [4.0, 4.2], "general": [3.1, 3.3]}, before)
+    bits = {"law@later": [(2.0, 1.5), (2.0, 1.7)], "replay-web": [(1.0, 1.1), (1.0, 1.1)]}
+    stage = Stage(0.05, {"domain": [4.0, 4.2], "general": [3.1, 3.3]}, before, bits)
     found = Adaptation([stage], vocab=1000).as_dict()
     assert found["forward_transfer"] == pytest.approx(math.log(1000) - 5)
     (only,) = found["stages"]
     assert only["adaptation"]["mean"] == pytest.approx(0.9)
     assert only["forgetting"]["mean"] == pytest.approx(0.2) == -only["backward_transfer"]["mean"]
     assert only["forgetting"]["half"] == pytest.approx(12.706 * 0.1)
+    assert only["bits_per_byte"]["law@later"]["change"] == {"mean": pytest.approx(-0.4), "half": pytest.approx(1.2706)}
     text = Adaptation([stage], vocab=1000).markdown()
+    assert "| law@later | 2.0000 | 1.6000 +- 1.2706 (-0.4000 +- 1.2706) |" in text
+    assert "| replay-web | 1.0000 | 1.1000 +- 0.0000 (+0.1000 +- 0.0000) |" in text
     assert "| 5 % replay | 4.1000 +- 1.2706 | 3.2000 +- 1.2706 | 0.9000 +- 1.2706 | 0.2000 +- 1.2706 |" in text
 
 

@@ -126,6 +126,9 @@ def _adaptation(runs: dict[tuple[float, int], RunDir], shares: list[float], seed
             for losses, record in ((stage.before, records[0]), (stage.after, records[-1])):
                 for name, loss in domain_losses(record["sources"]).items():  # the same rows before and after
                     losses[name].append(loss)
+            bits = [{name: score["bits_per_byte"] for name, score in records[k]["sources"].items()} for k in (0, -1)]
+            for name, value in bits[0].items():
+                stage.bits.setdefault(name, []).append((value, bits[1][name]))
         stages.append(stage)
     vocab = recipe_in_force(runs[shares[0], seeds[0]]).model.vocab
     assert vocab is not None, "a run's recipe has it"

@@ -75,6 +75,8 @@ class Stage:
     share: float
     after: dict[str, list[float]] = field(default_factory=dict)
     before: dict[str, list[float]] = field(default_factory=dict)
+    bits: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """By source, text held out by time among them: bits per byte before and after, of each seed."""
 
     @property
     def name(self) -> str:
@@ -114,6 +116,7 @@ class Adaptation:
                 "adaptation": _negative(stage.change("domain")).as_dict(),
                 "forgetting": stage.change("general").as_dict(),
                 "backward_transfer": _negative(stage.change("general")).as_dict(),
+                "bits_per_byte": {source: _bits(pairs)[1] for source, pairs in stage.bits.items()},
             }
             for stage in self.stages
         ]
@@ -136,11 +139,31 @@ class Adaptation:
             [
                 *lines,
                 "",
+                *self._sources(),
                 f"{note} Forward transfer {self.forward_transfer:.4f}; backward transfer is the "
                 "negative of forgetting.",
                 "",
             ]
         )
+
+    def _sources(self) -> list[str]:
+        """A table of bits per byte by source."""
+        if not self.stages[0].bits:
+            return []
+        names = [stage.name for stage in self.stages]
+        lines = [f"| bits per byte | before | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+        for source, pairs in self.stages[0].bits.items():
+            cells = [_bits(stage.bits[source])[0] for stage in self.stages]
+            lines.append(f"| {source} | {statistics.fmean(b for b, _ in pairs):.4f} | {' | '.join(cells)} |")
+        return [*lines, ""]
+
+
+def _bits(pairs: Sequence[tuple[float, float]]) -> tuple[str, dict[str, Any]]:
+    """Bits per byte of a source after training and how far from before, for people and for JSON."""
+    after, change = SeedMean.of([a for _, a in pairs]), SeedMean.of([a - b for b, a in pairs])
+    sign = "+" if change.mean > 0 else ""
+    record = {"before": statistics.fmean(b for b, _ in pairs), "after": after.as_dict(), "change": change.as_dict()}
+    return f"{after.text} ({sign}{change.text})", record
 
 
 def _negative(found: SeedMean) -> SeedMean:
