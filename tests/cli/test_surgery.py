@@ -94,6 +94,22 @@ def test_codes_instead_of_weights(
     assert capsys.readouterr().err == f"next: hornbook generate {tmp_path / 'again'} -p TEXT\n"
 
 
+def test_rounding_makes_good_its_errors_on_a_text(
+    tmp_path: Path, checkpoint: Path, tiny_corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, form = tmp_path / "calibrated", ["--quantize", "int4-group16", "--calibrate", str(tiny_corpus), "--rows", "8"]
+    assert main(["export", str(checkpoint), *form, "--act-order", "--out", str(out), "--json"]) == Exit.DONE
+    report = said(capsys)
+    nearest, made = report["output_errors"]
+    assert 0 < made < nearest
+    assert report["after"]["bytes"] < report["before"]["bytes"]
+    assert report["after"]["parameters"] == report["before"]["parameters"]
+    assert 0 < abs(report["after"]["loss"] - report["before"]["loss"]) < 0.05
+    assert main(["export", str(checkpoint), *form, "--out", str(tmp_path / "again")]) == Exit.DONE
+    assert re.search(r"loss: \d\.\d{4} -> \d\.\d{4}\n", capsys.readouterr().out)
+    assert main(["generate", str(out), "-p", "the", "--tokens", "3", "--greedy"]) == Exit.DONE
+
+
 def test_new_tokens_begin_as_their_pieces(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "new.txt").write_text("model\nletters\n")
     out = tmp_path / "extended"
@@ -131,6 +147,9 @@ def test_a_vocabulary_that_grows_has_no_rows_without_tokens_and_keeps_its_settin
         (["--quantize", "int9"], "--quantize int9: write int8, int4, nf4"),
         (["--quantize", "int4-group0"], "--quantize int4-group0: write int8, int4, nf4"),
         (["--quantize", "int4-group48"], r"rows of 32 values, which groups of 48 do not divide"),
+        (["--quantize", "nf4", "--calibrate", "data"], "--calibrate is for integers: give --quantize int8"),
+        (["--calibrate", "data"], "--calibrate is for integers"),
+        (["--quantize", "int8", "--act-order"], "give it the text, --calibrate DATA"),
         (["--to", "peft"], "holds no adapter"),
         (["--to", "mlx"], "is not one of 'hf', 'peft'"),
     ],

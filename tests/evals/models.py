@@ -57,6 +57,7 @@ def context(
     tokenizer = Tokenizer.load(corpus / "tokenizer")
     return TaskContext(
         corpus=Corpus.open(corpus),
+        start=tokenizer.end_id,
         tokenizer=tokenizer,
         sequence=sequence,
         micro_batch=micro_batch,

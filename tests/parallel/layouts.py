@@ -15,7 +15,9 @@ from tests.parallel import odd
 from tests.parallel.trajectory import Difference, Result, Run, compare, largest_of
 from tests.ranks import RankError
 
-EVERY = tuple(odd.MODELS)
+FURTHER = "further tokens"
+EVERY = tuple(name for name in odd.MODELS if name != FURTHER)
+"""Families of every layout; multi-token prediction has those that divide the data."""
 FIGURES = ("losses", "norms", "weights", "gradients")
 """Of a `Difference`, those that have limits."""
 EXACT, SINGLE = 1e-9, 1e-5
@@ -69,7 +71,8 @@ def _layouts() -> list[Layout]:
             found.append(Layout(f"pipeline {n}, {schedule}", {"stages": n, "schedule": schedule}, sizes=sizes))
     found += [Layout(f"context 2, {kind}", {"context": 2, "context_kind": kind}) for kind in KINDS]
     found += [Layout(f"expert {n}", {"expert": n}, ("experts",)) for n in (2, 4)]
-    return [*found, *_pairs(), *map(_together, TRIPLES)]
+    found += [*_pairs(), *map(_together, TRIPLES)]
+    return [*found, *(Layout(f"{name}, {FURTHER}", AXES[name], (FURTHER,)) for name in ("data 2", "ZeRO-3, data 2"))]
 
 
 FULL: dict[str, Any] = {"world": 2, "shard": "everything"}

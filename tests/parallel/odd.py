@@ -55,6 +55,12 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "experts": {"mlp": EXPERTS, "first": [{"mlp": INNER, "attention": LATENT}]},
     "hybrid": {"mlp": INNER, "first": [DELTA], "pattern": [DELTA, {}]},
+    "further tokens": {
+        "layers": 2,
+        "mlp": EXPERTS,
+        "first": [{"mlp": INNER}],
+        "mtp": {"kind": "sequential", "depth": 2},
+    },
 }
 """Tied embeddings in all; the first block of the mixture of experts has none."""
 

@@ -150,7 +150,7 @@ def test_float8_is_near_bfloat16_for_every_family(name: str, scaling: str, marke
     settings = {"precision": "float8", "float8": {"scales": scaling, "emulate": True}, "device": "cpu", "threads": 1}
     reference, narrow = make_engine(config, "bf16"), make_engine(config, "fp32")
     engine = parallelize(narrow.model, ParallelConfig(), TrainConfig.model_validate(settings))
-    assert any(isinstance(each, Linear) and each.float8 is not None for each in engine.model.modules())
+    assert any(isinstance(each, Linear) and each.product is not None for each in engine.model.modules())
     found, expected = (step(each, family, marked_corpus) for each in (engine, reference))
     assert found != expected
     assert found[0] == pytest.approx(expected[0], rel=0.02)

@@ -106,6 +106,15 @@ def test_state_is_shared_as_zero_shares_it() -> None:
     assert whole.peak.weights == 4 * whole.parameters
 
 
+def test_blocks_of_multi_token_prediction_are_held_and_their_losses_gradients_too() -> None:
+    plain, further = estimate()[0], estimate("model.mtp=sequential", "model.mtp.depth=2")[0]
+    assert further.parameters > plain.parameters + 2 * 12 * 256**2
+    assert further.peak.weights == 4 * further.parameters
+    gradients = 2 * 4 * 4096 * 256  # of the matrix to the vocabulary, by the loss of each
+    blocks = plain.phases["loss"].activations / 8
+    assert further.phases["loss"].activations > plain.phases["loss"].activations + gradients + 1.5 * blocks
+
+
 def test_recomputed_blocks_keep_their_input_alone() -> None:
     kept, again = estimate()[0], estimate("parallel.recompute=block")[0]
     stream = 2 * 8 * 512 * 256

@@ -31,6 +31,17 @@ def test_stored_scores_take_longer_than_a_fused_kernel() -> None:
     assert slower.products == pytest.approx(CROOKED * work.products * 60 / layer.head_dim)
 
 
+def test_blocks_of_multi_token_prediction_take_the_time_of_blocks_and_of_the_head() -> None:
+    """Nearly in the proportion of operations."""
+    plain, further = (step(*words) for words in ((), ("model.mtp=sequential", "model.mtp.depth=2")))
+    models = [
+        resolve("llama-1b", words, environ={}).recipe.model
+        for words in ([], ["model.mtp=sequential", "model.mtp.depth=2"])
+    ]
+    operations = [step_operations(model, 128256, 2048, (2048, 0)).causal for model in models]
+    assert further.compute / plain.compute == pytest.approx(operations[1] / operations[0], rel=0.05)
+
+
 def test_a_device_is_not_faster_than_its_host_starts_kernels() -> None:
     rates = rates_of(parse_cluster("H100").device, "bf16")
     assert Work((Multiply(8, 8, 8),), calls=100).forward(rates) == pytest.approx(100 * START_SECONDS)

@@ -52,8 +52,16 @@ def test_embeddings_have_the_rule_that_they_are_given() -> None:
 
 
 def test_the_matrices_are_all_but_vectors() -> None:
-    for name in ("llama-1b", "gpt3-2.7b", "t5-v1.1-base", "bert-base", "mixtral-8x7b"):
-        model = resolve(name, environ={}).recipe.model
+    further = ["model.mtp=sequential", "model.mtp.depth=2"]
+    for name, *words in (
+        ("llama-1b",),
+        ("llama-1b", *further),
+        ("gpt3-2.7b",),
+        ("t5-v1.1-base",),
+        ("bert-base",),
+        ("mixtral-8x7b",),
+    ):
+        model = resolve(name, words, environ={}).recipe.model
         size = sum(count * each.size for each, count in _matrices(model, 32064).items())
         assert 0.98 < size / count_parameters(model, 32064) <= 1.0
 

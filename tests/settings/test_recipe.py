@@ -2,6 +2,7 @@
 
 import pytest
 
+from hornbook.errors import UsageError
 from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.recipe_files import shipped_recipes
@@ -112,3 +113,17 @@ def test_llama_is_llama() -> None:
 
 def test_about_a_hundred_settings_for_one_choice_of_kinds() -> None:
     assert len(shipped("tiny").origins) <= 180
+
+
+def test_what_a_curriculum_does_not_go_with_is_refused() -> None:
+    paced = ["data.curriculum.kind=difficulty", "data.curriculum.over_tokens=1M"]
+    with pytest.raises(UsageError, match=r'data\.order.*cannot come by difficulty and "replacement"'):
+        resolve("tiny", [*paced, "data.order=replacement"])
+    reach = ["data.sequence_ramp.kind=linear", "data.sequence_ramp.over_tokens=1M"]
+    with pytest.raises(
+        UsageError, match=r"sequence_ramp\.start_tokens.*steps of 100 do not lead from 100 to train\.sequence"
+    ):
+        resolve("tiny", [*reach, "data.sequence_ramp.start_tokens=100"])
+    with pytest.raises(UsageError, match=r'"answer" has texts that are not cut'):
+        resolve("tiny", [*reach, "data.sequence_ramp.start_tokens=64", "data.objective.kind=answer"])
+    assert resolve("tiny", [*paced, *reach, "data.sequence_ramp.start_tokens=64"]).recipe.data.curriculum.kind != "none"

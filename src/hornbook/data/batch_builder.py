@@ -41,6 +41,8 @@ class SampleRefs(NamedTuple):
     """Row of its plan."""
     epochs: Int64[np.ndarray, " n"]
     """Number of passes over the plan before this one."""
+    reach: Int64[np.ndarray, " n"] | None = None
+    """How far attention reaches, where it is less than a row at first (`data.sequence_ramp`)."""
 
 
 class BuiltBatch(NamedTuple):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from hornbook.settings.fields import Config, Count, Duration, Number, open_to
+from hornbook.text.config.labels import AnswerLabels
 
 if TYPE_CHECKING:
     from hornbook.evals.task import Task, TaskContext
@@ -140,8 +141,54 @@ class GenerationFile(FileTask):
     """Compare as SQuAD does: without case, punctuation and articles. Else only outer white space is left out."""
 
 
+class WrittenFile(FileTask):
+    """Base of tasks whose rows are a text and what a person made of it; any file of a labelled set."""
+
+    labels: AnswerLabels | None = None
+    """Fields and template of the rows, as of `text.labels`; by default those of the data that the run has."""
+    layout: Literal["auto", "parallel"] = "auto"
+    """`parallel`: the endings of two files of lines are the fields (`test.de`, the path, and `test.en`)."""
+    columns: list[str] = Field(default_factory=list)
+    """Names of the columns of a .csv or .tsv file that has no header."""
+    max_tokens: Count = Field(default=128, ge=1)
+    """Tokens of an answer at most."""
+    stop: list[str] = Field(default_factory=list)
+    """Texts that end an answer, besides the end token."""
+    beams: Count = Field(default=1, ge=1)
+    """Texts that beam search grows side by side; 1 is greedy decoding."""
+    length_penalty: float = 1.0
+    """Of beam search: above 0 prefers longer texts, below 0 shorter ones."""
+
+
+class Translation(WrittenFile):
+    """Translations beside those of the file: BLEU and chrF, as sacrebleu computes them (extra `eval`)."""
+
+    kind: Literal["translation"] = "translation"
+    tokenize: Literal["13a", "intl", "zh", "char", "none", "ja-mecab", "ko-mecab"] = "13a"
+    """BLEU's words: 13a as in WMT, zh for Chinese, char or ja-mecab for Japanese."""
+    chrf_words: Literal[0, 2] = 0
+    """2: chrF++, which counts pairs of words too."""
+
+
+class Summarization(WrittenFile):
+    """Summaries beside those of the file: F of ROUGE-1, 2 and L, as rouge-score computes them (extra `eval`)."""
+
+    kind: Literal["summarization"] = "summarization"
+    stem: bool = True
+    """Compare the stems of English words (Porter's), as most published figures do."""
+
+
 TaskKind = Annotated[
-    Cloze | Copy | Arithmetic | Recall | MinimalPairs | MultipleChoice | ContinuationFile | GenerationFile,
+    Cloze
+    | Copy
+    | Arithmetic
+    | Recall
+    | MinimalPairs
+    | MultipleChoice
+    | ContinuationFile
+    | GenerationFile
+    | Translation
+    | Summarization,
     Field(discriminator="kind"),
     *open_to("task", TaskConfig),
 ]

@@ -19,6 +19,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.labels import LabelScores, LabelTask, RewardTask
 from hornbook.evals.loss import LossScores, LossTask, Pieces
+from hornbook.evals.suites import task_score
 from hornbook.evals.task import Scores, Task, TaskContext
 from hornbook.evals.tasks.build import build_tasks
 from hornbook.files.run_status import coverage
@@ -58,13 +59,14 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Measurements of each source under `sources`, of all together under `all`; `rows` is a hash of their rows.
 
-        Those of tasks are under `tasks`, if there are any.
+        Those of tasks are under `tasks`, if there are any; `benchmark` is the score of a task of GLUE or SuperGLUE.
         """
         rows = xxhash.xxh3_64_hexdigest(" ".join(part.digest for part in self.held_out.values()).encode())
         sources = {name: score.as_dict() | self._read([self.held_out[name]]) for name, score in self.by_source.items()}
         tasks = {"tasks": {name: scores.as_dict() for name, scores in self.tasks.items()}} if self.tasks else {}
         everything = self.total.as_dict() | self._read(self.held_out.values())
-        return {"rows": rows, "sources": sources, "all": everything, **tasks}
+        score = task_score(self.by_source, self.total)
+        return {"rows": rows, "sources": sources, "all": everything, **score, **tasks}
 
     @staticmethod
     def _read(parts: Iterable[HeldOut]) -> dict[str, int]:
@@ -156,10 +158,12 @@ class Evaluator:
     @functools.cached_property
     def tasks(self) -> list[Task]:
         """The tasks of the recipe. Raises UsageError where one does not fit the model, or its file is not as stated."""
-        recipe = self._recipe
+        recipe, tokenizer = self._recipe, self._tokenizer
+        pad = tokenizer.special.pad if recipe.data.objective.decoder_start != "end" else None
         context = TaskContext(
             corpus=self._corpus,
-            tokenizer=self._tokenizer,
+            start=tokenizer.end_id if pad is None else pad,
+            tokenizer=tokenizer,
             sequence=self._sequence,
             micro_batch=recipe.train.micro_rows,
             seed=recipe.seed,

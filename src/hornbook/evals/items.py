@@ -23,6 +23,8 @@ class ItemScores:
     """What is said besides, such as how many prompts were cut."""
     sizes: Int[np.ndarray, " items"] | None = None
     """Where `bits_per_byte` is measured, bytes of each item: its values are bits over their mean."""
+    overall: Mapping[str, float | str] = field(default_factory=dict)
+    """Measurements of all items together, which are no means: BLEU."""
 
     @property
     def summary(self) -> str:
@@ -38,7 +40,7 @@ class ItemScores:
 
     def as_dict(self) -> dict[str, float | int | str]:
         """Means, and behind each its standard error under the name with `_se`."""
-        found: dict[str, float | int | str] = {}
+        found: dict[str, float | int | str] = dict(self.overall)
         for name, values in self.values.items():
             found[name], found[f"{name}_se"] = mean_and_error(values)
         items = max((len(values) for values in self.values.values()), default=0)

@@ -88,15 +88,18 @@ class Metrics:
 
 
 def summary_of(values: Mapping[str, float | int | str]) -> str:
-    """Measurements as a line for people: `accuracy 0.7500 +- 0.0685, items 40`; no texts, such as digests."""
+    """Measurements as a line for people: `accuracy 0.7500 +- 0.0685, items 40`; of texts signatures alone."""
 
-    def shown(name: str, value: float | int) -> str:
+    def shown(name: str, value: float | int | str) -> str:
+        if isinstance(value, str):
+            return f"{name.replace('_', ' ')} {value}"
         text = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
         error = values.get(f"{name}_se")
         return f"{name.replace('_', ' ')} {text}" + (f" +- {error:.4f}" if isinstance(error, float) else "")
 
     names = [name for name in values if not (name.endswith("_se") and name.removesuffix("_se") in values)]
-    return ", ".join(shown(name, value) for name in names if not isinstance(value := values[name], str))
+    names = [name for name in names if not isinstance(values[name], str) or name.endswith("_signature")]
+    return ", ".join(shown(name, values[name]) for name in names)
 
 
 class Task(Protocol):
@@ -132,6 +135,8 @@ class TaskContext(ModelContext):
     """The data and settings that a task of `eval.tasks` is built from."""
 
     corpus: Corpus
+    start: int
+    """First token that the decoder of an encoder-decoder reads."""
 
 
 def score_batches(

@@ -9,6 +9,7 @@ from hornbook.model.attention.attention import CrossAttention
 from hornbook.model.block import Block, Norms, ParallelBlock, ResidualAdd
 from hornbook.model.config import model as config
 from hornbook.model.config.norm import NormConfig
+from hornbook.model.heads.mtp import Join, MultiToken
 from hornbook.model.layers.dropout import Dropout, RowDropout
 from hornbook.model.layers.embedding import Embedding, InputLayers, TokenTypes
 from hornbook.model.layers.linear import Linear
@@ -23,7 +24,18 @@ def build_model(cfg: config.ModelConfig, vocab: int, device: torch.device | str 
         encoder = Stack(**_stack(cfg.encoder, first=cfg.layers)) if cfg.kind == "encoder_decoder" else None
         stack = _stack(cfg, cross=encoder is not None)
         head = cfg.head.build(cfg, vocab, embedding)
-        return Transformer(embedding=embedding, head=head, encoder=encoder, **stack)
+        return Transformer(embedding=embedding, head=head, encoder=encoder, mtp=_multi_token(cfg), **stack)
+
+
+def _multi_token(cfg: config.ModelConfig) -> MultiToken | None:
+    numbers = range(cfg.layers, cfg.num_blocks)
+    if not numbers:
+        return None
+    norm, blocks = cfg.norm.build, {str(i): _block(cfg, i, i, cross=False) for i in numbers}
+    joined = isinstance(cfg.mtp, config.SequentialMTP)
+    joins = {str(i): Join(cfg.width, (norm(cfg.width), norm(cfg.width))) for i in numbers if joined}
+    ends = {str(i): norm(cfg.width) for i in numbers} if cfg.final_norm else {}
+    return MultiToken(blocks, joins, {name: end for name, end in ends.items() if end is not None})
 
 
 def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict[str, Any]:
@@ -47,7 +59,7 @@ def _input_layers(cfg: config.ModelConfig) -> InputLayers:
 
 
 def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.Module:
-    own, rate = cfg.layer(number), cfg.stochastic_depth * (number + 1) / cfg.layers
+    own, rate = cfg.layer(number), cfg.stochastic_depth * min(number + 1, cfg.layers) / cfg.layers
     attention, mlp = build_part(own.attention, own, layer), build_part(own.mlp, own, layer)
     residual_adds = _residual_add(cfg, rate, layer, 1), _residual_add(cfg, rate, layer, 2)
     if isinstance(cfg.block, config.Parallel):

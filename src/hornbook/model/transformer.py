@@ -22,6 +22,7 @@ from hornbook.model.attention.mask import AttentionMask, RowPart, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.heads.head import Head
+from hornbook.model.heads.mtp import MultiToken
 from hornbook.model.layers.dropout import Dropout, embedding_noise
 from hornbook.model.layers.embedding import Embedding, InputLayers
 
@@ -65,14 +66,20 @@ class Stack(nn.Module):
         self.norm = norm
         self.saving: Callable[[], AbstractContextManager[object]] = nullcontext
         """Entered around the blocks and the norm: decides what autograd keeps of them."""
-        ropes = (getattr(module, "rope", None) for module in self.blocks.modules())
-        self.ropes = {rope for rope in ropes if isinstance(rope, Rope)}
+        self.ropes: set[Rope] = set()
         """Each kind of rotary positions that some layer has."""
-        parts = (getattr(module, "cfg", None) for module in self.blocks.modules())
-        self.windows = {None, *(getattr(part, "window", None) for part in parts)}
+        self.windows: set[int | None] = {None}
         """Sliding windows that some layer has."""
+        self.serve_layers(self.blocks)
         self.compiled = False
         """Whether the blocks are compiled: what they read of masks must be ready then."""
+
+    def serve_layers(self, layers: nn.Module) -> None:
+        """Make what these layers read of positions and masks a part of each context."""
+        for module in layers.modules():
+            if isinstance(rope := getattr(module, "rope", None), Rope):
+                self.ropes.add(rope)
+            self.windows.add(getattr(getattr(module, "cfg", None), "window", None))
 
     def position_ids(
         self, tokens: Tensor, positions: Tensor | None, lengths: Lengths | None, start: int
@@ -116,7 +123,9 @@ def add_auxiliary(total: Auxiliary, found: Auxiliary) -> None:
 class Transformer(Stack):
     """A stack between an embedding and a head; `head` gives losses and logits of its hidden states."""
 
-    def __init__(self, *, head: Head | None, encoder: Stack | None = None, **stack: Any) -> None:
+    def __init__(
+        self, *, head: Head | None, encoder: Stack | None = None, mtp: MultiToken | None = None, **stack: Any
+    ) -> None:
         super().__init__(**stack)
         self.compute_dtype = torch.float32
         """Dtype of activations and matrix products; parameters are always float32."""
@@ -124,6 +133,10 @@ class Transformer(Stack):
         """How much noise is added to embeddings in training (`embedding_noise`); 0: none."""
         self.encoder = encoder
         self.head = head
+        self.mtp = mtp
+        """Blocks that predict further tokens, in training alone; last, for its parameters come after all others."""
+        if mtp is not None:
+            self.serve_layers(mtp.blocks)
 
     def stacks(self) -> Iterator[Stack]:
         """The encoder, if there is one, then the model itself."""
@@ -132,9 +145,10 @@ class Transformer(Stack):
         yield self
 
     def all_blocks(self) -> Iterator[nn.Module]:
-        """Every block of both stacks, the encoder's first."""
+        """Every block of both stacks, the encoder's first, then those of multi-token prediction."""
         for stack in self.stacks():
             yield from stack.blocks.values()
+        yield from () if self.mtp is None else self.mtp.blocks.values()
 
     def forward(
         self,
@@ -150,6 +164,7 @@ class Transformer(Stack):
         memory: Memory | None = None,
         token_mask: Bool[Tensor, "batch time"] | None = None,
         part: RowPart | None = None,
+        ahead: bool = False,
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
         """Hidden states (of `compute_dtype`), and auxiliary values of layers by name (losses of each row of experts).
 
@@ -164,6 +179,7 @@ class Transformer(Stack):
         token_mask: True for tokens that are not padding, of which statistics of experts are made; None: all.
         part: which positions of each row `tokens` are, where the rest is computed elsewhere; lengths and prefixes are
             of whole rows, and `FullAttention.attend` looks at the rest. None: all.
+        ahead: add the states of multi-token prediction to the auxiliary values (`hornbook.model.heads.mtp`).
         """
         assert cache is None or lengths is None, "a cache continues one document per row"
         assert self.encoder is None or source is not None or memory is not None, "an encoder-decoder needs its source"
@@ -173,12 +189,36 @@ class Transformer(Stack):
             memory, auxiliary = self._encode(source, keys)
         assert part is None or (cache is None and positions is not None), "a part of a row needs its positions"
         inputs = Source(tokens, positions, lengths, token_mask, part)
-        x, context = self._prepare(self, inputs, keys, cache, prefixes, types, memory)
-        x, found = self.run_blocks(x, context)
+        vectors, context = self._prepare(self, inputs, keys, cache, prefixes, types, memory)
+        x, found = self.run_blocks(vectors, context)
         add_auxiliary(auxiliary, found)
+        if ahead and self.mtp is not None:
+            with self.saving():
+                add_auxiliary(auxiliary, self.mtp(x, vectors, context))
         if cache is not None:
             cache.advance(x.shape[1])
         return x, auxiliary
+
+    def look_ahead(
+        self,
+        ahead: int,
+        states: Float[Tensor, "batch time width"],
+        tokens: Int[Tensor, "batch time"],
+        cache: KVCache,
+    ) -> Float[Tensor, "batch time width"]:
+        """States of block `ahead` (from 1) of multi-token prediction, which follow those whose keys its cache holds.
+
+        states: of the block before, or the model's; tokens: those `ahead` positions further on.
+        """
+        assert self.mtp is not None
+        assert self.embedding is not None
+        first, time = cache.length, tokens.shape[1]
+        _, context = self._prepare(self, Source(tokens), None, cache)
+        positions = torch.arange(first + ahead, first + ahead + time, device=tokens.device)[None]
+        vectors = self.embed(self.embedding(tokens), positions, None, self.compute_dtype)
+        found, _ = self.mtp.step(ahead, states, vectors, context)
+        cache.advance(time)
+        return found
 
     def encode(self, source: Source) -> Memory:
         """The encoder's states, once for all steps of a generation."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
+from hornbook.model.heads.mtp import STATES
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.router import load_direction
 from hornbook.model.transformer import Transformer, add_auxiliary
@@ -49,6 +50,8 @@ class Balance:
         """
         losses = {}
         for name, value in auxiliary.items():
+            if name.startswith(STATES):  # the head's
+                continue
             if not name.startswith("load."):
                 losses[name] = (value * rows).sum()
             elif name in self._biases and not is_empty:
@@ -68,7 +71,8 @@ class Balance:
 
 def loss_names(model: Transformer) -> list[str]:
     """Names of the auxiliary losses that the layers of a model say they give, in the order of the forward pass."""
-    modules = (module for block in model.all_blocks() for module in block.modules())
+    modules = [module for block in model.all_blocks() for module in block.modules()]
+    modules = modules if model.mtp is None else [model.mtp, *modules]
     return list(dict.fromkeys(name for module in modules for name in getattr(module, "loss_names", ())))
 
 

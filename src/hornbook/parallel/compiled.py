@@ -95,6 +95,8 @@ def compile_model(model: Transformer, train: TrainConfig, device: torch.device, 
         else:
             for block in stack.blocks.values():
                 parts.add_module(block, **options)
+    for block in () if model.mtp is None else model.mtp.blocks.values():
+        parts.add_module(block, **options)
     if model.head is not None and device.type != "cpu":  # a CPU has a kernel of our own
         few = model.head.before is not None  # its losses are of the tokens that count, another number each time
         parts.add_method(model.head, "loss_and_grad_", dynamic=None if few else False)

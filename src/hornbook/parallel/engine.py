@@ -34,6 +34,7 @@ from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
 from hornbook.parallel.gradients.objective import head_terms, targets_of
 from hornbook.parallel.gradients.penalties import Penalties
+from hornbook.parallel.gradients.zeros import Zeros
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
@@ -71,6 +72,8 @@ class Engine:
         """Limits gradients; remembers norms where it judges by them."""
         self.penalties = Penalties(loss, self.shards, world, exact=exact)
         """Terms of the objective that are functions of the weights alone."""
+        self.zeros = Zeros(model, self.shards, world)
+        """Weights that are 0 and stay so."""
         self.clock: StepClock = data_parallel.clock
         """Where the time of a step goes."""
         self.runner: Runner = InOrder(model, self.clock)
@@ -149,6 +152,7 @@ class Engine:
         with self.clock.phase("communication" if self.world.size > 1 else "forward"):
             sums = exact_terms(step.terms, self.world) if self._exact else self._sum(step.terms)
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
+        self.zeros.leave_gradients()
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
         losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
         total = self.objective_of(sums)
@@ -222,7 +226,7 @@ class Engine:
         if hidden is None:
             return rest
         early = power_below(factor) if self.scaler else 1.0
-        return head_terms(self._head, hidden, mine, self._loss, keys, early) | rest
+        return head_terms(self._head, hidden, auxiliary, mine, self._loss, keys, early) | rest
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
@@ -278,7 +282,9 @@ class Engine:
         return not refused, values
 
     def _update(self, optimizer: Optimizer, refused: Tensor | float, found: Refusal) -> Tensor:
+        zero = self.zeros.marked()
         optimizer.step(refused)
+        self.zeros.restore(zero)
         applied = 1.0 - found.any
         self._balance.step(self.shards, self.world, applied)
         return applied

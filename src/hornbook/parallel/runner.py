@@ -112,4 +112,6 @@ def model_inputs(
     if source is not None:  # of an encoder-decoder
         inputs = to_device(source.tokens, device), there(source.positions)
         found["source"] = Source(*inputs, source.document_lengths, there(source_mask))
+    if model.mtp is not None and torch.is_grad_enabled():  # it is there for its loss alone
+        found["ahead"] = True
     return {**found, "token_mask": there(mask)}

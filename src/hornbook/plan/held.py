@@ -55,7 +55,7 @@ def held_experts(model: ModelConfig, tensor: int, expert: int, blocks: Sequence[
 def _experts(model: ModelConfig, tensor: int, expert: int) -> list[int]:
     """Values of experts of each block."""
     decoder, *encoder = stacks_of(model)
-    layers = [stack.layer(number) for stack in (*encoder, decoder) for number in range(stack.layers)]
+    layers = [stack.layer(number) for stack in (*encoder, decoder) for number in range(stack.num_blocks)]
     return [
         3 * layer.width * _share(layer.hidden, tensor) * _share(layer.mlp.count, expert)
         if isinstance(layer.mlp, ExpertsConfig)
@@ -71,7 +71,7 @@ def _blocks(model: ModelConfig, tensor: int, expert: int) -> list[int]:
     found = []
     for stack in (*encoder, decoder):
         crossed = bool(encoder) and stack is decoder
-        for number in range(stack.layers):
+        for number in range(stack.num_blocks):
             layer = stack.layer(number)
             attention = _attention(layer, tensor) * (2 if crossed else 1)
             found.append(attention + _mlp(layer, tensor, expert) + block_norms(stack, number, crossed=crossed))

@@ -87,7 +87,7 @@ class MixedHolding:
 
 @kept_by_model
 def _blocks(model: ModelConfig, rows: Rows, holding: MixedHolding, again: bool) -> list[BlockBytes]:
-    layers = [model.layer(number) for number in range(model.layers)]
+    layers = [model.layer(number) for number in range(model.num_blocks)]
     stream = rows.narrow.stream(model)
     sizes = [_Block(layer, rows, holding, again).total for layer in layers]
     return [BlockBytes(size, stream, size) for size in sizes]

@@ -143,7 +143,7 @@ class _Step:
         for stack in (*encoder, decoder):
             known.clear()
             crossed = bool(encoder) and stack is decoder
-            for number in range(stack.layers):
+            for number in range(stack.num_blocks):
                 key = stack.alike(number)
                 if key not in known:
                     known[key] = self._block(

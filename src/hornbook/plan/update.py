@@ -58,11 +58,13 @@ def _matrices(model: ModelConfig, vocab: int) -> Counter[ParameterShape]:
     decoder, *encoder = stacks_of(model)
     for stack in (decoder, *encoder):
         crossed = bool(encoder) and stack is decoder
-        for number in range(stack.layers):
+        for number in range(stack.num_blocks):
             layer = stack.layer(number)
             for part, times in ((layer.attention, 1 + crossed), (layer.mlp, 1)):
                 for each in method(part, "products")(layer):
                     found[ParameterShape("matrix", each.columns, each.inner)] += times * max(each.experts, 1)
+    for each in model.mtp.products(model):
+        found[ParameterShape("matrix", each.columns, each.inner)] += 1
     width = model.embedding.width or model.width
     found[ParameterShape("embedding", vocab, width)] += 1
     if getattr(model.head, "tied", True) is False:

@@ -233,4 +233,7 @@ def head_work(model: ModelConfig, vocab: int, tokens: int, item: int, *, cached:
     found = [Multiply(tokens, width, outputs, wide=True)]
     if (extra := model.head.num_matmul_weights(model, vocab) - width * outputs) > 0:
         found.append(Multiply(tokens, width, -(-extra // width)))
-    return Work(tuple(found), moved=0.0 if cached else float(2 * item * logits + 4 * logits), calls=HEAD_CALLS)
+    times = 1 + model.mtp.depth
+    joins = tuple(multiply(each, tokens) for each in model.mtp.products(model))
+    moved = 0.0 if cached else float(2 * item * logits + 4 * logits)
+    return Work((*times * found, *joins), moved=times * moved, calls=times * HEAD_CALLS)

@@ -74,6 +74,8 @@ class LossConfig(Config):
     clipping and moments."""
     l2: Number = Field(default=0.0, ge=0)
     """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
+    mtp: Number = Field(default=0.3, ge=0)
+    """Weight of the mean loss of `model.mtp`'s blocks, where there are any (DeepSeek-V3: 0.3, later 0.1)."""
     teacher: TeacherConfig = NoTerm()
     """A model whose predictions are learned beside the text; reported apart from the loss as `distillation`."""
     anchor: AnchorConfig = NoTerm()

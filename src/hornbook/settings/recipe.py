@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objective import Objective
 from hornbook.data.config.preferences import Comparing
 from hornbook.evals.config import EvalConfig
 from hornbook.model.config.checks import model_problems
@@ -82,6 +83,8 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         *_check_labels(recipe),
         *_check_noise_scale(recipe),
         *_check_teacher(recipe),
+        *_check_mtp(recipe),
+        *_check_curriculum(recipe),
     ]
     problems += [*_check_optim(recipe), *_check_rounding(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
@@ -119,7 +122,7 @@ def _check_precision(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "parallel.exact", f"bf16-pure adds the gradients of ranks in float32, but not in a fixed tree: {remedy}"
     if recipe.surgery:
         yield "surgery", f"added parts and frozen weights are float32, and those of bf16-pure are bf16: {remedy}"
-    if any(recipe.model.layer(number).mlp.kind == "experts" for number in range(recipe.model.layers)):
+    if any(recipe.model.layer(number).mlp.kind == "experts" for number in range(recipe.model.num_blocks)):
         yield "model.mlp", f"routers of experts need float32 weights, and those of bf16-pure are bf16: {remedy}"
 
 
@@ -132,6 +135,36 @@ def _check_teacher(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "train.loss.teacher", f'{text}: take "causal", or leave the teacher out'
     if recipe.parallel.tensor not in (1, FILL):
         yield "parallel.tensor", "a teacher's tokens are of the whole vocabulary: leave it 1, or leave the teacher out"
+
+
+def _check_mtp(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What multi-token prediction does not go with."""
+    if not recipe.model.mtp.depth:
+        return
+    objective, remedy = recipe.data.objective.kind, "or leave model.mtp out (`hornbook export` does)"
+    if objective not in ("causal", "fim", "answer"):
+        text = f'the tokens ahead are those of "causal", "fim" and "answer", and data.objective.kind is "{objective}"'
+        yield "model.mtp", f"{text}: take one of them, {remedy}"
+    if not recipe.data.document_mask:
+        yield "data.document_mask", f"tokens ahead may be those of another document: leave it true, {remedy}"
+    if recipe.surgery:
+        text = (
+            "surgery changes the blocks that are kept, not those of model.mtp: `hornbook export` a model without them"
+        )
+        yield "model.mtp", f"{text}, then `train --from` that"
+
+
+def _check_curriculum(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What an order by difficulty, and attention that reaches farther by and by, do not go with."""
+    data, objective = recipe.data, recipe.data.objective
+    if data.curriculum.kind != "none" and data.order != "shuffled":
+        yield "data.order", f'rows cannot come by difficulty and "{data.order}": leave it "shuffled"'
+    if data.sequence_ramp.kind == "none":
+        return
+    problems = data.sequence_ramp.problems(recipe.train.sequence, "train.sequence")
+    yield from ((f"data.sequence_ramp.{key}", text) for key, text in problems)
+    if type(objective).build is not Objective.build or objective.decoder_start is not None:
+        yield "data.sequence_ramp", f'"{objective.kind}" has texts that are not cut: take an objective of rows of text'
 
 
 def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:

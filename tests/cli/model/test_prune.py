@@ -1,12 +1,20 @@
 """`hornbook prune`, healing, and the use of what it writes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hornbook.cli.main import main
-from hornbook.errors import Exit
+from hornbook.errors import Exit, UsageError
+from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.control.control import Request, write_request
+from hornbook.run.start.init_from import InitFrom
 
 
 def test_a_pruned_model_is_an_ordinary_one_and_heals(
@@ -34,7 +42,9 @@ def test_a_pruned_model_is_an_ordinary_one_and_heals(
     scores = [json.loads(path.read_text())["all"]["loss"] for path in sorted((healed / "evals").glob("*.json"))]
     assert scores[-1] < scores[0]
     capsys.readouterr()
-    assert main(["prune", str(healed), "--sparse", "--out", str(tmp_path / "sparse"), "--rows", "2"]) == Exit.DONE
+    assert (
+        main(["prune", str(healed), "--sparse", "2:4", "--out", str(tmp_path / "sparse"), "--rows", "2"]) == Exit.DONE
+    )
     assert "tokens per second:" in capsys.readouterr().out
 
 
@@ -69,3 +79,36 @@ def test_of_a_model_with_surgery_the_merged_weights_are_cut(
     assert whole["before"]["loss"] == pytest.approx(whole["after"]["loss"])
     assert found["before"]["bytes"] > found["after"]["bytes"]
     assert found["after"]["parameters"] < found["before"]["parameters"] == whole["after"]["parameters"]
+
+
+def test_what_was_set_to_zero_stays_so_while_the_rest_heals(
+    tmp_path: Path, launch_run: Callable[..., Exit], branch: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Across a stop and a resume, bit for bit, though Muon moves every weight of a matrix."""
+    run, sparse = tmp_path / "run", tmp_path / "sparse"
+    assert launch_run(run) == Exit.DONE
+    assert main(["prune", str(run), "--sparse", "2:4", "--rows", "4", "--out", str(sparse), "--json"]) == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert found["zeros"] == 0.5
+    assert found["before"]["loss"] < found["after"]["loss"]
+    words = ("surgery=sparse", "optim.kind=muon", "optim.lr=0.01", "model.layers=1")
+    init_from = InitFrom("import", sparse)
+    assert launch_run(tmp_path / "whole", *words, init_from=init_from) == Exit.DONE
+    assert "50.0% of the weights of sparse layers are 0 and stay so" in capsys.readouterr().err
+    parts = RunDir(tmp_path / "parts").create()
+    write_request(parts, Request(action="stop", at_step=5))
+    assert launch_run(parts.path, *words, init_from=init_from) == Exit.RESUMABLE
+    assert launch_run(parts.path, mode="resume") == Exit.DONE
+    assert branch(parts.path) == branch(tmp_path / "whole")
+    before, *after = (load_file(each / "model.safetensors") for each in map(checkpoint_path, (sparse, parts.path, run)))
+    weight = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(before[weight] == 0, after[0][weight] == 0)
+    assert not torch.equal(before[weight], after[0][weight])
+    assert not (after[1][weight] == 0).any()
+    with pytest.raises(UsageError, match="no weight is 0: start from what"):
+        launch_run(tmp_path / "dense", *words, init_from=InitFrom("import", checkpoint_path(run)))
+
+
+def test_sparsity_that_means_nothing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prune", str(tmp_path), "--sparse", "half", "--out", str(tmp_path / "out")]) == Exit.USAGE
+    assert "--sparse half: write 2:4 or 4:8" in capsys.readouterr().err

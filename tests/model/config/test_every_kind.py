@@ -10,7 +10,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from tests.model.config.test_saved_bytes import compare
 
-SECTIONS = ("attention", "mlp", "norm", "position", "head")
+SECTIONS = ("attention", "mlp", "norm", "position", "head", "mtp")
 VOCAB = 96
 MORE: dict[str, dict[str, Any]] = {
     "latent": {"query_rank": 24, "kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 12},
@@ -44,7 +44,7 @@ def model_of(section: str, kind: str) -> ModelConfig:
 
 
 def test_all_sections_have_kinds() -> None:
-    assert {"full", "latent", "delta", "glu", "mlp", "experts", "rms", "layer", "rope", "lm"} <= {
+    assert {"full", "latent", "delta", "glu", "mlp", "experts", "rms", "layer", "rope", "lm", "sequential"} <= {
         kind for _, kind in ALL
     }
 

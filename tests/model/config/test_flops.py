@@ -23,6 +23,7 @@ SHAPES = {
     "narrow vectors": ["model.embedding.width=16"],
     "latent": ["model.attention=latent", "model.attention.query_rank=8", "model.attention.kv_rank=12"],
     "encoder": ["model.kind=encoder"],
+    "further tokens": ["model.mtp=sequential", "model.mtp.depth=2"],
 }
 
 
@@ -32,17 +33,18 @@ def config_of(words: list[str]) -> ModelConfig:
 
 @pytest.mark.parametrize("words", SHAPES.values(), ids=SHAPES)
 def test_products_with_matrices_are_those_that_torch_counts(words: list[str]) -> None:
-    """Forward and backward to the hidden states; the head is one more product."""
+    """Forward and backward to the states that the head reads; the head is one more product of each."""
     config = config_of(words)
     model = build_model(config, 64, "cpu")
     tokens = torch.randint(0, 64, (2, 8))
     with FlopCounterMode(display=False) as counter:
-        hidden, _ = model(tokens, torch.arange(8).expand(2, 8))
-        hidden.sum().backward()
+        hidden, further = model(tokens, torch.arange(8).expand(2, 8), ahead=True)
+        torch.stack([hidden, *further.values()]).sum().backward()
     counted = {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
     products = sum(flops for name, flops in counted.items() if name in ("aten.mm", "aten.addmm"))
     (operations,) = operations_per_token(config, 64, 8).values()
-    assert products == 6 * (operations.weights - config.head.num_matmul_weights(config, 64)) * tokens.numel()
+    heads = (1 + config.mtp.depth) * config.head.num_matmul_weights(config, 64)
+    assert products == 6 * (operations.weights - heads) * tokens.numel()
 
 
 def test_source_and_target_tokens_have_their_own_products() -> None:

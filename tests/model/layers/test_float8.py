@@ -81,8 +81,8 @@ def test_layers_whose_dims_do_not_fit_and_parts_outside_blocks_stay() -> None:
     odd.weight = torch.nn.Parameter(torch.zeros(64, 40))
     number = use_float8(list(model.all_blocks()), Float8("tensor", emulate=True))
     assert number == sum(name.startswith("blocks.") for name in layers) - 1
-    assert odd.float8 is None
-    assert all(each.float8 is None for name, each in layers.items() if not name.startswith("blocks."))
+    assert odd.product is None
+    assert all(each.product is None for name, each in layers.items() if not name.startswith("blocks."))
 
 
 def test_a_device_without_it_is_refused_with_the_remedy() -> None:

@@ -12,7 +12,7 @@ from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.position import AlibiConfig
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.operate import fill
-from hornbook.model.surgery.prune import Importance, Kept, Meter, choose, prune, pruned, sparsify
+from hornbook.model.surgery.prune import Importance, Meter, choose, prune, pruned, whole
 from hornbook.model.transformer import Transformer
 
 VOCAB = 29
@@ -96,9 +96,8 @@ def test_importance_is_the_derivative_of_a_gate() -> None:
 
 
 def test_everything_kept_is_the_same_model() -> None:
-    tensors, whole = values(), list(range(3))
-    kept = Kept(whole, {key: [0, 1] for key in whole}, {key: list(range(12)) for key in whole})
-    again = dict(prune(tensors.items(), SHAPE, kept))
+    tensors = values()
+    again = dict(prune(tensors.items(), SHAPE, whole(SHAPE)))
     assert all(torch.equal(again[name], each) for name, each in tensors.items())
 
 
@@ -117,14 +116,3 @@ def test_everything_kept_is_the_same_model() -> None:
 def test_what_cannot_be_pruned_is_named(cfg: ModelConfig, asked: dict[str, int], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         pruned(cfg, **{"heads": None, "hidden": None, "layers": None, **asked})
-
-
-def test_two_of_four_stay() -> None:
-    found = dict(sparsify(values().items()))
-    for name, each in values().items():
-        if name.startswith("blocks.") and each.dim() == 2:
-            groups, before = found[name].unflatten(1, (-1, 4)), each.unflatten(1, (-1, 4))
-            assert (groups != 0).sum(-1).eq(2).all()
-            assert torch.equal(groups.abs().sum(-1), before.abs().topk(2, dim=-1).values.sum(-1))
-        else:
-            assert torch.equal(found[name], each)

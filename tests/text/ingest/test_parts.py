@@ -4,7 +4,7 @@ import codecs
 import gzip
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,10 +45,10 @@ def listed(path: Path) -> InputFile:
     return file
 
 
-def rows_of(file: InputFile, limit: int = 1024) -> list[Document | Rejected]:
+def rows_of(file: InputFile, limit: int = 1024, columns: Sequence[str] = ()) -> list[Document | Rejected]:
     """All rows; of a run of blank lines a row each, since a run may be cut."""
     found: list[Document | Rejected] = []
-    for row in read_file(file, ReadOptions(max_bytes=limit)):
+    for row in read_file(file, ReadOptions(max_bytes=limit, columns=columns)):
         if isinstance(row, Rejected) and row.kind == "blank line":
             found += [replace(row, line=row.line + n, rows=1) for n in range(row.rows)]
         else:
@@ -56,12 +56,14 @@ def rows_of(file: InputFile, limit: int = 1024) -> list[Document | Rejected]:
     return found
 
 
-def rows_of_parts(file: InputFile, size: int, work: Path, limit: int = 1024) -> list[Document | Rejected]:
+def rows_of_parts(
+    file: InputFile, size: int, work: Path, limit: int = 1024, columns: Sequence[str] = ()
+) -> list[Document | Rejected]:
     """The same, part by part in any order."""
     found = {}
     pieces = cut(file, size)
     for piece in random.Random(size).sample(pieces, len(pieces)):
-        found[piece.part] = rows_of(numbered(piece, work), limit)
+        found[piece.part] = rows_of(numbered(piece, work), limit, columns)
     return [row for part in sorted(found) for row in found[part]]
 
 
@@ -79,6 +81,18 @@ def test_parts_are_the_whole(tmp_path: Path, lines: list[bytes], ended: bool, ma
     path = tmp_path / f"{xxhash.xxh3_64_hexdigest(data)}.{ending}"
     path.write_bytes(data)
     assert rows_of_parts(listed(path), size, tmp_path, limit=40) == rows_of(listed(path), limit=40)
+
+
+def test_a_table_without_a_header_loses_and_repeats_no_row(tmp_path: Path):
+    path = tmp_path / "x.tsv"
+    path.write_text("".join(f"{number}\ttext {number}\n" for number in range(30)))
+    columns = ("id", "text")
+    whole = rows_of(listed(path), columns=columns)
+    assert [row.text for row in whole if isinstance(row, Document)] == [f"text {number}" for number in range(30)]
+    assert rows_of_parts(listed(path), 60, tmp_path, columns=columns) == whole
+    (row,) = rows_of(listed(path), columns=("id", "content"))
+    assert isinstance(row, Rejected)
+    assert row.kind == "missing text"
 
 
 def test_lines_longer_than_many_parts_are_read_once(tmp_path: Path):

@@ -1,6 +1,7 @@
 """`hornbook eval`: score a run or checkpoint on held-out text."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,17 +11,24 @@ from hornbook.cli.model.compare import compare_models
 from hornbook.cli.model.harness import evaluate_with_harness
 from hornbook.cli.model.subject import corpus_of, open_subject
 from hornbook.cli.result import Result
-from hornbook.cli.shell import Average, Target
+from hornbook.cli.shell import Average
 from hornbook.errors import UsageError
 from hornbook.files.run_status import coverage
 from hornbook.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 
 def evaluate(
-    target: Target,
+    target: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN|CHECKPOINT...",
+            help="A run (its newest checkpoint is used) or a checkpoint; several are scored one after the other.",
+        ),
+    ],
     data: Annotated[
         list[str] | None, typer.Option(help="Text to score instead of the run's validation shards; may be repeated.")
     ] = None,
@@ -54,9 +62,10 @@ def evaluate(
 ) -> Result:
     """Score a model on all held-out text: loss and bits per byte by source, and over all sources.
 
-    For the last checkpoint of a run, this is the result that the run ended with.
+    For the last checkpoint of a run, this is the result that the run ended with. Of several runs on tasks of GLUE or
+    SuperGLUE the benchmark's score is told too.
     """
-    from hornbook.evals.task import summary_of
+    from hornbook.evals.suites import suite_scores
 
     if harness:
         _refuse("--harness", {"--data": data, "--baselines": baselines, "--tasks": tasks, "--compare": compare})
@@ -64,16 +73,39 @@ def evaluate(
         _refuse("no --harness", {"--include": include, "--bos": bos})
     if compare is not None:
         _refuse("--compare", {"--baselines": baselines})
+    if len(target) > 1 and (harness or compare is not None):
+        raise UsageError("--harness and --compare are of one RUN: leave out the others")
     with progress_bar() as progress:
         progress("load the model", 0, None)
         if harness:
-            return evaluate_with_harness(target, harness, include, progress, bos=bos, average=average)
+            return evaluate_with_harness(target[0], harness, include, progress, bos=bos, average=average)
         if compare is not None:
-            return compare_models(target, compare, data, tasks, progress, average=average)
+            return compare_models(target[0], compare, data, tasks, progress, average=average)
         chosen = {"baselines": baselines, "contamination": contamination, "average": average}
-        metrics = _score(target, data, progress, tasks, **chosen)
-    lines = [f"{name}: {summary_of(values)}" for name, values in metrics.get("tasks", {}).items()]
-    return Result(metrics, notes=[_table(metrics), *lines])
+        models = [_score(each, data, progress, tasks, **chosen) for each in target]
+    notes = [note for metrics in models for note in _notes(metrics)]
+    if len(models) == 1:
+        return Result(models[0], notes=notes)
+    scores = [model["benchmark"] for model in models if "benchmark" in model]
+    suites = suite_scores((each["task"], each["score"]) for each in scores)
+    return Result({"models": models, "suites": suites}, notes=[*notes, *map(_suite_line, suites.items())])
+
+
+def _notes(metrics: dict[str, Any]) -> "Iterator[RenderableType]":
+    from hornbook.evals.task import summary_of
+
+    yield _table(metrics)
+    yield from (f"{name}: {summary_of(values)}" for name, values in metrics.get("tasks", {}).items())
+    if score := metrics.get("benchmark"):
+        yield f"{score['task']}: score {score['score']:.4f}"
+
+
+def _suite_line(suite: tuple[str, dict[str, Any]]) -> str:
+    """`glue: score 0.8052 (cola 0.6050, ...)`, or which tasks there is no score without."""
+    name, found = suite
+    tasks = ", ".join(f"{task} {score:.4f}" for task, score in found["tasks"].items())
+    missing = ", ".join(found["missing"])
+    return f"{name}: {f'no score without {missing}' if missing else format(found['score'], '.4f')} ({tasks})"
 
 
 def _refuse(chosen: str, others: dict[str, object]) -> None:

@@ -1,15 +1,30 @@
 """`hornbook export`: write a checkpoint as a certified Hugging Face folder or GGUF file, an adapter, or quantized."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from hornbook.cli.model.out_folder import Certify, certify_model, check_free, new_model, report_text, with_tokenizer
+from hornbook.cli.model.out_folder import (
+    Certify,
+    certify_model,
+    check_free,
+    new_model,
+    report_text,
+    tell_left_out,
+    with_tokenizer,
+)
+from hornbook.cli.model.sample_text import SampleText, before_and_after
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Average, DryRun, Target
 from hornbook.cli.train.training import use_command
 from hornbook.errors import UsageError
+from hornbook.progress import Progress, progress_bar
+
+if TYPE_CHECKING:
+    from hornbook.model.config.model import ModelConfig
+    from hornbook.model.surgery.quantization.quantize import Sample
+    from hornbook.model.transformer import Transformer
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -29,6 +44,17 @@ def export(
     quantize: Annotated[
         str | None, typer.Option(help="Quantize the weights: int8, int4, int4-group64, nf4 ...")
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA",
+            help="With --quantize intN: text whose errors rounding makes good (GPTQ), a folder of `hornbook tokenize`.",
+        ),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of training text that --calibrate reads.")] = 64,
+    act_order: Annotated[
+        bool, typer.Option("--act-order", help="With --calibrate: round the inputs that are largest first.")
+    ] = False,
     average: Average = False,
     certificate: Certify = True,
     dry_run: DryRun = False,
@@ -47,6 +73,7 @@ def export(
     if to == "peft" and quantize is not None:
         raise UsageError("--quantize needs a whole model: leave out --to peft")
     _check_dtype(to, dtype, quantize)
+    _check_calibration(quantize, calibrate, act_order=act_order)
     if average and (to == "peft" or quantize is not None):
         raise UsageError("--average exports a whole model: export it first, then quantize that folder")
     folder = checkpoint_path(target)
@@ -54,9 +81,11 @@ def export(
     if to == "peft":
         return _export_adapter(folder, out, dry_run=dry_run)
     if quantize is not None:
-        return _export_quantized(folder, out, quantize, dry_run=dry_run)
+        given = _Calibration(calibrate, rows, act_order) if calibrate else None
+        return _export_quantized(folder, out, quantize, given, dry_run=dry_run)
     config, vocab, stream, beside = read_merged(folder, average=average)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
+    tell_left_out(folder, report)
     if to == "gguf":
         return _export_gguf(report, folder, config, vocab, stream, with_tokenizer(beside), certificate, dry_run)
     if to == "onnx":
@@ -97,6 +126,16 @@ def _check_dtype(to: str, dtype: str, quantize: str | None) -> None:
         raise UsageError("--to onnx stores float32: leave out --quantize and --dtype")
     if to != "gguf" and dtype not in DTYPES:
         raise UsageError(f"--dtype {dtype} needs --to gguf; other folders take {' or '.join(DTYPES)}")
+
+
+def _check_calibration(quantize: str | None, data: Path | None, *, act_order: bool) -> None:
+    from hornbook.model.config.surgery import Integers
+    from hornbook.model.surgery.quantization.quantize import parse_format
+
+    if data is None and act_order:
+        raise UsageError("--act-order is an order of --calibrate: give it the text, --calibrate DATA")
+    if data is not None and (quantize is None or not isinstance(parse_format(quantize), Integers)):
+        raise UsageError("--calibrate is for integers: give --quantize int8, int4 or int4-group64, or leave it out")
 
 
 def _export_gguf(
@@ -194,7 +233,15 @@ def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     return Result(report, report_text(out, report["files"], last), notes=[next_line])
 
 
-def _export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> Result:
+class _Calibration(NamedTuple):
+    """What --calibrate was given."""
+
+    data: Path
+    rows: int
+    act_order: bool
+
+
+def _export_quantized(folder: Path, out: Path, form: str, given: _Calibration | None, *, dry_run: bool) -> Result:
     """Write a model with quantized weights in its blocks; eval and generate read it."""
     from hornbook.model.build import build_model
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
@@ -203,8 +250,14 @@ def _export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> R
 
     step = parse_format(form)
     config, vocab, stream, tokenizer = read_merged(folder)
-    model = fill(build_model(config, vocab, "meta"), stream, None)
-    change = quantize_model(model, step)
+    text = None if given is None else _sample_text(folder, config, given)
+    if text is None or given is None:
+        model = fill(build_model(config, vocab, "meta"), stream, None)
+        change = quantize_model(model, step)
+    else:
+        model = text.engine(folder)[0].model
+        with progress_bar() as progress:
+            change = quantize_model(model, step, _sample(text, model, given, progress))
     report: dict[str, Any] = {
         "checkpoint": str(folder),
         "out": str(out),
@@ -213,12 +266,35 @@ def _export_quantized(folder: Path, out: Path, form: str, *, dry_run: bool) -> R
         "bytes_before": change.bytes_before,
         "bytes_after": change.bytes_after,
         "relative_error": change.error,
+        "output_errors": change.output_errors,
     }
+    tell_left_out(folder, report)
     sizes = f"{change.bytes_before / 1e6:,.1f} MB as float32, {change.bytes_after / 1e6:,.1f} MB as {form}"
     last = f"{change.layers} layers, {sizes}; rounding changed the weights by {change.error:.2%} (relative L2 norm)"
+    if change.output_errors is not None:
+        nearest, made = change.output_errors
+        last += f", outputs by {made:.2%} ({nearest:.2%} when rounded to nearest)"
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out}: {last}; nothing written")
     with new_model(out, "export", folder, report) as partial:
         write_quantized(partial, model, config, vocab, step, with_tokenizer(tokenizer), decoder_start_of(folder))
+    if text is not None:
+        report |= {"before": (before := text.measure(folder)), "after": (after := text.measure(out))}
+        last = "\n".join([last, *before_and_after(before, after)])
     next_line = f"next: {use_command(config.head.kind, str(out))}"
     return Result(report, report_text(out, report["files"], last), notes=[next_line])
+
+
+def _sample_text(folder: Path, config: "ModelConfig", given: _Calibration) -> SampleText:
+    if (config.kind, config.head.kind) != ("decoder", "lm"):
+        kind = f"of model.kind {config.kind} with a head {config.head.kind}"
+        raise UsageError(f"--calibrate reads causal text, and {folder} is {kind}: leave it out to round to nearest")
+    return SampleText(folder, given.data)
+
+
+def _sample(text: SampleText, model: "Transformer", given: _Calibration, progress: Progress) -> "Sample":
+    """Rows of text for a model, where it is."""
+    from hornbook.model.surgery.quantization.quantize import Sample
+
+    rows = text.microbatches(model, given.rows)
+    return Sample(rows, given.act_order, lambda done, of: progress("round the weights of blocks", done, of))

@@ -18,6 +18,7 @@ from hornbook.progress import escape_controls
 if TYPE_CHECKING:
     from hornbook.model.generate.prompts import Prompt
     from hornbook.model.generate.sampling import Sampling, TokenScore
+    from hornbook.model.generate.speculative import Drafter, Tally
     from hornbook.model.storage.load import Loaded
 
 MaxTokens = Annotated[int, typer.Option(min=0, help="Maximum number of tokens to generate.")]
@@ -30,6 +31,14 @@ MinP = Annotated[float, typer.Option(help="Sample from tokens at least this shar
 RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: tokens of prompt and text become less likely.")]
 PresencePenalty = Annotated[float, typer.Option(help="Subtracted from the logits of generated tokens.")]
 FrequencyPenalty = Annotated[float, typer.Option(help="The same, once for each time that a token was generated.")]
+Speculative = Annotated[
+    bool, typer.Option("--speculative", help="Draft tokens by the model's multi-token prediction; check them at once.")
+]
+DraftModel = Annotated[
+    Path | None,
+    typer.Option("--draft", metavar="MODEL", help="Draft tokens by this smaller model; check them at once."),
+]
+DraftTokens = Annotated[int, typer.Option(min=1, max=64, help="With --draft: tokens drafted at a time.")]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")]
 
 
@@ -59,6 +68,9 @@ def generate(
     length_penalty: Annotated[
         float, typer.Option(help="With --beams: above 0 prefers longer texts, below 0 shorter ones.")
     ] = 1.0,
+    speculative: Speculative = False,
+    draft: DraftModel = None,
+    draft_tokens: DraftTokens = 4,
     device: Device = "auto",
     as_json: Json = False,
 ) -> Results:
@@ -75,8 +87,11 @@ def generate(
     sampling = Sampling(temperature, top_k, top_p, greedy, seed, min_p, *penalties)
     if beams > 1 and (logprobs is not None or sampling.penalises or min_p):
         raise UsageError("--beams searches for the likeliest text: leave out --logprobs, --min-p and penalties")
-    wanted = Wanted(tokens, sampling, Beam(beams, length_penalty), tuple(stop or ()), logprobs)
+    if beams > 1 and (speculative or draft):
+        raise UsageError("--beams keeps several texts at once: leave out --speculative and --draft")
     loaded = load_speaker(target, device)
+    drafter = _drafter(loaded, draft, draft_tokens, speculative=speculative)
+    wanted = Wanted(tokens, sampling, Beam(beams, length_penalty), tuple(stop or ()), logprobs, drafter)
     for each in _prompts(prompt):
         if loaded.config.kind == "encoder":
             yield _fill(loaded, each)
@@ -121,6 +136,31 @@ class Wanted:
     """Strings that end the text."""
     logprobs: int | None
     """How many likely tokens to tell beside each; None: no log-probabilities."""
+    drafter: "Drafter | None" = None
+    """Proposes tokens that the model checks several at a time."""
+    tally: "Tally | None" = None
+    """Of the drafts of the prompt at hand."""
+
+
+def _drafter(loaded: "Loaded", draft: Path | None, count: int, *, speculative: bool) -> "Drafter | None":
+    """What drafts tokens, if anything does. Raises UsageError for a draft model of another tokenizer."""
+    from hornbook.model.generate.speculative import OtherModel, OwnBlocks, refuse_unsuited
+
+    if speculative and draft is not None:
+        raise UsageError(
+            "--draft names a model that drafts in place of the model's own blocks: leave out --speculative"
+        )
+    if not speculative and draft is None:
+        return None
+    refuse_unsuited(loaded.model)
+    if draft is None:
+        return OwnBlocks(loaded.model)
+    other = load_speaker(draft, str(next(loaded.model.parameters()).device))
+    assert loaded.tokenizer is not None
+    assert other.tokenizer is not None
+    if other.tokenizer.digest != loaded.tokenizer.digest:
+        raise UsageError(f"--draft {draft}: its tokenizer is another one: drafts need the same tokens")
+    return OtherModel(other.model, count, other.config.position.length)
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
@@ -145,6 +185,10 @@ def _respond(loaded: "Loaded", prompt: str, wanted: Wanted, *, as_json: bool, ec
     pieces: list[str] = []
     ids: list[int] = []
     scores: list[TokenScore] = []
+    if wanted.drafter is not None:
+        from hornbook.model.generate.speculative import Tally
+
+        wanted = dataclasses.replace(wanted, tally=Tally())
     start = time.perf_counter()
     if echo and not as_json:
         write(prompt)
@@ -158,7 +202,12 @@ def _respond(loaded: "Loaded", prompt: str, wanted: Wanted, *, as_json: bool, ec
     record |= dataclasses.asdict(wanted.sampling) | {"ended": ended, "seconds": round(seconds, 3)}
     if wanted.logprobs is not None:
         record["logprobs"] = [_shown_score(loaded, score) for score in scores[: len(ids)]]
-    return Result(record, "", report=[speed_text(len(ids), seconds, ended)])
+    report = [speed_text(len(ids), seconds, ended)]
+    if wanted.tally is not None:
+        record["speculative"] = drafts = wanted.tally.record()
+        told = f"{drafts['accepted']:,} of {drafts['drafted']:,} drafts accepted"
+        report.append(f"{drafts['tokens_per_pass']:.2f} tokens for each pass of the model, {told}")
+    return Result(record, "", report=report)
 
 
 def _shown_score(loaded: "Loaded", score: "TokenScore") -> dict[str, Any]:
@@ -226,6 +275,7 @@ def _tokens(
     from hornbook.model.generate.beam import beam_search
     from hornbook.model.generate.generate import generate as generate_ids
     from hornbook.model.generate.sampling import score_token
+    from hornbook.model.generate.speculative import speculate
     from hornbook.model.surgery.adapters.prompt import prompt_length
 
     assert loaded.tokenizer is not None
@@ -242,17 +292,17 @@ def _tokens(
             vocab=vocab,
         )
         return (token for token in best.tokens if token not in stop)
-    return generate_ids(
-        loaded.model,
-        begun.tokens,
-        max_tokens=max_tokens,
+    options: dict[str, Any] = {
         **dataclasses.asdict(wanted.sampling),
-        stop=stop,
-        vocab=vocab,
-        length=loaded.config.position.length,
-        memory=begun.memory,
-        observe=None if top is None else lambda logits, token: scores.append(score_token(logits, token, top)),
-    )
+        "max_tokens": max_tokens,
+        "stop": stop,
+        "vocab": vocab,
+        "length": loaded.config.position.length,
+        "observe": None if top is None else lambda logits, token: scores.append(score_token(logits, token, top)),
+    }
+    if wanted.drafter is not None:
+        return speculate(loaded.model, begun.tokens, wanted.drafter, tally=wanted.tally, **options)
+    return generate_ids(loaded.model, begun.tokens, memory=begun.memory, **options)
 
 
 def read_utf8() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hornbook.cli.model.out_folder import check_free, new_model, report_text, with_tokenizer
+from hornbook.cli.model.out_folder import check_free, new_model, report_text, tell_left_out, with_tokenizer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
@@ -58,6 +58,7 @@ def grow(
         tensors = upcycle(tensors, new, vocab, seed)
     same = same and deep.layers >= old.layers and deep.encoder.layers >= old.encoder.layers
     report: dict[str, Any] = {"source": str(folder), "out": str(out), "model": new.model_dump(mode="json")}
+    tell_left_out(folder, report)
     report |= {"computes_the_same": same}
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out}: {_shape(new)}; nothing written")

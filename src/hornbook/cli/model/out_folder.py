@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.shell import say
 from hornbook.errors import UsageError
 from hornbook.files.durable import storage_errors, writing_folder
 
@@ -46,6 +47,16 @@ def new_model(
         yield partial
         write_lineage(partial, command, source, *more)
         report["files"] = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+
+
+def tell_left_out(folder: Path, report: dict[str, Any]) -> None:
+    """Say, on stderr and in the report, what of a model is not written because other programs have no place for it."""
+    from hornbook.model.surgery.folders import multi_token_blocks
+
+    if count := multi_token_blocks(folder):
+        report["left_out"] = {"mtp_blocks": count}
+        what = f"{count} block{'s' * (count > 1)} of multi-token prediction (model.mtp)"
+        say(f"left out: {what}, which only training and `hornbook generate --speculative` use")
 
 
 def with_tokenizer(folder: Path) -> Path | None:

@@ -1,10 +1,11 @@
 """Configuration of how token shards become batches: sources and their weights, the order of samples, the objective."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from hornbook.data.config.objectives import Causal, ObjectiveConfig
+from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
 from hornbook.settings.fields import Config, Count, Number
 
 
@@ -27,6 +28,33 @@ class ReplayConfig(Config):
     like it, 0.25 to 0.5 where it is not. 0: it is evaluated alone."""
 
 
+class NoCurriculum(Config):
+    """Rows come in the order of `data.order` from the start."""
+
+    kind: Literal["none"] = "none"
+
+
+class Curriculum(Config):
+    """From easy rows to hard ones (Bengio et al. 2009), in the first pass over each source, which still reads all once.
+
+    After t tokens rows are drawn from the easiest share c of a source, less those already read: c is
+    (start^root + (1 - start^root) t / over_tokens)^(1 / root), the competence of Platanios et al. 2019 (arXiv
+    1903.09848, equation 8). A row is as hard as the mean of its tokens' documents. Replayed text is shuffled as always.
+    """
+
+    kind: Literal["difficulty"] = "difficulty"
+    by: str = "length"
+    """What is hard: `length`, the tokens of a document, or a column that a step of `prepare` measured (STEP.NAME)."""
+    hardest: Literal["highest", "lowest"] = "highest"
+    """Which values are hard: `lowest` where a column is a score of quality."""
+    over_tokens: Count = Field(ge=1)
+    """Tokens of training after which rows of all of a source are drawn."""
+    start: Number = Field(default=0.01, gt=0, le=1)
+    """The easiest share from which the first rows are drawn."""
+    root: Number = Field(default=2, gt=0)
+    """1 lets new rows in evenly; 2, the paper's square root, more of them early."""
+
+
 class DataConfig(Config):
     """Which tokens are seen, and in which order."""
 
@@ -44,6 +72,11 @@ class DataConfig(Config):
     """Changes of the weights during the run."""
     order: Literal["shuffled", "sequential", "replacement"] = "shuffled"
     """A new permutation each epoch, the order of the shards, or independent draws."""
+    curriculum: Annotated[NoCurriculum | Curriculum, Field(discriminator="kind")] = NoCurriculum()
+    """Whether easy rows come first."""
+    sequence_ramp: Annotated[NoRamp | LinearRamp, Field(discriminator="kind")] = NoRamp()
+    """How far attention reaches, from few tokens at first to `train.sequence` (arXiv 2108.06084): documents are cut
+    into parts of so many tokens, as if each were one of its own. The tokens of a row and of a batch stay the same."""
     packing: Literal["concat", "best_fit"] = "concat"
     """Cut the stream of documents into rows, or fit whole documents into rows."""
     document_mask: bool = True

@@ -19,7 +19,7 @@ from hornbook.data.packing.plan import Plan, Segments, stream_ends
 from hornbook.data.packing.rows import RowArrays, RowReader
 from hornbook.data.packing.text_rows import in_microbatches
 from hornbook.data.shards.shard_table import LabelTable
-from hornbook.text.config.labels import ChatLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels
+from hornbook.text.config.labels import ChatLabels, ClassLabels, LabelsConfig, NumberLabels, SpanLabels, is_paired
 from hornbook.text.tokenizer.label_tokens import END, START
 
 
@@ -160,8 +160,7 @@ class LabelledRows(BatchBuilder):
 
     def _types(self, arrays: RowArrays, pieces: Pieces) -> np.ndarray | None:
         """Token types: 1 after the end tokens between two texts."""
-        paired = isinstance(self._kind, SpanLabels) or getattr(self._kind, "pair", None) is not None
-        if not paired:
+        if not is_paired(self._kind):
             return None
         places = self._tokens(pieces)
         ends = (arrays.tokens.reshape(-1)[places] == self._end) & (pieces.steps > 0)

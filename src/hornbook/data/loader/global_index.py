@@ -14,12 +14,14 @@ from jaxtyping import Int32, Int64
 
 from hornbook.data.batch import Batch, DocumentRef, GlobalBatch, empty_microbatch, rank_share
 from hornbook.data.batch_builder import BuildContext, BuiltBatch, SampleRefs
-from hornbook.data.config.data import DataConfig
+from hornbook.data.config.data import Curriculum, DataConfig
 from hornbook.data.config.objectives import Causal
 from hornbook.data.corpus import Corpus
+from hornbook.data.order.curriculum import competence, document_difficulty, draw_positions, paced_order, row_difficulty
 from hornbook.data.order.mixture import build_stages, cap_epochs
+from hornbook.data.order.random_keys import key_of
 from hornbook.data.order.sampler import Sampler
-from hornbook.data.packing.plan import Segments
+from hornbook.data.packing.plan import Segments, stream_ends
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.teacher import TeacherTable
 from hornbook.errors import UsageError
@@ -51,10 +53,34 @@ class GlobalIndex:
                     f"data.max_epochs {config.max_epochs:g}: all sources are used up after {end * sequence:,} tokens; "
                     "from there on they are read again"
                 )
-        self.sampler = Sampler(self.sources, rows, self.stages, seed=seed, kind=config.order)
+        self._first_epochs = self._curriculum(config.curriculum) if config.curriculum.kind != "none" else {}
+        self.sampler = Sampler(
+            self.sources, rows, self.stages, seed=seed, kind=config.order, first_epochs=self._first_epochs
+        )
+        self._reach = config.sequence_ramp.batches(sequence)
         self._shards = ShardTable(corpus, self.streams)
         self.teacher: TeacherTable | None = None
         """What a teacher predicts at each token of the rows, for distillation."""
+
+    def _curriculum(self, config: Curriculum) -> dict[int, Int64[np.ndarray, " rows"]]:
+        """Rows of the first epoch of each source that is not replayed, from easy to hard."""
+        end, found = -(-config.over_tokens // self.sequence), {}
+        for source, (name, stream) in enumerate(zip(self.sources, self.streams, strict=True)):
+            if name in self.corpus.replayed:
+                continue
+            rows = np.arange(self.plans[source].rows)
+            segments = self._builder.segments(SampleRefs(rows, np.full_like(rows, source), rows, np.zeros_like(rows)))
+            documents = document_difficulty(self.corpus.root, stream, config)
+            difficulty = row_difficulty(documents, stream_ends(stream), segments)
+            positions = draw_positions(self.stages, source, end, len(rows) + 1)
+            if len(positions) > len(rows):
+                self.notes.append(
+                    f"data.curriculum.over_tokens {config.over_tokens:,}: source {name} is read once before then: its"
+                    " hardest rows come by difficulty alone, and its second pass is shuffled"
+                )
+            shares = competence(config, positions[: len(rows)] * float(self.sequence))
+            found[source] = paced_order(difficulty, shares, key_of("curriculum", self.seed, name))
+        return found
 
     def batch(self, positions: Int64[np.ndarray, " n"], micro_batch: int, rank: int = 0, world: int = 1) -> GlobalBatch:
         """The samples at `positions` as one global batch, with the microbatches of one rank."""
@@ -75,7 +101,7 @@ class GlobalIndex:
 
         def microbatch(number: int) -> Batch:
             mine = slice(number * micro_batch, (number + 1) * micro_batch)
-            ids, logs = teacher.read(SampleRefs(*(each[mine] for each in refs)))
+            ids, logs = teacher.read(SampleRefs(*(each[mine] for each in refs[:4])))
             known = {"teacher_ids": torch.from_numpy(ids), "teacher_logs": torch.from_numpy(logs)}
             return replace(built.microbatch(number), **known)
 
@@ -88,7 +114,11 @@ class GlobalIndex:
 
     def refs(self, positions: Int64[np.ndarray, " n"]) -> SampleRefs:
         """Source, row and epoch of each position."""
-        return SampleRefs(positions, *self.sampler.locate(positions))
+        found = SampleRefs(positions, *self.sampler.locate(positions))
+        if len(self._reach.sizes) == 1:
+            return found
+        levels = np.searchsorted(np.array(self._reach.firsts), positions * self.sequence, side="right") - 1
+        return found._replace(reach=np.array(self._reach.sizes)[levels])
 
     def segments(self, positions: Int64[np.ndarray, " n"]) -> Segments:
         """Spans of the streams that the rows at `positions` are made from."""
@@ -134,6 +164,8 @@ class GlobalIndex:
             *settings,
             *(f"{name} {plan.digest}" for name, plan in zip(self.sources, self.plans, strict=True)),
             *(f"{stage.first} {stage.counts.tolist()}" for stage in self.stages),
+            *(f"first {source} {xxhash.xxh3_64_hexdigest(rows.data)}" for source, rows in self._first_epochs.items()),
+            *([f"reach {self._reach.firsts} {self._reach.sizes}"] if len(self._reach.sizes) > 1 else []),
         ]
         return xxhash.xxh3_64_hexdigest("\n".join(parts).encode())
 
@@ -148,6 +180,10 @@ class GlobalIndex:
         for stage in self.stages[1:]:
             shares = ", ".join(f"{n} {w:.4g}" for n, w in zip(self.sources, stage.weights, strict=True) if w > 0)
             lines.append(f"|-- from token {stage.first * self.sequence:,}: {shares}")
+        if (curriculum := config.curriculum).kind != "none":
+            lines.append(f"|-- easy rows first (by {curriculum.by}), all from token {curriculum.over_tokens:,} on")
+        if len(self._reach.sizes) > 1:
+            lines.append(f"|-- attention reaches {self._reach.describe()}")
         for number, (name, plan) in enumerate(zip(self.sources, self.plans, strict=True)):
             last = number == len(self.sources) - 1
             stream = self.streams[number]

@@ -50,7 +50,7 @@ class PairRows(BatchBuilder):
         _, rows = self._plans.segments(refs)
         chosen = choices(self._keys, self._noises.bounds, refs.sources, rows, refs.epochs)
         order = np.argsort(np.where(self._noises.infills, 1.0, self._noises.rates)[chosen], kind="stable")
-        return SampleRefs(*(column[order] for column in refs)), chosen[order]
+        return SampleRefs(*(column[order] for column in refs[:4])), chosen[order]
 
 
 @compiled

@@ -82,6 +82,11 @@ class Stage:
         place = np.flatnonzero((self.pattern == source) & (self.ranks == rest))[0]
         return blocks * BLOCK + int(place) + 1
 
+    def positions(self, source: int, draws: int) -> Int64[np.ndarray, " draws"]:
+        """Positions, counted from the stage's first, of the first `draws` draws of a source that has any."""
+        blocks, rest = np.divmod(np.arange(draws), self.counts[source])
+        return blocks * BLOCK + np.flatnonzero(self.pattern == source)[rest]
+
     def draws(self, samples: int) -> Int64[np.ndarray, " sources"]:
         """Draws of each source in the first `samples` positions of the stage."""
         blocks, rest = divmod(samples, BLOCK)

@@ -2,10 +2,10 @@
 
 A pure function of (seed, sizes, stages, position) that takes the same time at any position, so that resuming,
 seeking and skipping are arithmetic. Epoch e of a source is a permutation of its rows keyed by (seed, source
-name, e); a source is repeated as often as its weight asks.
+name, e); a source is repeated as often as its weight asks. A curriculum gives the first of them as a list.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ class _Table(NamedTuple):
     ranks: np.ndarray  # int64 [stages, 4096]: draws of the same source before it in the block
     sizes: np.ndarray  # int64 [sources]: rows
     keys: np.ndarray  # uint64 [sources]
+    listed: np.ndarray  # int64 [sources + 1]: where each source's rows of the first epoch begin in `lists`
+    lists: np.ndarray  # int64: those rows, of the sources that have a list
 
 
 @compiled
@@ -40,7 +42,9 @@ def _locate(table, kind, positions, out):
         draw = table.before[stage, source] + block * table.counts[stage, source] + table.ranks[stage, place]
         size, key = table.sizes[source], table.keys[source]
         epoch, row = draw // size, draw % size
-        if kind == 0:
+        if epoch == 0 and table.listed[source] < table.listed[source + 1]:
+            row = table.lists[table.listed[source] + row]
+        elif kind == 0:
             row = permuted(row, size, mix(key ^ mix(np.uint64(epoch) + np.uint64(1))))
         elif kind == 2:
             row = np.int64(mix(key ^ mix(np.uint64(draw) + np.uint64(1))) % np.uint64(size))
@@ -51,15 +55,26 @@ class Sampler:
     """The rows of several sources in the order of training."""
 
     def __init__(
-        self, names: Sequence[str], sizes: Sequence[int], stages: Sequence[Stage], *, seed: int, kind: Kind = "shuffled"
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        stages: Sequence[Stage],
+        *,
+        seed: int,
+        kind: Kind = "shuffled",
+        first_epochs: Mapping[int, Int64[np.ndarray, " rows"]] | None = None,
     ) -> None:
-        """`sizes`: rows of each source (at least 1); `stages`: the first begins at position 0."""
+        """`sizes`: rows of each source (at least 1); `stages`: the first begins at position 0.
+
+        `first_epochs`: by number of a source, its rows in the order of its first epoch.
+        """
         assert stages[0].first == 0
         assert len(names) == len(sizes) == len(stages[0].counts)
         assert min(sizes) > 0
         self.stages = list(stages)
         self._kind = _KINDS[kind]
         self._sources = len(names)
+        lists = [(first_epochs or {}).get(source, np.empty(0, np.int64)) for source in range(len(names))]
         self._table = _Table(
             np.array([stage.first for stage in stages], np.int64),
             np.array([self.draws(stage.first) for stage in stages], np.int64),
@@ -68,6 +83,8 @@ class Sampler:
             np.array([stage.ranks for stage in stages], np.int64),
             np.array(sizes, np.int64),
             np.array([key_of("order", seed, name) for name in names], np.uint64),
+            np.cumsum([0, *map(len, lists)], dtype=np.int64),
+            np.concatenate(lists),
         )
 
     def draws(self, samples: int) -> Int64[np.ndarray, " sources"]:

@@ -52,6 +52,8 @@ class TextRows(BatchBuilder):
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         segments = self.segments(refs)
         rows, prefixes = self._reader.read(refs.sources, segments), None
+        if refs.reach is not None:
+            rows = _cut(rows, refs.reach)
         if self._changes:
             rows, prefixes = self._changed(rows, segments, refs)
         return in_microbatches(rows, prefixes, refs, micro_batch)
@@ -69,6 +71,20 @@ class TextRows(BatchBuilder):
                 transform.apply(arrays, np.flatnonzero(chosen == number), keys)
         changed = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))
         return changed, tuples(arrays.prefixes, arrays.bounds) if self._gives_prefixes else None
+
+
+def _cut(rows: Rows, reach: Int64[np.ndarray, " rows"]) -> Rows:
+    """The rows with each piece cut every `reach` tokens, from where positions begin anew."""
+    arrays = rows.arrays
+    bounds, pieces = arrays.bounds, arrays.pieces[: arrays.bounds[-1]].astype(np.int64)
+    sizes = np.repeat(reach, np.diff(bounds))
+    counts = -(-pieces // sizes)
+    parts, ends = np.repeat(sizes, counts), np.cumsum(counts)
+    parts[ends - 1] = pieces - (counts - 1) * sizes
+    arrays.positions[:] %= reach[:, None]
+    bounds = np.concatenate([[0], ends])[bounds]
+    arrays = arrays._replace(pieces=parts.astype(np.int32), bounds=bounds)
+    return replace(rows, arrays=arrays, document_lengths=tuples(arrays.pieces, bounds))
 
 
 def in_microbatches(rows: Rows, prefixes: Prefixes | None, refs: SampleRefs, micro_batch: int) -> BuiltBatch:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.evals.config import OwnTask, TaskConfig
+from hornbook.evals.config import GenerationFile, OwnTask, TaskConfig, WrittenFile
 from hornbook.evals.task import Task, TaskContext
 from hornbook.evals.tasks import files, probes
 from hornbook.model.config.head import LabelHeadConfig
@@ -18,13 +18,16 @@ MAKERS: dict[str, Callable[[Any, TaskContext], Task]] = {
     "choices": files.choices,
     "continuation": files.continuations,
     "generation": files.generations,
+    "translation": files.written,
+    "summarization": files.written,
 }
 
 
 def build(config: OwnTask, context: TaskContext) -> Task:
     """The task. Raises UsageError where the model cannot be asked, or an item does not fit."""
     model, kind = context.model, str(getattr(config, "kind", ""))
-    if model.kind != "decoder" or isinstance(model.head, LabelHeadConfig):
+    kinds = ("decoder", "encoder_decoder") if isinstance(config, GenerationFile | WrittenFile) else ("decoder",)
+    if model.kind not in kinds or isinstance(model.head, LabelHeadConfig):
         text = "predicts labels" if isinstance(model.head, LabelHeadConfig) else f"is an {model.kind.replace('_', '-')}"
         raise UsageError(
             f"eval.tasks, {config.label}: it asks a decoder for texts, and this model {text}: leave it out"

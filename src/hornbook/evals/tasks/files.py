@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
@@ -9,11 +10,24 @@ from typing import Any
 import xxhash
 
 from hornbook.errors import UsageError
-from hornbook.evals.config import ContinuationFile, FileTask, GenerationFile, MinimalPairs, MultipleChoice
+from hornbook.evals.config import (
+    ContinuationFile,
+    FileTask,
+    GenerationFile,
+    MinimalPairs,
+    MultipleChoice,
+    WrittenFile,
+)
 from hornbook.evals.likelihood import encode_request
 from hornbook.evals.task import TaskContext
 from hornbook.evals.tasks.choices import Choice, ChoiceTask, Continuation, ContinuationTask
-from hornbook.evals.tasks.generation import GenerationTask, Question
+from hornbook.evals.tasks.generation import GenerationTask, Question, WrittenTask, encode_asked
+from hornbook.evals.written import check
+from hornbook.text.config.labels import AnswerLabels
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.ingest.document import Document, ReadOptions
+from hornbook.text.ingest.labels.parallel import list_labelled
+from hornbook.text.ingest.readers import read_file
 from hornbook.text.ingest.test_sets import read_rows
 
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -73,27 +87,51 @@ def generations(config: GenerationFile, context: TaskContext) -> GenerationTask:
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not answers or not all(isinstance(each, str) for each in answers):
             raise UsageError(f"{where}: {config.answer!r} must be a text, or a list of texts: see `answer` of the task")
-        tokens = [context.tokenizer.delimiter_id, *context.tokenizer.encode(prompt)]
-        room = context.sequence - config.max_tokens
-        if room < 1 or (len(tokens) > room and config.long != "cut"):
-            raise UsageError(
-                f"{where}: {len(tokens):,} tokens of prompt and {config.max_tokens:,} of the answer (max_tokens), and "
-                f"the model reads {context.sequence:,} (train.sequence): shorten the prompt, lower max_tokens, or set "
-                'long = "cut" in the task, which leaves out the beginnings of such prompts'
-            )
-        items.append(Question(tokens[-room:], answers, f"{prompt}{answers[0]}", cut=len(tokens) > room))
+        tokens, cut = encode_asked(config, context, prompt, config.max_tokens, where, cut=config.long == "cut")
+        items.append(Question(tokens, answers, f"{prompt}{answers[0]}", cut))
     return GenerationTask(config.label, items, config, context)
+
+
+def written(config: WrittenFile, context: TaskContext) -> WrittenTask:
+    """A text to be made of each text, as in training."""
+    check(config)
+    items = []
+    for document in islice(_labelled(config, context), config.items):
+        assert document.labels is not None
+        prompt, answer = (document.text[start:end] for start, end in document.labels.parts)
+        tokens, cut = encode_asked(
+            config, context, prompt, config.max_tokens, document.origin, cut=config.long == "cut"
+        )
+        items.append(Question(tokens, [answer], f"{prompt}{answer}", cut))
+    return WrittenTask(config.label, items, config, context)
+
+
+def _labelled(config: WrittenFile, context: TaskContext) -> list[Document]:
+    """The rows of a task's file, read as a labelled set is. Raises UsageError where one has no prompt and answer."""
+    key = f"eval.tasks, {config.label}"
+    labels = config.labels or context.corpus.labels
+    labels = labels if isinstance(labels, AnswerLabels) else AnswerLabels()
+    source = SourceConfig(paths=[config.path], layout=config.layout, columns=config.columns)
+    digests, documents = list[str](), list[Document]()
+    for file in list_labelled(key, source, labels):
+        for row in read_file(file, ReadOptions.of(source, labels=labels), digests.append):
+            if isinstance(row, Document):
+                documents.append(row)
+            elif row.damaged:
+                raise UsageError(
+                    f"{key}: {row.path}:{row.line}: {row.reason}: correct the file, or the task's labels: a score is "
+                    "of whole files"
+                )
+    if len(documents) < 2:
+        raise UsageError(f"{key}: {config.path} has {len(documents)} rows: a score needs two or more")
+    _check_digest(config, digests[0])
+    return documents
 
 
 def rows(config: FileTask) -> Iterator[tuple[str, Row]]:
     """(FILE:LINE, row) of the first `items` rows of a task's file. Raises UsageError if it is not as stated."""
     key = f"eval.tasks, {config.label}"
-    found = xxhash.xxh3_128_hexdigest(_content(config.path, key))
-    if config.digest and config.digest != found:
-        raise UsageError(
-            f"{key}: {config.path} was changed: its digest is {found}, and the recipe states {config.digest}: restore "
-            f'the file, or state digest = "{found}" if it is meant: earlier scores are of other items'
-        )
+    _check_digest(config, xxhash.xxh3_128_hexdigest(_content(config.path, key)))
     count = 0
     for where, row in read_rows(key, [config.path]):
         if not isinstance(row, dict):
@@ -106,6 +144,15 @@ def rows(config: FileTask) -> Iterator[tuple[str, Row]]:
         yield where, row
     if count < 2:
         raise UsageError(f"{key}: {config.path} has {count} rows: a score needs two or more")
+
+
+def _check_digest(config: FileTask, found: str) -> None:
+    if config.digest and config.digest != found:
+        raise UsageError(
+            f"eval.tasks, {config.label}: {config.path} was changed: its digest is {found}, and the recipe states "
+            f'{config.digest}: restore the file, or state digest = "{found}" if it is meant: earlier scores are of '
+            "other items"
+        )
 
 
 def _content(path: str, key: str) -> bytes:

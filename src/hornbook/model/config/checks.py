@@ -16,7 +16,7 @@ _CAUSAL_BATCH = (
 
 def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(dotted key in a recipe, what is wrong and the remedy) of everything that no single field can see."""
-    deepest = max(stack.layers for stack in stacks_of(model))
+    deepest = max(stack.num_blocks for stack in stacks_of(model))
     # The pattern repeats: a file that claims any number of layers is judged as fast.
     layers = [model.layer(i) for i in range(min(deepest, len(model.first) + max(len(model.pattern), 1)))]
     for layer in {layer.model_dump_json(): layer for layer in layers}.values():
@@ -29,6 +29,7 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
     if (count := count_parameters(shallow, 1)) > _MOST_PARAMETERS:
         yield "model", f"{few} of its layers have {count:.2e} parameters, more than any machine holds: a size is wrong"
     yield from _below_model(model.head.problems(model))
+    yield from _below_model(model.mtp.problems(model))
     for number, given in enumerate(model.first):
         yield from _check_layer(model, f"model.first.{number}", given)
     for number, given in enumerate(model.pattern):

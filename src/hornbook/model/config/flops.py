@@ -58,7 +58,7 @@ def operations_per_token(model: ModelConfig, vocab: int, sequence: int) -> dict[
     vocab: rows of the embedding; sequence: tokens of a row, of an encoder-decoder on either side.
     """
     inputs = Operations(model.embedding.num_matmul_weights(model), 0, 0)
-    head = Operations(model.head.num_matmul_weights(model, vocab), 0, 0)
+    head = Operations(_head_weights(model, vocab), 0, 0)
     stacks = [_stack(stack, sequence) + inputs for stack in stacks_of(model)]
     if len(stacks) == 1:
         return {"token": stacks[0] + head}
@@ -93,9 +93,9 @@ def step_operations(
     kinds = operations_per_token(model, vocab, sequence)
     counts = dict(zip(kinds, reversed(positions) if len(kinds) > 1 else positions, strict=False))
     total = sum((counts[kind] * each for kind, each in kinds.items()), Operations(0, 0, 0))
-    ends = positions[0] * model.head.num_matmul_weights(model, vocab)
+    ends = positions[0] * _head_weights(model, vocab)
     outside = ends + sum(counts.values()) * model.embedding.num_matmul_weights(model)
-    twice = -(-model.layers // recompute.every) / model.layers if isinstance(recompute, BlockRecompute) else 0.0
+    twice = -(-model.num_blocks // recompute.every) / model.num_blocks if isinstance(recompute, BlockRecompute) else 0.0
     again = twice * (total.total - 6 * outside) / 3
     palm = total.matrices + total.all_pairs
     return StepOperations(total.total, palm, total.matrices, total.total - 6 * ends, total.total + again)
@@ -105,17 +105,22 @@ def block_costs(model: ModelConfig, vocab: int, sequence: int) -> tuple[list[flo
     """Operations of a position (of an encoder-decoder, of either side) in each block, the encoder's first; and in the
     head."""
     decoder, *encoder = [
-        [_layer(stack.layer(i), sequence).total for i in range(stack.layers)] for stack in stacks_of(model)
+        [_layer(stack.layer(i), sequence).total for i in range(stack.num_blocks)] for stack in stacks_of(model)
     ]
     if encoder:
         crossing = sum((each.total for each in _cross(model, sequence)), 0.0) / model.layers
         decoder = [each + crossing for each in decoder]
-    head = Operations(model.head.num_matmul_weights(model, vocab), 0, 0)
+    head = Operations(_head_weights(model, vocab), 0, 0)
     return [*(each for costs in encoder for each in costs), *decoder], float(head.matrices)
 
 
+def _head_weights(model: ModelConfig, vocab: int) -> int:
+    """Weights of the head, once for each token that is predicted, and of what stands before further blocks."""
+    return (1 + model.mtp.depth) * model.head.num_matmul_weights(model, vocab) + model.mtp.num_matmul_weights(model)
+
+
 def _stack(stack: ModelConfig, sequence: int) -> Operations:
-    layers = (stack.layer(i) for i in range(stack.layers))
+    layers = (stack.layer(i) for i in range(stack.num_blocks))
     return sum((_layer(layer, sequence) for layer in layers), Operations(0, 0, 0))
 
 

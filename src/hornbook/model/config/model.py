@@ -13,7 +13,7 @@ from hornbook.model.config.head import HeadConfig, LMHead
 from hornbook.model.config.init import InitConfig, ScaledNormal
 from hornbook.model.config.mlp import GLUConfig, MLPConfig
 from hornbook.model.config.norm import NormConfig, RMSNormConfig
-from hornbook.model.config.part import Model
+from hornbook.model.config.part import Model, Part, Problems, Product, Rows
 from hornbook.model.config.position import NoPositions, PositionConfig, RopeConfig
 from hornbook.settings.fields import Config, Count, Number
 from hornbook.settings.renamed import with_present_names
@@ -105,6 +105,108 @@ class EmbeddingConfig(Config):
         return (self.width or 0) * model.width
 
 
+# ---- Multi-token prediction
+
+
+class NoMTP(Part):
+    """The next token alone is predicted."""
+
+    kind: Literal["none"] = "none"
+    depth: ClassVar = 0
+
+    def num_parameters(self, _model: Model) -> int:
+        """Trained values outside of blocks."""
+        return 0
+
+    def num_matmul_weights(self, _model: Model) -> int:
+        """Weights outside of blocks that each position is multiplied by."""
+        return 0
+
+    def saved_bytes(self, _model: Model, _rows: Rows) -> int:
+        """Bytes kept for backward outside of blocks and head."""
+        return 0
+
+    def products(self, _model: Model) -> list[Product]:
+        """Products of a token with weights outside of blocks."""
+        return []
+
+
+class _MTP(Part):
+    """Blocks behind the last one, each configured as a further layer would be."""
+
+    depth: Count = Field(default=1, ge=1)
+    """Blocks: each predicts one token further ahead."""
+
+    def num_parameters(self, model: Model) -> int:
+        return self.num_matmul_weights(model) + self.depth * self._norms(model) * model.norm.num_parameters(model)
+
+    def num_matmul_weights(self, model: Model) -> int:
+        return self.depth * sum(each.inner * each.columns for each in self._joined(model))
+
+    def products(self, model: Model) -> list[Product]:
+        return self.depth * self._joined(model)
+
+    def saved_bytes(self, model: Model, rows: Rows) -> int:
+        norm = model.norm.saved_bytes(model.width, rows) + model.norm.keeps_input(rows) * rows.stream(model)
+        each = model.final_norm * norm + self._join_bytes(model, rows)
+        return self.depth * each - (self.depth - 1) * rows.stream(model) * self._is_read_again(model, rows)
+
+    def problems(self, model: Model) -> Problems:
+        if (model.kind, model.head.kind) != ("decoder", "lm"):
+            found = f'model.kind is "{model.kind}", model.head.kind "{model.head.kind}"'
+            yield "mtp", f'further tokens are predicted by a decoder with the head "lm", and {found}: leave it out'
+
+    def _norms(self, model: Model) -> int:
+        """Of one block, beside its own."""
+        return int(model.final_norm)
+
+    def _joined(self, _model: Model) -> list[Product]:
+        """Product before one block."""
+        return []
+
+    def _join_bytes(self, _model: Model, _rows: Rows) -> int:
+        """Bytes kept of what stands before one block."""
+        return 0
+
+    def _is_read_again(self, model: Model, rows: Rows) -> bool:
+        """Whether the states that each block but the first reads are held, or made again, all the same."""
+        raise NotImplementedError
+
+
+class SequentialMTP(_MTP):
+    """Block k reads the states of the one before and the token k further on (DeepSeek-V3, arXiv 2412.19437, 2.2)."""
+
+    kind: Literal["sequential"] = "sequential"
+
+    def _norms(self, model: Model) -> int:
+        return super()._norms(model) + 2
+
+    def _joined(self, model: Model) -> list[Product]:
+        return [Product(2 * model.width, model.width)]
+
+    def _join_bytes(self, model: Model, rows: Rows) -> int:
+        """Of the norm of the states, that of the vectors of tokens and those, and the product's input and matrix."""
+        norm, stream = model.norm, rows.stream(model)
+        inputs = 2 * norm.keeps_input(rows) * stream
+        return 2 * norm.saved_bytes(model.width, rows) + inputs + 2 * stream + rows.cast(2 * model.width**2)
+
+    def _is_read_again(self, model: Model, rows: Rows) -> bool:
+        return rows.rebuilding and model.norm.rebuilt and model.final_norm and model.norm.keeps_input(rows)
+
+
+class ParallelMTP(_MTP):
+    """Block k reads the states that the head of the next token reads (as in Gloeckle et al. 2024, arXiv 2404.19737)."""
+
+    kind: Literal["parallel"] = "parallel"
+
+    def _is_read_again(self, model: Model, rows: Rows) -> bool:
+        begins = isinstance(model.block, Parallel) or "before" in model.block.norms
+        return not begins or model.attention_norm(model.layers).keeps_input(rows)
+
+
+MTPConfig = Annotated[NoMTP | SequentialMTP | ParallelMTP, Field(discriminator="kind")]
+
+
 # ---- The model
 
 
@@ -141,6 +243,8 @@ class ModelConfig(Config):
     """Differences in the layers after `first`, repeated up to the last; their number must divide those layers."""
     head: HeadConfig = LMHead()
     """What is read from the hidden states: tokens, labels, numbers, places."""
+    mtp: MTPConfig = NoMTP()
+    """Multi-token prediction: what predicts further tokens in training, and drafts text; `train.loss.mtp` weighs it."""
     init: InitConfig = ScaledNormal()
     """Initial values."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -177,6 +281,11 @@ class ModelConfig(Config):
         return -(-8 * self.width // 3 // 64) * 64
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the stack, and behind them those of multi-token prediction, which are layers by their number."""
+        return self.layers + self.mtp.depth
+
+    @property
     def final_norm(self) -> bool:
         """Whether a norm stands at the end of a stack."""
         return self.block.kind != "post"
@@ -207,4 +316,5 @@ class ModelConfig(Config):
     @property
     def encoder(self) -> Self:
         """The encoder stack of an encoder-decoder, as a configuration of its own."""
-        return self.model_copy(update={"kind": "encoder", "layers": self.encoder_layers or self.layers})
+        layers = self.encoder_layers or self.layers
+        return self.model_copy(update={"kind": "encoder", "layers": layers, "mtp": NoMTP()})

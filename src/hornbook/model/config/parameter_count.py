@@ -9,12 +9,15 @@ def count_parameters(config: ModelConfig, vocab: int) -> int:
 
 
 def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
-    """Parameters by part, over all layers and both stacks: embedding, positions, attention, mlp, norms, head."""
+    """Parameters by part, over all layers and both stacks: embedding, positions, attention, mlp, norms, head.
+
+    Blocks of multi-token prediction count as layers; what stands around them has a name of its own, where there is any.
+    """
     stacks = stacks_of(config)
-    layers = [stack.layer(i) for stack in stacks for i in range(stack.layers)]
+    layers = [stack.layer(i) for stack in stacks for i in range(stack.num_blocks)]
     # Each layer of a decoder with an encoder has a second attention, to the encoder.
     attentions = layers + (layers[: config.layers] if len(stacks) > 1 else [])
-    return {
+    found = {
         "embedding": sum(stack.embedding.num_parameters(stack) for stack in stacks)
         + vocab * (config.embedding.width or config.width),
         "positions": sum(stack.position.num_parameters(stack) for stack in stacks),
@@ -23,6 +26,8 @@ def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
         "norms": sum(_norms(stack, crossed=stack is config and len(stacks) > 1) for stack in stacks),
         "head": config.head.num_parameters(config, vocab),
     }
+    joins = config.mtp.num_parameters(config)
+    return found | ({"multi-token prediction": joins} if joins else {})
 
 
 def stacks_of(config: ModelConfig) -> list[ModelConfig]:
@@ -33,7 +38,7 @@ def stacks_of(config: ModelConfig) -> list[ModelConfig]:
 def _norms(stack: ModelConfig, crossed: bool) -> int:
     """Norms of a stack; crossed: its layers attend to an encoder."""
     ends = (stack.final_norm + stack.embedding.norm) * stack.norm.num_parameters(stack)
-    return ends + sum(block_norms(stack, number, crossed=crossed) for number in range(stack.layers))
+    return ends + sum(block_norms(stack, number, crossed=crossed) for number in range(stack.num_blocks))
 
 
 def block_norms(stack: ModelConfig, number: int, *, crossed: bool) -> int:

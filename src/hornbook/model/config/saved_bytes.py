@@ -26,7 +26,8 @@ class SavedBytes:
     blocks: int
     """Of all blocks."""
     head: int
-    """Gradients that the loss has made: of hidden states, and of the matrix to the vocabulary."""
+    """Gradients that the loss has made: of hidden states, and of the matrix to the vocabulary; with multi-token
+    prediction those of each further loss, and what stands around its blocks."""
     recomputed: int
     """Of the largest block that backward computes again: there during backward of each of them."""
     final: int
@@ -47,7 +48,7 @@ def saved_bytes(
     """
     every = recompute.every if isinstance(recompute, BlockRecompute) else 0
     stacks = _stacks(model, replace(rows, rebuilding=recompute.kind == "selective"))
-    every_block = [(stack, number) for stack in stacks for number in range(stack.model.layers)]
+    every_block = [(stack, number) for stack in stacks for number in range(stack.model.num_blocks)]
     blocks = [stack.block(number) for stack, number in every_block]
     again = [each for each in range(len(blocks)) if every and each % every == 0]
     inputs = sum(every_block[each][0].stream for each in again)
@@ -56,6 +57,7 @@ def saved_bytes(
     ends, shared = sum(stack.ends for stack in stacks), sum(stack.shared + stack.memory for stack in whole)
     ends += 4 * rows.rows if any(stack.weighs_rows for stack in stacks) else 0
     head = model.head.saved_bytes(model, vocab, stacks[-1].rows, rows.tokens if targets is None else targets)
+    head += model.mtp.depth * head + model.mtp.saved_bytes(model, stacks[-1].rows)
     states = 0 if stacks[-1] in whole else stacks[-1].memory  # held all the same, by the blocks that read them
     recomputed = max((blocks[each] for each in again), default=0)
     return SavedBytes(ends, shared, kept, head, recomputed + states, stacks[-1].final)
@@ -74,7 +76,7 @@ class BlockBytes:
 def block_bytes(model: ModelConfig, rows: Rows) -> list[BlockBytes]:
     """Of each block, an encoder's first. Raises UsageError as `saved_bytes` does."""
     stacks = _stacks(model, rows)
-    every = [(stack, number) for stack in stacks for number in range(stack.model.layers)]
+    every = [(stack, number) for stack in stacks for number in range(stack.model.num_blocks)]
     return [BlockBytes(stack.block(number), stack.stream, stack.backward(number)) for stack, number in every]
 
 
@@ -111,7 +113,9 @@ class _Stack:
     @property
     def weighs_rows(self) -> bool:
         """Whether losses of its experts are multiplied by the weight of each row."""
-        return any(getattr(self.model.layer(number).mlp, "has_losses", False) for number in range(self.model.layers))
+        return any(
+            getattr(self.model.layer(number).mlp, "has_losses", False) for number in range(self.model.num_blocks)
+        )
 
     @property
     def shared(self) -> int:
@@ -159,7 +163,7 @@ def _entrance(model: ModelConfig, rows: Rows) -> int:
 
 def _shared(model: ModelConfig, rows: Rows) -> int:
     """Angles of each kind of rotary positions, and tables of scores by distance."""
-    layers = [model.layer(number) for number in range(model.layers)]
+    layers = [model.layer(number) for number in range(model.num_blocks)]
     parts = {(layer.position, layer.attention.rotary_dims(layer)) for layer in layers}
     return sum(position.shared_bytes(rows, model.heads, dims) for position, dims in parts)
 

@@ -71,6 +71,15 @@ class Freeze(Part):
     """Globs over names of parameters; one that matches none is an error."""
 
 
+class Sparse(Part):
+    """Weights that are 0 stay 0 in training: what `hornbook prune --sparse` took out is not brought back."""
+
+    builder = "surgery.sparsity:keep_zeros"
+    kind: Literal["sparse"] = "sparse"
+    targets: list[str] = Field(default=LINEARS, min_length=1)
+    """Globs over names of linear layers."""
+
+
 class Nf4(Part):
     """Frozen weights in 4-bit NormalFloat with quantized scales (QLoRA, Dettmers et al. 2023, arXiv 2305.14314)."""
 
@@ -120,7 +129,7 @@ def _named_kind(value: Any) -> Any:
 
 
 SurgeryStep = Annotated[
-    Lora | Dora | BottleneckConfig | PromptConfig | Freeze | Nf4 | FakeQuant,
+    Lora | Dora | BottleneckConfig | PromptConfig | Freeze | Sparse | Nf4 | FakeQuant,
     Field(discriminator="kind"),
 ]
 Surgery = list[Annotated[SurgeryStep, BeforeValidator(_named_kind)]]
@@ -142,6 +151,10 @@ def surgery_problems(steps: Sequence[Any]) -> list[str]:
         problems.append(f"one of lora, dora, bottleneck, prompt is enough, found {', '.join(kinds)}")
     if "nf4" in kinds and adapter_of(steps[kinds.index("nf4") :]) is None:
         problems.append("weights in nf4 are frozen: add lora, dora, bottleneck or prompt behind it")
+    if "sparse" in kinds and adapter_of(steps) is not None:
+        problems.append(
+            f"sparse keeps zeros of weights in training, which {' and '.join(kinds)} would freeze: leave it out"
+        )
     if "fake_quant" in kinds and ("nf4" in kinds or adapter_of(steps) is not None):
         problems.append(f"fake_quant trains the weights themselves, which {' and '.join(kinds)} would freeze")
     if any(step.kind == "fake_quant" and step.scales == "learned" and not step.symmetric for step in steps):

@@ -8,7 +8,8 @@ and the search is over when no unfinished text, taken at its present length, sco
 finished ones. These are the rules of transformers' `generate(num_beams=..., early_stopping=False)`.
 """
 
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,10 +42,12 @@ def beam_search(
     length_penalty: float = 1.0,
     memory: Memory | None = None,
     vocab: int | None = None,
+    agree: Callable[[str], str] | None = None,
 ) -> list[Hypothesis]:
     """The finished continuations of `prompt`, best first; a text also ends with `max_tokens`.
 
     memory: what an encoder-decoder answers to (`Transformer.encode`). vocab: ids from here on are never chosen.
+    agree: what ranks that hold the model together make of the texts that each has chosen, written as JSON.
     Errors: UsageError.
     """
     if beams < 1 or max_tokens < 1:
@@ -58,7 +61,9 @@ def beam_search(
         # So many that `beams` unfinished ones are among them whatever ends.
         best = total.flatten().topk(min(max(2, 1 + len(stop)) * beams, total.numel()))
         rows, going = list[int](), list[Hypothesis]()
-        for rank, (score, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+        chosen = best.values.tolist(), best.indices.tolist()
+        chosen = chosen if agree is None else json.loads(agree(json.dumps(chosen)))
+        for rank, (score, index) in enumerate(zip(*chosen, strict=True)):
             row, token = divmod(index, total.shape[1])
             text = Hypothesis(score, [*running[row].tokens, token])
             if token not in stop and length < max_tokens:

@@ -137,6 +137,19 @@ def choose_token(
     logits = logits if counts is None else penalise(logits, sampling, counts)
     if sampling.is_greedy:
         return int(logits.argmax())
+    return draw(_filtered(logits, sampling), keyed_uniform(sampling.seed, index))
+
+
+def token_shares(logits: Float[Tensor, " vocab"], sampling: Sampling, counts: TokenCounts) -> Float[Tensor, " vocab"]:
+    """Probability with which each token is chosen, float64 on the CPU; greedy: 1 for the most likely one."""
+    logits = penalise(logits, sampling, counts)
+    if sampling.is_greedy:
+        return torch.zeros(len(logits), dtype=torch.float64).index_fill_(0, logits.argmax().view(1).cpu(), 1.0)
+    return _filtered(logits, sampling).double().softmax(-1)
+
+
+def _filtered(logits: Float[Tensor, " vocab"], sampling: Sampling) -> Float[Tensor, " vocab"]:
+    """Logits to draw from, on the CPU."""
     kept = filter_logits(
         logits.float(),
         temperature=sampling.temperature,
@@ -144,7 +157,7 @@ def choose_token(
         top_p=sampling.top_p,
         min_p=sampling.min_p,
     )
-    return draw(kept.cpu(), keyed_uniform(sampling.seed, index))
+    return kept.cpu()
 
 
 def draw(logits: Float[Tensor, " vocab"], uniform: float) -> int:
@@ -155,9 +168,9 @@ def draw(logits: Float[Tensor, " vocab"], uniform: float) -> int:
     return min(index, last)
 
 
-def keyed_uniform(seed: int, index: int) -> float:
+def keyed_uniform(seed: int, index: int, stream: int = 0) -> float:
     """A uniform number in [0, 1) that is a pure function of its arguments (Philox, Salmon et al. 2011)."""
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=index)).random())
+    return float(np.random.Generator(np.random.Philox(key=seed, counter=index + (stream << 64))).random())
 
 
 class TokenScore(NamedTuple):

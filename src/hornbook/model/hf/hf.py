@@ -176,7 +176,7 @@ def view_hf(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor,
 
 def _check_counts(folder: Path, config: ModelConfig, architecture: Architecture | None, tensors: int) -> None:
     """Before anything is made for each layer or expert: of neither can there be more than tensors."""
-    counts = {"layers": max(config.layers, config.encoder.layers)}
+    counts = {"layers": max(config.num_blocks, config.encoder.layers)}
     if architecture is not None and isinstance(config.mlp, ExpertsConfig):
         counts["experts"] = config.mlp.count
     for what, count in counts.items():

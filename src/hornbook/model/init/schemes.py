@@ -54,7 +54,7 @@ class Matrix:
     @cached_property
     def path(self) -> list[str]:
         """Parts of the name inside its stack, without the number of an expert."""
-        parts = self.name.removeprefix("encoder.").removesuffix(".weight").split(".")
+        parts = self.name.removeprefix("encoder.").removeprefix("mtp.").removesuffix(".weight").split(".")
         return parts[:-1] if parts[-1].isdigit() else parts
 
     @property

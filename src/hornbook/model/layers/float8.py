@@ -98,7 +98,7 @@ def use_float8(blocks: list[nn.Module], by: Float8) -> int:
     layers = [module for block in blocks for module in block.modules() if isinstance(module, Linear)]
     fitting = [layer for layer in layers if not any(dim % MULTIPLE for dim in layer.weight.shape)]
     for layer in fitting:
-        layer.float8 = by.linear
+        layer.product = by.linear
     return len(fitting)
 
 

@@ -33,12 +33,14 @@ class Linear(nn.Module):
         """Replaces W in products, called with `weight`: rounded weights, or 4-bit codes of frozen ones."""
         self.adapter: nn.Module | None = None
         """Changes the output, called with (layer, x, y)."""
-        self.float8: Product | None = None
-        """Makes the product from float8 operands."""
+        self.product: Product | None = None
+        """Makes the product in a way of its own: from float8 operands, or with a look at the input."""
         self.enter: Change | None = None
         """What becomes of the input before the product; layers whose product is one have the same."""
         self.leave: Change | None = None
         """What becomes of the product before the bias is added."""
+        self.keeps_zeros = False
+        """Whether weights that are 0 stay so in training (`hornbook.parallel.gradients.zeros`)."""
         self.held: Tensor | None = None
         """W in the dtype of products, while microbatches of one step share it (`hornbook.model.layers.held`)."""
         self.held_beside: Tensor | None = None
@@ -47,7 +49,7 @@ class Linear(nn.Module):
     @property
     def plain(self) -> bool:
         """Whether the layer is no more than its weight and bias: only then may a kernel take `weight` itself."""
-        return self.code is None and self.adapter is None and self.float8 is None
+        return self.code is None and self.adapter is None and self.product is None
 
     def matrix(self, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
         """W as products see it."""
@@ -71,7 +73,7 @@ class Linear(nn.Module):
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.code is not None and not self.weight.requires_grad:
             return FrozenProduct.apply(x, self, bias)
-        return (self.float8 or linear)(x, self.matrix(x.dtype), bias)
+        return (self.product or linear)(x, self.matrix(x.dtype), bias)
 
 
 class FrozenProduct(torch.autograd.Function):
@@ -136,4 +138,4 @@ def _stacked(*weights: Tensor) -> Tensor:
 
 def _computes_alone(layer: Linear) -> bool:
     """Whether its weight cannot be put beside others: it is frozen codes, or scaled by its own largest value."""
-    return layer.float8 is not None or (layer.code is not None and not layer.weight.requires_grad)
+    return layer.product is not None or (layer.code is not None and not layer.weight.requires_grad)

@@ -3,7 +3,7 @@
 | surgery | folder |
 |---|---|
 | an adapter (lora, dora, bottleneck, prompt) | `adapters/files`: the adapter alone; the base lies elsewhere |
-| fake_quant, freeze | a Hugging Face folder of all weights, with the steps in config.json's key `hornbook` |
+| fake_quant, freeze, sparse | a Hugging Face folder of all weights, with the steps in config.json's key `hornbook` |
 
 Trained scales of fake_quant lie beside the weights in added.safetensors.
 """
@@ -20,7 +20,8 @@ from torch import Tensor
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model import ModelConfig, NoMTP
+from hornbook.model.hf.config import from_json
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf
 from hornbook.model.storage.safetensors_folder import Reader, read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
@@ -136,13 +137,22 @@ def decoder_start_of(folder: Path) -> int | None:
 def read_merged(folder: Path, *, average: bool = False) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]], Path]:
     """(configuration, rows of the embedding, parameters, folder of the tokenizer) of one plain model.
 
-    An adapter is merged with its base; rounded weights are what they are rounded to. Errors: as `read_operated`;
-    UsageError where an adapter cannot be merged.
+    An adapter is merged with its base; rounded weights are what they are rounded to; blocks of multi-token prediction
+    are left out. Errors: as `read_operated`; UsageError where an adapter cannot be merged.
     """
     found = read_operated(folder, average=average)
     tokenizer = folder if (folder / "tokenizer.json").is_file() else found.base_folder
-    plain = all(isinstance(step, surgery.Freeze) for step in found.steps)
-    return found.config, found.vocab, found.base if plain else merged_tensors(found.build()), tokenizer
+    plain = all(isinstance(step, surgery.Freeze | surgery.Sparse) for step in found.steps)
+    stream = found.base if plain else merged_tensors(found.build())
+    if not found.config.mtp.depth:
+        return found.config, found.vocab, stream, tokenizer
+    kept = ((name, tensor) for name, tensor in stream if not name.startswith("mtp."))
+    return found.config.model_copy(update={"mtp": NoMTP()}), found.vocab, kept, tokenizer
+
+
+def multi_token_blocks(folder: Path) -> int:
+    """Blocks of multi-token prediction in a folder, which `read_merged` leaves out."""
+    return from_json(read_json((base_of(folder) if is_adapter(folder) else folder) / "config.json"))[0].mtp.depth
 
 
 def read_operated(folder: Path, *, average: bool = False) -> Operated:

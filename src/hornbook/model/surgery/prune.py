@@ -145,6 +145,13 @@ def _refuse_unfit(cfg: ModelConfig, heads: int | None) -> None:
         raise UsageError(f"--heads: positions of kind {cfg.position.kind!r} are others for each head: leave it out")
 
 
+def whole(cfg: ModelConfig) -> Kept:
+    """All of a model."""
+    layers = list(range(cfg.layers))
+    heads, channels = list(range(cfg.kv_heads)), list(range(cfg.hidden))
+    return Kept(layers, dict.fromkeys(layers, heads), dict.fromkeys(layers, channels))
+
+
 def choose(found: Importance, new: ModelConfig) -> Kept:
     """The most important parts."""
     layers = _largest(found.layers, new.layers)
@@ -191,15 +198,3 @@ def _cut(rest: str, tensor: Tensor, layer: int, old: ModelConfig, kept: Kept) ->
 def _spread(numbers: Tensor, size: int) -> Tensor:
     """Numbers of the rows of blocks of `size` rows."""
     return (numbers[:, None] * size + torch.arange(size)).flatten()
-
-
-def sparsify(stream: Stream, keep: int = 2, of: int = 4) -> Iterator[tuple[str, Tensor]]:
-    """Of each `of` neighbours in a row of a block's matrices, all but the `keep` largest become 0 (2:4 for GPUs)."""
-    for name, tensor in stream:
-        match = _BLOCK.fullmatch(name)
-        if match is None or tensor.dim() != 2 or tensor.shape[1] % of:
-            yield name, tensor
-            continue
-        groups = tensor.unflatten(1, (-1, of))
-        least = groups.abs().topk(of - keep, dim=-1, largest=False).indices
-        yield name, groups.scatter(-1, least, 0.0).flatten(1)

@@ -1,4 +1,4 @@
-"""Batch ramps: the tokens of a step as a pure function of the tokens consumed before it.
+"""Ramps: the tokens of a step, or the reach of attention, as a pure function of the tokens consumed before it.
 
 A ramp is a frozen config that lists levels: (first token, batch). Nothing counts calls, so a resume, a rewind, skipped
 ranges or another number of ranks cannot shift it. Sources: growth in equal increments that last equally long in tokens
@@ -78,33 +78,33 @@ class _Ramp(Config):
         """(first token, tokens of a step) of every size; the last is `full`."""
         return [(0, full)]
 
-    def problems(self, full: int) -> Iterator[tuple[str, str]]:  # noqa: ARG002
-        """(key below the ramp, what is wrong and the remedy)."""
+    def problems(self, full: int, of: str = "train.batch_tokens") -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        """(key below the ramp, what is wrong and the remedy); `of`: the setting that says what is full."""
         yield from ()
 
 
 class NoRamp(_Ramp):
-    """Every step has `train.batch_tokens`."""
+    """Full from the first step on."""
 
     kind: Literal["none"] = "none"
 
 
 class LinearRamp(_Ramp):
-    """In equal increments from a small batch to `train.batch_tokens`."""
+    """In equal increments from few tokens to all: of a batch (`train.batch_tokens`), or of a row (`train.sequence`)."""
 
     kind: Literal["linear"] = "linear"
     start_tokens: Count = Field(ge=1)
     """Tokens of the first step."""
     increment_tokens: Count | None = Field(default=None, ge=1)
-    """Tokens by which the batch grows each time; by default `start_tokens`."""
+    """Tokens by which it grows each time; by default `start_tokens`."""
     over_tokens: Count = Field(ge=1)
-    """Tokens consumed from which on the batch is full."""
+    """Tokens of training from which on it is full."""
     equal: Literal["tokens", "steps"] = "tokens"
-    """Unit in which all sizes last equally long: `tokens` makes the batch a straight line over tokens."""
+    """Unit in which all sizes last equally long: `tokens` makes it a straight line over tokens."""
 
     @property
     def increment(self) -> int:
-        """Tokens by which the batch grows."""
+        """Tokens by which it grows."""
         return self.start_tokens if self.increment_tokens is None else self.increment_tokens
 
     def levels(self, full: int) -> list[tuple[int, int]]:
@@ -113,12 +113,12 @@ class LinearRamp(_Ramp):
         ends = [-(-self.over_tokens * part // parts[-1]) for part in parts]  # rounded up: no step comes too early
         return list(zip([0, *ends], [*sizes, full], strict=True))
 
-    def problems(self, full: int) -> Iterator[tuple[str, str]]:
+    def problems(self, full: int, of: str = "train.batch_tokens") -> Iterator[tuple[str, str]]:
         if self.start_tokens >= full:
-            yield "start_tokens", f"{self.start_tokens:,} is not less than train.batch_tokens ({full:,}): lower it"
+            yield "start_tokens", f"{self.start_tokens:,} is not less than {of} ({full:,}): lower it"
         elif (full - self.start_tokens) % self.increment:
             key = "start_tokens" if self.increment_tokens is None else "increment_tokens"
-            text = f"steps of {self.increment:,} do not lead from {self.start_tokens:,} to train.batch_tokens"
+            text = f"steps of {self.increment:,} do not lead from {self.start_tokens:,} to {of}"
             yield key, f"{text} ({full:,}): what they add must be a multiple"
         elif len(range(self.start_tokens, full, self.increment)) > self.over_tokens:
             yield "over_tokens", "is less than one token for each size: raise it"
@@ -144,7 +144,7 @@ class StagedRamp(_Ramp):
         firsts = [0, *(stage.until_tokens for stage in self.stages)]
         return list(zip(firsts, [*(stage.batch_tokens for stage in self.stages), full], strict=True))
 
-    def problems(self, full: int) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+    def problems(self, full: int, of: str = "train.batch_tokens") -> Iterator[tuple[str, str]]:  # noqa: ARG002
         if any(one.until_tokens >= other.until_tokens for one, other in pairwise(self.stages)):
             yield "stages", "stages must end at growing until_tokens"
 

@@ -7,17 +7,25 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, Compared
 from hornbook.data.config.preferences import Reward
+from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.losses import SoftTargets
+from hornbook.model.heads.mtp import STATES, targets_ahead
 from hornbook.model.heads.preference import Answers, comparison_losses, reward_losses
 from hornbook.model.layers.transfer import to_device
 from hornbook.run.config import LossConfig, TeacherConfig, TopTeacher
 
 
 def head_terms(
-    head: Head, hidden: Tensor, batch: Batch, loss: LossConfig, keys: Tensor | None, early: float
+    head: Head,
+    hidden: Tensor,
+    auxiliary: Auxiliary,
+    batch: Batch,
+    loss: LossConfig,
+    keys: Tensor | None,
+    early: float,
 ) -> dict[str, Tensor]:
-    """Sums by name.
+    """Sums by name, of the hidden states and of those of multi-token prediction among the auxiliary values.
 
     The head makes its gradients in the forward pass, before the loss is scaled: in fp16 they carry `early`, a power of
     two of that scale, so that small ones do not vanish. The sums do not.
@@ -32,7 +40,19 @@ def head_terms(
         few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
     more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
     found = head.losses(hidden, targets, weights * early, **more, **few)
+    if states := [value for name, value in auxiliary.items() if name.startswith(STATES)]:
+        found["mtp"] = _further_loss(head, states, batch, loss.mtp, early)
     return {name: term / early for name, term in found.items()}
+
+
+def _further_loss(head: Head, states: list[Tensor], batch: Batch, weight: float, early: float) -> Tensor:
+    """The loss of multi-token prediction, of the states of each block: the mean over blocks, times its weight."""
+    losses = []
+    for ahead, hidden in enumerate(states, 1):
+        targets, weights = targets_ahead(batch.targets, batch.weights, batch.document_lengths, ahead)
+        targets, weights = to_device(targets, hidden.device), to_device(weights, hidden.device)
+        losses.append(head.losses(hidden, targets, weights * early)["loss"])
+    return torch.stack(losses).mean() * weight
 
 
 def targets_of(batch: Batch, device: torch.device) -> Tensor:

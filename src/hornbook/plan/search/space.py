@@ -168,7 +168,9 @@ class Layouts:
 
     @cached_property
     def _experts(self) -> int:
-        parts = [stack.layer(number).mlp for stack in stacks_of(self._recipe.model) for number in range(stack.layers)]
+        parts = [
+            stack.layer(number).mlp for stack in stacks_of(self._recipe.model) for number in range(stack.num_blocks)
+        ]
         return min((part.count for part in parts if isinstance(part, ExpertsConfig)), default=1)
 
     def _allows_pipeline(self, block: Block, schedule: Schedule) -> bool:

@@ -125,7 +125,7 @@ def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
     _refuse_other_model(resolved, adopted, label)
     origins |= {key: label for key in _model_keys(adopted) if _from_checkpoint(key, own)}
     found = recipe.model_copy(update={"model": adopted})
-    if problems := cross_check(found) if own != TRAINING_ONLY else []:
+    if problems := cross_check(found) if own != TRAINING_ONLY or adopted.mtp.depth else []:
         lines = [f"  {key}: {text}" for key, text in problems]
         raise UsageError("\n".join([f"the recipe does not go together with the model of {label}:", *lines]))
     return Resolved(found, origins)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hornbook.data.labelled.labelled import only_label
 from hornbook.data.loader.loader import Loader, repetition_warnings, seen_text
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import storage_errors, writing_folder
 from hornbook.files.filesystem import exists, is_file, list_folder
 from hornbook.model.config.head import describe_head
@@ -66,6 +66,9 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     if adapter_of(job.recipe.surgery) is not None:
         keep_base(job, state, init_from)
     hold_weights(job, state, init_from)
+    zeros = state.engine.zeros.share()
+    if zeros == 0.0:
+        raise UsageError("surgery sparse: no weight is 0: start from what `hornbook prune --sparse` wrote (--from DIR)")
     environment = _environment(job, state.engine.world)
     state.loader.skip([*past.skipped_ranges, *(start.init_from.skipped_ranges if start.init_from is not None else ())])
     job.ledger.note(start.mode, state, **_first_record(job, past, environment, restored))
@@ -78,6 +81,8 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     checkpointer.pass_on_notes(state)
     for line in _lines(job, state, environment, restored, init_from):
         observers.note(line)
+    if zeros is not None:
+        observers.note(f"{zeros:.1%} of the weights of sparse layers are 0 and stay so")
     if initial is not None and initial.kind == "import" and state.step == 0:
         observers.evaluation.score_start(state)
     if init_from is not None:

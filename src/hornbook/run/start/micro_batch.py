@@ -92,7 +92,7 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     state["weights"] *= not getattr(offload, "parameters", False)
     on_the_way = 0 if is_cpu else 2 * BETWEEN  # down and up
     held = kept.total - (max(kept.blocks - on_the_way, 0) if moves_activations(offload) else 0)
-    block = max(kept.recomputed, -(-kept.blocks // recipe.model.layers))
+    block = max(kept.recomputed, -(-kept.blocks // recipe.model.num_blocks))
     return sum(state.values()) + held + kept.recomputed + max(block, _head_bytes(recipe, vocab, rows))
 
 

@@ -21,6 +21,7 @@ def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
     if unknown:  # the rest is checked when the number of ranks is known (`hornbook.settings.layout.world`)
         return
     yield from _check_sharding(parallel)
+    yield from _check_mtp(parallel, model)
     yield from _check_microbatches(parallel, train)
     yield from _check_pipeline(parallel, train, model)
     yield from _check_experts(parallel, train, model)
@@ -38,6 +39,15 @@ def _check_sharding(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
         yield "parallel.exact", f"the tree of exact sums is the same for 1, 2, 4, 8 ... ranks, not for {ranks}"
     if parallel.exact and parallel.world > ranks:
         yield "parallel.exact", "sums gradients of data-parallel ranks alone: leave the other axes 1, or leave it out"
+
+
+def _check_mtp(parallel: ParallelConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Axes that divide what stands behind the last block."""
+    ranks = {"pipeline.stages": parallel.pipeline.stages, "tensor": parallel.tensor, "context": parallel.context.ranks}
+    for key, count in (ranks | {"expert": parallel.expert}).items():
+        if model.mtp.depth and count > 1:
+            text = "blocks of multi-token prediction (model.mtp) are whole on each rank: leave it 1, and widen"
+            yield f"parallel.{key}", f"{text} parallel.data, or leave model.mtp out"
 
 
 def _check_traffic(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from hornbook.settings.fields import Config
+from hornbook.text.config.benchmarks import benchmarks
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -37,10 +38,11 @@ class ClassLabels(Config):
     """
     multiple: bool = False
     """Rows hold a list of any number of labels."""
-    layout: Literal["rows", "copa", "wic", "multirc", "record"] = Field(
-        default="rows", exclude_if=lambda layout: layout == "rows"
-    )
-    """Fields of the pairs: the three below, or those of a set of SuperGLUE, with two labels."""
+    layout: Literal[
+        "rows", "cola", "sst2", "mrpc", "qqp", "mnli", "qnli", "rte", "wnli", "boolq", "cb", "copa", "multirc",
+        "record", "wic", "wsc"
+    ] = Field(default="rows", exclude_if=lambda layout: layout == "rows")  # fmt: skip
+    """Fields and labels of a row: those below, or those of a task of GLUE or SuperGLUE, whose score `eval` tells."""
     text: str = "text"
     """Column or key of the text."""
     pair: str | None = None
@@ -50,15 +52,18 @@ class ClassLabels(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_right_and_wrong(cls, given: Any) -> Any:
-        of_layout = isinstance(given, dict) and given.get("layout", "rows") != "rows"
-        return given if not of_layout or given.get("labels") else {**given, "labels": ["no", "yes"]}
+    def _name_labels(cls, given: Any) -> Any:
+        known = benchmarks().get(given.get("layout", "")) if isinstance(given, dict) else None
+        return given if known is None or given.get("labels") else {**given, "labels": list(known.labels)}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.layout != "rows" and (len(self.labels) != 2 or self.multiple):
-            raise ValueError(f"layout {self.layout!r} has two labels, wrong and right: for example ['no', 'yes']")
-        if self.layout != "rows" and (self.text, self.pair, self.label) != ("text", None, "label"):
+        if self.layout == "rows":
+            return self
+        known = benchmarks()[self.layout].labels
+        if len(self.labels) != len(known) or self.multiple:
+            raise ValueError(f"layout {self.layout!r} has {len(known)} labels, in the order of {', '.join(known)}")
+        if (self.text, self.pair, self.label) != ("text", None, "label"):
             raise ValueError(f"layout {self.layout!r} has fields of its own: leave out text, pair and label")
         return self
 
@@ -67,12 +72,20 @@ class NumberLabels(Config):
     """A text, or a pair of texts, and numbers (STS-B)."""
 
     kind: Literal["regression"] = "regression"
+    layout: Literal["rows", "stsb"] = Field(default="rows", exclude_if=lambda layout: layout == "rows")
+    """Fields of a row: those below, or those of STS-B in GLUE, whose score `eval` tells."""
     text: str = "text"
     """Column or key of the text."""
     pair: str | None = None
     """Column or key of the second text, where there are two."""
     values: list[str] = Field(default_factory=lambda: ["label"], min_length=1)
     """Columns or keys of the numbers."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.layout != "rows" and (self.text, self.pair, self.values) != ("text", None, ["label"]):
+            raise ValueError(f"layout {self.layout!r} has fields of its own: leave out text, pair and values")
+        return self
 
 
 class TagLabels(Config):
@@ -106,7 +119,7 @@ class SpanLabels(Config):
 
 
 class AnswerLabels(Config):
-    """A prompt and its answer: instructions, translation, summaries."""
+    """A prompt and its answer: instructions, translation, summaries. `a.b` is key b within a."""
 
     kind: Literal["answer"] = "answer"
     prompt: str = "prompt"
@@ -154,6 +167,13 @@ LabelsConfig = Annotated[AnyLabels, Field(discriminator="kind")]
 def has_answers(config: AnyLabels) -> bool:
     """Whether a document also stores the text with the answer or the candidate, and all right answers."""
     return isinstance(config, SpanLabels) or (isinstance(config, ClassLabels) and config.layout in CANDIDATES)
+
+
+def is_paired(config: AnyLabels) -> bool:
+    """Whether a row is two texts, of which the second has a token type of its own."""
+    if isinstance(config, ClassLabels | NumberLabels):
+        return config.pair is not None if config.layout == "rows" else benchmarks()[config.layout].is_paired
+    return isinstance(config, SpanLabels)
 
 
 def outputs_of(config: AnyLabels) -> int:

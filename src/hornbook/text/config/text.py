@@ -17,10 +17,14 @@ class SourceConfig(Config):
 
     paths: list[str] = Field(min_length=1)
     """Files, folders, globs or fsspec URLs, `hf://datasets/...` too; docs/sources.md lists what is read."""
-    layout: Literal["auto", "arxiv", "gutenberg"] = "auto"
-    """Formats that endings do not show: archives of LaTeX papers, or texts between Project Gutenberg's licences."""
+    layout: Literal["auto", "arxiv", "gutenberg", "parallel"] = "auto"
+    """Formats that endings do not show: archives of LaTeX papers, texts between Project Gutenberg's licences, or with
+    `text.labels` files of lines that belong together, whose endings are the fields of a row (`test.de` and `test.en`).
+    """
     reader: str | None = Field(default=None, pattern=IMPORT_PATH, exclude_if=lambda reader: reader is None)
     """`package.module:function` that reads the files, whatever their endings (docs/sources.md)."""
+    columns: list[str] = Field(default_factory=list, exclude_if=lambda columns: not columns)
+    """Names of the columns of .csv and .tsv files that have no header."""
     text_field: str = "text"
     """Column or key that holds the text (jsonl, json, csv, parquet, arrow); `a.b` is key b within a."""
     id_field: str = "id"

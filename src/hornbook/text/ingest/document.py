@@ -1,6 +1,6 @@
 """What readers yield (documents and rejected rows), their options, and what they share on the way to them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self, TypeVar
 
@@ -10,6 +10,7 @@ from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.charsets import UnfitRow, check_text, is_valid_unicode
 from hornbook.text.ingest.compressions import DamagedStream, Stream
+from hornbook.text.ingest.fields import lookup
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.labelling import Labelling
 from hornbook.text.ingest.labels.rows import label_rows
@@ -74,6 +75,7 @@ class ReadOptions:
     """What labels rows have: then `hornbook.text.ingest.labels.readers` reads them."""
     reader: str | None = None
     layout: str = "auto"
+    columns: Sequence[str] = ()
     licence_field: str = "license"
     url_field: str = "url"
     date_field: str = "date"
@@ -86,10 +88,10 @@ class ReadOptions:
         return cls(max_bytes=max_bytes, labels=labels, **source.model_dump(exclude={"paths", "split", "later"}))
 
     def to_json(self) -> dict[str, Any]:
-        """For keys; without a reader from outside they are those of versions that knew none."""
+        """For keys; without a reader from outside or named columns they are those of versions that knew none."""
         labels = None if self.labels is None else self.labels.model_dump()
         options = asdict(self) | {"labels": labels}
-        return {name: value for name, value in options.items() if name != "reader" or value is not None}
+        return {name: value for name, value in options.items() if name not in ("reader", "columns") or value}
 
     @property
     def fields(self) -> dict[str, tuple[str, str]]:
@@ -103,15 +105,6 @@ class ReadOptions:
 
 Reader = Callable[[InputFile, Stream, ReadOptions], Iterator[Row]]
 """From a file, a stream of its bytes as stored, and options to rows. May end with DamagedStream or UnfitRow."""
-
-
-def lookup(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a field; `a.b` is key b within a where there is no key of that whole name. None where absent."""
-    if name in row:
-        return row[name]
-    first, dot, rest = name.partition(".")
-    inner = row.get(first) if dot else None
-    return lookup(inner, rest) if isinstance(inner, Mapping) else None
 
 
 def reject(

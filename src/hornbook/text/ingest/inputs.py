@@ -30,12 +30,14 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 SHORT_ENDINGS = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz"}
 AT_RANDOM = ("parquet", "arrow", "zip")
 """Formats that are read at random offsets, so such files cannot be compressed or lie in an archive."""
-NAMED_ONLY = ("json", "xml", "conll")
+NAMED_ONLY = ("json", "xml", "conll", "parallel")
 """Formats with many other uses: such files are read where a path or a glob names them, not found in folders."""
 ARXIV = {"tar": "arxiv", "latex": "arxiv", None: "arxiv"}
 """With the layout "arxiv" an archive holds one paper or many, and so does a `.gz` without another ending."""
 LABELLED = "labelled"
 """The layout of labelled sets, which may also be sentences of words with tags (`.conll`)."""
+PARALLEL = "parallel"
+"""The layout of files whose lines belong together, whatever their endings."""
 OUTSIDE = "outside"
 """The layout of sources that a reader of the user's own reads, whatever the endings of their files."""
 SUPPORTED = (
@@ -80,7 +82,7 @@ def format_of(path: str, layout: str = "auto") -> tuple[str, str | None] | None:
     compression = COMPRESSIONS.get(ending)
     if compression:
         ending = os.path.splitext(stem)[1]
-    kind = FORMATS.get(ending) if layout != OUTSIDE else "outside"
+    kind = layout if layout in (OUTSIDE, PARALLEL) else FORMATS.get(ending)
     if layout == "arxiv" and (kind or compression == "gzip"):
         kind = ARXIV.get(kind, kind)
     elif layout == "gutenberg" and kind == "text":
@@ -102,7 +104,7 @@ def list_inputs(source: str, config: SourceConfig, *, labelled: bool = False) ->
 
     Raises UsageError where a path names nothing, or nothing that can be read.
     """
-    layout = LABELLED if labelled else config.layout if config.reader is None else OUTSIDE
+    layout = LABELLED if labelled and config.layout != PARALLEL else config.layout if config.reader is None else OUTSIDE
     by_path: dict[str, InputFile] = {}
     for path in config.paths:
         files = list((_list_url if is_url(path) else _list_local)(source, path, layout))

@@ -33,6 +33,11 @@ class HashingFile:
         self._hash.update(data)
         return data
 
+    def add(self, other: "HashingFile") -> None:
+        """Let the hash be of another file too; what was not read of both yet is read now."""
+        self.digest()
+        self._hash.update(other.digest().encode())
+
     def digest(self) -> str:
         """Hash of the whole file: what was not read yet is read now."""
         while self.read(CHUNK):

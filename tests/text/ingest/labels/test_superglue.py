@@ -219,7 +219,7 @@ def test_a_row_of_another_layout_is_named_whole(tmp_path: Path, layout: str, row
 
 
 def test_layouts_have_two_labels_and_fields_of_their_own():
-    with pytest.raises(ValidationError, match=r"layout 'copa' has two labels, wrong and right"):
+    with pytest.raises(ValidationError, match=r"layout 'copa' has 2 labels, in the order of no, yes"):
         ClassLabels(labels=["a", "b", "c"], layout="copa")
     with pytest.raises(ValidationError, match=r"layout 'wic' has fields of its own"):
         ClassLabels(labels=["a", "b"], layout="wic", pair="sentence2")

@@ -51,19 +51,33 @@ def check_group(inputs: int, group: int, name: str, key: str) -> None:
         raise UsageError(f"{key}: {name} has rows of {inputs} values, which groups of {group} do not divide: {remedy}")
 
 
+Range = tuple[Float[Tensor, "shares 1"], Float[Tensor, "shares 1"] | None]
+"""Scale, and the code of 0.0 where the range is not symmetric."""
+
+
 def quantize(weight: Float[Tensor, "outputs inputs"], grid: Grid) -> Quantized:
-    """Round a matrix to `grid`."""
+    """Round a matrix to the nearest values of `grid`."""
     parts = shares(weight.detach().float(), grid)
+    found = ranges(parts, grid)
+    return Quantized(encode(parts, found, grid).view(weight.shape), *found)
+
+
+def ranges(parts: Float[Tensor, "shares n"], grid: Grid) -> Range:
+    """The range of each share that holds all its values."""
     if grid.symmetric:
-        scale = _nonzero(parts.abs().amax(1, keepdim=True) / largest_code(grid.bits))
-        codes = (parts / scale).round().to(torch.int8)  # |x / scale| exceeds Q by rounding at most
-        return Quantized(codes.view(weight.shape), scale, None)
+        return _nonzero(parts.abs().amax(1, keepdim=True) / largest_code(grid.bits)), None
     low, high = parts.amin(1, keepdim=True).clamp(max=0), parts.amax(1, keepdim=True).clamp(min=0)
-    top = 2**grid.bits - 1
-    scale = _nonzero((high - low) / top)
-    zero = (-low / scale).round()
-    codes = ((parts / scale).round() + zero).clamp(0, top).to(torch.uint8)
-    return Quantized(codes.view(weight.shape), scale, zero)
+    scale = _nonzero((high - low) / (2**grid.bits - 1))
+    return scale, (-low / scale).round()
+
+
+def encode(x: Float[Tensor, "*shape"], found: Range, grid: Grid) -> Int[Tensor, "*shape"]:
+    """Codes of the values nearest to x in ranges that broadcast to it; beyond its range, the outermost."""
+    scale, zero = found
+    if zero is None:
+        top = largest_code(grid.bits)
+        return (x / scale).round().clamp(-top, top).to(torch.int8)
+    return ((x / scale).round() + zero).clamp(0, 2**grid.bits - 1).to(torch.uint8)
 
 
 def largest_code(bits: int) -> int:
@@ -102,8 +116,11 @@ class IntegerCode(nn.Module):
         return self.grid.bits <= 4
 
     def take(self, weight: Float[Tensor, "outputs inputs"]) -> None:
-        """Hold the codes of this matrix."""
-        quantized = quantize(weight, self.grid)
+        """Hold the codes of this matrix, rounded to nearest."""
+        self.hold(quantize(weight, self.grid))
+
+    def hold(self, quantized: Quantized) -> None:
+        """Hold these codes."""
         flat = quantized.codes.flatten().view(torch.uint8)
         self.codes.copy_(pack(flat) if self.packed else flat)
         self.scale.copy_(quantized.scale)

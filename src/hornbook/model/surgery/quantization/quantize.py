@@ -7,9 +7,10 @@ quantized.safetensors with codes and all that is not quantized, under our names.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -22,9 +23,12 @@ from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import Integers, Nf4
 from hornbook.model.hf.tokenizer import copy_tokenizer
+from hornbook.model.layers.linear import Linear
 from hornbook.model.storage.safetensors_folder import Reader, mismatches, read_json, refuse_mismatches, write_json
 from hornbook.model.surgery.added import matching_linears
-from hornbook.model.surgery.quantization.integers import IntegerCode, put_code
+from hornbook.model.surgery.calibration import Report, calibrate, second_moments
+from hornbook.model.surgery.quantization.gptq import gptq, output_error
+from hornbook.model.surgery.quantization.integers import IntegerCode, Quantized, put_code, quantize
 from hornbook.model.surgery.quantization.nf4 import Nf4Code, add_nf4
 from hornbook.model.transformer import Transformer
 from hornbook.settings.fields import refuse_untrusted_parts
@@ -47,6 +51,19 @@ class Figures:
     bytes_after: int
     error: float
     """L2 norm of what rounding changed, relative to the weights."""
+    output_errors: tuple[float, float] | None = None
+    """L2 norm of what it changed in a layer's outputs on the text of a calibration, relative to them, the mean over
+    layers: had they been rounded to nearest, and as they were rounded."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Text to calibrate on."""
+
+    microbatches: Sequence[dict[str, Any]]
+    """Arguments of `Transformer.forward`, where the model is."""
+    act_order: bool = False
+    report: Report = lambda _done, _of: None
 
 
 def parse_format(text: str) -> Integers | Nf4:
@@ -89,24 +106,61 @@ def _check_rows(rows: Mapping[str, int], step: Integers | Nf4) -> None:
 
 
 @torch.no_grad()
-def quantize_model(model: Transformer, step: Integers | Nf4) -> Figures:
-    """Replace the weights of the layers the step names by codes, in place. UsageError for shares that do not fit."""
+def quantize_model(model: Transformer, step: Integers | Nf4, sample: Sample | None = None) -> Figures:
+    """Replace the weights of the layers the step names by codes, in place. UsageError for shares that do not fit.
+
+    sample: text whose errors are made good (GPTQ); None rounds to nearest, as do layers that no text reaches.
+    """
     layers = matching_linears(model, step.targets, "--quantize targets")
     _check_rows({name: layer.weight.shape[1] for name, layer in layers.items()}, step)
-    before = after = 0
-    apart = size = 0.0
-    for layer in layers.values():
+    count, left = _Count(), dict(layers)
+
+    def act(name: str, layer: Linear, moments: Tensor) -> None:
+        assert isinstance(step, Integers)
+        weight = left.pop(name).weight.detach()
+        found = gptq(weight, moments, step, act_order=sample is not None and sample.act_order)
+        count.errors.append(
+            tuple(output_error(weight, each.restored(), moments) for each in (quantize(weight, step), found))
+        )
+        count.put(layer, step, found)
+
+    if sample is not None:
+        calibrate(model, sample.microbatches, layers, second_moments, act, sample.report)
+    for layer in left.values():
+        count.put(layer, step, None)
+    return count.figures()
+
+
+class _Count:
+    """Figures so far."""
+
+    def __init__(self) -> None:
+        self._layers = self._before = self._after = 0
+        self._apart = self._size = 0.0
+        self.errors = list[tuple[float, ...]]()
+
+    def put(self, layer: Linear, step: Integers | Nf4, found: Quantized | None) -> None:
+        """Replace the weight of a layer by these codes, or by those nearest."""
         weight = layer.weight.detach()
         shape = (weight.shape[0], weight.shape[1])
         with torch.device(weight.device):
             code = Nf4Code(shape, step.block) if isinstance(step, Nf4) else IntegerCode(shape, step)
-        code.take(weight)
+        if found is not None and isinstance(code, IntegerCode):
+            code.hold(found)
+        else:
+            code.take(weight)
         put_code(layer, code)
-        before += weight.numel() * 4
-        after += sum(buffer.numel() * buffer.element_size() for buffer in code.buffers())
-        apart += float((layer.matrix(torch.float32) - weight).double().square().sum())
-        size += float(weight.double().square().sum())
-    return Figures(len(layers), before, after, (apart / size) ** 0.5 if size else 0.0)
+        self._layers += 1
+        self._before += weight.numel() * 4
+        self._after += sum(buffer.numel() * buffer.element_size() for buffer in code.buffers())
+        self._apart += float((layer.matrix(torch.float32) - weight).double().square().sum())
+        self._size += float(weight.double().square().sum())
+
+    def figures(self) -> Figures:
+        """Of all layers."""
+        error = (self._apart / self._size) ** 0.5 if self._size else 0.0
+        outputs = [sum(each) / len(each) for each in zip(*self.errors, strict=True)]
+        return Figures(self._layers, self._before, self._after, error, (outputs[0], outputs[1]) if outputs else None)
 
 
 def write_quantized(

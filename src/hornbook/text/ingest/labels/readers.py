@@ -13,9 +13,11 @@ from hornbook.text.config.labels import LabelsConfig, SpanLabels, TagLabels
 from hornbook.text.ingest.charsets import UnfitRow, decode_utf8, plain_text
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import Reader, ReadOptions, Row, read_each, reject, short, to_documents, whole_line
+from hornbook.text.ingest.fields import missing_column
 from hornbook.text.ingest.formats.tables import cells, json_rows
 from hornbook.text.ingest.formats.tables.columns import read_row_groups
 from hornbook.text.ingest.inputs import InputFile
+from hornbook.text.ingest.labels import parallel
 from hornbook.text.ingest.labels.rows import fields_of
 from hornbook.text.ingest.lines import Line, read_lines, read_whole
 
@@ -116,7 +118,7 @@ def _rows(data: Any, config: LabelsConfig, id_field: str) -> list[Any]:
 
 def _read_parquet(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
     def columns(schema: pa.Schema) -> list[str]:
-        if problem := cells.missing_column(schema.names, fields_of(_labels(options))):
+        if problem := missing_column(schema.names, fields_of(_labels(options))):
             raise UnfitRow(problem)
         return schema.names
 
@@ -133,4 +135,5 @@ _READERS: dict[str, Reader] = {
     "tsv": cells.read,
     "json": _read_json,
     "conll": _read_conll,
+    "parallel": parallel.read,
 }

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hornbook.errors import UsageError
+from hornbook.text.config.benchmarks import benchmarks
 from hornbook.text.config.labels import (
     CANDIDATES,
     MOST_NAMES,
@@ -18,9 +19,10 @@ from hornbook.text.config.labels import (
     TagLabels,
 )
 from hornbook.text.ingest.charsets import UnfitRow, check_text
+from hornbook.text.ingest.fields import lookup
 from hornbook.text.ingest.labels.conversations import conversation_row, preference_row, rated_row
-from hornbook.text.ingest.labels.labelling import Labelling, joined_parts
-from hornbook.text.ingest.labels.superglue import candidates
+from hornbook.text.ingest.labels.labelling import Labelling, Span, joined_parts
+from hornbook.text.ingest.labels.superglue import candidates, marked_pronoun
 
 Row = Mapping[str, Any]
 _SHOWN = 60
@@ -77,18 +79,27 @@ def _checked(text: str, labels: Labelling) -> tuple[str, Labelling]:
 
 def fields_of(config: LabelsConfig) -> dict[str, str]:
     """Setting -> field of a row that it names; all are needed. None of layouts that have fields of their own."""
-    if isinstance(config, Dialogue) or (isinstance(config, ClassLabels) and config.layout != "rows"):
+    if isinstance(config, Dialogue) or getattr(config, "layout", "rows") != "rows":
         return {}
-    names = {key: value for key, value in config.model_dump(exclude={"kind", "labels", "template"}).items() if value}
+    others = {"kind", "labels", "template", "layout"}
+    names = {key: value for key, value in config.model_dump(exclude=others).items() if value}
     values = names.pop("values", [])
     numbered = {f"values.{number}": value for number, value in enumerate(values)}
     return {key: name for key, name in names.items() if isinstance(name, str)} | numbered
 
 
+def columns_of(config: LabelsConfig | None, form: str) -> Sequence[str]:
+    """Columns of published files of this format that have no header; empty where they have one."""
+    layout = getattr(config, "layout", "rows")
+    return benchmarks()[layout].columns if form == "tsv" and layout in benchmarks() else ()
+
+
 def _get(row: Row, name: str, what: str) -> Any:
-    if name not in row:
+    if name in row:
+        return row[name]
+    if (found := lookup(row, name)) is None:
         raise UnfitRow(f"missing {what}: no key {name!r} (keys: {_short(', '.join(map(str, row)))})")
-    return row[name]
+    return found
 
 
 def _text(row: Row, name: str, what: str = "text") -> str:
@@ -98,11 +109,27 @@ def _text(row: Row, name: str, what: str = "text") -> str:
     return value
 
 
-def _texts(config: ClassLabels | NumberLabels, row: Row) -> tuple[str, tuple[tuple[int, int], ...]]:
-    if isinstance(config, ClassLabels) and config.layout == "wic":
+def _texts(config: ClassLabels | NumberLabels, row: Row, names: Sequence[str]) -> tuple[str, tuple[Span, ...]]:
+    if config.layout == "wic":
         return joined_parts(f"{_text(row, 'word')}: {_text(row, 'sentence1')}", _text(row, "sentence2"))
-    names = [config.text, *([config.pair] if config.pair is not None else [])]
+    if config.layout == "wsc":
+        return joined_parts(*marked_pronoun(row))
     return joined_parts(*(_text(row, name) for name in names))
+
+
+def _names(config: ClassLabels | NumberLabels, row: Row) -> tuple[Sequence[str], Sequence[str]]:
+    """Names of the texts, and of the label or the numbers. Raises UnfitRow where they are not those of the layout."""
+    if config.layout == "rows":
+        texts = [config.text, *([config.pair] if config.pair is not None else [])]
+        return texts, [config.label] if isinstance(config, ClassLabels) else config.values
+    if not (known := benchmarks()[config.layout].fields):
+        return [], ["label"]
+    if found := next((names for names in known if all(name in row for name in names)), None):
+        return found[:-1], found[-1:]
+    needed = " or ".join(", ".join(names) for names in known)
+    raise UnfitRow(
+        f"not {config.layout}'s layout: it has {needed}, and the keys are {_short(', '.join(map(str, row)))}"
+    )
 
 
 def _short(value: object) -> str:
@@ -154,8 +181,9 @@ def _number_of(labels: Sequence[str], value: Any) -> int:
 
 
 def _class_row(config: ClassLabels, row: Row) -> tuple[str, Labelling]:
-    text, parts = _texts(config, row)
-    label = _get(row, config.label, "label")
+    texts, (name,) = _names(config, row)
+    text, parts = _texts(config, row, texts)
+    label = _get(row, name, "label")
     if not config.multiple:
         return text, Labelling(parts, values=(_label(config.labels, label),))
     if not isinstance(label, list | tuple):
@@ -167,8 +195,9 @@ def _class_row(config: ClassLabels, row: Row) -> tuple[str, Labelling]:
 
 
 def _number_row(config: NumberLabels, row: Row) -> tuple[str, Labelling]:
-    text, parts = _texts(config, row)
-    return text, Labelling(parts, values=tuple(_finite(row, name) for name in config.values))
+    texts, names = _names(config, row)
+    text, parts = _texts(config, row, texts)
+    return text, Labelling(parts, values=tuple(_finite(row, name) for name in names))
 
 
 def _finite(row: Row, name: str) -> float:

@@ -29,6 +29,22 @@ def candidates(layout: str, row: Row, origin: str) -> list[Labelled]:
     return list(_LAYOUTS[layout](_Fields(row, ""), origin))
 
 
+def marked_pronoun(row: Row) -> tuple[str, str]:
+    """The noun and the text of WSC, whose pronoun stands between `*`, as T5 marks it (Raffel et al. 2019, app. B).
+
+    Raises UnfitRow where the pronoun is not at its place.
+    """
+    fields = _Fields(row, "")
+    target = fields.inner("target") if fields.has("target") else fields  # the Hub's is flat
+    noun, pronoun, at = target.text("span1_text"), target.text("span2_text"), target.get("span2_index", int)
+    words = fields.text("text").split()
+    size = len(pronoun.split())
+    found = " ".join(words[at : at + size]) if at >= 0 else ""
+    if pronoun not in found:
+        raise UnfitRow(f"not wsc's layout: {pronoun!a} is not at its place: word {at} of the text is {found[:40]!a}")
+    return noun, " ".join([*words[:at], found.replace(pronoun, f"*{pronoun}*", 1), *words[at + size :]])
+
+
 def _labelled(
     name: str, pair: tuple[str, str], start: int, candidate: str, right: bool, answers: tuple[str, ...] = ()
 ) -> Labelled:

@@ -2,14 +2,15 @@
 
 import csv
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hornbook.text.ingest.charsets import UnfitRow, decode_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import ReadOptions, Rejected, Row, reject, short, to_documents, too_long
+from hornbook.text.ingest.fields import missing_column
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.labels.rows import fields_of
+from hornbook.text.ingest.labels.rows import columns_of, fields_of
 from hornbook.text.ingest.lines import Line
 from hornbook.text.ingest.parts import input_lines
 
@@ -49,11 +50,16 @@ class _CsvLines:
 
 def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The documents of each row after the header; a quoted cell may hold line ends."""
-    wanted = {"text": options.text_field} if options.labels is None else fields_of(options.labels)
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
-    lines = _CsvLines(input_lines(file, raw, options.max_bytes), options.max_bytes)
+    own = input_lines(file, raw, options.max_bytes)
+    header = [*(options.columns or columns_of(options.labels, file.format))]
+    if header and (problem := _unfit_header(header, options)):
+        yield from [] if file.part[0] else [reject(file, 0, problem)]
+        return
+    if header and file.part[0]:
+        next(own, None)  # every part begins with the first line, which is a row of the first part here
+    lines = _CsvLines(own, options.max_bytes)
     table = csv.reader(lines, **_DIALECTS[file.format])
-    header: list[str] = []
     while True:
         lines.start_row()
         try:
@@ -73,21 +79,18 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
             yield from _row(file, lines, header, cells, options)
             continue
         header = cells
-        problem = missing_column(header, wanted)
-        if not problem and len(set(header)) < len(header):
-            problem = f"a column is named twice (columns: {', '.join(header)[:100]!a})"
-        if problem:
+        if problem := _unfit_header(header, options):
             if not file.part[0]:
                 yield reject(file, 1, problem)
             return
 
 
-def missing_column(columns: list[str], wanted: Mapping[str, str]) -> str:
-    """Which of the columns that are needed a table lacks; empty where none. wanted: what a column holds -> its name."""
-    for what, name in wanted.items():
-        if name not in columns:
-            return f"missing {what}: no column {name!r} (columns: {', '.join(columns)[:100]!a})"
-    return ""
+def _unfit_header(header: list[str], options: ReadOptions) -> str:
+    """Why rows under a header cannot be read; empty where they can."""
+    wanted = {"text": options.text_field} if options.labels is None else fields_of(options.labels)
+    if not (problem := missing_column(header, wanted)) and len(set(header)) < len(header):
+        return f"a column is named twice (columns: {', '.join(header)[:100]!a})"
+    return problem
 
 
 def _damaged(file: InputFile, lines: _CsvLines, error: Exception, options: ReadOptions) -> Rejected:

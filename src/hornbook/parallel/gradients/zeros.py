@@ -1,0 +1,57 @@
+"""Weights that are 0 and stay 0: what `hornbook prune --sparse` took out, while the rest is trained.
+
+No mask is kept: a weight of a layer whose `keeps_zeros` is set and that is 0 before an update is 0 after it. So a
+resume goes on bit for bit from the weights alone, and each rank looks at its own shards. The gradient of such a weight
+is 0 before it is clipped, so that norm and moments do not know of it; an optimizer whose update mixes the gradients of
+a matrix (Muon, SOAP) moves it all the same, and it is put back.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hornbook.model.layers.linear import Linear
+from hornbook.parallel.gradients.norm import sum_of_shards
+from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.world import World
+
+
+class Zeros:
+    """The shards of one rank in which zeros stay."""
+
+    def __init__(self, model: nn.Module, shards: Mapping[str, ParameterShard], world: World) -> None:
+        layers = model.named_modules()
+        names = {f"{name}.weight" for name, each in layers if isinstance(each, Linear) and each.keeps_zeros}
+        self._shards = [shard for name, shard in shards.items() if name in names]
+        self._world = world
+
+    @torch.no_grad()
+    def leave_gradients(self) -> None:
+        """Set the gradients of weights that are 0 to 0."""
+        for shard in self._shards:
+            if shard.tensor.grad is not None:
+                shard.tensor.grad.masked_fill_(shard.tensor == 0, 0.0)
+
+    def marked(self) -> list[Tensor]:
+        """Where weights are 0; for `restore` after an update."""
+        return [shard.tensor.detach() == 0 for shard in self._shards]
+
+    @torch.no_grad()
+    def restore(self, marked: Sequence[Tensor]) -> None:
+        """Set them to 0 again."""
+        for shard, zero in zip(self._shards, marked, strict=True):
+            shard.tensor.masked_fill_(zero, 0.0)
+
+    def share(self) -> float | None:
+        """Of the weights of such layers, on all ranks, that are 0; None where there is no such layer."""
+        if not self._shards:
+            return None
+        pairs = [(shard, shard.tensor.detach()) for shard in self._shards]
+        return float(sum_of_shards(pairs, self._world, _zeros)) / sum(math.prod(each.shape) for each in self._shards)
+
+
+def _zeros(tensors: Sequence[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, [(each == 0).sum() for each in tensors]).double()

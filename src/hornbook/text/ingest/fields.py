@@ -1,0 +1,21 @@
+"""Fields of rows, by names that may lead into nested ones."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def lookup(row: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; `a.b` is key b within a where there is no key of that whole name. None where absent."""
+    if name in row:
+        return row[name]
+    first, dot, rest = name.partition(".")
+    inner = row.get(first) if dot else None
+    return lookup(inner, rest) if isinstance(inner, Mapping) else None
+
+
+def missing_column(columns: list[str], wanted: Mapping[str, str]) -> str:
+    """Which of the columns that are needed a table lacks; empty where none. wanted: what a column holds -> its name."""
+    for what, name in wanted.items():
+        if name not in columns and name.partition(".")[0] not in columns:
+            return f"missing {what}: no column {name!r} (columns: {', '.join(columns)[:100]!a})"
+    return ""

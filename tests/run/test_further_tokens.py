@@ -1,0 +1,92 @@
+"""A run with multi-token prediction: resumed, exported without it, drafting text, refused where it cannot be."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit, UsageError
+from hornbook.settings.resolve import resolve
+
+WORDS = ("model.mtp.kind=sequential", "model.mtp.depth=2", "model.dropout=0.1", "model.layers=2")
+Branch = Callable[[Path], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.conftest import TINY_RUN
+
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert main(["train", "--out", str(folder), f"data.path={tiny_corpus}", *TINY_RUN, *WORDS]) == 0
+    return folder
+
+
+def test_a_run_that_went_on_from_a_checkpoint_has_the_same_bits(tmp_path: Path, whole: Path, branch: Branch) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    for step in (8, 12):
+        (cut / f"checkpoints/step-{step:08}/model.safetensors").write_bytes(b"damaged")
+    assert main(["resume", str(cut)]) == 0
+    assert branch(cut) == branch(whole)
+    assert all(record["terms"]["mtp"] > 0 for record in branch(whole))
+    for name in ("model.safetensors", "trainer/optimizer.safetensors"):
+        ends = [(run / "checkpoints/step-00000012" / name).read_bytes() for run in (whole, cut)]
+        assert ends[0] == ends[1]
+    assert "mtp.blocks.3.attention.query.weight" in load_file(whole / "checkpoints/step-00000012/model.safetensors")
+
+
+def test_an_export_says_what_it_leaves_out_and_computes_the_same(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["export", str(whole), "--out", str(out), "--no-certificate", "--json"]) == Exit.DONE
+    printed, said = capsys.readouterr()
+    assert json.loads(printed)["left_out"] == {"mtp_blocks": 2}
+    assert "left out: 2 blocks of multi-token prediction" in " ".join(said.split())
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    texts = [_text(folder, capsys)["text"] for folder in (whole, out)]
+    assert texts[0] == texts[1]
+    assert main(["generate", str(out), "-p", "a", "--speculative"]) == Exit.USAGE
+    assert "model.mtp.kind" in capsys.readouterr().err
+
+
+def test_text_is_drafted_and_told(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = _text(whole, capsys, "--greedy")
+    for words in (("--speculative",), ("--draft", str(whole), "--draft-tokens", "3")):
+        drafted = _text(whole, capsys, "--greedy", *words)
+        assert drafted["ids"] == plain["ids"]
+        told = drafted["speculative"]
+        assert told["passes"] + told["accepted"] >= plain["tokens"]
+        assert told["tokens_per_pass"] >= 1
+    assert main(["generate", str(whole), "-p", "a", "--speculative", "--beams", "2"]) == Exit.USAGE
+    assert main(["generate", str(whole), "-p", "a", "--speculative", "--draft", str(whole)]) == Exit.USAGE
+
+
+def _text(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["generate", str(folder), "-p", "the page", "--tokens", "40", "--json", *words]) == Exit.DONE
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("parallel.tensor", ["parallel.tensor=2"]),
+        ("parallel.pipeline.stages", ["parallel.pipeline.stages=2"]),
+        ("parallel.context", ["parallel.context=2"]),
+        ("model.mtp", ["data.objective.kind=prefix"]),
+        ("data.document_mask", ["data.document_mask=false"]),
+        ("model.mtp", ["model.kind=encoder", "model.head.kind=masked", "data.objective.kind=masked"]),
+    ],
+)
+def test_what_cannot_serve_it_is_refused_with_a_remedy(key: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as error:
+        resolve("tiny", ["model.mtp.kind=sequential", *words], environ={})
+    (line,) = (line for line in str(error.value).splitlines() if "mtp" in line or "further tokens" in line)
+    assert key in line
+    assert ": leave" in line or ": take" in line
