@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
