@@ -269,6 +269,7 @@ Event = Literal[
     "rollback",
     "spike",
     "precursor",
+    "audit",
     "pause",
     "straggler",
     "throughput",
@@ -281,7 +282,7 @@ Event = Literal[
     "checkpoint_damaged",
 ]
 """What alerts can be of: kinds of records of the ledger, and `disk`, a save that failed."""
-ALERTS: tuple[Event, ...] = ("fail", "rollback", "spike", "pause", "straggler", "disk", "finish")
+ALERTS: tuple[Event, ...] = ("fail", "rollback", "spike", "audit", "pause", "straggler", "disk", "finish")
 
 
 class _Alert(Config):

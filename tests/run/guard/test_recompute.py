@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from hornbook.optim.config.clipping import NormClip
 from hornbook.run.config import GuardConfig
 from hornbook.run.guard.recompute import Recompute, Result
 from hornbook.run.job import Job
-from hornbook.run.observe.audit import FaultyRankError
+from hornbook.run.observe.audit import FaultyRankError, Replay
 from hornbook.run.state import State
 
 BAD, OTHER = [50.0, 9.0], [70.0, 8.0]
@@ -33,6 +34,7 @@ class Bench:
     scaler: Any = None
     gathered: Callable[[Any], list[Any]] = lambda value: [value]
     audit_every: int = 0
+    shard: str = "everything"
     noted: list[dict[str, Any]] = field(default_factory=list)
     made: int = 0
 
@@ -48,10 +50,10 @@ class Bench:
         world.all_gather_values = lambda value, _: self.gathered(value)
         engine = SimpleNamespace(world=world, model=torch.nn.Linear(1, 1), scaler=self.scaler, own_terms=lambda: [1.0])
         engine.clipping = SimpleNamespace(state=list)
-        engine.step = count
+        engine.step, engine.zero_gradients = count, lambda: None
         state = SimpleNamespace(engine=engine, optimizer=None, guard=SimpleNamespace(acts=self.acts), step=6)
         guard = GuardConfig(audit_every=self.audit_every)
-        recipe = SimpleNamespace(guard=guard, parallel=SimpleNamespace(shard="everything"))
+        recipe = SimpleNamespace(guard=guard, parallel=SimpleNamespace(shard=self.shard))
         job = SimpleNamespace(recipe=recipe, control=None, ledger=SimpleNamespace(note=note))
         job.rank_info = SimpleNamespace(host=None)
         self.again = Recompute(cast("Job", job), cast("State", state), lambda _: None)
@@ -60,7 +62,7 @@ class Bench:
 
     def refused(self, seen: list[float]) -> tuple[bool, list[float], bool]:
         """Of a step that gave `seen` first."""
-        return self.again.refused(cast("GlobalBatch", None), NormClip(), None, seen)
+        return self.again.refused(cast("GlobalBatch", SimpleNamespace(batches=["a", "b"])), NormClip(), None, seen)
 
 
 def result(numbers: list[float], digest: int | None = 7, own: float = 1.0) -> Result:
@@ -90,6 +92,21 @@ def test_what_two_of_three_agree_on_is_taken(script: list[Result], made: bool | 
     assert [each["found"] for each in bench.noted] == ([found] if found else [])
     assert bench.made == bool(made)
     assert all(each["made"] == 0 for each in bench.noted), "the ledger is first"
+
+
+def test_a_neighbour_that_has_other_bits_ends_the_attempt() -> None:
+    """It is asked where it has the whole model, and a rank came to the same twice."""
+    for verdict, raises in ((Replay("real", []), False), (Replay("persistent", [1]), True)):
+        bench, asked = Bench([result(BAD)], ranks=2, shard="none"), list[Any]()
+
+        def replay(batch: Any, verdict: Replay = verdict, asked: list[Any] = asked) -> Replay:
+            asked.append(batch)
+            return verdict
+
+        bench.again.audit.replay = replay
+        with pytest.raises(FaultyRankError, match="on rank 1") if raises else nullcontext():
+            assert bench.refused(BAD) == (False, BAD, True)
+        assert asked == (["a"] if raises else ["a", "b"])
 
 
 def test_nan_is_equal_to_nan() -> None:

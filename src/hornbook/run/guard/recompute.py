@@ -46,7 +46,7 @@ class Result:
     own: list[float]
     """Losses of this rank's microbatches alone."""
     digest: int | None = None
-    """Of this rank's gradients; None where an update may have used them up."""
+    """Of this rank's gradients; None of those that are not finite, and where an update may have used them up."""
 
     def equals(self, other: "Result", *, exact: bool) -> bool:
         """Whether two computations came to the same. exact: to the bit."""

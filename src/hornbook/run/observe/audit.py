@@ -99,9 +99,10 @@ class Audit:
         HardwareError without other ranks, where a fault stays."""
         if found.kind == "real":
             return
-        self._ledger.note("audit", self._state, found=found.kind, ranks=found.ranks, **evidence)
         text = f"step {self._state.step + 1} computed again has other bits on rank {', '.join(map(str, found.ranks))}"
-        self._say(f"warning: {text}: a {found.kind} fault")
+        told = f"{text}: a {found.kind} fault"
+        self._ledger.note("audit", self._state, found=found.kind, ranks=found.ranks, **evidence, text=told)
+        self._say(f"warning: {told}")
         if found.kind == "persistent" and self._world.size == 1:
             raise HardwareError(
                 f"{text}, every time: check the machine (`hornbook doctor --deep`), then resume the run"

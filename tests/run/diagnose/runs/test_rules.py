@@ -41,6 +41,7 @@ INJECTED: dict[str, dict[str, Any]] = {
     "attention_logits": {"layers": layers(max_logit=lambda at: at**1.35)},
     "output_logits": {"layers": layers(log_z=lambda at: 2.0 * at**0.6)},
     "large_updates": {"layers": layers(update_ratio=lambda _: np.array([0.001, 0.001, 0.4, 0.001, 0.001]))},
+    "noisy_gradients": {"gradient_norm": 0.5 * np.exp(np.where(step < 400, 0.05, 0.4) * noise)},
     "fp16_scale": {
         "layers": layers(loss_scale=lambda at: 2.0 ** (16 - at / 50)),
         "facts": Facts(peak_rate=1e-3, planned_tokens=STEPS * BATCH, is_fp16=True),
@@ -106,6 +107,16 @@ def test_the_time_at_which_logits_reach_the_limit_is_that_of_their_law() -> None
     steps = re.search(r"tokens\^1\.35 and reaches 10000 in about ([\d,]+) steps", found.evidence)
     assert steps is not None
     assert int(steps[1].replace(",", "")) == pytest.approx(end - STEPS, rel=0.02)
+
+
+def test_updates_that_will_be_too_large_are_told_before_and_those_of_a_warm_up_are_not() -> None:
+    growing = {"layers": layers(update_ratio=lambda at: 1e-4 * at**1.1)}
+    (found,) = judge(healthy(**growing))
+    assert found.name == "large_updates"
+    assert re.search(
+        r"of the weights of blocks.0 is 0.114, grows as .* and reaches 0.2 in about 4\d\d steps", found.evidence
+    )
+    assert names(healthy(**growing, lr=1e-3 * step / STEPS)) == set()
 
 
 @pytest.mark.parametrize(("name", "text"), texts().items())

@@ -29,6 +29,7 @@ TOLD += (
     "rollback",
     "spike",
     "precursor",
+    "audit",
     "overlay",
     "swap",
     "pause",

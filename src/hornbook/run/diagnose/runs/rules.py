@@ -6,7 +6,7 @@ remedy of each. Thresholds are set so that a healthy run of some hundred steps t
 
 import functools
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,11 @@ LEAST_WAIT = 1e-3
 LOGIT_LIMIT, LOG_Z_LIMIT = 1e4, 1e2
 """Attention logits at which training diverged (arXiv 2309.14322, section 3.1); a log Z whose float32 loss keeps five
 digits and whose bf16 logits none behind the point."""
+UPDATE_LIMIT = 0.2
+"""Share of its weights' size by which a step changes a layer."""
+SCATTER_STEPS, SCATTER_GROWTH, LEAST_SCATTER = 64, 3.0, 0.02
+"""Steps of a median of what neighbouring log norms differ by; how much more is a finding, twice in succession; and
+what counts as the usual at least."""
 
 
 @dataclass(frozen=True)
@@ -180,18 +185,46 @@ def _reaches(curves: Curves, values: Values, limit: float, least: float) -> str 
 
 
 def large_updates(curves: Curves) -> str | None:
-    """A block whose weights changed by a fifth of their size in a single step, at each of the newest measurements."""
+    """A block whose weights change by a fifth of their size in a single step, at each of the newest measurements, or
+    will, by a power law of the measurements behind the warm-up."""
     found = _newest(curves, "update_ratio")
     blocks = [number for number, name in enumerate(curves.layers.layers) if "blocks." in name]
     if found is None or not blocks:
         return None
     least = np.nan_to_num(found[:, blocks]).min(0)
     worst = int(np.argmax(least))
-    if least[worst] < 0.2:
-        return None
+    if least[worst] < UPDATE_LIMIT:
+        return _growing_updates(curves, blocks)
     return (
         f"a step changes {curves.layers.layers[blocks[worst]]} by {found[-1, blocks[worst]]:.2g} of its weights' size"
     )
+
+
+def _growing_updates(curves: Curves, blocks: Sequence[int]) -> str | None:
+    behind = curves.step[settled(curves)]
+    first = np.searchsorted(curves.layers.step, behind[0]) if len(behind) else 0
+    for number in blocks:
+        ratios = curves.layers.columns["update_ratio"][:, number].copy()
+        ratios[:first] = np.nan  # they grow with the learning rate there
+        if text := _reaches(curves, ratios, UPDATE_LIMIT, UPDATE_LIMIT / 10):
+            return f"what a step changes of the weights of {curves.layers.layers[number]} {text}"
+    return None
+
+
+def noisy_gradients(curves: Curves) -> str | None:
+    """Norms behind the warm-up that scatter from step to step several times as much as they did, for 128 steps."""
+    norms = np.log(np.maximum(curves.gradient_norm[settled(curves)], 1e-30))
+    norms = norms[np.isfinite(norms)]
+    count = (len(norms) - 1) // SCATTER_STEPS
+    if count < 8:
+        return None
+    apart = np.abs(np.diff(norms))[-count * SCATTER_STEPS :].reshape(count, SCATTER_STEPS)
+    scatter = np.median(apart, axis=1)
+    usual, now = float(np.median(scatter[:-2])), float(scatter[-2:].min())
+    if now < SCATTER_GROWTH * max(usual, LEAST_SCATTER):
+        return None
+    before, after = np.expm1(usual), np.expm1(now)
+    return f"gradient norms of neighbouring steps differ by {after:.0%} (median), where {before:.0%} was usual"
 
 
 def fp16_scale(curves: Curves) -> str | None:
@@ -250,6 +283,7 @@ RULES: dict[str, Rule] = {
         attention_logits,
         output_logits,
         large_updates,
+        noisy_gradients,
         fp16_scale,
         nonfinite_steps,
         stalled_data,

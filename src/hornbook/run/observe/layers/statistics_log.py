@@ -1,7 +1,8 @@
-"""Writes the statistics of layers, RUN/statistics.jsonl, and warns of logits that grow towards a limit.
+"""Writes the statistics of layers, RUN/statistics.jsonl, and warns of what comes before a divergence.
 
-Attention logits and log Z grow for thousands of steps before training diverges by them, so the run says when they will
-be there: as a line, and in the ledger (`precursor`), once in an attempt.
+Attention logits, log Z and the size of updates grow for long before training diverges by them, so the run says when
+they will be there; and gradients whose norm scatters more and more are told. Each is a line, and a record of the ledger
+(`precursor`), once in an attempt; nothing is done about it.
 """
 
 import contextlib
@@ -17,7 +18,9 @@ from hornbook.run.diagnose.runs.rules import RULES, Diagnosis, diagnosis
 from hornbook.run.state import State
 from hornbook.run.step_report import Step
 
-PRECURSORS = ("attention_logits", "output_logits")
+PRECURSORS = ("attention_logits", "output_logits", "large_updates", "noisy_gradients")
+STEPS = 1024
+"""Newest steps that are judged."""
 KEPT = 200
 """Newest measurements that are judged."""
 
@@ -30,6 +33,7 @@ class StatisticsLog:
         self._state, self._path, self._facts, self._warn = state, path, facts, warn
         self._appender: Appender | None = None
         self._records = deque[dict[str, Any]](maxlen=KEPT)
+        self._steps = deque[Step](maxlen=STEPS)
         self._told: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -41,7 +45,12 @@ class StatisticsLog:
 
     def __call__(self, step: Step) -> None:
         layers = self._state.layers
-        if layers is None or not layers.is_due(step.step):
+        if layers is None:
+            return
+        while self._steps and self._steps[-1].step >= step.step:
+            self._steps.pop()  # the run went back
+        self._steps.append(step)
+        if not layers.is_due(step.step):
             return
         found = layers.measure(self._state.loader, self._state.micro_batch)
         if self._path is None:
@@ -58,8 +67,14 @@ class StatisticsLog:
         self._judge(step)
 
     def _judge(self, step: Step) -> None:
-        curves = curves_of((), [*self._records], (), self._facts)
+        curves = curves_of([_judged(each) for each in self._steps], [*self._records], (), self._facts)
         for name in PRECURSORS:
             if name not in self._told and (evidence := RULES[name](curves)):
                 self._told.add(name)
                 self._warn(diagnosis(name, evidence), step)
+
+
+def _judged(step: Step) -> dict[str, Any]:
+    """What rules read of a step, with the names of metrics.jsonl."""
+    own = {"step": step.step, "tokens": step.tokens, "loss": step.loss, "gradient_norm": step.grad_norm}
+    return own | {"lr": step.lr, "skipped": step.skipped}
