@@ -20,6 +20,8 @@ class Answered:
     chunks: list[float] = field(default_factory=list)
     """When each token came."""
     text: str = ""
+    reason: str | None = None
+    """Why the text ended, as the server says."""
 
 
 @asynccontextmanager
@@ -56,8 +58,10 @@ async def stream(port: int, path: str, body: dict[str, Any], leave_after: int | 
             data = line.strip()
             if not data.startswith(b"data: {"):
                 continue
-            choice = json.loads(data[6:])["choices"][0]
-            if choice["text"]:
+            chunk = json.loads(data[6:])
+            choice = next(iter(chunk.get("choices") or [{}]))
+            found.reason = choice.get("finish_reason") or found.reason or chunk.get("error")
+            if choice.get("text"):
                 found.chunks.append(time.perf_counter() - start)
                 found.text += choice["text"]
             if leave_after is not None and len(found.chunks) >= leave_after:

@@ -2,36 +2,52 @@
 
 from typing import Any
 
-from benchmarks.report import rows_of, section
+from benchmarks.report import rows_of, section, with_range
 
 
 def serve(found: dict[str, Any]) -> list[str]:
-    """Speed and latency by clients, beside transformers, and what became of requests of all sorts."""
-    peers = found["transformers"]
+    """Speed and latency by clients, beside other servers, and what became of requests of all sorts."""
+    lines = section("Serving")
+    if "speed" in found:
+        lines += _speed(found["speed"])
+    if "robustness" in found:
+        lines += _storm(found["robustness"])
+    return lines
+
+
+def _speed(found: dict[str, Any]) -> list[str]:
     rows = [
         (
             clients,
-            each["tokens_per_second"],
-            peers[clients]["one after the other"],
-            peers[clients]["one batch"],
-            *(each[kind][share] for kind in ("first_ms", "token_ms") for share in ("p50", "p95")),
+            name,
+            with_range(each["tokens_per_second"]),
+            with_range(each["ours_over"]),
+            each.get("equal_answers", ""),
+            *(each[kind][share] if kind in each else "" for kind in KINDS for share in ("p50", "p95")),
         )
-        for clients, each in found["clients"].items()
+        for clients, servers in found["clients"].items()
+        for name, each in servers.items()
     ]
-    header = ["clients", "tokens/s", "transformers, one after the other", "transformers, one batch"]
-    header += ["first token p50 ms", "p95", "between tokens p50 ms", "p95"]
-    storm = found["robustness"]
-    left, statuses = storm["left"], [(kind, count) for kind, count in storm["statuses"].items()]
-    return section(
-        "Serving",
-        "`python -m benchmarks.serve.load`: a model of 8 layers, 384 wide, float32, over HTTP to clients that stream",
-        "64 tokens each behind prompts of 16 to 128 bytes; transformers generates the same without a server, the",
-        "prompts of all clients as one padded batch or one by one.",
-        f"Load of the machine before: {found['load_average_before']:.1f}.",
+    header = ["clients", "", "tokens/s", "hornbook is x", "equal answers"]
+    header += ["first token p50 ms", "p95", "between tokens p50 ms", "p95", "whole answer p50 ms", "p95"]
+    return [
+        "`python -m benchmarks.serve.load`: a model of 8 layers, 384 wide, with a vocabulary of 8,192, float32, over",
+        "HTTP to clients that stream 64 tokens each behind 50 to 400 characters; servers in turn, on equal threads.",
+        "llama.cpp's server in Python answers one request at a time. One padded batch: transformers generates for all",
+        f"clients' prompts at once, without a server. Load of the machine before: {found['load_average_before']:.1f}.",
         *(f"Left out: {name} ({why})." for name, why in found["left_out"].items()),
         *rows_of(header, rows),
-        f"{storm['requests']:,} requests, 64 at a time, to 8 slots and a queue of 24: by kind and status. Afterwards",
-        f"{left['running']} texts ran and {left['waiting']} waited, the process had grown by",
-        f"{storm['grown_mib']:.1f} MiB, and a greedy text was the same as before: {storm['same_answer_after']}.",
+    ]
+
+
+KINDS = ("first_ms", "token_ms", "whole_ms")
+
+
+def _storm(found: dict[str, Any]) -> list[str]:
+    left, statuses = found["left"], [(kind, count) for kind, count in found["statuses"].items()]
+    return [
+        f"`python -m benchmarks.serve.storm`: {found['requests']:,} requests, 64 at a time, to 8 slots and a queue of",
+        f"24: by kind and status. Afterwards {left['running']} texts ran and {left['waiting']} waited, the process had",
+        f"grown by {found['grown_mib']:.1f} MiB, and a greedy text was as before: {found['same_answer_after']}.",
         *rows_of(["kind and status", "requests"], statuses),
-    )
+    ]

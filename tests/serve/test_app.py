@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from hornbook.model.generate.generate import generate
 from hornbook.model.storage.load import Loaded, load_model
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.serve.conftest import LIMITS, Serve, events
 
 COMPLETION = {"model": "tiny", "prompt": "the page", "max_tokens": 6, "temperature": 0}
@@ -140,6 +141,15 @@ def test_a_stop_string_ends_a_text_before_it(serve: Serve) -> None:
     assert found["finish_reason"] == "stop"
 
 
+def test_a_stop_string_in_the_last_token_is_told(serve: Serve) -> None:
+    client = serve()
+    stop = complete(client)["choices"][0]["text"][2]
+    found = complete(client, stop=stop)
+    again = complete(client, stop=stop, max_tokens=found["usage"]["completion_tokens"])
+    assert again["choices"] == found["choices"]
+    assert again["choices"][0]["finish_reason"] == "stop"
+
+
 # ---- Refusals
 
 BOTH = {
@@ -222,6 +232,22 @@ def test_a_wrong_field_is_refused_by_its_name(serve: Serve) -> None:
 def test_what_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
     found = serve().post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert (found.status_code, found.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prompt_far_too_long_is_refused_without_its_tokens(
+    serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve(replace(LIMITS, body_bytes=10**6))
+    longest = len("<|endoftext|>")
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("encoded"))
+    monkeypatch.setattr(Tokenizer, "encode_parts", lambda *_: pytest.fail("encoded"))
+    text = "x" * (64 * longest + 1)
+    field = "prompt" if "prompt" in PATHS[path] else "messages"
+    value = text if field == "prompt" else [{"role": "user", "content": text}]
+    error = client.post(path, json=PATHS[path] | {field: value}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+    assert "characters" in error["message"]
 
 
 def test_other_refusals_have_their_status(serve: Serve) -> None:

@@ -68,9 +68,12 @@ class Service:
         roles = {"developer": "system"}  # the present name of what templates call system
         messages = [Message(roles.get(each.role, each.role), each.text) for each in body.messages]
         try:
-            return [Prompt(self._template.encode(messages), "", begun=False)]
+            text = self._template.text(messages)
         except UsageError as error:
             raise ApiError(400, f"messages: {_ascii(str(error))}", param="messages") from error
+        if self._template.is_longer(text, self.limits.context):
+            raise self._too_long(text, "messages")
+        return [Prompt(self._template.encode_text(text), "", begun=False)]
 
     def requests(self, body: Body, prompts: Sequence[Prompt], arrived: float, deliver: Deliver) -> list[Request]:
         """What the engine is asked for: one request for each prompt. Raises ApiError.
@@ -112,11 +115,18 @@ class Service:
 
     def _read_prompt(self, prompt: str | list[int]) -> Prompt:
         if isinstance(prompt, str):
+            if self.tokenizer.is_longer(prompt, self.limits.context):  # to encode a megabyte takes a second
+                raise self._too_long(prompt, "prompt")
             return Prompt([self.tokenizer.delimiter_id, *self.tokenizer.encode(prompt)], prompt, begun=True)
         if (largest := max(prompt)) >= self.tokenizer.vocab_size:
             message = f"prompt: {largest} is no token id: the tokenizer has {self.tokenizer.vocab_size}"
             raise ApiError(400, message, param="prompt")
         return Prompt(prompt, self.tokenizer.decode(prompt), begun=False)
+
+    def _too_long(self, text: str, field: str) -> ApiError:
+        """The refusal of a text that does not fit, whatever its tokens are."""
+        message = f"{len(text):,} characters of {field} are more than the context of {self.limits.context} tokens"
+        return ApiError(400, f"{field}: {message}", param=field, code="context_length_exceeded")
 
     def _max_tokens(self, body: Body, prompt: Prompt, field: str) -> int:
         """How many tokens to generate; of a chat by default as many as fit. Raises ApiError."""

@@ -150,7 +150,7 @@ def test_stop_strings_penalties_and_log_probabilities(checkpoint, capsys):
     stop = whole["text"][8:10]
     ended = made("--stop", stop, "--stop", "no such")
     assert ended["text"] == whole["text"][: whole["text"].index(stop)]
-    assert ended["ended"] == "end of text"
+    assert ended["ended"] == made("--stop", stop, "--tokens", str(ended["tokens"]))["ended"] == "stop text"
     assert len(set(made("--frequency-penalty", "100")["ids"])) == 30
     assert made("--min-p", "1")["ids"] == made("--greedy")["ids"]
     assert main([*words, "--beams", "2", "--min-p", "0.5"]) == Exit.USAGE

@@ -146,6 +146,19 @@ def test_text_without_specials_is_encoded_as_the_library_does(
         assert tokenizer.encode(text) == raw.encode(text, add_special_tokens=False).ids
 
 
+@given(text=st.one_of(st.sampled_from(TEXTS), st.text(max_size=20)), times=st.integers(1, 40))
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_text_that_fits_is_never_called_longer(tokenizer: Tokenizer, text: str, times: int):
+    assert not tokenizer.is_longer(text * times, len(tokenizer.encode(text * times)))
+
+
+def test_a_byte_level_text_beyond_all_bounds_is_longer(definitions: dict[str, str]):
+    tokenizer = load(definitions["byte_level"])
+    assert tokenizer.is_longer("a" * 100_000, 100)
+    assert tokenizer.is_longer("\u2603" * 50_000, 1000)
+    assert not load(definitions["unigram"]).is_longer("a" * 100_000, 100)  # blanks, and one unknown token for all
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.sampled_from(SPELLINGS), st.text(max_size=12)), max_size=6).map("".join))
 def test_byte_level_round_trip_of_any_text(definitions: dict[str, str], text: str):

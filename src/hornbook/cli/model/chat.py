@@ -33,6 +33,7 @@ from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
     from hornbook.model.generate.sampling import Sampling
+    from hornbook.model.generate.text_stream import StopStrings
     from hornbook.model.storage.load import Loaded
     from hornbook.text.tokenizer.chat_template import ChatTemplate
 
@@ -202,20 +203,20 @@ class Speaker:
         self._loaded, self._conversation = loaded, conversation
         self._max_tokens, self._sampling, self._stop = max_tokens, sampling, stop
         self._turns, self._past = 0, Past()
-        self._cut = False
-        """A text of `stop` ended the last answer: no more tokens were asked for."""
 
     def take_turn(self, line: str, *, as_json: bool) -> Result:
         """Answer, showing the text piece by piece unless `as_json`, until the end of a turn, the limit, or Ctrl-C."""
+        from hornbook.model.generate.text_stream import StopStrings
+
         ids: list[int] = []
         pieces: list[str] = []
-        start, ended = time.perf_counter(), _ENDED
+        start, ended, ends = time.perf_counter(), _ENDED, StopStrings(self._stop)
         try:
-            for piece in self._stream(ids):
+            for piece in self._stream(ids, ends):
                 pieces.append(piece)
                 if not as_json:
                     write(piece)
-            ended = _CUT if self._cut else _FULL if len(ids) == self._max_tokens else _ENDED
+            ended = _CUT if ends.found is not None else _FULL if len(ids) == self._max_tokens else _ENDED
         except KeyboardInterrupt:
             ended = _STOPPED
         text, seconds = "".join(pieces), time.perf_counter() - start
@@ -224,7 +225,7 @@ class Speaker:
         value = {"prompt": line, "text": text, "tokens": len(ids), "ended": ended, "seconds": round(seconds, 3)}
         return Result(value, "", report=[speed_text(len(ids), seconds, ended)])
 
-    def _stream(self, ids: list[int]) -> Iterator[str]:
+    def _stream(self, ids: list[int], ends: "StopStrings") -> Iterator[str]:
         """Pieces of the answer as they are generated; appends their token ids to `ids`. Each turn has its own seed."""
         from hornbook.model.generate.generate import generate, stream_text
 
@@ -243,13 +244,11 @@ class Speaker:
         )
 
         def collected() -> Iterator[int]:
-            self._cut = True
             for token in made:
                 ids.append(token)
                 yield token
-            self._cut = False
 
-        return stream_text(collected(), tokenizer, before, self._stop)
+        return stream_text(collected(), tokenizer, before, ends)
 
 
 def _lines() -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`hornbook export`: write a checkpoint as a certified Hugging Face folder or GGUF file, an adapter, or quantized."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -86,9 +87,13 @@ def export(
     config, vocab, stream, beside = read_merged(folder, average=average)
     report = tell_left_out(folder, {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average})
     if to == "gguf":
-        return _export_gguf(report, folder, config, vocab, stream, with_tokenizer(beside), certificate, dry_run)
+        return _export_gguf(
+            _Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run
+        )
     if to == "onnx":
-        return _export_onnx(report, folder, config, vocab, stream, with_tokenizer(beside), certificate, dry_run)
+        return _export_onnx(
+            _Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run
+        )
     if dry_run:
         return _plan(report, config, vocab)
     with new_model(out, "export", folder, report) as partial:
@@ -137,69 +142,64 @@ def _check_calibration(quantize: str | None, data: Path | None, *, act_order: bo
         raise UsageError("--calibrate is for integers: give --quantize int8, int4 or int4-group64, or leave it out")
 
 
-def _export_gguf(
-    report: dict[str, Any],
-    folder: Path,
-    config: Any,
-    vocab: int,
-    stream: Any,
-    tokenizer: Path | None,
-    wanted: bool,
-    dry_run: bool,
-) -> Result:
+@dataclass(frozen=True)
+class _Merged:
+    """A model as one, without adapters beside it."""
+
+    folder: Path
+    config: Any
+    vocab: int
+    stream: Any
+    """(name, tensor) of each weight; can be read once."""
+    tokenizer: Path | None
+
+
+def _export_gguf(model: _Merged, report: dict[str, Any], wanted: bool, dry_run: bool) -> Result:
     """Write model.gguf beside the tokenizer that it was made of, and ask the programs that read it."""
     from hornbook.model.export.gguf_certificate import certify_gguf
     from hornbook.model.export.gguf_model import FILE, plan_gguf, write_model
     from hornbook.model.hf.tokenizer import copy_tokenizer
 
     out, dtype = Path(report["out"]), report["dtype"]
-    plan = plan_gguf(config, vocab, dtype, tokenizer, out.name)
+    plan = plan_gguf(model.config, model.vocab, dtype, model.tokenizer, out.name)
     size = sum(each.num_bytes for each in plan.infos)
     report |= {"architecture": plan.architecture, "weights_bytes": size}
     if dry_run:
         what = f"{plan.architecture}, {size / 1e6:,.1f} MB of weights as {dtype}"
         text = f"would write {out / FILE}: {what}; nothing written"
         return Result(report | {"dry_run": True}, text)
-    with new_model(out, "export", folder, report) as partial:
-        tensors = dict(stream)
+    with new_model(out, "export", model.folder, report) as partial:
+        tensors = dict(model.stream)
         write_model(partial, plan, tensors)
-        assert tokenizer is not None
-        copy_tokenizer(tokenizer, partial, config.position.length)
+        assert model.tokenizer is not None
+        copy_tokenizer(model.tokenizer, partial, model.config.position.length)
         last = "not certified (--no-certificate)"
         if wanted:
-            found = certify_gguf(partial, config, vocab, plan, tensors, dtype).require()
+            found = certify_gguf(partial, model.config, model.vocab, plan, tensors, dtype).require()
             report["certificate"], last = found.to_json(), found.summary()
     return Result(report, report_text(out, report["files"], last), notes=[f"next: llama-cli -m {out / FILE} -p ..."])
 
 
-def _export_onnx(
-    report: dict[str, Any],
-    folder: Path,
-    config: Any,
-    vocab: int,
-    stream: Any,
-    tokenizer: Path | None,
-    wanted: bool,
-    dry_run: bool,
-) -> Result:
+def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run: bool) -> Result:
     """Write model.onnx and the tokenizer, and ask onnxruntime for its logits."""
     from hornbook.model.build import build_model
     from hornbook.model.export.onnx import FILE, certify_onnx, require_onnx, write_onnx
     from hornbook.model.hf.tokenizer import copy_tokenizer
     from hornbook.model.surgery.operate import fill
 
+    config = source.config
     require_onnx(config)
     out = Path(report["out"])
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out / FILE}; nothing written")
-    with new_model(out, "export", folder, report) as partial:
-        model = fill(build_model(config, vocab, "meta"), stream, None).eval()
+    with new_model(out, "export", source.folder, report) as partial:
+        model = fill(build_model(config, source.vocab, "meta"), source.stream, None).eval()
         write_onnx(partial, model, config)
-        if tokenizer is not None:
-            copy_tokenizer(tokenizer, partial, config.position.length)
+        if source.tokenizer is not None:
+            copy_tokenizer(source.tokenizer, partial, config.position.length)
         last = "not certified (--no-certificate)"
         if wanted:
-            found = certify_onnx(partial, model, config, vocab).require()
+            found = certify_onnx(partial, model, config, source.vocab).require()
             report["certificate"], last = found.to_json(), found.summary()
     return Result(report, report_text(out, report["files"], last))
 

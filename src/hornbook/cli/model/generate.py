@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hornbook.model.generate.prompts import Prompt
     from hornbook.model.generate.sampling import Sampling, TokenScore
     from hornbook.model.generate.speculative import Drafter, Tally
+    from hornbook.model.generate.text_stream import StopStrings
     from hornbook.model.storage.load import Loaded
 
 MaxTokens = Annotated[int, typer.Option(min=0, help="Maximum number of tokens to generate.")]
@@ -182,6 +183,8 @@ def _prompts(prompt: str | None) -> Iterator[str]:
 
 def _respond(loaded: "Loaded", prompt: str, wanted: Wanted, *, as_json: bool, echo: bool) -> Result:
     """Generate, showing the text piece by piece unless `as_json`."""
+    from hornbook.model.generate.text_stream import StopStrings
+
     pieces: list[str] = []
     ids: list[int] = []
     scores: list[TokenScore] = []
@@ -189,15 +192,16 @@ def _respond(loaded: "Loaded", prompt: str, wanted: Wanted, *, as_json: bool, ec
         from hornbook.model.generate.speculative import Tally
 
         wanted = dataclasses.replace(wanted, tally=Tally())
-    start = time.perf_counter()
+    start, ends = time.perf_counter(), StopStrings(wanted.stop)
     if echo and not as_json:
         write(prompt)
-    for piece in _stream(loaded, prompt, wanted, ids, scores):
+    for piece in _stream(loaded, prompt, wanted, ends, ids, scores):
         pieces.append(piece)
         if not as_json:
             write(piece)
     seconds = time.perf_counter() - start
     ended = "length" if len(ids) == wanted.max_tokens else "end of text"
+    ended = ended if ends.found is None else "stop text"
     record = {"prompt": prompt, "text": "".join(pieces), "tokens": len(ids), "ids": ids}
     record |= dataclasses.asdict(wanted.sampling) | {"ended": ended, "seconds": round(seconds, 3)}
     if wanted.logprobs is not None:
@@ -247,7 +251,9 @@ def _fill(loaded: "Loaded", prompt: str) -> Result:
     return Result(value, f"{text}\n", notes=[escape(escape_controls(note)) for note in notes])
 
 
-def _stream(loaded: "Loaded", prompt: str, wanted: Wanted, ids: list[int], scores: "list[TokenScore]") -> Iterator[str]:
+def _stream(
+    loaded: "Loaded", prompt: str, wanted: Wanted, ends: "StopStrings", ids: list[int], scores: "list[TokenScore]"
+) -> Iterator[str]:
     """Pieces of text as they are generated; their token ids are appended to `ids`, and to `scores` what is wanted."""
     from hornbook.model.generate.generate import stream_text
     from hornbook.model.generate.prompts import encode_prompt
@@ -266,7 +272,7 @@ def _stream(loaded: "Loaded", prompt: str, wanted: Wanted, ids: list[int], score
             if alone or token != tokenizer.delimiter_id:  # an answer may start with the delimiter, as documents do
                 yield token
 
-    return stream_text(collected(), tokenizer, begun.tokens, wanted.stop)
+    return stream_text(collected(), tokenizer, begun.tokens, ends)
 
 
 def _tokens(

@@ -123,13 +123,14 @@ def next_logits(
 
 
 def stream_text(
-    ids: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = (), stop: Collection[str] = ()
+    ids: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = (), ends: StopStrings | None = None
 ) -> Iterator[str]:
-    """Pieces of the text of the ids as soon as they are certain (`TextStream`), up to the first string of `stop`.
+    """Pieces of the text of the ids as soon as they are certain (`TextStream`), up to the first string of `ends`.
 
-    `before` are the ids that the text continues; they are not shown. No id is asked for after a string of `stop`.
+    `before` are the ids that the text continues; they are not shown. No id is asked for after such a string, which
+    `ends.found` names.
     """
-    text, ends = TextStream(tokenizer, before), StopStrings(stop)
+    text, ends = TextStream(tokenizer, before), StopStrings() if ends is None else ends
     for token in ids:
         if piece := ends.push(text.push(token)):
             yield piece

@@ -43,7 +43,7 @@ class TextStream:
 class StopStrings:
     """Ends a growing text before the first of some strings, and holds back what may be the beginning of one."""
 
-    def __init__(self, strings: Collection[str]) -> None:
+    def __init__(self, strings: Collection[str] = ()) -> None:
         self._strings = tuple(filter(None, strings))
         self._held = ""
         self.found: str | None = None

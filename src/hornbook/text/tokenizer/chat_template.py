@@ -67,8 +67,22 @@ class ChatTemplate:
 
         Raises UsageError where the template refuses the messages (their order, a system message).
         """
-        text = self._render(messages, answer=answer).replace(_BEGIN, "").replace(_END, "")
+        return self.encode_text(self.text(messages, answer=answer))
+
+    def text(self, messages: Sequence[Message], *, answer: bool = True) -> str:
+        """The text that `encode` gives the tokens of, for `encode_text`. Raises UsageError as it does."""
+        return self._render(messages, answer=answer).replace(_BEGIN, "").replace(_END, "")
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of what `text` has made."""
         return self._tokenizer.encode_parts([(piece, True) for piece in text.split(_BREAK)])
+
+    def is_longer(self, text: str, tokens: int) -> bool:
+        """Whether what `text` has made has more tokens than so many, as far as its size tells it.
+
+        Blanks do not count: a special token may swallow those beside it.
+        """
+        return self._tokenizer.is_longer("".join(text.replace(_BREAK, "").split()), tokens)
 
     def encode_answers(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> Rendered:
         """Token ids of a whole conversation, and which of them are learned.

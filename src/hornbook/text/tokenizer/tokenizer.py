@@ -122,6 +122,19 @@ class Tokenizer:
         """Token ids of a text; none of them is special."""
         return self._encoder.encode(text, add_special_tokens=False).ids
 
+    @cached_property
+    def _longest(self) -> int | None:
+        """Bytes that one token stands for at most; None where nobody knows: a normaliser or an unknown token."""
+        if self.merges is None:
+            return None
+        return max(len(token.encode()) for token in self._decoder.get_vocab(with_added_tokens=True))
+
+    def is_longer(self, text: str, tokens: int) -> bool:
+        """Whether a text has more tokens than so many, as far as its size tells it without encoding it."""
+        if len(text) <= tokens or self._longest is None:
+            return False
+        return len(text.encode("utf-8", "surrogatepass")) > tokens * self._longest
+
     def encode_as_stored(self, text: str) -> list[int]:
         """Token ids as `tokenizer.json` says: special tokens of its template, and those that the text spells.
 
