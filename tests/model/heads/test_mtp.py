@@ -132,7 +132,7 @@ def test_loss_and_gradient_are_those_written_out(kind: str) -> None:
 
 def test_microbatches_add_up() -> None:
     batch = make_batch(LENGTHS)
-    weight, found = float(batch.weights.sum()), list[dict[str, Tensor]]()
+    weight, found = float(batch.weights.sum()), list[dict[str, Tensor | None]]()
     rows = [replace(batch, **{f: getattr(batch, f)[i : i + 1] for f in FIELDS}) for i in range(3)]
     for batches in ([batch], rows):
         engine = make_engine({"mtp": {"kind": "sequential", "depth": 2}, "mlp": EXPERTS}, double=True)
