@@ -13,7 +13,6 @@ import argparse
 import json
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -70,7 +69,8 @@ def ways(base: Loaded, further: Loaded, small: Loaded) -> dict[str, tuple[Callab
 
 def measure(each: dict[str, tuple[Callable[..., Iterator[int]], Tally]], begins: list[list[int]], **how: Any) -> Any:
     """By name: tokens a second, and of drafts what became of them."""
-    seconds, made, texts = Counter[str](), Counter[str](), dict[tuple[str, int], list[int]]()
+    texts = dict[tuple[str, int], list[int]]()
+    seconds, made = dict.fromkeys(each, 0.0), dict.fromkeys(each, 0)
     for number, begin in enumerate([begins[0], *begins]):  # the first time warms up
         for name, (continued, tally) in each.items():
             started = time.perf_counter()
@@ -78,7 +78,7 @@ def measure(each: dict[str, tuple[Callable[..., Iterator[int]], Tally]], begins:
             seconds[name] += time.perf_counter() - started
             made[name] += NEW_TOKENS
             if number == 0:
-                seconds[name] = made[name] = 0
+                seconds[name], made[name] = 0.0, 0
                 vars(tally).update(vars(Tally()))
     equal = {
         "own blocks": "plain, with further blocks",

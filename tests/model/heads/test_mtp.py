@@ -68,6 +68,7 @@ def make_batch(lengths: list[tuple[int, ...]]) -> Batch:
     )
 
 
+FIELDS = ("tokens", "targets", "weights", "positions", "document_lengths", "samples", "sources")
 LENGTHS = [(7, 1, 2, 6, 4), (20,), (3, 17)]
 
 
@@ -132,7 +133,7 @@ def test_loss_and_gradient_are_those_written_out(kind: str) -> None:
 
 def test_microbatches_add_up() -> None:
     batch = make_batch(LENGTHS)
-    weight, found = float(batch.weights.sum()), list[dict[str, Tensor]]()
+    weight, found = float(batch.weights.sum()), list[dict[str, Tensor | None]]()
     rows = [replace(batch, **{f: getattr(batch, f)[i : i + 1] for f in FIELDS}) for i in range(3)]
     for batches in ([batch], rows):
         engine = make_engine({"mtp": {"kind": "sequential", "depth": 2}, "mlp": EXPERTS}, double=True)
@@ -140,9 +141,6 @@ def test_microbatches_add_up() -> None:
         found.append(terms | {name: each.grad for name, each in engine.named_parameters.items()})
     for name in found[0]:
         torch.testing.assert_close(found[1][name], found[0][name], rtol=1e-9, atol=1e-13, msg=name)
-
-
-FIELDS = ("tokens", "targets", "weights", "positions", "document_lengths", "samples", "sources")
 
 
 def test_with_weight_0_the_run_is_bit_for_bit_the_run_without_it() -> None:
