@@ -7,20 +7,28 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, Compared
 from hornbook.data.config.preferences import Reward
+from hornbook.data.config.teacher import TeacherConfig, TopTeacher
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.losses import SoftTargets
 from hornbook.model.heads.preference import Answers, comparison_losses, reward_losses
 from hornbook.model.layers.transfer import to_device
-from hornbook.run.config import LossConfig, TeacherConfig, TopTeacher
+from hornbook.parallel.gradients.live_teacher import LiveTeacher
+from hornbook.run.config import LossConfig
 
 
 def head_terms(
-    head: Head, hidden: Tensor, batch: Batch, loss: LossConfig, keys: Tensor | None, early: float
+    head: Head,
+    hidden: Tensor,
+    batch: Batch,
+    loss: LossConfig,
+    keys: Tensor | None,
+    early: float,
+    teacher: LiveTeacher | None = None,
 ) -> dict[str, Tensor]:
     """Sums by name.
 
     The head makes its gradients in the forward pass, before the loss is scaled: in fp16 they carry `early`, a power of
-    two of that scale, so that small ones do not vanish. The sums do not.
+    two of that scale, so that small ones do not vanish. The sums do not. teacher: adds the term `distillation`.
     """
     device = hidden.device
     targets, weights = targets_of(batch, device), to_device(batch.weights, device)
@@ -32,7 +40,8 @@ def head_terms(
         few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
     more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
     found = head.losses(hidden, targets, weights * early, **more, **few)
-    return {name: term / early for name, term in found.items()}
+    live = {} if teacher is None else {"distillation": teacher.term(batch)}
+    return {name: term / early for name, term in found.items()} | live
 
 
 def targets_of(batch: Batch, device: torch.device) -> Tensor:
