@@ -1,7 +1,7 @@
 """`make bench`: every benchmark in turn; each prints a table and writes benchmarks/results/NAME.json; then the page."""
 
 from benchmarks import cpus, figures
-from benchmarks.adapt import continual, smaller
+from benchmarks.adapt import continual, rounded, smaller
 from benchmarks.refinery import bpe, duplicates, effect, endurance, personal, pipeline, planted, rules
 from benchmarks.reliability import fuzz, kill, kill_ranks
 from benchmarks.start import cold_start, quickstart
@@ -34,6 +34,7 @@ TRAINING = (
     optimizers_learn,
     continual,
     smaller,
+    rounded,
     families,
     parallel,
     layouts,

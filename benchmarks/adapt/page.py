@@ -82,4 +82,18 @@ def finetune(found: dict[str, Any]) -> list[str]:
     )
 
 
-SECTIONS = (preference, continual, smaller, finetune)
+def rounded(found: dict[str, Any]) -> list[str]:
+    """What a model loses by fewer bits and fewer weights."""
+    rows = [
+        (name, f"{each['lost']['mean']:.4f} +- {each['lost']['half']:.4f}") for name, each in found["models"].items()
+    ]
+    return section(
+        "Rounded and sparse weights, with text and without it",
+        f"`python -m benchmarks.adapt.rounded`: a model of four layers trained on {found['tokens']:,} tokens of",
+        f"{found['text']}; held-out loss in nats per token above that of the model as it was trained, mean and 95 %",
+        "interval of three seeds.",
+        *rows_of(("", "loses"), rows),
+    )
+
+
+SECTIONS = (preference, continual, smaller, finetune, rounded)

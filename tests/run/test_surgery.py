@@ -23,6 +23,7 @@ Branch = Callable[[Path], list[dict[str, Any]]]
 STEPS = {
     "lora": 'surgery=[{kind="lora", rank=2}]',
     "dora": 'surgery=[{kind="dora", rank=2, scaling="root_rank"}]',
+    "ia3": "surgery=ia3",
     "bottleneck": 'surgery=[{kind="bottleneck", width=4}]',
     "prompt": 'surgery=[{kind="prompt", length=3}]',
     "qlora": 'surgery=[{kind="nf4", block=16}, {kind="lora", rank=2}]',
@@ -30,7 +31,7 @@ STEPS = {
     "range": 'surgery=[{kind="fake_quant", group=16}]',
     "learned": 'surgery=[{kind="fake_quant", group=16, scales="learned"}]',
 }
-ADAPTERS = ("lora", "dora", "bottleneck", "prompt", "qlora")
+ADAPTERS = ("lora", "dora", "ia3", "bottleneck", "prompt", "qlora")
 
 
 def tensors(folder: Path, step: int = 12) -> dict[str, bytes]:
@@ -134,7 +135,7 @@ def test_another_base_is_refused(tmp_path: Path, launch_run: Launch, base: Path)
         ('surgery=[{kind="nf4", block=64}, {kind="lora"}]', r"nf4 block: .* rows of 16 values"),
         ('surgery=[{kind="freeze", names=["*"]}]', r"nothing is left to train"),
         ('surgery=[{kind="freeze", names=["embeddings.*"]}]', r"matches no parameter; near are embedding.weight"),
-        ('surgery=["lora", "prompt"]', r"one of lora, dora, bottleneck, prompt is enough"),
+        ('surgery=["lora", "prompt"]', r"one of lora, dora, bottleneck, ia3, prompt is enough"),
         ("surgery=nf4", r"weights in nf4 are frozen: add lora"),
         (
             "surgery=prompt model.kind=encoder data.objective.kind=masked",

@@ -147,7 +147,8 @@ class Engine:
         step = _Step(self, [self._compiled.filled(batch) for batch in batches], key, factor)
         if self._part is not None:
             self._part.begin(batches, total_weight, self.scaler.scale if self.scaler else 1.0)
-        with self._held_weights(len(batches)):
+        several = self._hold_weights and len(batches) > 1
+        with held_weights(self.model, self.model.compute_dtype) if several else contextlib.nullcontext():
             self.runner.run(step)
         self._own = step.terms
         self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
@@ -224,28 +225,16 @@ class Engine:
     ) -> dict[str, Tensor]:
         """Summands of the objective by name: the head's, then what the model adds; `factor` scales their sum."""
         mine = self.parts.batch(batch)
-        rows = self.parts.row_weights(batch, self._to_device(mine.weights))
+        rows = self.parts.row_weights(batch, to_device(mine.weights, self.world.device))
         rest = self._balance.microbatch(auxiliary, rows, is_empty=mine.is_empty)
         if hidden is None:
             return rest
         early = power_below(factor) if self.scaler else 1.0
-        found = head_terms(self._head, hidden, auxiliary, mine, self._loss, keys, early)
-        if self.teacher is not None:
-            found["distillation"] = self.teacher.term(mine)
-        return found | rest
+        return head_terms(self._head, hidden, auxiliary, mine, self._loss, keys, early, self.teacher) | rest
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
         return self.parts.inputs(model_inputs(self.model, batch, keys, self.world.device, masked=self._balance.present))
-
-    def _held_weights(self, microbatches: int) -> contextlib.AbstractContextManager[None]:
-        """Around the microbatches of a step: weights cast once for all, where there are several."""
-        if not self._hold_weights or microbatches < 2:
-            return contextlib.nullcontext()
-        return held_weights(self.model, self.model.compute_dtype)
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        return to_device(tensor, self.world.device)
 
     def clip_gradients(self, how: AnyClip | float, limits: StepLimits | None = None) -> Tensor:
         """Limit the gradients; returns their global norm before. A number is the largest norm (0: leave them).
@@ -288,9 +277,8 @@ class Engine:
         return not refused, values
 
     def _update(self, optimizer: Optimizer, refused: Tensor | float, found: Refusal) -> Tensor:
-        zero = self.zeros.marked()
-        optimizer.step(refused)
-        self.zeros.restore(zero)
+        with self.zeros.kept():
+            optimizer.step(refused)
         applied = 1.0 - found.any
         self._balance.step(self.shards, self.world, applied)
         return applied
@@ -340,13 +328,14 @@ class Engine:
 
     def _token_losses(self, hidden: Tensor, batch: Batch, measure: Callable[..., Tensor] | None = None) -> Tensor:
         mine, measure = self.parts.batch(batch), measure or self._head.token_losses
-        weights, lengths = self._to_device(mine.weights), batch.document_lengths
+        weights, lengths = to_device(mine.weights, self.world.device), batch.document_lengths
         return self.parts.whole(measure(hidden, targets_of(mine, self.world.device), weights, lengths), batch)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
         with self.evaluation_mode():
-            return self.apply({"tokens": self._to_device(tokens)}, lambda hidden: (self._head.logits(hidden),))[0]
+            given = {"tokens": to_device(tokens, self.world.device)}
+            return self.apply(given, lambda hidden: (self._head.logits(hidden),))[0]
 
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""
@@ -368,11 +357,10 @@ class _Step:
         return len(self._batches)
 
     def begin(self, number: int) -> None:
-        batch = self._batches[number]
-        key = self._key
-        self._keys[number] = None if key is None else self._engine._to_device(row_keys(*key, batch.samples))
+        engine, batch, key = self._engine, self._batches[number], self._key
+        self._keys[number] = None if key is None else to_device(row_keys(*key, batch.samples), engine.world.device)
         last = number == self.num_microbatches - 1
-        self._engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
+        engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
 
     def inputs(self, number: int) -> dict[str, Any]:
         return self._engine.inputs(self._batches[number], self._keys[number])

@@ -16,7 +16,7 @@ from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import block_norms, count_parameters, stacks_of
 from hornbook.model.config.position import AddedPositionPart
-from hornbook.model.config.surgery import Dora, Lora, Nf4, PromptConfig
+from hornbook.model.config.surgery import Dora, Ia3Config, Lora, Nf4, PromptConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.memo import kept_by_model
 from hornbook.plan.stages.cuts import stage_costs
@@ -158,7 +158,7 @@ class Adapted:
     code_bytes: int
     """Bytes of the codes."""
     inner: int
-    """Values of a token that are kept of what low-rank updates compute, of all layers."""
+    """Values of a token that are kept of what low-rank updates, or factors, compute, of all layers."""
     updated: int
     """Layers with a low-rank update."""
     around: int
@@ -182,6 +182,12 @@ def adapted(model: ModelConfig, steps: Sequence[Any]) -> Adapted:
                 gated = sum(each.inputs for each in chosen if each.name.endswith("mlp.down"))
                 trained = step.rank * around + lengths
                 inner = step.rank * len(chosen) + 2 * lengths  # a row's length scales the product and its update
+            case Ia3Config():
+                chosen = _chosen(model, step.targets)
+                read = {each.name for each in _chosen(model, step.inputs)}
+                trained = sum(each.inputs if each.name in read else each.outputs for each in chosen)
+                inner = trained  # what is multiplied by a factor is kept
+                gated = sum(each.inputs for each in chosen if each.name.endswith("mlp.down"))
             case PromptConfig():
                 trained = step.length * model.width
             case Nf4():

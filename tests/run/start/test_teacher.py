@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.errors import Exit
+from hornbook.data.config.teacher import RelationTeacher
+from hornbook.errors import Exit, UsageError
+from hornbook.model.config.attention import LatentAttentionConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.start.teacher import check_relations
+from hornbook.settings.resolve import resolve
 from tests.conftest import write_corpus
 from tests.run.launcher import Launcher
 
@@ -95,21 +100,16 @@ def test_damaged_predictions_are_made_again(tmp_path: Path, words: list[str], co
     assert main(runs[1]) == Exit.DONE
     assert metrics(tmp_path / "a")[-1]["loss"] == metrics(tmp_path / "b")[-1]["loss"]
     assert damaged.read_bytes() != data
-
-
-def test_the_same_weights_under_other_settings_are_another_teacher(
-    tmp_path: Path, words: list[str], corpus: Path, teacher: Path
-) -> None:
+    # The same weights under other settings are another teacher.
     other = tmp_path / "other"
     shutil.copytree(checkpoint_path(teacher), other)
     (other / "MANIFEST.json").unlink()
     keys = json.loads((other / "config.json").read_text())
     keys["hornbook"]["model"]["position"]["theta"] = keys["rope_parameters"]["rope_theta"] = 500.0
     (other / "config.json").write_text(json.dumps(keys))
-    for name, folder in (("a", teacher), ("b", other)):
-        assert main(["train", "--out", str(tmp_path / name), *words, *taught(folder)]) == Exit.DONE
+    assert main(["train", "--out", str(tmp_path / "c"), *words, *taught(other)]) == Exit.DONE
     assert len({name.split("/")[1] for name in kept(corpus)}) == 4, "two sources, two teachers"
-    assert metrics(tmp_path / "a")[0]["distillation"] != metrics(tmp_path / "b")[0]["distillation"]
+    assert metrics(tmp_path / "a")[0]["distillation"] != metrics(tmp_path / "c")[0]["distillation"]
 
 
 @pytest.mark.parametrize(
@@ -186,16 +186,25 @@ def test_two_ranks_learn_the_same_relations(
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["train.loss.teacher.layer=3"], "layer: 3 is more than the teacher's 1 layers"),
-        (["train.loss.teacher.heads=3"], "heads: the teacher's attention vectors have 16 values, which 3 heads do not"),
-        (["train.compile=true"], "train.compile  compiled code does not show"),
-        (["parallel.recompute.kind=block"], "parallel.recompute  activations that are dropped"),
-        (["surgery=prompt"], "a prompt makes rows longer"),
+        ("train.compile=true", "train.compile  compiled code does not show"),
+        ("parallel.recompute.kind=block", "parallel.recompute  activations that are dropped"),
+        ("surgery=prompt", "a prompt makes rows longer"),
+        ("parallel.context.ranks=2", "parallel.context  a teacher of relations compares whole rows"),
     ],
 )
-def test_what_does_not_go_with_a_teacher_of_relations_is_named(
-    tmp_path: Path, words: list[str], teacher: Path, more: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", "--out", str(tmp_path / "run"), *words, *related(teacher), *more]) == Exit.USAGE
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+def test_what_does_not_go_with_a_teacher_of_relations_is_named(more: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        resolve(None, [*related(Path("teacher")), more], environ={})
+
+
+def test_layers_without_the_relations_are_named() -> None:
+    teacher, model = (ModelConfig(layers=1, width=width, heads=2) for width in (16, 8))
+    check_relations(RelationTeacher(path="x", heads=4), teacher, model)
+    with pytest.raises(UsageError, match="layer: 3 is more than the teacher's 1 layers"):
+        check_relations(RelationTeacher(path="x", layer=3), teacher, model)
+    with pytest.raises(UsageError, match=r"heads: the teacher's attention vectors have 16 values, which 3 .*, as 8"):
+        check_relations(RelationTeacher(path="x", heads=3), teacher, model)
+    latent = model.model_copy(update={"attention": LatentAttentionConfig(kv_rank=8)})
+    with pytest.raises(UsageError, match=r"the model's layer 1 has attention of kind 'latent', without value"):
+        check_relations(RelationTeacher(path="x", of=["hidden", "value"], heads=4), teacher, latent)
+    check_relations(RelationTeacher(path="x", of=["hidden"], heads=4), teacher, latent)

@@ -65,10 +65,7 @@ def export(
     The folder appears only when it is complete and certified; exit code 3 if the certificate fails. An adapter is
     merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
-    from hornbook.model.config.head import LabelHeadConfig
-    from hornbook.model.hf.hf import write_hf
-    from hornbook.model.hf.tokenizer import begin_texts
-    from hornbook.model.surgery.folders import decoder_start_of, read_merged
+    from hornbook.model.surgery.folders import read_merged
     from hornbook.run.checkpoints.path import checkpoint_path
 
     if to == "peft" and quantize is not None:
@@ -96,6 +93,19 @@ def export(
         )
     if dry_run:
         return _plan(report, config, vocab)
+    return _export_hf(report, folder, config, vocab, stream, beside, certificate)
+
+
+def _export_hf(
+    report: dict[str, Any], folder: Path, config: Any, vocab: int, stream: Any, beside: Path, certificate: bool
+) -> Result:
+    """Write a Hugging Face folder, and ask transformers for its logits."""
+    from hornbook.model.config.head import LabelHeadConfig
+    from hornbook.model.hf.hf import write_hf
+    from hornbook.model.hf.tokenizer import begin_texts
+    from hornbook.model.surgery.folders import decoder_start_of
+
+    out, dtype = Path(report["out"]), report["dtype"]
     with new_model(out, "export", folder, report) as partial:
         tensors = dict(stream)
         tokenizer, start = with_tokenizer(beside), decoder_start_of(folder)
@@ -211,12 +221,18 @@ def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
 
     if not is_adapter(folder):
         raise UsageError(
-            f"{folder} holds no adapter: --to peft exports one that --surgery lora, dora or prompt trained"
+            f"{folder} holds no adapter: --to peft exports one that --surgery lora, dora, ia3 or prompt trained"
         )
     found = read_operated(folder)
     digest = read_meta(folder).base_digest or ""
     spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
-    if fused := adapter_config(spec).get("rank_pattern"):
+    keys = adapter_config(spec)
+    if keys["peft_type"] == "HORNBOOK_IA3":
+        raise UsageError(
+            f"{folder}: transformers stores some of the layers with factors in one matrix with others, and peft has no "
+            "factors of a part of one: leave out --to peft to merge them"
+        )
+    if fused := keys.get("rank_pattern"):
         raise UsageError(
             f"{folder}: transformers stores several of the adapted layers in one matrix ({', '.join(fused)}). A LoRA "
             f"of rank {max(fused.values())} there computes the same, but trains as another model: leave out --to peft "

@@ -53,6 +53,17 @@ class BottleneckConfig(Part):
     """Inner width of the adapter."""
 
 
+class Ia3Config(Part):
+    """Factors on outputs and inputs of frozen layers (IA3, Liu et al. 2022, arXiv 2205.05638)."""
+
+    builder = "surgery.adapters.ia3:add_ia3"
+    kind: Literal["ia3"] = "ia3"
+    targets: list[str] = Field(default=["*.attention.key", "*.attention.value", "*.mlp.down"], min_length=1)
+    """Globs over names of linear layers, each output of which has a factor."""
+    inputs: list[str] = Field(default=["*.mlp.down"])
+    """Globs over those of the targets whose inputs have the factors instead."""
+
+
 class PromptConfig(Part):
     """Prompt tuning (Lester et al. 2021, arXiv 2104.08691): trained vectors before each document, all else frozen."""
 
@@ -129,12 +140,12 @@ def _named_kind(value: Any) -> Any:
 
 
 SurgeryStep = Annotated[
-    Lora | Dora | BottleneckConfig | PromptConfig | Freeze | Sparse | Nf4 | FakeQuant,
+    Lora | Dora | BottleneckConfig | Ia3Config | PromptConfig | Freeze | Sparse | Nf4 | FakeQuant,
     Field(discriminator="kind"),
 ]
 Surgery = list[Annotated[SurgeryStep, BeforeValidator(_named_kind)]]
 
-AdapterStep = Lora | Dora | BottleneckConfig | PromptConfig
+AdapterStep = Lora | Dora | BottleneckConfig | Ia3Config | PromptConfig
 """Steps that freeze the model and train what they add: a checkpoint holds no more than that."""
 
 
@@ -148,9 +159,9 @@ def surgery_problems(steps: Sequence[Any]) -> list[str]:
     kinds = [step.kind for step in steps]
     problems = []
     if sum(isinstance(step, AdapterStep) for step in steps) > 1:
-        problems.append(f"one of lora, dora, bottleneck, prompt is enough, found {', '.join(kinds)}")
+        problems.append(f"one of lora, dora, bottleneck, ia3, prompt is enough, found {', '.join(kinds)}")
     if "nf4" in kinds and adapter_of(steps[kinds.index("nf4") :]) is None:
-        problems.append("weights in nf4 are frozen: add lora, dora, bottleneck or prompt behind it")
+        problems.append("weights in nf4 are frozen: add lora, dora, bottleneck, ia3 or prompt behind it")
     if "sparse" in kinds and adapter_of(steps) is not None:
         problems.append(
             f"sparse keeps zeros of weights in training, which {' and '.join(kinds)} would freeze: leave it out"

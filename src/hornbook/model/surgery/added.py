@@ -28,6 +28,18 @@ class Added(nn.Module):
         raise NotImplementedError
 
 
+class Mergeable(Added):
+    """A part on a linear layer that can be in its matrix and bias instead."""
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """The one matrix that does what `weight` [outputs, inputs] and this do together."""
+        raise NotImplementedError
+
+    def merged_bias(self, bias: Tensor) -> Tensor:
+        """The same of the bias [outputs]."""
+        return bias
+
+
 def keyed_uniform(shape: tuple[int, ...], bound: float, seed: int, name: str) -> Tensor:
     """U(-bound, bound), a pure function of (seed, name)."""
     generator = torch.Generator().manual_seed(name_seed(seed, name))

@@ -2,7 +2,7 @@
 
 | surgery | folder |
 |---|---|
-| an adapter (lora, dora, bottleneck, prompt) | `adapters/files`: the adapter alone; the base lies elsewhere |
+| an adapter (lora, dora, bottleneck, ia3, prompt) | `adapters/files`: the adapter alone; the base lies elsewhere |
 | fake_quant, freeze, sparse | a Hugging Face folder of all weights, with the steps in config.json's key `hornbook` |
 
 Trained scales of fake_quant lie beside the weights in added.safetensors.

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
+from hornbook.data.config.teacher import RelationTeacher
 from hornbook.model.heads.relations import Watch, divergence, seen_tokens
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.runner import model_inputs
-from hornbook.run.config import RelationTeacher
 
 
 class LiveTeacher:

@@ -7,13 +7,15 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, Compared
 from hornbook.data.config.preferences import Reward
+from hornbook.data.config.teacher import TeacherConfig, TopTeacher
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.losses import SoftTargets
 from hornbook.model.heads.mtp import STATES, targets_ahead
 from hornbook.model.heads.preference import Answers, comparison_losses, reward_losses
 from hornbook.model.layers.transfer import to_device
-from hornbook.run.config import LossConfig, TeacherConfig, TopTeacher
+from hornbook.parallel.gradients.live_teacher import LiveTeacher
+from hornbook.run.config import LossConfig
 
 
 def head_terms(
@@ -24,11 +26,12 @@ def head_terms(
     loss: LossConfig,
     keys: Tensor | None,
     early: float,
+    teacher: LiveTeacher | None = None,
 ) -> dict[str, Tensor]:
     """Sums by name, of the hidden states and of those of multi-token prediction among the auxiliary values.
 
     The head makes its gradients in the forward pass, before the loss is scaled: in fp16 they carry `early`, a power of
-    two of that scale, so that small ones do not vanish. The sums do not.
+    two of that scale, so that small ones do not vanish. The sums do not. teacher: adds the term `distillation`.
     """
     device = hidden.device
     targets, weights = targets_of(batch, device), to_device(batch.weights, device)
@@ -42,7 +45,8 @@ def head_terms(
     found = head.losses(hidden, targets, weights * early, **more, **few)
     if states := [value for name, value in auxiliary.items() if name.startswith(STATES)]:
         found["mtp"] = _further_loss(head, states, batch, loss.mtp, early)
-    return {name: term / early for name, term in found.items()}
+    live = {} if teacher is None else {"distillation": teacher.term(batch)}
+    return {name: term / early for name, term in found.items()} | live
 
 
 def _further_loss(head: Head, states: list[Tensor], batch: Batch, weight: float, early: float) -> Tensor:

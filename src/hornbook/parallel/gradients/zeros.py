@@ -6,9 +6,10 @@ is 0 before it is clipped, so that norm and moments do not know of it; an optimi
 a matrix (Muon, SOAP) moves it all the same, and it is put back.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +36,14 @@ class Zeros:
             if shard.tensor.grad is not None:
                 shard.tensor.grad.masked_fill_(shard.tensor == 0, 0.0)
 
-    def marked(self) -> list[Tensor]:
-        """Where weights are 0; for `restore` after an update."""
-        return [shard.tensor.detach() == 0 for shard in self._shards]
-
-    @torch.no_grad()
-    def restore(self, marked: Sequence[Tensor]) -> None:
-        """Set them to 0 again."""
-        for shard, zero in zip(self._shards, marked, strict=True):
-            shard.tensor.masked_fill_(zero, 0.0)
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Around an update: what is 0 before it is 0 after it."""
+        marked = [shard.tensor.detach() == 0 for shard in self._shards]
+        yield
+        with torch.no_grad():
+            for shard, zero in zip(self._shards, marked, strict=True):
+                shard.tensor.masked_fill_(zero, 0.0)
 
     def share(self) -> float | None:
         """Of the weights of such layers, on all ranks, that are 0; None where there is no such layer."""

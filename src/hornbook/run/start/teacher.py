@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hornbook.data.config.teacher import NoTerm, RelationTeacher, TopTeacher
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import SkippedRanges, merge_ranges, positions_of
 from hornbook.data.teacher import Predictions, TeacherRows, TeacherTable, in_parts
@@ -33,7 +34,6 @@ from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.parallelize import parallelize
 from hornbook.progress import progress_bar
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.config import NoTerm, RelationTeacher, TopTeacher
 from hornbook.run.inputs import Inputs
 from hornbook.run.job import Start
 from hornbook.run.ledger import read_past

@@ -10,7 +10,7 @@ from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import TrainConfig
 from hornbook.settings.layout.context import norm_kinds
 
-CHANGING = ("lora", "dora", "bottleneck", "prompt", "nf4", "fake_quant")
+CHANGING = ("lora", "dora", "bottleneck", "ia3", "prompt", "nf4", "fake_quant")
 """Kinds of surgery that hang parts on layers, or change what their weights are."""
 
 

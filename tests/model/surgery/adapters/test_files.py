@@ -13,7 +13,7 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
 from hornbook.model.config.position import LearnedPositionsConfig
-from hornbook.model.config.surgery import BottleneckConfig, Dora, Lora, Nf4, PromptConfig, SurgeryStep
+from hornbook.model.config.surgery import BottleneckConfig, Dora, Ia3Config, Lora, Nf4, PromptConfig, SurgeryStep
 from hornbook.model.heads.label_answers import text_place
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import initialize
@@ -42,6 +42,10 @@ STEPS = [
 ]
 
 
+IA3 = {"llama": Ia3Config(), "gpt2": Ia3Config(targets=["*.query", "*.key", "*.value", "*.mlp.down"])}
+"""GPT-2's query, key and value are one matrix, which peft has factors of as a whole."""
+
+
 def written(folder: Path, base: Path, model: Transformer, *steps: SurgeryStep) -> Path:
     config, vocab, stream = read_hf(base)
     spec = AdapterSpec(config, vocab, steps, str(base), tensors_digest(stream))
@@ -61,7 +65,7 @@ def assert_close_to(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [*STEPS, BottleneckConfig(width=4), PromptConfig(length=3)])
+@pytest.mark.parametrize("step", [*STEPS, BottleneckConfig(width=4), Ia3Config(), IA3["gpt2"], PromptConfig(length=3)])
 @torch.no_grad()
 def test_an_adapter_comes_back_to_the_bit(
     tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str, step: Any
@@ -94,6 +98,30 @@ def test_peft_computes_the_same(
     theirs = loaded_by_peft(written(tmp_path / "adapter", bases[base], model, step), bases[base])
     found = theirs(input_ids=ids()).logits
     assert_close_to(logits(model, ids()), found[:, 3:] if isinstance(step, PromptConfig) else found)
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+@torch.no_grad()
+def test_factors_are_pefts_and_merge_into_the_weights(
+    tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str
+) -> None:
+    """Biases too; at first they change no bit."""
+    step = IA3[base]
+    assert torch.equal(logits(operated(base, step), ids()), logits(operated(base), ids()))
+    model = spoil(operated(base, step), size=0.3)
+    folder = written(tmp_path / "adapter", bases[base], model, step)
+    found = logits(model, ids())
+    assert not torch.allclose(found, logits(operated(base), ids()), atol=1e-2)
+    assert_close_to(found, loaded_by_peft(folder, bases[base])(input_ids=ids()).logits)
+    config, vocab, stream, _ = read_merged(folder)
+    assert_close_to(logits(fill(build_model(config, vocab, "meta"), stream, None), ids()), found)
+
+
+def test_factors_of_an_input_that_others_read_are_refused(operated: Operated) -> None:
+    with pytest.raises(UsageError, match=r"inputs: others read the input of blocks\.0\.attention\.key too"):
+        operated("llama", Ia3Config(inputs=["*.key"]))
+    with pytest.raises(UsageError, match="matches no layer of the targets"):
+        operated("llama", Ia3Config(inputs=["*.out"]))
 
 
 @pytest.mark.parametrize("base", CONFIGS)

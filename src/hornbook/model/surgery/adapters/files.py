@@ -1,7 +1,8 @@
 """Adapter folders as peft writes them: adapter_config.json and adapter_model.safetensors.
 
-LoRA, rsLoRA, DoRA and soft prompts load in peft; bottleneck adapters, which it does not know, have the same two files
-under our names. The safetensors' metadata holds the steps and a digest of the base, so that an adapter meets no other.
+LoRA, rsLoRA, DoRA, IA3 and soft prompts load in peft; bottleneck adapters, which it does not know, and IA3 on part of a
+matrix of transformers, which it cannot have, have the same two files under our names. The safetensors' metadata holds
+the steps and a digest of the base, so that an adapter meets no other.
 """
 
 import json
@@ -31,6 +32,8 @@ from hornbook.model.surgery.adapters.lora_layout import (
     TheirModule,
     head_modules,
     head_placements,
+    ia3_placements,
+    layer_of,
     lora_placements,
     short_names,
     their_modules,
@@ -82,6 +85,9 @@ def placements(spec: AdapterSpec) -> dict[str, Placement]:
     if isinstance(step, surgery.Lora):
         head = head_placements(spec.config, spec.vocab) if isinstance(spec.config.head, LabelHeadConfig) else {}
         return lora_placements(_modules(spec, step, shapes), step) | head
+    if isinstance(step, surgery.Ia3Config) and (modules := ia3_modules(spec, step, shapes)):
+        head = head_placements(spec.config, spec.vocab) if isinstance(spec.config.head, LabelHeadConfig) else {}
+        return ia3_placements(modules, _scaled_inputs(shapes)) | head
     names = {"embedding.prompt.weight": "prompt_embeddings"} if isinstance(step, surgery.PromptConfig) else {}
     return {
         name: Placement(names.get(name, PREFIX + name), shape, shape, (0,) * len(shape))
@@ -92,6 +98,22 @@ def placements(spec: AdapterSpec) -> dict[str, Placement]:
 def _modules(spec: AdapterSpec, step: surgery.Lora, added: Iterable[str]) -> list[TheirModule]:
     layers = [name.removesuffix(".adapter.a") for name in added if name.endswith(".adapter.a")]
     return their_modules(spec.config, spec.vocab, step, layers)
+
+
+def ia3_modules(spec: AdapterSpec, step: surgery.Ia3Config, added: Mapping[str, Any]) -> list[TheirModule] | None:
+    """The modules of transformers that have the factors; None where they are of a part of one."""
+    layers = [name.removesuffix(".adapter.scale") for name in added if name.endswith(".adapter.scale")]
+    layout = lay_out(spec.config, spec.vocab, choose_architecture(spec.config))
+    modules, inputs = their_modules(spec.config, spec.vocab, step, layers), _scaled_inputs(added)
+    whole = all(len(module.parts) == len(layout[f"{module.name}.weight"]) for module in modules)
+    alone = all(len(each.parts) == 1 for each in modules if layer_of(each.parts[0]) in inputs)
+    return modules if whole and alone else None
+
+
+def _scaled_inputs(added: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Layers whose inputs have factors [1, in]."""
+    scales = {name.removesuffix(".adapter.scale"): each for name, each in added.items() if name.endswith(".scale")}
+    return [name for name, shape in scales.items() if shape[0] == 1]
 
 
 def create_adapter(folder: Path, spec: AdapterSpec, tokenizer: Path | None) -> None:
@@ -121,6 +143,8 @@ def adapter_config(spec: AdapterSpec) -> dict[str, Any]:
     step, common = spec.adapter, {"base_model_name_or_path": spec.base, "inference_mode": True}
     if isinstance(step, surgery.Lora):
         return common | _lora_config(spec, step)
+    if isinstance(step, surgery.Ia3Config):
+        return common | _ia3_config(spec, step)
     if isinstance(step, surgery.PromptConfig):
         return common | {
             "peft_type": "PROMPT_TUNING",
@@ -133,6 +157,23 @@ def adapter_config(spec: AdapterSpec) -> dict[str, Any]:
             "prompt_tuning_init": "RANDOM",
         }
     return common | {"peft_type": "HORNBOOK_BOTTLENECK", "width": step.width, "targets": step.targets}
+
+
+def _ia3_config(spec: AdapterSpec, step: surgery.Ia3Config) -> dict[str, Any]:
+    added = added_shapes(spec.config, spec.vocab, spec.steps)
+    modules, inputs = ia3_modules(spec, step, added), _scaled_inputs(added)
+    if modules is None:
+        return {"peft_type": "HORNBOOK_IA3", "targets": step.targets, "inputs": step.inputs}
+    layout = lay_out(spec.config, spec.vocab, choose_architecture(spec.config))
+    read = [module.name for module in modules if layer_of(module.parts[0]) in inputs]
+    return {
+        "peft_type": "IA3",
+        "task_type": LABEL_TASKS.get(spec.config.head.kind, TASKS[spec.config.kind]),
+        "target_modules": short_names([module.name for module in modules], layout),
+        "feedforward_modules": short_names(read, layout),
+        "fan_in_fan_out": any(module.transpose for module in modules),
+        **({"modules_to_save": head_modules(layout)} if isinstance(spec.config.head, LabelHeadConfig) else {}),
+    }
 
 
 def _lora_config(spec: AdapterSpec, step: surgery.Lora) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from hornbook.errors import UsageError
 from hornbook.model.config.surgery import Dora, Lora
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.products import linear
-from hornbook.model.surgery.added import Added, keyed_uniform, matching_linears
+from hornbook.model.surgery.added import Added, Mergeable, keyed_uniform, matching_linears
 
 
-class LowRank(Added):
+class LowRank(Mergeable):
     """LoRA's A and B of one layer."""
 
     def __init__(self, layer: Linear, step: Lora) -> None:
@@ -41,7 +41,6 @@ class LowRank(Added):
         return linear(linear(x, self.a.to(x.dtype)), self.b.to(x.dtype)) * self.factor
 
     def merged(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
-        """The one matrix that does what `weight` and this do together."""
         return weight + self.factor * (self.b @ self.a)
 
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
@@ -108,11 +107,11 @@ def add_lora(model: nn.Module, step: Lora) -> None:
 def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, float32 tensor) of every parameter of the plain model that computes what `model` does.
 
-    Rounded and 4-bit weights become the values they encode, LoRA and DoRA are added. UsageError, at once, where the
-    model has parts that no plain model has (bottlenecks, soft prompts).
+    Rounded and 4-bit weights become the values they encode, LoRA, DoRA and IA3 are merged. UsageError, at once, where
+    the model has parts that no plain model has (bottlenecks, soft prompts).
     """
     for name, module in model.named_modules():
-        mergeable = isinstance(module, LowRank | Magnitude) or name.endswith(".code")
+        mergeable = isinstance(module, Mergeable | Magnitude) or name.endswith(".code")
         if isinstance(module, Added) and not mergeable:
             kind = type(module).__name__
             text = f"{name} ({kind}) cannot be merged into the weights: it is no linear update of a matrix"
@@ -123,7 +122,7 @@ def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def _merged_weight(layer: Linear) -> Tensor:
     weight = layer.matrix(torch.float32)
-    return layer.adapter.merged(weight) if isinstance(layer.adapter, LowRank) else weight
+    return layer.adapter.merged(weight) if isinstance(layer.adapter, Mergeable) else weight
 
 
 def _merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -131,6 +130,7 @@ def _merged(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if isinstance(module, Linear):
             yield f"{name}.weight", _merged_weight(module)
             if module.bias is not None:
-                yield f"{name}.bias", module.bias.detach()
+                bias, adapter = module.bias.detach(), module.adapter
+                yield f"{name}.bias", adapter.merged_bias(bias).detach() if isinstance(adapter, Mergeable) else bias
         elif not isinstance(module, Added):  # what is added is in the weights by now
             yield from ((f"{name}.{each}", p.detach()) for each, p in module.named_parameters(recurse=False))

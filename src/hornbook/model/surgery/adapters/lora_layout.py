@@ -6,14 +6,14 @@ block matrix, zero elsewhere. Its rank is the sum of the ranks, and its alpha gr
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from hornbook.errors import UsageError
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import Dora, Lora
+from hornbook.model.config.surgery import Dora, Ia3Config, Lora
 from hornbook.model.hf.config import choose_architecture
 from hornbook.model.hf.layout import Layout, Placed, lay_out, part_of, slices_of
 from hornbook.model.storage.tensor_slices import TensorSlice
@@ -62,7 +62,7 @@ class TheirModule:
     """Whether theirs stores its weight as [in, out]."""
 
 
-def their_modules(config: ModelConfig, vocab: int, step: Lora, layers: Sequence[str]) -> list[TheirModule]:
+def their_modules(config: ModelConfig, vocab: int, step: Lora | Ia3Config, layers: Sequence[str]) -> list[TheirModule]:
     """The modules of transformers that hold the layers (our names). UsageError for part of a module under DoRA."""
     layout, found = lay_out(config, vocab, choose_architecture(config)), []
     for theirs, parts in layout.items():
@@ -105,6 +105,20 @@ def lora_placements(modules: Sequence[TheirModule], step: Lora, *, shared: bool 
             if isinstance(step, Dora):
                 length = Placement(f"{theirs}.lora_magnitude_vector", (outputs,), (rows,), (0,), part)
                 placements[f"{ours}.magnitude.weight"] = length
+    return placements
+
+
+def ia3_placements(modules: Sequence[TheirModule], inputs: Collection[str]) -> dict[str, Placement]:
+    """Our factors, by name, in theirs; inputs: our layers whose inputs have them."""
+    placements = {}
+    for module in modules:
+        for part in module.parts:
+            ours, theirs = f"{layer_of(part)}.adapter.scale", f"{PREFIX}{module.name}.ia3_l"
+            read, made = (1, module.inputs), (module.outputs, 1)
+            if layer_of(part) in inputs:
+                placements[ours] = Placement(theirs, read, read, (0, 0))
+            else:
+                placements[ours] = Placement(theirs, made, (part.shape[0], 1), (0, 0), part)
     return placements
 
 

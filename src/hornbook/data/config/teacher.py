@@ -1,0 +1,52 @@
+"""Configuration of the teacher of a distillation: a model that a smaller one, or the next one, learns from."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hornbook.settings.fields import Config, Count, Number
+
+
+class NoTerm(Config):
+    """The loss has no such term."""
+
+    kind: Literal["none"] = "none"
+
+
+class TopTeacher(Config):
+    """Distillation (arXiv 1503.02531); by the model the run starts from it is learning without forgetting."""
+
+    kind: Literal["top"] = "top"
+    path: str = Field(min_length=1)
+    """The teacher: a run, a checkpoint or a model folder, with the tokenizer of the data."""
+    top: Count = Field(default=32, ge=1)
+    """Its likeliest tokens that are kept with their probabilities, 6 bytes each (8 above 65,536 tokens); all others are
+    one class, which has the rest. They are computed once and kept beside the data."""
+    temperature: Number = Field(default=1.0, gt=0)
+    """What the logits of both are divided by; the term is multiplied by its square."""
+    weight: Number = Field(default=1.0, gt=0)
+    """Weight of KL(teacher || model) beside the loss; Hinton's share a of it is a weight of a / (1 - a)."""
+
+
+class RelationTeacher(Config):
+    """Distillation of how a teacher relates tokens (MiniLM, arXiv 2002.10957 and 2012.15828), whatever its width.
+
+    The teacher computes beside the model in every step: its weights take memory, and its forward pass time.
+    """
+
+    kind: Literal["relations"] = "relations"
+    path: str = Field(min_length=1)
+    """The teacher: a run, a checkpoint or a model folder, with the tokenizer of the data."""
+    of: list[Literal["attention", "query", "key", "value", "hidden"]] = Field(
+        default=["attention", "value"], min_length=1
+    )
+    """Relations that the last layer of the model learns: attention (queries with keys), or vectors with themselves."""
+    layer: Count | None = Field(default=None, ge=1)
+    """The teacher's layer, counted from 1; by default its last. In large teachers an earlier one may teach better."""
+    heads: Count = Field(default=8, ge=1)
+    """Relations of each kind: the vectors of both models are cut into so many parts, which must divide them."""
+    weight: Number = Field(default=1.0, gt=0)
+    """Weight of the sum of KL(teacher || model) of the relations, in nats a token, beside the loss."""
+
+
+TeacherConfig = Annotated[NoTerm | TopTeacher | RelationTeacher, Field(discriminator="kind")]
