@@ -1,0 +1,112 @@
+"""LoRA fine-tuning on a CPU beside peft in transformers' Trainer: tokens/s and memory, in turn.
+
+    BENCH_PEFT_PYTHON=INTERPRETER python -m benchmarks.adapt.lora [quick] [cpu]
+
+All contenders read one random checkpoint of LLaMA's shape and learn from the same rows with the same rank, targets and
+optimizer; no dropout, no recomputation. The Trainer takes scaled dot product attention, eager and compiled. QLoRA (nf4)
+runs here alone: peft stores 4-bit weights by bitsandbytes, which is not in that environment. axolotl is described, not
+run: its LoRA is that of peft in a subclass of the Trainer, and on a CPU none of its kernels apply.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.contenders.processes import ROOT, Contender, Process, compare, interleave
+
+NAME = "lora"
+SHAPE = {"rows": 4, "sequence": 512, "vocab": 8192}
+ADAPTER = {"rank": 16, "alpha": 32, "lr": 1e-3}
+TARGETS = {
+    "query, value": (["*.query", "*.value"], ["q_proj", "v_proj"]),
+    "all linear layers": (
+        ["*.query", "*.key", "*.value", "*.attention.out", "*.gate", "*.up", "*.down"],
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    ),
+}
+QLORA = "hornbook, nf4"
+
+
+def make_checkpoint(folder: Path) -> None:
+    """A random LLaMA of 6 layers, 512 wide, as transformers writes it."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "intermediate_size": 1408,
+    }
+    config = transformers.LlamaConfig(vocab_size=SHAPE["vocab"], max_position_embeddings=1024, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def measure(targets: str, precision: str, rounds: int, clock: str) -> dict[str, Any]:
+    """Interleaved rounds of one step each, and the peak memory of each process: all of it, and above the idle one."""
+    ours, theirs = TARGETS[targets]
+    peer = [os.environ["BENCH_PEFT_PYTHON"], str(ROOT / "benchmarks" / "peers" / "peft_trainer.py")]
+    mine = [sys.executable, "-m", "benchmarks.peers.ours_lora"]
+    contenders = [
+        Contender("hornbook", mine),
+        Contender("peft + Trainer", peer, "sdpa"),
+        Contender("peft + Trainer, compiled", peer, "sdpa", compile=True),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(Path(folder))
+        spec = {"shape": SHAPE, "precision": precision, "folder": folder, **ADAPTER, "nf4": False}
+        spec |= {"targets": ours, "peft_targets": theirs}
+        processes = [Process(each, spec) for each in contenders]
+        processes.append(Process(Contender(QLORA, mine), spec | {"nf4": True}))
+        trained = {each.name: each.facts["trained"] for each in processes}
+        idle = {each.name: each.ask(seed=0, steps=0)["peak_bytes"] for each in processes}
+        answers = interleave(processes, rounds, 1)
+    assert len(set(trained.values())) == 1, f"not the same adapters: {trained}"
+    peaks = {name: found[-1]["peak_bytes"] for name, found in answers.items()}
+    above = {name: peak - idle[name] for name, peak in peaks.items()}
+    found = compare(answers, SHAPE["rows"] * SHAPE["sequence"], clock)
+    facts = {"peak_bytes": peaks, "above_idle_bytes": above, "trained": trained["hornbook"], "rounds": rounds}
+    return {**found, **facts}
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    """Print one case."""
+    rows = [
+        (
+            each,
+            rate,
+            found["ours_over"][each],
+            found["peak_bytes"][each] / 2**20,
+            found["above_idle_bytes"][each] / 2**20,
+        )
+        for each, rate in found["tokens_per_second"].items()
+    ]
+    print(report.table([name, "tokens/s", "hornbook is x", "peak MiB", "MiB above idle"], rows), flush=True)
+    print("first and last losses", found["first_loss"], found["last_loss"], "\n", flush=True)
+
+
+def main(quick: bool, clock: str) -> None:
+    """All cases, printed; written to benchmarks/results/lora.json unless quick, which takes fewer rounds.
+
+    clock: `seconds`, or `cpu_seconds` of processes with one thread, where the machine does other work too.
+    """
+    if "BENCH_PEFT_PYTHON" not in os.environ:
+        raise SystemExit("BENCH_PEFT_PYTHON must name an interpreter that has peft and transformers")
+    figures: dict[str, Any] = {"shape": SHAPE, "adapter": ADAPTER, "clock": clock, "cases": {}}
+    for precision in ("fp32", "bf16"):
+        for targets in TARGETS:
+            found = measure(targets, precision, 2 if quick else 7, clock)
+            figures["cases"].setdefault(targets, {})[precision] = found
+            show(f"{targets}, {precision}", found)
+    if not quick:
+        print(f"wrote {report.write(NAME, figures)}")
+
+
+if __name__ == "__main__":
+    main("quick" in sys.argv[1:], "cpu_seconds" if "cpu" in sys.argv[1:] else "seconds")

@@ -1,0 +1,60 @@
+"""Contender: hornbook's Engine on adapters of a frozen model. Usage: -m benchmarks.peers.ours_lora '{...}'."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.worker import serve
+from hornbook.data.batch import Batch
+from hornbook.kernels.team import keep_freed_memory
+from hornbook.model.build import parameter_roles
+from hornbook.model.config.surgery import Lora, Nf4
+from hornbook.model.hf.hf import read_hf
+from hornbook.model.surgery.operate import build_operated
+from hornbook.model.surgery.values import with_added
+from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.optim import AdamW
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.parallelize import parallelize
+from hornbook.run.config import TrainConfig
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    keep_freed_memory()
+    config, vocab, stream = read_hf(Path(spec["folder"]))
+    lora = Lora(rank=spec["rank"], alpha=spec["alpha"], targets=spec["targets"])
+    steps = [Nf4(), lora] if spec["nf4"] else [lora]
+    model = build_operated(config, vocab, steps)
+    engine = parallelize(model, ParallelConfig(), TrainConfig(precision=spec["precision"], device="cpu"))
+    engine.load_stream(with_added(model, stream, 1, None))
+    trained = {name: each for name, each in engine.named_parameters.items() if each.requires_grad}
+    optimizer = build_optimizer(trained, parameter_roles(model), AdamW(lr=spec["lr"], weight_decay=0.0))
+    shape = spec["shape"]
+    places = torch.arange(shape["sequence"]).repeat(shape["rows"], 1)
+    number = 0
+
+    def step(tokens: torch.Tensor) -> float:
+        nonlocal number
+        number += 1
+        batch = Batch(
+            tokens=tokens[:, :-1].contiguous(),
+            targets=tokens[:, 1:].contiguous(),
+            weights=torch.ones(places.shape),
+            positions=places,
+            document_lengths=[(shape["sequence"],)] * shape["rows"],
+            samples=torch.arange(shape["rows"]),
+            sources=torch.zeros(shape["rows"], dtype=torch.int64),
+        )
+        engine.zero_gradients()
+        losses = engine.forward_backward([batch], float(places.numel()), key=(1, number))
+        engine.clip_gradients(1.0)
+        engine.step(optimizer)
+        return float(losses["loss"]) / places.numel()
+
+    serve(step, shape, trained=sum(each.numel() for each in trained.values()))
+
+
+main()
