@@ -27,8 +27,8 @@ POISONED = 12
 """Batches in a row."""
 STEPS, FIRST, LAST = 400, 150, 60
 """Of a run; poison begins at step `FIRST` or later, when each rule has its history, and `LAST` before the end."""
-WIDER = 2
-"""Batches more, on either side, that the second run without the poison does not have."""
+EARLIER = 2
+"""Batches by which the second run without the poison leaves others out."""
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def poison(data: Path, folder: Path, places: int, done: list[dict[str, Any]], se
     """Places `done`, and as many more of `places` as begin within so many seconds."""
     draw, until = random.Random(2), time.monotonic() + seconds
     drawn = [draw.randrange(FIRST, STEPS - LAST) for _ in range(places)]
-    found = [each for each in done if each["at"] in drawn]
+    found = [each for each in done if each["at"] in drawn and "left_out" in each]
     for at in drawn[len(found) :]:
         if time.monotonic() > until:
             break
@@ -110,27 +110,40 @@ def poison(data: Path, folder: Path, places: int, done: list[dict[str, Any]], se
 
 
 def _place(data: Path, folder: Path, at: int) -> dict[str, Any]:
-    """What the run that never had the poison ends with, and how much more the others do."""
+    """What the run that never had the poison ends with, and how much more the others do.
+
+    It leaves out as many batches as the guard, so that both end with the same ones: which batches a run ends with makes
+    a difference that is the same at all places, and larger than that of a window.
+    """
     samples = range(at * ROWS, (at + POISONED) * ROWS)
-    with without(samples):
-        clean = train(data, folder / "clean", STEPS)
-    with without(range((at - WIDER) * ROWS, (at + POISONED + WIDER) * ROWS)):
-        excess = {"never, other window": train(data, folder / "wider", STEPS) - clean}
     with poisoned(samples):
-        excess["hornbook"] = train(data, folder / "guard", STEPS, "checkpoint.every=50") - clean
+        guarded = train(data, folder / "guard", STEPS, "checkpoint.every=50")
+    left_out = max(_left_out(folder / "guard"), POISONED)
+    with without(range(at * ROWS, (at + left_out) * ROWS)):
+        clean = train(data, folder / "clean", STEPS)
+    with without(range((at - EARLIER) * ROWS, (at - EARLIER + left_out) * ROWS)):
+        excess = {"never, other window": train(data, folder / "other", STEPS) - clean}
+    excess["hornbook"] = guarded - clean
+    with poisoned(samples):
         excess["clipping alone"] = train(data, folder / "clip", STEPS, "guard.mode=off") - clean
         with guarded_by(lambda _: MeanDeviationGuard(STEPS)):
             excess["mean and deviation"] = train(data, folder / "mean", STEPS) - clean
     kinds = [each["kind"] for each in read_records(RunDir(folder / "guard").events)]
     counts = {"skips": kinds.count("skip"), "rollbacks": kinds.count("rollback")}
-    return {"at": at, "clean": clean, **counts, "excess": excess}
+    return {"at": at, "clean": clean, "left_out": left_out, **counts, "excess": excess}
+
+
+def _left_out(folder: Path) -> int:
+    """Batches that the guard of a run left out."""
+    windows = [each["windows"] for each in read_records(RunDir(folder).events) if each["kind"] == "rollback"]
+    return sum(end - first for each in windows for first, end in each) // ROWS
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     """What places have in common.
 
-    Noise is how much two runs differ that never had the poison, but leave out windows of other widths: the guard leaves
-    out a wider one than the poison was. Within noise: no more than two of its standard deviations above.
+    Noise is how much two runs differ that never had the poison, but leave out other batches, and as many. Within noise:
+    no more than two of its standard deviations above.
     """
     names = found[0]["excess"]
     columns = {name: [each["excess"][name] for each in found] for name in names}
