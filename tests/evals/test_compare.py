@@ -84,7 +84,7 @@ def test_only_equal_items_are_compared() -> None:
 def test_models_of_labels_or_pairs_are_refused(
     tmp_path: Path, launch_run: Launch, marked_corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("model.kind=encoder_decoder", "data.objective.kind=span", f"data.path={marked_corpus}")
+    words = ("model.kind=encoder_decoder", "data.objective.kind=span", f"data.path={marked_corpus}", "train.tokens=512")
     launch_run(tmp_path / "pairs", *words)
     assert main(["eval", str(tmp_path / "pairs"), "--compare", str(tmp_path / "pairs")]) == 2
     assert "--compare is of decoders" in capsys.readouterr().err

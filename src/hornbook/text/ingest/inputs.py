@@ -62,6 +62,8 @@ class InputFile:
     """(i, n): part i of n, counted from 0 (`hornbook.text.ingest.parts`)."""
     line: int = 1
     """The number of the first line of a part of lines."""
+    beside: tuple[str, ...] = ()
+    """Paths of the files whose lines belong to this one's (`hornbook.text.ingest.labels.parallel`)."""
 
     @property
     def part_size(self) -> int:

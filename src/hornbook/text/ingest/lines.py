@@ -5,7 +5,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO
 
 import fsspec
@@ -43,6 +43,14 @@ class HashingFile:
         while self.read(CHUNK):
             pass
         return self._hash.hexdigest()
+
+
+def digest_input(file: InputFile, hashing: HashingFile) -> str:
+    """Hash of a whole file that is being read, and of those beside it. Raises OSError."""
+    for path in file.beside:
+        with open_input(replace(file, path=path)) as raw:
+            hashing.add(HashingFile(raw))
+    return hashing.digest()
 
 
 @contextmanager

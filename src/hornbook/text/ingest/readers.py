@@ -12,7 +12,7 @@ from hornbook.text.ingest.charsets import BOM, UnfitRow, plain_text, why_not_utf
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import Document, Reader, ReadOptions, Row, keep_provenance, reject
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
-from hornbook.text.ingest.lines import Buffered, HashingFile, open_input, read_pieces
+from hornbook.text.ingest.lines import Buffered, HashingFile, digest_input, open_input, read_pieces
 
 _XML_HEAD = 4096
 
@@ -49,7 +49,7 @@ def read_stream(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
 
 
 def read_file(file: InputFile, options: ReadOptions, on_digest: Callable[[str], None] | None = None) -> Iterator[Row]:
-    """Every row of a file or of its part. After the first part `on_digest` gets the xxh3_128 of the whole file."""
+    """Every row of a file or of its part. After the first part `on_digest` gets the hash of the whole file."""
     if file.problem:
         yield reject(file, 0, file.problem)
         return
@@ -66,7 +66,7 @@ def read_file(file: InputFile, options: ReadOptions, on_digest: Callable[[str], 
                 raw.seek(0)
                 hashing = HashingFile(raw)
             if on_digest is not None:
-                on_digest(hashing.digest())
+                on_digest(digest_input(file, hashing))
     except OSError as error:
         yield reject(file, 0, f"cannot read: {error.strerror or error}")
     except MemoryError as error:

@@ -7,10 +7,11 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.text.config.labels import AnswerLabels, ClassLabels, LabelsConfig
-from hornbook.text.config.text import SourceConfig
+from hornbook.text.config.text import SourceConfig, TextConfig
 from hornbook.text.ingest.document import Document, ReadOptions, Rejected
 from hornbook.text.ingest.labels.parallel import stamped_inputs
 from hornbook.text.ingest.readers import read_file
+from hornbook.text.refinery.pipeline.prepare import prepare
 
 GERMAN_ENGLISH = AnswerLabels(prompt="de", answer="en", template="translate: {prompt}")
 
@@ -77,3 +78,28 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "test.en")
     with pytest.raises(UsageError, match=r"layout \"parallel\" is of labelled sets"):
         stamped_inputs("s", SourceConfig(paths=[str(tmp_path / "test.de")], layout="parallel"), None)
+
+
+@pytest.mark.parametrize("english", ["one\ntwo\n", "one\n"], ids=["pairs", "unequal"])
+def test_a_finished_folder_is_known_again_until_any_file_changes(tmp_path: Path, english: str) -> None:
+    """Also one whose rows were refused, once the file beside it is mended."""
+    (tmp_path / "test.de").write_text("eins\nzwei\n")
+    (tmp_path / "test.en").write_text(english)
+    (tmp_path / "more.de").write_text("drei\n")
+    (tmp_path / "more.en").write_text("three\n")
+    source = SourceConfig(paths=[str(tmp_path / "*.de")], layout="parallel")
+    config, out = TextConfig(sources={"s": source}, labels=GERMAN_ENGLISH, steps=[]), tmp_path / "data"
+    first = prepare(config, out, workers=1)
+    assert prepare(config, out, workers=1) == first
+    (tmp_path / "test.en").write_text("won\ntoo\n")
+    with pytest.raises(UsageError, match="have changed since"):
+        prepare(config, out, workers=1)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    for ending in ("de", "en"):
+        (tmp_path / f"test.{ending}.gz").write_bytes(gzip.compress(b"a\nb\n"))
+    (tmp_path / "test.en.gz").write_bytes(gzip.compress(b"a\nb\n" * 99)[:-9])
+    ((found,), _) = read(tmp_path / "test.de.gz")
+    assert isinstance(found, Rejected)
+    assert found.reason == "test.en.gz: damaged gzip: it ends early"

@@ -15,11 +15,11 @@ from hornbook.errors import UsageError
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.charsets import UnfitRow, decode_utf8, plain_text
-from hornbook.text.ingest.compressions import Stream
+from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import ReadOptions, Row, reject, to_documents, whole_line
 from hornbook.text.ingest.inputs import PARALLEL, InputFile, is_url, list_inputs
 from hornbook.text.ingest.labels.rows import fields_of
-from hornbook.text.ingest.lines import HashingFile, Line, open_input, read_lines
+from hornbook.text.ingest.lines import Line, open_input, read_lines
 
 
 def stamped_inputs(source: str, config: SourceConfig, labels: LabelsConfig | None) -> list[InputFile]:
@@ -33,14 +33,14 @@ def stamped_inputs(source: str, config: SourceConfig, labels: LabelsConfig | Non
     if labels is None:
         raise UsageError(f'source {source!r}: layout "parallel" is of labelled sets: add a section [text.labels]')
     try:
-        return [replace(file, stamp=_stamps(file, list(fields_of(labels).values()))) for file in files]
+        return [_with_others(file, list(fields_of(labels).values())) for file in files]
     except UnfitRow as error:
         raise UsageError(f"source {source!r}: {error}") from error
 
 
-def _stamps(file: InputFile, fields: Sequence[str]) -> str:
-    stamps = [file.stamp]
-    for path in paths_beside(file, fields):
+def _with_others(file: InputFile, fields: Sequence[str]) -> InputFile:
+    stamps, paths = [file.stamp], _paths_beside(file, fields)
+    for path in paths:
         if is_url(path):
             continue
         try:
@@ -48,10 +48,10 @@ def _stamps(file: InputFile, fields: Sequence[str]) -> str:
         except OSError as error:
             raise UnfitRow(f"{path} belongs beside {file.name} and cannot be read: {error.strerror}") from error
         stamps.append(f"{status.st_size}-{status.st_mtime_ns}")
-    return " ".join(stamps)
+    return replace(file, stamp=" ".join(stamps), beside=tuple(paths))
 
 
-def paths_beside(file: InputFile, fields: Sequence[str]) -> list[str]:
+def _paths_beside(file: InputFile, fields: Sequence[str]) -> list[str]:
     """Paths of the files of the other fields. Raises UnfitRow where the file's own is not of the first."""
     if len(fields) < 2:
         raise UnfitRow("parallel files: text.labels names one field, and each is the ending of a file")
@@ -65,17 +65,16 @@ def paths_beside(file: InputFile, fields: Sequence[str]) -> list[str]:
 
 
 def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
-    """The rows of a file and of those beside it. Raises UnfitRow, DamagedStream, OSError."""
+    """The rows of a file of `list_labelled` and of those beside it. Raises UnfitRow, DamagedStream, OSError."""
     assert options.labels is not None
     fields = list(fields_of(options.labels).values())
-    paths = paths_beside(file, fields)
-    counts = {path: _count(replace(file, path=path), options) for path in [file.path, *paths]}
+    counts = {path: _count(replace(file, path=path), options) for path in (file.path, *file.beside)}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{os.path.basename(path)} has {count:,}" for path, count in counts.items())
         yield reject(file, 0, f"parallel files differ in lines: {told}", rows=max(counts.values()))
         return
     with ExitStack() as stack:
-        others = [HashingFile(stack.enter_context(open_input(replace(file, path=path)))) for path in paths]
+        others = [stack.enter_context(open_input(replace(file, path=path))) for path in file.beside]
         sides = [_lines(file, stream, options) for stream in (raw, *others)]
         for lines in zip(*sides, strict=True):
             try:
@@ -83,9 +82,6 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
             except UnfitRow as why:
                 size = sum(line.size for line in lines)
                 yield reject(file, lines[0].number, str(why), lines[0].data, size, damaged=not why.dropped)
-        if isinstance(raw, HashingFile):
-            for other in others:
-                raw.add(other)
 
 
 def _documents(file: InputFile, fields: Sequence[str], lines: Sequence[Line], options: ReadOptions) -> Iterable[Row]:
@@ -94,8 +90,13 @@ def _documents(file: InputFile, fields: Sequence[str], lines: Sequence[Line], op
 
 
 def _count(file: InputFile, options: ReadOptions) -> int:
-    with open_input(file) as raw:
-        return sum(line.count for line in read_lines(plain_text(raw, file.compression), options.max_bytes))
+    """Lines of a file. UnfitRow, which names it, where it cannot be read."""
+    try:
+        with open_input(file) as raw:
+            return sum(line.count for line in read_lines(plain_text(raw, file.compression), options.max_bytes))
+    except (DamagedStream, UnfitRow, OSError) as error:
+        reason = f"cannot read: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise UnfitRow(f"{os.path.basename(file.name)}: {reason}") from error
 
 
 def _lines(file: InputFile, stream: Stream, options: ReadOptions) -> Iterator[Line]:

@@ -15,6 +15,7 @@ from hornbook.files.file_records import first_problem
 from hornbook.text.config.labels import LabelsConfig
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.inputs import InputFile, is_url
+from hornbook.text.ingest.lines import HashingFile, digest_input, open_input
 from hornbook.text.refinery.exclusions import qualified
 from hornbook.text.refinery.pipeline.apply import Applied, ApplyTask
 from hornbook.text.refinery.pipeline.funnel import Funnel
@@ -68,8 +69,10 @@ def finished(config: TextConfig, inputs: dict[str, list[InputFile]], out: Path) 
     if manifest is None:
         return None
     _require_key(manifest, config, out)
-    present = [[file.source, file.path, file.size] for files in inputs.values() for file in files]
-    if present != [[file["source"], file["path"], file["size"]] for file in manifest["inputs"]] or _changed(manifest):
+    files = [file for each in inputs.values() for file in each]
+    present = [[file.source, file.path, file.size] for file in files]
+    read = [[file["source"], file["path"], file["size"]] for file in manifest["inputs"]]
+    if present != read or _changed(manifest, files):
         raise UsageError(
             f"the inputs of {out} have changed since; choose another --out, or start afresh with --overwrite"
         )
@@ -103,12 +106,19 @@ def _require_key(begun: dict[str, Any], config: TextConfig, out: Path) -> None:
         )
 
 
-def _changed(manifest: dict[str, Any]) -> bool:
-    local = [file for file in manifest["inputs"] if file["digest"] and not is_url(file["path"])]
+def _changed(manifest: dict[str, Any], files: list[InputFile]) -> bool:
     try:
-        return any(digest_file(Path(file["path"])) != file["digest"] for file in local)
+        return any(
+            read["digest"] and not is_url(file.path) and _digest(file) != read["digest"]
+            for file, read in zip(files, manifest["inputs"], strict=True)
+        )
     except OSError:
         return True
+
+
+def _digest(file: InputFile) -> str:
+    with open_input(file) as raw:
+        return digest_input(file, HashingFile(raw))
 
 
 def write_whole(config: TextConfig, jobs: list[ApplyTask], funnel: Funnel, out: Path) -> None:
