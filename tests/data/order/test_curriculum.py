@@ -152,6 +152,7 @@ def test_attention_reaches_farther_by_and_by_and_tokens_stay(raw: Any, mask: boo
         seen.append(max(size for row in ours.batches[0].document_lengths for size in row))
     assert seen[0] == 4
     assert seen[-1] == SEQUENCE
+    assert cut.index.refs(np.arange(100, 108)).reach is None, "behind the ramp it costs nothing"
 
 
 def test_a_long_pace_and_unknown_columns_are_told(raw: Any) -> None:
