@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -109,6 +111,8 @@ class Corpus:
         self.tokenizer_digest = str(index["tokenizer_digest"])
         self.replayed: frozenset[str] = frozenset()
         """Sources of an earlier training (`data.replay`); they lie in another folder."""
+        self.measured: dict[str, str] = {}
+        """Digests of measurements of documents that the order of samples depends on (`data.curriculum`), by name."""
         self.labels: LabelsConfig | None = _labels_of(root, index)
         """The kind of labels of a labelled set; None for plain text."""
 
@@ -161,10 +165,10 @@ class Corpus:
         return xxhash.xxh3_128_hexdigest(text.encode())
 
     def lock(self) -> dict[str, Any]:
-        """The contents of a run's data.lock: digests of the tokenizer and of each shard."""
+        """The contents of a run's data.lock: digests of the tokenizer, of each shard, and of what orders samples."""
         replayed = ((REPLAY if stream.source in self.replayed else "", stream) for stream in self.streams)
         shards = {mark + shard.name: shard.digest for mark, stream in replayed for shard in stream.shards}
-        return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer_digest, "shards": shards}
+        return {"fingerprint": self.fingerprint, "tokenizer": self.tokenizer_digest, "shards": shards | self.measured}
 
     def with_replay(self, old: "Corpus") -> "Corpus":
         """This text and that of an earlier training. UsageError where their tokens are not those of one tokenizer."""
@@ -207,7 +211,24 @@ class Corpus:
 def open_corpus(config: DataConfig, path: Path | str) -> Corpus:
     """The text of a folder, with that which the settings replay. Errors: as `Corpus.open` and `with_replay`."""
     corpus = Corpus.open(path)
-    return corpus if config.replay.path is None else corpus.with_replay(Corpus.open(config.replay.path))
+    corpus = corpus if config.replay.path is None else corpus.with_replay(Corpus.open(config.replay.path))
+    if config.curriculum.kind != "none":
+        corpus.measured = _column_digests(corpus.root / "signals", config.curriculum.by)
+    return corpus
+
+
+def _column_digests(folder: Path, column: str) -> dict[str, str]:
+    """Digest of a column of numbers in each file of the signals of `prepare`. IntegrityError for a damaged file."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("*.parquet")):
+        try:
+            kind = dict(zip((schema := pq.read_schema(path)).names, schema.types, strict=True)).get(column)
+            if kind is not None and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+                values = pq.read_table(path, columns=[column])[column].cast(pa.float64()).to_numpy()
+                found[f"signals/{path.name} {column}"] = xxhash.xxh3_128_hexdigest(values.data)
+        except (OSError, pa.ArrowException) as error:
+            raise IntegrityError(f"{path} cannot be read ({error}): prepare the text again") from error
+    return found
 
 
 def _read_index(root: Path) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from hornbook.cli.main import main
 from hornbook.cli.plan import ladder
 from hornbook.cli.plan.ladder import read_rungs
 from hornbook.cli.shell import resolve_words
-from hornbook.data.corpus import Corpus
-from hornbook.errors import Exit
+from hornbook.data.corpus import Corpus, open_corpus
+from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.parameter_count import count_parameters, rounded_rows
 from hornbook.plan.scaling.isoflop import PlannedRun
@@ -179,3 +179,20 @@ def test_a_ladder_is_run_once_and_goes_on(
     assert main(command) == Exit.USAGE
     assert "the data is not what this run began with (the tokenizer)" in capsys.readouterr().err
     assert len(started) == 8
+
+
+def test_paths_that_a_run_has_settled_are_the_same_run(
+    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a teacher its checkpoint is kept, which stays when its run has trained on; folders are kept absolute."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "general").symlink_to(tiny_corpus)
+    run, teacher = RunDir(tmp_path / "run").create(), 'train.loss.teacher={{kind="top", path="{}"}}'
+    path = tmp_path / "teacher"
+    settled = teacher.format(path / "checkpoints" / "step-4"), f"data.replay.path={tmp_path / 'general'}"
+    run.recipe.write_text(resolve_words(settled, f"data.path={tiny_corpus}").to_toml())
+    given = teacher.format("teacher"), "data.replay.path=general", "data.replay.share=0.5"
+    wanted = resolve_words(given, f"data.path={tiny_corpus}").recipe
+    run.data_lock.write_text(json.dumps(open_corpus(wanted.data, tiny_corpus).lock()))
+    with pytest.raises(UsageError, match=r"another run \(data.replay.share [\d.]+ -> 0.5\)"):
+        ladder._require_same(run, wanted)

@@ -5,15 +5,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from hornbook.data.config.data import Curriculum, DataConfig, StageConfig
+from hornbook.data.corpus import open_corpus
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.order.curriculum import competence, draw_positions, paced_order, row_difficulty
 from hornbook.data.order.mixture import Stage
 from hornbook.data.order.sampler import Sampler
-from hornbook.errors import UsageError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.optim.config.batch_schedule import LinearRamp
 from hornbook.text.refinery.pipeline.decide import KEPT
 
@@ -152,6 +154,25 @@ def test_attention_reaches_farther_by_and_by_and_tokens_stay(raw: Any, mask: boo
         seen.append(max(size for row in ours.batches[0].document_lengths for size in row))
     assert seen[0] == 4
     assert seen[-1] == SEQUENCE
+    assert cut.index.refs(np.arange(100, 108)).reach is None, "behind the ramp it costs nothing"
+
+
+def test_measurements_are_part_of_the_data_lock(raw: Any) -> None:
+    """A resume after the text was measured anew would read its rows in another order."""
+    measured(raw)
+    config = DataConfig(curriculum=Curriculum(by="score.value", over_tokens=100))
+    before = open_corpus(config, raw.path).lock()
+    assert len(before["shards"]) == len(open_corpus(DataConfig(), raw.path).lock()["shards"]) + 2
+    assert open_corpus(config, raw.path).lock() == before
+    path = raw.path / "signals" / "00001.parquet"
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("score.value")
+    changed = table.set_column(place, "score.value", pc.call_function("add", [table["score.value"], pa.scalar(1.0)]))
+    pq.write_table(changed, path)
+    assert open_corpus(config, raw.path).lock()["shards"].items() ^ before["shards"].items()
+    path.write_bytes(b"PAR1")
+    with pytest.raises(IntegrityError, match=r"00001.parquet cannot be read"):
+        open_corpus(config, raw.path)
 
 
 def test_a_long_pace_and_unknown_columns_are_told(raw: Any) -> None:

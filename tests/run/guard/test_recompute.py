@@ -121,6 +121,9 @@ def test_results_of_a_gpu_are_equal_within_rounding() -> None:
     noisy = Bench([result([60.0, 9.0], 1), result([70.0, 9.0], 2)], device="cuda")
     assert noisy.refused(BAD) == (False, BAD, True)
     assert noisy.noted == []
+    at_limit = Bench([result([9.99, 2.0], 1)], device="cuda")
+    assert at_limit.refused([10.01, 2.0]) == (False, [10.01, 2.0], True)
+    assert at_limit.noted == [], "a limit between two results is no fault"
 
 
 def test_a_rank_that_is_named_alone_twice_is_faulty() -> None:

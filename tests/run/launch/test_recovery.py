@@ -167,15 +167,16 @@ def test_the_gpu_of_a_rank_that_computing_again_named_alone_is_left_out(
     report = Report("FaultyRankError", "step 5 computed again has other bits", "", ours=False, by_peer=False)
     failure = Failure(1, "failed", RankStatus(1, "optimizer", 4, 0, 0), report)
     found = list[list[SlotFault]]()
-    for device, ranks in (("cuda", [0, 1]), ("cuda", [1]), ("cpu", [1])):
+    told = (("cuda", [1], 3), ("cuda", [0, 1], 4), ("cuda", [1], 4), ("cpu", [1], 4))  # the first: of another failure
+    for device, ranks, step in told:
         monkeypatch.setattr(keeper, "_device", device)
         monkeypatch.setattr(keeper, "_known", 4)
         with Ledger(run) as ledger:
-            ledger.note("audit", At(4), found="persistent", ranks=ranks)
+            ledger.note("audit", At(step), found="persistent", ranks=ranks)
         CordonList(run.cordon).add([SlotFault(0, "memory", "word 3")])
         found.append(keeper.accused(failure, 2))
-    assert found == [[], [SlotFault(2, "computing again", report.text)], []]
-    assert [each.slot for each in keeper.check(1, found[1]).cordoned] == [2]
+    assert found == [[], [], [SlotFault(2, "computing again", report.text)], []]
+    assert [each.slot for each in keeper.check(1, found[2]).cordoned] == [2]
 
 
 def test_what_counts_as_the_same_failure() -> None:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import hornbook.data.loader.loader as loading
 from hornbook.cli.main import main
+from hornbook.data.config.data import DataConfig
 from hornbook.errors import Exit
 from tests.run.launcher import Launcher
 
@@ -55,12 +57,25 @@ def test_weights_are_held_by_their_importance(
 
 
 def test_a_fisher_of_another_model_is_refused(
-    tmp_path: Path, tiny_settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_settings: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is taken on rows as they are, whatever order and reach the run began with."""
     base, other, fisher = tmp_path / "base", tmp_path / "other", tmp_path / "fisher.safetensors"
+    begun = [
+        'data.curriculum={kind="difficulty", over_tokens=512}',
+        'data.sequence_ramp={kind="linear", start_tokens=8, over_tokens=512}',
+    ]
     for run, seed in ((base, 1), (other, 2)):
-        assert main(["train", "--out", str(run), *tiny_settings, f"seed={seed}", "train.tokens=512"]) == Exit.DONE
+        assert (
+            main(["train", "--out", str(run), *tiny_settings, *begun, f"seed={seed}", "train.tokens=512"]) == Exit.DONE
+        )
+    read, build = list[DataConfig](), loading.build_loader
+    monkeypatch.setattr(
+        loading, "build_loader", lambda config, *given, **how: read.append(config) or build(config, *given, **how)
+    )
     assert main(["fisher", str(base), "--out", str(fisher), "--rows", "2"]) == Exit.DONE
+    assert [(each.curriculum.kind, each.sequence_ramp.kind) for each in read] == [("none", "none")]
+    monkeypatch.undo()
     hold = ["train.loss.anchor.kind=ewc", f"train.loss.anchor.fisher={fisher}"]
     capsys.readouterr()
     assert main(["train", "--from", str(other), *tiny_settings, *hold, "--out", str(tmp_path / "a")]) == Exit.USAGE

@@ -28,9 +28,10 @@ def fisher(
     import numpy as np
 
     from hornbook.cli.model.subject import recipe_of
-    from hornbook.data.config.data import ReplayConfig
+    from hornbook.data.config.data import NoCurriculum, ReplayConfig
     from hornbook.data.loader.loader import build_loader
     from hornbook.model.storage.load import load_model
+    from hornbook.optim.config.batch_schedule import NoRamp
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.gradients.fisher import fisher_diagonal, write_fisher
     from hornbook.parallel.parallelize import parallelize
@@ -48,7 +49,9 @@ def fisher(
     check_tokenizer(folder, Tokenizer.load(Path(path) / "tokenizer"))
     own = recipe.data if data is None else recipe.data.model_copy(update={"weights": {}, "stages": []})
     sequence = min(recipe.train.sequence, loaded.config.position.length)
-    settings = own.model_copy(update={"replay": ReplayConfig()})
+    # Rows of the text as it is: the first ones of a run may be easy ones, and cut into short parts.
+    whole = {"replay": ReplayConfig(), "curriculum": NoCurriculum(), "sequence_ramp": NoRamp()}
+    settings = own.model_copy(update=whole)
     index = build_loader(settings, path, sequence=sequence, micro_batch=1, seed=recipe.seed, prefetch=False).index
     train = recipe.train.model_copy(update={"device": "auto", "precision": "fp32", "compile": False})
     engine = parallelize(loaded.model, ParallelConfig(), train)

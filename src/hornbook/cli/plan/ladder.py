@@ -135,9 +135,10 @@ def fit(
     return Result(value | {"points": points, "left_out": left_out}, ladder_text(found, rungs), notes=notes)
 
 
-SETTLED = ("data.path", "model.head.labels", "train.micro_batch", "train.device", "train.threads", "train.compile*")
-LAST_BITS = ("parallel.*", "guard.*")
-"""Settings that a run settles by its data and machine, or that change no more than last bits of its loss."""
+SETTLED = ("data.path", "data.replay.path", "model.head.labels", "train.micro_batch", "train.device", "train.threads")
+LAST_BITS = ("train.compile*", "parallel.*", "guard.*")
+"""Settings that a run settles by its data and machine, or that change no more than last bits of the loss of a run
+without faults."""
 
 
 def _require_same(run: RunDir, wanted: "Recipe") -> None:
@@ -145,11 +146,14 @@ def _require_same(run: RunDir, wanted: "Recipe") -> None:
     from hornbook.data.corpus import open_corpus
     from hornbook.run.start.bound import recipe_in_force
     from hornbook.run.start.environment import check_data_lock
+    from hornbook.run.start.teacher import pin_teacher
+    from hornbook.settings.resolve import Resolved
     from hornbook.settings.resume_rules import resume_changes
 
+    there = recipe_in_force(run)
     changes = [
         f"{each.key} {each.old} -> {each.new}"
-        for each in resume_changes(recipe_in_force(run), wanted)
+        for each in resume_changes(there, pin_teacher(Resolved(wanted, {}), there).recipe)
         if each.policy != "free"
         and each.new not in (None, "auto")
         and not any(fnmatchcase(each.key, glob) for glob in (*SETTLED, *LAST_BITS))

@@ -118,7 +118,8 @@ class GlobalIndex:
         if len(self._reach.sizes) == 1:
             return found
         levels = np.searchsorted(np.array(self._reach.firsts), positions * self.sequence, side="right") - 1
-        return found._replace(reach=np.array(self._reach.sizes)[levels])
+        reach = np.array(self._reach.sizes)[levels]
+        return found if (reach == self.sequence).all() else found._replace(reach=reach)
 
     def segments(self, positions: Int64[np.ndarray, " n"]) -> Segments:
         """Spans of the streams that the rows at `positions` are made from."""

@@ -52,9 +52,9 @@ class Result:
     """Of this rank's gradients; None of those that are not finite, and where an update may have used them up."""
 
     def equals(self, other: "Result", *, exact: bool) -> bool:
-        """Whether two computations came to the same. exact: to the bit."""
+        """Whether two computations came to the same. exact: to the bit; else a limit may lie between them."""
         if not exact:
-            return self.applied == other.applied and _close(self.numbers, other.numbers)
+            return _close(self.numbers, other.numbers)
         bits = None in (self.digest, other.digest) or self.digest == other.digest
         return bits and repr(self.numbers) == repr(other.numbers)  # as text: nan is equal to nan
 

@@ -107,7 +107,10 @@ class SlotKeeper:
         if failure.report is None or failure.report.kind != FaultyRankError.__name__ or self._device != "cuda":
             return []
         audits = [each for each in read_records(self._run.events) if each["kind"] == "audit"]
-        if not audits or len(audits[-1]["ranks"]) != 1 or len(self.slots) < ranks:
+        mine = bool(audits) and (audits[-1]["step"], audits[-1]["found"]) == (failure.status.step, "persistent")
+        if (
+            not mine or len(audits[-1]["ranks"]) != 1 or len(self.slots) < ranks
+        ):  # rank 0 may have ended before its note
             return []
         return [SlotFault(self.devices(ranks)[audits[-1]["ranks"][0]], "computing again", failure.report.text)]
 
