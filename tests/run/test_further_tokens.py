@@ -55,6 +55,11 @@ def test_an_export_says_what_it_leaves_out_and_computes_the_same(
     assert "model.mtp.kind" in capsys.readouterr().err
 
 
+def test_a_mean_says_what_it_leaves_out(tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["average", str(whole), "--last", "2", "--out", str(tmp_path / "mean"), "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["left_out"] == {"mtp_blocks": 2}
+
+
 def test_text_is_drafted_and_told(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = _text(whole, capsys, "--greedy")
     for words in (("--speculative",), ("--draft", str(whole), "--draft-tokens", "3")):
