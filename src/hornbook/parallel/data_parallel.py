@@ -14,6 +14,8 @@ Where other axes than those of data have several ranks, and `parallel.shard` is 
 last microbatch: what a rank holds of a parameter, over the ranks that hold the same and saw other tokens.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -63,6 +65,17 @@ class SingleProcess:
 
     def finish_gradients(self) -> None:
         """Called when gradients are complete: every shard's `grad` is then its part of the sum."""
+
+    def take_gradients(self, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+        """In exact mode, after each microbatch: its gradients, summed over ranks; the parameters have none then."""
+        self.finish_gradients()
+        gradients = [parameter.grad for parameter in parameters]
+        self.zero_gradients()
+        taken = [gradient for gradient in gradients if gradient is not None]
+        assert len(taken) == len(gradients), "a parameter took no part in the loss"
+        with self.clock.phase("communication"):
+            self.all_reduce(taken)
+        return taken
 
     def all_reduce(self, gradients: list[Tensor]) -> None:
         """In exact mode, after each microbatch: add the gradients of the other ranks for the same round, in place."""

@@ -5,7 +5,6 @@ divided over ranks, `hornbook.parallel.parallelize` builds an engine.
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,14 +32,14 @@ from hornbook.parallel.gradients.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.gradients.noise_scale import BatchPart
 from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
-from hornbook.parallel.gradients.objective import head_terms, targets_of
+from hornbook.parallel.gradients.objective import head_terms, sum_terms, targets_of
 from hornbook.parallel.gradients.penalties import Penalties
 from hornbook.parallel.gradients.zeros import Zeros
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.traffic.step_clock import StepClock
-from hornbook.parallel.world import LOSSES, World
+from hornbook.parallel.world import World
 from hornbook.run.config import LossConfig
 
 
@@ -86,9 +85,7 @@ class Engine:
         self.sum_copies: Callable[[], None] = lambda: None
         """Sums gradients of what several stages hold, once they are summed over the data axes."""
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
-        self._compiled = compiled or CompiledParts()
-        self._hold_weights = hold_weights
-        self._balance = Balance(model)
+        self._compiled, self._hold_weights, self._balance = compiled or CompiledParts(), hold_weights, Balance(model)
         self.parts = RowParts(model, world)
         """What this rank computes of the rows of a batch."""
         self.loss_names: tuple[str, ...] = (*loss.terms, *auxiliary)
@@ -101,8 +98,8 @@ class Engine:
         self._sums: tuple[Tensor, Tensor, float] | None = None
         """Of the step: objective, loss, and the weight of its targets, which the loss is not divided by."""
         self._refusal: Refusal | None = None
-        self._own: list[Tensor] = []
-        """Terms of this rank's microbatches, before they were summed over the ranks."""
+        self.own_terms: list[Tensor] = []
+        """Of the step: terms of each microbatch of this rank, before they were summed over the ranks."""
 
     @property
     def _head(self) -> Head:
@@ -130,7 +127,6 @@ class Engine:
         self._data_parallel.zero_gradients()
         self._balance.begin_step()
         self._sums = self._refusal = None
-        self._own = []
 
     def forward_backward(
         self, batches: Sequence[Batch], total_weight: float, key: tuple[int, int] | None = None
@@ -150,34 +146,27 @@ class Engine:
         several = self._hold_weights and len(batches) > 1
         with held_weights(self.model, self.model.compute_dtype) if several else contextlib.nullcontext():
             self.runner.run(step)
-        self._own = step.terms
-        self._data_parallel.finish_gradients() if step.tree is None else self._set_gradients(step.tree.total())
+        self.own_terms = step.terms
+        self._data_parallel.finish_gradients() if step.tree is None else step.tree.give(self.named_parameters.values())
         self.sum_copies()
         with self.clock.phase("communication" if self.world.size > 1 else "forward"):
-            sums = exact_terms(step.terms, self.world) if self._exact else self._sum(step.terms)
+            sums = (exact_terms if self._exact else sum_terms)(step.terms, self.world)
         penalties = self.penalties.add(self.scaler.scale if self.scaler else 1.0)
         self.zeros.leave_gradients()
         losses = dict(zip(self.loss_names, sums.unbind(), strict=True))
         losses |= {name: penalty * max(total_weight, 1.0) for name, penalty in penalties.items()}
         total = self.objective_of(sums)
-        objective = torch.stack([total, *penalties.values()]).sum() if penalties else total
-        self._sums = objective, sums[0], total_weight
+        total = torch.stack([total, *penalties.values()]).sum() if penalties else total
+        self._sums = total, sums[0], total_weight
         return losses
 
-    def own_terms(self) -> list[float]:
-        """Of the step: the terms of each microbatch of this rank alone, one after the other. The host waits."""
-        return torch.stack(self._own).flatten().tolist() if self._own else []
-
     def gradients_alone(self, batch: Batch, key: tuple[int, int] | None) -> list[Tensor]:
-        """Gradients of one microbatch's summed objective on this rank, which holds the whole model; changes nothing."""
+        """Of one microbatch's summed objective on this rank, which holds the whole model; `grad` and hooks stay out."""
         self.model.train()
-        batch = self._compiled.filled(batch)
-        keys = None if key is None else self._to_device(row_keys(*key, batch.samples))
-        hidden, auxiliary = self.model(**self.inputs(batch, keys))
-        terms, told = self._terms(batch, hidden, auxiliary, keys, 1.0), {*MEASURED}
-        total = torch.stack([each for name, each in terms.items() if name not in told]).sum()
+        step = _Step(self, [self._compiled.filled(batch)], key, 1.0)
+        hidden, auxiliary = self.model(**step.inputs(0))
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        found = torch.autograd.grad(total, trained, allow_unused=True)  # `grad` and hooks on it stay out
+        found = torch.autograd.grad(step.objective(hidden, auxiliary, 0), trained, allow_unused=True)
         return [each for each in found if each is not None]
 
     def objective_of(self, terms: Tensor) -> Tensor:
@@ -198,28 +187,6 @@ class Engine:
         """What `BatchPart.measured` returns, after `forward_backward`; nothing where it is not measured."""
         return [] if self._part is None else self._part.measured()
 
-    def _sum(self, found: list[Tensor]) -> Tensor:
-        """Sums of [loss names] over the microbatches of all ranks; each stage has its own terms."""
-        total = functools.reduce(torch.add, found)
-        if self.world.axis_size(LOSSES) == 1:
-            return total
-        return self.world.all_reduce_sum(total.double(), LOSSES).to(total.dtype)
-
-    def _take_gradients(self) -> list[Tensor]:
-        """Sum over ranks of the gradients of one microbatch each; the parameters have none afterwards."""
-        self._data_parallel.finish_gradients()
-        gradients = [parameter.grad for parameter in self.named_parameters.values()]
-        self._data_parallel.zero_gradients()
-        taken = [gradient for gradient in gradients if gradient is not None]
-        assert len(taken) == len(gradients), "a parameter took no part in the loss"
-        with self.clock.phase("communication"):
-            self._data_parallel.all_reduce(taken)
-        return taken
-
-    def _set_gradients(self, gradients: list[Tensor]) -> None:
-        for parameter, gradient in zip(self.named_parameters.values(), gradients, strict=True):
-            parameter.grad = gradient
-
     def _terms(
         self, batch: Batch, hidden: Tensor | None, auxiliary: Auxiliary, keys: Tensor | None, factor: float
     ) -> dict[str, Tensor]:
@@ -229,8 +196,8 @@ class Engine:
         rest = self._balance.microbatch(auxiliary, rows, is_empty=mine.is_empty)
         if hidden is None:
             return rest
-        early = power_below(factor) if self.scaler else 1.0
-        return head_terms(self._head, hidden, auxiliary, mine, self._loss, keys, early, self.teacher) | rest
+        how = self._loss, keys, power_below(factor) if self.scaler else 1.0, self.teacher
+        return head_terms(self._head, hidden, auxiliary, mine, *how) | rest
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""
@@ -241,14 +208,13 @@ class Engine:
 
         `step` will refuse the update if norm or loss is not finite or beyond `limits`: on all ranks, by the same norm.
         """
-        how = NormClip(limit=how) if isinstance(how, int | float) else how
         gradients = [each.grad for each in self.named_parameters.values() if each.grad is not None]
         if self.scaler:
-            for gradient in gradients:
-                gradient.mul_(1.0 / self.scaler.scale)
+            self.scaler.unscale(gradients)
         norm = exact_norm(self.shards, self.world) if self._exact else self._data_parallel.norm(gradients)
         assert self._sums is not None
         self._refusal = refusal(norm, *self._sums, limits)
+        how = NormClip(limit=how) if isinstance(how, int | float) else how
         self.clipping.apply(how, norm, self._refusal.any, limits)
         return norm
 
@@ -347,7 +313,7 @@ class _Step:
 
     def __init__(self, engine: Engine, batches: Sequence[Batch], key: tuple[int, int] | None, factor: float) -> None:
         self._engine, self._batches, self._key, self._factor = engine, batches, key, factor
-        self._keys: dict[int, Tensor | None] = {}
+        self._keys: dict[int, Tensor] = {}
         self.tree = TreeSum() if engine._exact else None
         self.terms: list[Tensor] = []
         """Of each microbatch, the terms of the objective in the order of `Engine.loss_names`."""
@@ -357,17 +323,21 @@ class _Step:
         return len(self._batches)
 
     def begin(self, number: int) -> None:
-        engine, batch, key = self._engine, self._batches[number], self._key
-        self._keys[number] = None if key is None else to_device(row_keys(*key, batch.samples), engine.world.device)
         last = number == self.num_microbatches - 1
-        engine._data_parallel.begin_microbatch(last=last, is_empty=batch.is_empty)
+        self._engine._data_parallel.begin_microbatch(last=last, is_empty=self._batches[number].is_empty)
+
+    def _row_keys(self, number: int) -> Tensor | None:
+        if self._key is not None and number not in self._keys:
+            keys = row_keys(*self._key, self._batches[number].samples)
+            self._keys[number] = to_device(keys, self._engine.world.device)
+        return self._keys.get(number)
 
     def inputs(self, number: int) -> dict[str, Any]:
-        return self._engine.inputs(self._batches[number], self._keys[number])
+        return self._engine.inputs(self._batches[number], self._row_keys(number))
 
     def objective(self, hidden: Tensor | None, auxiliary: Auxiliary, number: int) -> Tensor:
         engine, batch = self._engine, self._batches[number]
-        found = engine._terms(batch, hidden, auxiliary, self._keys[number], self._factor)
+        found = engine._terms(batch, hidden, auxiliary, self._row_keys(number), self._factor)
         # A part from outside may give losses that it has not named: they were 0 in the microbatches before.
         if unnamed := tuple(name for name in found if name not in engine.loss_names):
             engine.add_names(unnamed)
@@ -379,8 +349,10 @@ class _Step:
         return engine.objective_of(terms) * self._factor
 
     def end(self) -> None:
-        gradients = None if self.tree is None else self._engine._take_gradients()
-        if self._engine._part is not None:
-            self._engine._part.end_microbatch(gradients)
+        engine, gradients = self._engine, None
+        if self.tree is not None:
+            gradients = engine._data_parallel.take_gradients(engine.named_parameters.values())
+        if engine._part is not None:
+            engine._part.end_microbatch(gradients)
         if self.tree is not None and gradients is not None:
             self.tree.push(gradients)

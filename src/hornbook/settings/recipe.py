@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from hornbook.data.config.data import DataConfig
-from hornbook.data.config.objective import Objective
 from hornbook.data.config.preferences import Comparing
 from hornbook.evals.config import EvalConfig
 from hornbook.model.config.checks import model_problems
@@ -26,6 +25,7 @@ from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainC
 from hornbook.settings.fields import Config, Count
 from hornbook.settings.layout.rules import layout_problems
 from hornbook.settings.layout.tensor import tensor_problems
+from hornbook.settings.learning import learning_problems
 from hornbook.settings.renamed import with_present_names
 from hornbook.text.config.labels import LabelsConfig, NumberLabels, PreferenceLabels
 from hornbook.text.config.text import TextConfig
@@ -82,9 +82,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
         *_check_surgery(recipe),
         *_check_labels(recipe),
         *_check_noise_scale(recipe),
-        *_check_teacher(recipe),
-        *_check_mtp(recipe),
-        *_check_curriculum(recipe),
+        *learning_problems(recipe.data, recipe.train, recipe.model, recipe.parallel, recipe.surgery),
     ]
     problems += [*_check_optim(recipe), *_check_rounding(recipe)]
     if recipe.name in ("", ".", "..") or any(letter in recipe.name for letter in "/\\\0"):
@@ -124,68 +122,6 @@ def _check_precision(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "surgery", f"added parts and frozen weights are float32, and those of bf16-pure are bf16: {remedy}"
     if any(recipe.model.layer(number).mlp.kind == "experts" for number in range(recipe.model.num_blocks)):
         yield "model.mlp", f"routers of experts need float32 weights, and those of bf16-pure are bf16: {remedy}"
-
-
-def _check_teacher(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What a teacher's predictions, which are kept by row of text, do not go with."""
-    if recipe.train.loss.teacher.kind == "none":
-        return
-    if (kind := recipe.data.objective.kind) != "causal":
-        text = f'its predictions are of causal rows, and data.objective.kind is "{kind}"'
-        yield "train.loss.teacher", f'{text}: take "causal", or leave the teacher out'
-    if recipe.train.loss.teacher.kind == "relations":
-        yield from _check_live_teacher(recipe)
-    if recipe.parallel.tensor not in (1, FILL):
-        yield "parallel.tensor", "a teacher's tokens are of the whole vocabulary: leave it 1, or leave the teacher out"
-
-
-def _check_mtp(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What multi-token prediction does not go with."""
-    if not recipe.model.mtp.depth:
-        return
-    objective, remedy = recipe.data.objective.kind, "or leave model.mtp out (`hornbook export` does)"
-    if objective not in ("causal", "fim", "answer"):
-        text = f'the tokens ahead are those of "causal", "fim" and "answer", and data.objective.kind is "{objective}"'
-        yield "model.mtp", f"{text}: take one of them, {remedy}"
-    if not recipe.data.document_mask:
-        yield "data.document_mask", f"tokens ahead may be those of another document: leave it true, {remedy}"
-    if recipe.surgery:
-        text = (
-            "surgery changes the blocks that are kept, not those of model.mtp: `hornbook export` a model without them"
-        )
-        yield "model.mtp", f"{text}, then `train --from` that"
-
-
-def _check_curriculum(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What an order by difficulty, and attention that reaches farther by and by, do not go with."""
-    data, objective = recipe.data, recipe.data.objective
-    if data.curriculum.kind != "none" and data.order != "shuffled":
-        yield "data.order", f'rows cannot come by difficulty and "{data.order}": leave it "shuffled"'
-    if data.sequence_ramp.kind == "none":
-        return
-    problems = data.sequence_ramp.problems(recipe.train.sequence, "train.sequence")
-    yield from ((f"data.sequence_ramp.{key}", text) for key, text in problems)
-    if type(objective).build is not Objective.build or objective.decoder_start is not None:
-        yield "data.sequence_ramp", f'"{objective.kind}" has texts that are not cut: take an objective of rows of text'
-
-
-def _check_live_teacher(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What does not go with a teacher that looks into a layer of the model in each step."""
-    remedy = 'or take train.loss.teacher.kind = "top"'
-    if recipe.train.compile:
-        yield (
-            "train.compile",
-            f"compiled code does not show what a teacher of relations compares: leave it out, {remedy}",
-        )
-    if recipe.parallel.recompute.kind != "none":
-        text = "activations that are dropped are not compared with a teacher's"
-        yield "parallel.recompute", f'{text}: take "none", {remedy}'
-    if recipe.parallel.pipeline.stages > 1:
-        yield "parallel.pipeline", f"the teacher computes where the whole model is: leave it out, {remedy}"
-    if recipe.parallel.context.ranks > 1:
-        yield "parallel.context", f"a teacher of relations compares whole rows: leave it 1, {remedy}"
-    if any(isinstance(step, PromptConfig) for step in recipe.surgery):
-        yield "surgery", f"a prompt makes rows longer than the teacher's: leave it out, {remedy}"
 
 
 def _check_optim(recipe: Recipe) -> Iterator[tuple[str, str]]:

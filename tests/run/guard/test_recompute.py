@@ -48,7 +48,9 @@ class Bench:
         world = SimpleNamespace(size=self.ranks, data_size=self.ranks, device=torch.device(self.device))
         world.all_reduce_max = list
         world.all_gather_values = lambda value, _: self.gathered(value)
-        engine = SimpleNamespace(world=world, model=torch.nn.Linear(1, 1), scaler=self.scaler, own_terms=lambda: [1.0])
+        engine = SimpleNamespace(
+            world=world, model=torch.nn.Linear(1, 1), scaler=self.scaler, own_terms=[torch.tensor([1.0])]
+        )
         engine.clipping = SimpleNamespace(state=list)
         engine.step, engine.zero_gradients = count, lambda: None
         state = SimpleNamespace(engine=engine, optimizer=None, guard=SimpleNamespace(acts=self.acts), step=6)

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+Targets = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN|CHECKPOINT...",
+        help="A run (its newest checkpoint is used) or a checkpoint; several are scored one after the other.",
+    ),
+]
+
+
 def evaluate(
-    target: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN|CHECKPOINT...",
-            help="A run (its newest checkpoint is used) or a checkpoint; several are scored one after the other.",
-        ),
-    ],
+    target: Targets,
     data: Annotated[
         list[str] | None, typer.Option(help="Text to score instead of the run's validation shards; may be repeated.")
     ] = None,
@@ -65,8 +68,6 @@ def evaluate(
     For the last checkpoint of a run, this is the result that the run ended with. Of several runs on tasks of GLUE or
     SuperGLUE the benchmark's score is told too.
     """
-    from hornbook.evals.suites import suite_scores
-
     if harness:
         _refuse("--harness", {"--data": data, "--baselines": baselines, "--tasks": tasks, "--compare": compare})
     else:
@@ -83,6 +84,13 @@ def evaluate(
             return compare_models(target[0], compare, data, tasks, progress, average=average)
         chosen = {"baselines": baselines, "contamination": contamination, "average": average}
         models = [_score(each, data, progress, tasks, **chosen) for each in target]
+    return _result(models)
+
+
+def _result(models: list[dict[str, Any]]) -> Result:
+    """The metrics of one model, or of several with the scores of suites."""
+    from hornbook.evals.suites import suite_scores
+
     notes = [note for metrics in models for note in _notes(metrics)]
     if len(models) == 1:
         return Result(models[0], notes=notes)

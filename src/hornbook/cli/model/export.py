@@ -78,19 +78,14 @@ def export(
     check_free(out)
     if to == "peft":
         return _export_adapter(folder, out, dry_run=dry_run)
+    given = _Calibration(calibrate, rows, act_order) if calibrate else None
     if quantize is not None:
-        given = _Calibration(calibrate, rows, act_order) if calibrate else None
         return _export_quantized(folder, out, quantize, given, dry_run=dry_run)
     config, vocab, stream, beside = read_merged(folder, average=average)
     report = tell_left_out(folder, {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average})
-    if to == "gguf":
-        return _export_gguf(
-            _Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run
-        )
-    if to == "onnx":
-        return _export_onnx(
-            _Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run
-        )
+    if to in ("gguf", "onnx"):
+        write = _export_gguf if to == "gguf" else _export_onnx
+        return write(_Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run)
     if dry_run:
         return _plan(report, config, vocab)
     return _export_hf(report, folder, config, vocab, stream, beside, certificate)

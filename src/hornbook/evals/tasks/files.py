@@ -26,7 +26,7 @@ from hornbook.evals.written import check
 from hornbook.text.config.labels import AnswerLabels
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.document import Document, ReadOptions
-from hornbook.text.ingest.labels.parallel import list_labelled
+from hornbook.text.ingest.labels.parallel import stamped_inputs
 from hornbook.text.ingest.readers import read_file
 from hornbook.text.ingest.test_sets import read_rows
 
@@ -113,7 +113,7 @@ def _labelled(config: WrittenFile, context: TaskContext) -> list[Document]:
     labels = labels if isinstance(labels, AnswerLabels) else AnswerLabels()
     source = SourceConfig(paths=[config.path], layout=config.layout, columns=config.columns)
     digests, documents = list[str](), list[Document]()
-    for file in list_labelled(key, source, labels):
+    for file in stamped_inputs(key, source, labels):
         for row in read_file(file, ReadOptions.of(source, labels=labels), digests.append):
             if isinstance(row, Document):
                 documents.append(row)

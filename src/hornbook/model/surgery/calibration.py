@@ -98,10 +98,10 @@ def _stage(
     tokens = dict.fromkeys(left, 0)
     for number, (x, context) in enumerate(states):
         for name, read in _read(block, x, context, left, None if number == 0 else sums.keys()):
-            counted = read.flatten(0, -2) if context.token_mask is None else read[context.token_mask]
-            found = gather(counted.float())
+            taken = read.flatten(0, -2) if context.token_mask is None else read[context.token_mask]
+            found = gather(taken.float())
             sums[name] = sums[name] + found if name in sums else found
-            tokens[name] += len(counted)
+            tokens[name] += len(taken)
     if any(not tokens[name] for name in sums):
         raise UsageError("there is no text to calibrate on: give a folder with more training text")
     if odd := next((name for name, each in sums.items() if not bool(each.isfinite().all())), None):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
@@ -80,6 +80,11 @@ class TreeSum:
             _, left = self._nodes.pop()
             right = _add_(left, right)
         return right
+
+    def give(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make the sum of all lists the gradients of parameters."""
+        for parameter, gradient in zip(parameters, self.total(), strict=True):
+            parameter.grad = gradient
 
 
 def _add_(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:

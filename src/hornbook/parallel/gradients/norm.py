@@ -13,7 +13,7 @@ same global norm, so all hold the same scale without a collective.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -139,6 +139,11 @@ class Scaler:
     def spent(self) -> bool:
         """Whether the scale is at its minimum: it no longer explains a refused step, which the guard then counts."""
         return self.scale <= FLOOR
+
+    def unscale(self, gradients: Iterable[Tensor]) -> None:
+        """Divide gradients by the scale, in place."""
+        for gradient in gradients:
+            gradient.mul_(1.0 / self.scale)
 
     def follow(self, refused: bool, nonfinite: bool) -> None:
         """Adapt the scale after a step; one that was finite and refused says nothing about it."""

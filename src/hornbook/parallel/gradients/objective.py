@@ -1,5 +1,7 @@
 """What the head adds to the objective of a microbatch: the loss of each token, or of answers that are compared."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from hornbook.model.heads.mtp import STATES, targets_ahead
 from hornbook.model.heads.preference import Answers, comparison_losses, reward_losses
 from hornbook.model.layers.transfer import to_device
 from hornbook.parallel.gradients.live_teacher import LiveTeacher
+from hornbook.parallel.world import LOSSES, World
 from hornbook.run.config import LossConfig
 
 
@@ -82,3 +85,11 @@ def _soft_targets(batch: Batch, teacher: TeacherConfig, device: torch.device) ->
         return {}
     ids, logs = (to_device(each, device).flatten(0, 1) for each in (batch.teacher_ids, batch.teacher_logs))
     return {"soft": SoftTargets(ids, logs, teacher.temperature, teacher.weight)}
+
+
+def sum_terms(found: Sequence[Tensor], world: World) -> Tensor:
+    """Sums of [terms] over the microbatches of all ranks; each stage has its own terms."""
+    total = functools.reduce(torch.add, found)
+    if world.axis_size(LOSSES) == 1:
+        return total
+    return world.all_reduce_sum(total.double(), LOSSES).to(total.dtype)

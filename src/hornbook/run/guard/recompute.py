@@ -19,8 +19,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from hornbook.data.batch import GlobalBatch
 from hornbook.optim.config.clipping import AnyClip, StepLimits
+from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import AXES
 from hornbook.run.job import Job
 from hornbook.run.observe.audit import Audit, Replay
@@ -61,6 +64,11 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(math.isclose(a, b, rel_tol=CLOSE) or repr(a) == repr(b) for a, b in pairs)
 
 
+def _own_terms(engine: Engine) -> list[float]:
+    """Terms of the step's microbatches on this rank, one after the other. The host waits."""
+    return torch.stack(engine.own_terms).flatten().tolist() if engine.own_terms else []
+
+
 class Recompute:
     """Computes refused steps of an attempt again. Every rank makes the same calls in the same order."""
 
@@ -86,7 +94,7 @@ class Recompute:
         if not self._is_suspicious(seen):
             return False, seen, False
         norms = self._state.engine.clipping.state()
-        first = Result(applied=False, numbers=seen, own=self._state.engine.own_terms())
+        first = Result(applied=False, numbers=seen, own=_own_terms(self._state.engine))
         second = self._again(batch, how, limits, norms)
         if self._agree(first, second):
             self._ask_neighbour(batch)
@@ -124,7 +132,7 @@ class Recompute:
         applied, numbers = engine.fetch(norm, *engine.part_of_batch(), *losses.values())
         gradients = [each.grad for each in engine.named_parameters.values() if each.grad is not None]
         digest = combined(digests(gradients)) if math.isfinite(numbers[0]) else None
-        return Result(applied, numbers, engine.own_terms(), digest)
+        return Result(applied, numbers, _own_terms(engine), digest)
 
     def _agree(self, one: Result, other: Result) -> bool:
         """Whether two results are the same on every rank."""
@@ -136,7 +144,7 @@ class Recompute:
             return
         self._state.engine.zero_gradients()  # of the refused step nobody needs them, and their memory is
         for each in batch.batches:
-            self.audit.tell(self.audit.replay(each))
+            self.audit.conclude(self.audit.replay(each))
 
     def _tell(self, kind: str, results: Sequence[Result], *, wrong: Result, right: Result) -> None:
         """Record whose fault it was. Raises FaultyRankError where it stays."""
@@ -149,4 +157,4 @@ class Recompute:
         whole = [[digests[number] for _, digests in found] for number in range(len(results))]
         told = [None if None in each else f"{combined([*filter(None, each)]):016x}" for each in whole]
         norms = [each.numbers[0] for each in results]
-        self.audit.tell(Replay("persistent" if lasts else "transient", ranks), digests=told, gradient_norms=norms)
+        self.audit.conclude(Replay("persistent" if lasts else "transient", ranks), digests=told, gradient_norms=norms)

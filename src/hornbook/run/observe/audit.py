@@ -82,7 +82,7 @@ class Audit:
         """Before the update of a step that is due: compute its first microbatch again. Raises FaultyRankError."""
         if not is_due(self._state.step + 1, self._every):
             return
-        self.tell(self.replay(batch.batches[0]))
+        self.conclude(self.replay(batch.batches[0]))
 
     def replay(self, batch: Batch) -> Replay:
         """Compute a microbatch of this rank twice, and that of the rank before it once; every rank calls it."""
@@ -94,7 +94,7 @@ class Audit:
     def _digest(self, batch: Batch) -> int:
         return combined(digests(microbatch_gradients(self._state, batch)))
 
-    def tell(self, found: Replay, **evidence: Any) -> None:
+    def conclude(self, found: Replay, **evidence: Any) -> None:
         """Record what computing again has shown, unless all is well. Raises FaultyRankError, or
         HardwareError without other ranks, where a fault stays."""
         if found.kind == "real":

@@ -9,7 +9,7 @@ from hornbook.errors import UsageError
 from hornbook.text.config.labels import AnswerLabels, ClassLabels, LabelsConfig
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.document import Document, ReadOptions, Rejected
-from hornbook.text.ingest.labels.parallel import list_labelled
+from hornbook.text.ingest.labels.parallel import stamped_inputs
 from hornbook.text.ingest.readers import read_file
 
 GERMAN_ENGLISH = AnswerLabels(prompt="de", answer="en", template="translate: {prompt}")
@@ -18,7 +18,7 @@ GERMAN_ENGLISH = AnswerLabels(prompt="de", answer="en", template="translate: {pr
 def read(path: Path, config: LabelsConfig = GERMAN_ENGLISH) -> tuple[list[Document | Rejected], str]:
     digests: list[str] = []
     source = SourceConfig(paths=[str(path)], layout="parallel")
-    (file,) = list_labelled("s", source, config)
+    (file,) = stamped_inputs("s", source, config)
     return list(read_file(file, ReadOptions.of(source, labels=config), digests.append)), digests[0]
 
 
@@ -62,10 +62,10 @@ def test_the_other_file_counts_for_digest_and_stamp(tmp_path: Path) -> None:
     (tmp_path / "test.de").write_text("eins\n")
     (tmp_path / "test.en").write_text("one\n")
     source = SourceConfig(paths=[str(tmp_path / "test.de")], layout="parallel")
-    before, stamp = read(tmp_path / "test.de")[1], list_labelled("s", source, GERMAN_ENGLISH)[0].stamp
+    before, stamp = read(tmp_path / "test.de")[1], stamped_inputs("s", source, GERMAN_ENGLISH)[0].stamp
     (tmp_path / "test.en").write_text("won\n")
     assert read(tmp_path / "test.de")[1] != before
-    assert list_labelled("s", source, GERMAN_ENGLISH)[0].stamp != stamp
+    assert stamped_inputs("s", source, GERMAN_ENGLISH)[0].stamp != stamp
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
@@ -76,4 +76,4 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"test.en does not end in .de, the first field"):
         read(tmp_path / "test.en")
     with pytest.raises(UsageError, match=r"layout \"parallel\" is of labelled sets"):
-        list_labelled("s", SourceConfig(paths=[str(tmp_path / "test.de")], layout="parallel"), None)
+        stamped_inputs("s", SourceConfig(paths=[str(tmp_path / "test.de")], layout="parallel"), None)

@@ -22,7 +22,7 @@ from hornbook.text.ingest.labels.rows import fields_of
 from hornbook.text.ingest.lines import HashingFile, Line, open_input, read_lines
 
 
-def list_labelled(source: str, config: SourceConfig, labels: LabelsConfig | None) -> list[InputFile]:
+def stamped_inputs(source: str, config: SourceConfig, labels: LabelsConfig | None) -> list[InputFile]:
     """The files of a source (`list_inputs`); one with files beside it changes when any of them does.
 
     Raises UsageError, also where one of those is not there.

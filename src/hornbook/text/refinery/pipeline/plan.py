@@ -17,7 +17,7 @@ from hornbook.text.config.step import StepConfig
 from hornbook.text.config.text import TextConfig
 from hornbook.text.ingest.document import ReadOptions
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.labels.parallel import list_labelled
+from hornbook.text.ingest.labels.parallel import stamped_inputs
 from hornbook.text.ingest.parts import cut
 from hornbook.text.pool import choose_workers
 
@@ -119,7 +119,7 @@ def list_all(config: TextConfig) -> dict[str, list[InputFile]]:
     for name in config.sources:
         if not _NAME.fullmatch(name):
             raise UsageError(f"source name {name!r}: use letters, digits, '-', '_' and '.' (it becomes a folder)")
-    return {name: list_labelled(name, source, config.labels) for name, source in config.sources.items()}
+    return {name: stamped_inputs(name, source, config.labels) for name, source in config.sources.items()}
 
 
 def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> list[MeasureTask]:

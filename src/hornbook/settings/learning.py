@@ -1,0 +1,78 @@
+"""Rules of what a run learns beside the next token, and in which order: teachers, tokens further ahead, curricula."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hornbook.data.config.data import DataConfig
+from hornbook.data.config.objective import Objective
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.surgery import PromptConfig
+from hornbook.parallel.config import FILL, ParallelConfig
+from hornbook.run.config import TrainConfig
+
+
+def learning_problems(
+    data: DataConfig, train: TrainConfig, model: ModelConfig, parallel: ParallelConfig, surgery: Sequence[Any]
+) -> Iterator[tuple[str, str]]:
+    """(Dotted key, what is wrong and the remedy)."""
+    if train.loss.teacher.kind != "none":
+        yield from _check_teacher(data, parallel)
+    if train.loss.teacher.kind == "relations":
+        yield from _check_live_teacher(train, parallel, surgery)
+    if model.mtp.depth:
+        yield from _check_mtp(data, surgery)
+    yield from _check_curriculum(data, train)
+
+
+def _check_teacher(data: DataConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
+    """What a teacher of causal rows does not go with."""
+    if (kind := data.objective.kind) != "causal":
+        text = f'its predictions are of causal rows, and data.objective.kind is "{kind}"'
+        yield "train.loss.teacher", f'{text}: take "causal", or leave the teacher out'
+    if parallel.tensor not in (1, FILL):
+        yield "parallel.tensor", "a teacher's tokens are of the whole vocabulary: leave it 1, or leave the teacher out"
+
+
+def _check_live_teacher(
+    train: TrainConfig, parallel: ParallelConfig, surgery: Sequence[Any]
+) -> Iterator[tuple[str, str]]:
+    """What does not go with a teacher that looks into a layer of the model in each step."""
+    remedy = 'or take train.loss.teacher.kind = "top"'
+    if train.compile:
+        text = "compiled code does not show what a teacher of relations compares"
+        yield "train.compile", f"{text}: leave it out, {remedy}"
+    if parallel.recompute.kind != "none":
+        text = "activations that are dropped are not compared with a teacher's"
+        yield "parallel.recompute", f'{text}: take "none", {remedy}'
+    if parallel.pipeline.stages > 1:
+        yield "parallel.pipeline", f"the teacher computes where the whole model is: leave it out, {remedy}"
+    if parallel.context.ranks > 1:
+        yield "parallel.context", f"a teacher of relations compares whole rows: leave it 1, {remedy}"
+    if any(isinstance(step, PromptConfig) for step in surgery):
+        yield "surgery", f"a prompt makes rows longer than the teacher's: leave it out, {remedy}"
+
+
+def _check_mtp(data: DataConfig, surgery: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """What multi-token prediction does not go with."""
+    objective, remedy = data.objective.kind, "or leave model.mtp out (`hornbook export` does)"
+    if objective not in ("causal", "fim", "answer"):
+        text = f'the tokens ahead are those of "causal", "fim" and "answer", and data.objective.kind is "{objective}"'
+        yield "model.mtp", f"{text}: take one of them, {remedy}"
+    if not data.document_mask:
+        yield "data.document_mask", f"tokens ahead may be those of another document: leave it true, {remedy}"
+    if surgery:
+        text = "surgery changes the blocks that are kept, not those of model.mtp"
+        yield "model.mtp", f"{text}: `hornbook export` a model without them, then `train --from` that"
+
+
+def _check_curriculum(data: DataConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
+    """What an order by difficulty, and attention that reaches farther by and by, do not go with."""
+    objective = data.objective
+    if data.curriculum.kind != "none" and data.order != "shuffled":
+        yield "data.order", f'rows cannot come by difficulty and "{data.order}": leave it "shuffled"'
+    if data.sequence_ramp.kind == "none":
+        return
+    problems = data.sequence_ramp.problems(train.sequence, "train.sequence")
+    yield from ((f"data.sequence_ramp.{key}", text) for key, text in problems)
+    if type(objective).build is not Objective.build or objective.decoder_start is not None:
+        yield "data.sequence_ramp", f'"{objective.kind}" has texts that are not cut: take an objective of rows of text'
