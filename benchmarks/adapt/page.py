@@ -96,4 +96,21 @@ def rounded(found: dict[str, Any]) -> list[str]:
     )
 
 
-SECTIONS = (preference, continual, smaller, finetune, rounded)
+def speculative(found: dict[str, Any]) -> list[str]:
+    """Drafted text beside text of one token at a time."""
+    keys = ("tokens_per_second", "times_as_fast", "tokens_per_pass", "drafted", "accepted", "equal_texts")
+    rows = [
+        (how, name, *(each.get(key, "") for key in keys))
+        for how, ways in found["results"].items()
+        for name, each in ways.items()
+    ]
+    return section(
+        "Drafted text",
+        f"`python -m benchmarks.adapt.speculative`: models trained on {found['tokens']:,} tokens of {found['text']};",
+        f"{found['new_tokens']} tokens behind each of {found['prompts']} prompts, in turn, on one thread. Times as",
+        "fast as the same model without drafts; equal texts: of greedy ones, with its text.",
+        *rows_of(("", "", "tokens/s", "times as fast", "tokens a pass", "drafts", "accepted", "equal texts"), rows),
+    )
+
+
+SECTIONS = (preference, continual, smaller, finetune, rounded, speculative)

@@ -11,6 +11,9 @@ from safetensors.torch import load_file
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
+from hornbook.model.surgery.adapters.files import tensors_digest
+from hornbook.model.surgery.folders import read_merged
+from hornbook.parallel.gradients.fisher import FisherFile
 from hornbook.settings.resolve import resolve
 
 WORDS = ("model.mtp.kind=sequential", "model.mtp.depth=2", "model.dropout=0.1", "model.layers=2")
@@ -53,6 +56,19 @@ def test_an_export_says_what_it_leaves_out_and_computes_the_same(
     assert texts[0] == texts[1]
     assert main(["generate", str(out), "-p", "a", "--speculative"]) == Exit.USAGE
     assert "model.mtp.kind" in capsys.readouterr().err
+
+
+def test_a_mean_says_what_it_leaves_out(tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["average", str(whole), "--last", "2", "--out", str(tmp_path / "mean"), "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["left_out"] == {"mtp_blocks": 2}
+
+
+def test_its_fisher_information_is_that_of_the_weights_it_was_taken_at(tmp_path: Path, whole: Path) -> None:
+    checkpoint, file = whole / "checkpoints/step-00000012", tmp_path / "fisher.safetensors"
+    assert main(["fisher", str(whole), "--out", str(file), "--rows", "1"]) == Exit.DONE
+    FisherFile(file).check(tensors_digest(read_merged(checkpoint)[2]), checkpoint)
+    for name in load_file(checkpoint / "model.safetensors"):
+        FisherFile(file).read(name)
 
 
 def test_text_is_drafted_and_told(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:

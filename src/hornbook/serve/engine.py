@@ -1,10 +1,11 @@
 """Continuous batching: one thread that generates all texts together, which join and leave between its steps.
 
-A step reads at most `Limits.prefill` tokens of prompts in order of arrival, in one pass where they fit (`prefill.py`),
-then adds one token to every text that is being generated. Each text has a row of the `BatchCache`; prompts are read
-into a cache of their own first. So a text depends on its own prompt, sampling and seed, never on what is generated
-beside it: rows do not mix, and the parts in which prompts are read are counted from their beginning. (Matrix products
-of another number of rows may round otherwise, by the last bits of float32.)
+A step reads prompts in order of arrival, several in one pass where they fit (`prefill.py`), until it has read
+`Limits.prefill` tokens or more (less than twice as many). Then it adds one token to every text that is being generated.
+Each text has a row of the `BatchCache`; prompts are read into a cache of their own first. So a text depends on its own
+prompt, sampling and seed, never on what is generated beside it: rows do not mix, and the parts in which prompts are
+read are counted from their beginning. (Matrix products of another number of rows may round otherwise, by the last bits
+of float32.)
 """
 
 import threading

@@ -77,6 +77,15 @@ def test_greedy_text_is_that_of_one_token_at_a_time(
     assert tally.taken > 15  # the model itself drafts what it would say
 
 
+def test_a_draft_is_penalised_for_those_before_it(random_model: Any) -> None:
+    """The model repeats itself, which the penalty forbids: drafts of its own are what it says all the same."""
+    model, tally = make_model(random_model), Tally()
+    assert len(set(generate(model, [5], max_tokens=20, greedy=True))) < 10
+    options: dict[str, Any] = {"max_tokens": 20, "greedy": True, "repetition_penalty": 50.0}
+    assert len(set(speculate(model, [5], OtherModel(model, 4), tally=tally, **options))) == 20
+    assert tally.taken == tally.drafted > 10
+
+
 def test_a_stop_token_ends_the_text_before_it(random_model: Any) -> None:
     model = make_model(random_model)
     options: dict[str, Any] = {"max_tokens": 40, "greedy": True}

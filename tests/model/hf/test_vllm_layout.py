@@ -1,8 +1,10 @@
-"""Exported folders by the rules of vLLM's loader, written out here from its sources: vLLM itself is not needed.
+"""Exported folders by the rules of vLLM's loader, written out here: vLLM itself is not run.
 
-`vllm/model_executor/models/{registry,llama,qwen2,qwen3}.py`: config.json names a class of the registry; each tensor of
-the file is put into the parameter of its name, where query, key and value are rows of one matrix and gate and up of
-another; a name without a parameter is a KeyError there, and a parameter without a tensor keeps what memory held.
+They were read in `vllm/model_executor/models/`, each file at one commit: the table of text models of registry.py
+(0002bff0), modules and `load_weights` of llama.py (0035bdf2), qwen2.py (013a2792) and qwen3.py (002456df). config.json
+names a class of the table; each tensor of the file is put into the parameter of its name, where query, key and value
+are rows of one matrix and gate and up of another; hidden_act is "silu". A bias without a parameter is passed over
+there, any other tensor without one is a KeyError, and a parameter without a tensor is not filled: all are errors here.
 """
 
 import json
@@ -81,6 +83,6 @@ def test_every_tensor_has_its_place_and_every_place_its_tensor(tmp_path: Path, k
     write_tokenizer(tmp_path / "tokenizer")
     write_hf(tmp_path / "out", model, config, 320, tmp_path / "tokenizer")
     told = json.loads((tmp_path / "out/config.json").read_text())
-    assert told["architectures"] == [kind]
+    assert (told["architectures"], told["hidden_act"]) == ([kind], "silu")
     assert loaded(tmp_path / "out/model.safetensors") == parameters(told)
     assert {"tokenizer.json", "tokenizer_config.json"} <= {each.name for each in (tmp_path / "out").iterdir()}

@@ -65,6 +65,13 @@ def test_a_layer_with_an_mlp_of_its_own_keeps_it() -> None:
     assert [block.mlp.activation for block in model.blocks.values()] == ["gelu", "relu"]  # pyright: ignore
 
 
+def test_blocks_of_multi_token_prediction_follow() -> None:
+    before, after = (config("glu", name, mtp={"kind": "sequential"}) for name in ("silu", "relu"))
+    model = made(before)
+    set_activation(model, before, after, 1.0)
+    assert [block.mlp.activation for block in model.all_blocks()] == ["relu"] * 3  # pyright: ignore
+
+
 def test_the_share_moves_in_place() -> None:
     """Compiled code keeps its tensor, so that it is not compiled again at every step."""
     before, after = config("glu", "silu"), config("glu", "relu")

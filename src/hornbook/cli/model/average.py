@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.model.out_folder import check_free, new_model, report_text, with_tokenizer
+from hornbook.cli.model.out_folder import check_free, new_model, report_text, tell_left_out, with_tokenizer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
@@ -39,6 +39,7 @@ def average(
     for folder, (other, rows, _, beside) in zip(folders[1:], models[1:], strict=True):
         _refuse_other(folders[0], folder, (config, vocab, tokenizer), (other, rows, beside))
     report: dict[str, Any] = {"sources": [str(folder) for folder in folders], "weights": shares, "out": str(out)}
+    tell_left_out(folders[0], report)
     if dry_run:
         text = f"would write {out}: the mean of {len(folders)} checkpoints; nothing written"
         return Result(report | {"dry_run": True}, text)

@@ -204,7 +204,7 @@ class _Text:
     ) -> None:
         self._model, self._history, self._drafter, self._how = model, history, drafter, how
         self._vocab, self._observe, self._tally = vocab, observe, tally
-        self._prompt, self._generated = frozenset(history), TokenCounts().generated
+        self._counts = TokenCounts(frozenset(history))
 
     def continued(self, max_tokens: int, room: int | None) -> Iterator[int]:
         """Ids, as many; with `room` positions at most, of which half are left when they are full."""
@@ -236,13 +236,14 @@ class _Text:
             cache.length = known
 
     def _drafts(self, window: list[int], states: Tensor, count: int, made: int) -> list[Draft]:
-        counts = TokenCounts(self._prompt, self._generated.copy())
+        counts, before = TokenCounts(self._counts.prompt, self._counts.generated.copy()), made
 
         def propose(logits: Tensor) -> Draft:
-            index = made + counts.generated.total() - self._generated.total()
+            nonlocal before
             shares = token_shares(self._cut(logits), self._how, counts)
-            token = int(shares.argmax()) if self._how.is_greedy else _drawn(shares, self._how.seed, index, _DRAFT)
-            counts.generated[token] += 1
+            token = int(shares.argmax()) if self._how.is_greedy else _drawn(shares, self._how.seed, before, _DRAFT)
+            counts.add(token)
+            before += 1
             return Draft(token, shares)
 
         with torch.no_grad():
@@ -268,12 +269,12 @@ class _Text:
         """The token of this place."""
         if self._vocab is not None:
             logits[self._vocab :] = REMOVED
-        counts = TokenCounts(self._prompt, self._generated)
         if draft is None or self._how.is_greedy:
-            token = choose_token(logits, self._how, index, counts)
+            token = choose_token(logits, self._how, index, self._counts)
         else:
-            token = accept_or_replace(token_shares(self._cut(logits), self._how, counts), draft, self._how.seed, index)
-        self._generated[token] += 1
+            shares = token_shares(self._cut(logits), self._how, self._counts)
+            token = accept_or_replace(shares, draft, self._how.seed, index)
+        self._counts.add(token)
         if self._observe is not None:
             self._observe(logits, token)
         return token

@@ -29,11 +29,13 @@ def set_activation(model: Transformer, before: ModelConfig, after: ModelConfig, 
 
 def _layers(model: Transformer, before: ModelConfig, after: ModelConfig) -> Iterator[tuple[nn.Module, Any, Any]]:
     """(block, the two configurations as this layer sees them), of layers whose activation differs."""
-    stacks = [(model, before, after)]
+    blocks = [(model.blocks, before, after)]
+    if model.mtp is not None:
+        blocks.append((model.mtp.blocks, before, after))
     if model.encoder is not None:
-        stacks.append((model.encoder, before.encoder, after.encoder))  # pyright: ignore[reportArgumentType]
-    for stack, one, other in stacks:
-        for number, block in stack.blocks.items():
+        blocks.append((model.encoder.blocks, before.encoder, after.encoder))
+    for some, one, other in blocks:
+        for number, block in some.items():
             configs = one.layer(int(number)), other.layer(int(number))
             if configs[0].mlp != configs[1].mlp:
                 yield block, *configs

@@ -72,7 +72,8 @@ def _sample(logits: Tensor, generator: torch.Generator) -> Tensor:
 def write_fisher(path: Path, found: Fisher, engine: Engine) -> None:
     """Write the diagonal with the weights that it belongs to. Raises StorageError."""
     weights = {name: each.detach().float().cpu() for name, each in engine.model.named_parameters()}
-    digest = tensors_digest(weights.items())
+    # As `read_merged` gives them to who compares: without blocks of multi-token prediction.
+    digest = tensors_digest((name, each) for name, each in weights.items() if not name.startswith("mtp."))
     tensors = {f"fisher.{name}": each.cpu() for name, each in found.importance.items()}
     tensors |= {f"weights.{name}": weights[name] for name in found.importance}
     with storage_errors(path):
