@@ -12,6 +12,7 @@ from hornbook.plan.stages.cuts import settle_cuts
 from hornbook.run.diagnose.simulate import fake_world
 from hornbook.settings.recipe import Recipe
 from tests.parallel import odd
+from tests.parallel.layouts import EVERY
 
 LAYOUTS: list[dict[str, Any]] = [
     {"pipeline": 2},
@@ -41,7 +42,7 @@ def check(family: str, sizes: dict[str, Any], settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
-@pytest.mark.parametrize("family", odd.MODELS)
+@pytest.mark.parametrize("family", EVERY)
 def test_the_formula_is_what_ranks_hold(family: str, settings: dict[str, Any]) -> None:
     check(family, HEADS[settings.get("tensor", 1)], settings)
 

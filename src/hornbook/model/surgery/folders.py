@@ -21,8 +21,7 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
 from hornbook.model.config.model import ModelConfig, NoMTP
-from hornbook.model.hf.config import from_json
-from hornbook.model.hf.hf import create_hf, fill_hf, read_hf
+from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf
 from hornbook.model.storage.safetensors_folder import Reader, read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.adapters.files import (
@@ -152,7 +151,7 @@ def read_merged(folder: Path, *, average: bool = False) -> tuple[ModelConfig, in
 
 def multi_token_blocks(folder: Path) -> int:
     """Blocks of multi-token prediction in a folder, which `read_merged` leaves out."""
-    return from_json(read_json((base_of(folder) if is_adapter(folder) else folder) / "config.json"))[0].mtp.depth
+    return view_hf(base_of(folder) if is_adapter(folder) else folder)[0].mtp.depth
 
 
 def read_operated(folder: Path, *, average: bool = False) -> Operated:

@@ -9,9 +9,8 @@ import pytest
 
 from hornbook.parallel.config import PipelineConfig
 from hornbook.plan.stages.schedules import Schedule, plan
-from tests.parallel import odd
 from tests.parallel.axes.pipeline.staged import step_of
-from tests.parallel.layouts import EXACT, FIGURES, HEADS
+from tests.parallel.layouts import EVERY, EXACT, FIGURES, HEADS
 from tests.parallel.trajectory import CLIP, Result, Run, compare, perform
 from tests.ranks import RankServer
 
@@ -142,7 +141,7 @@ def test_data_beside_stages(done: Performer, stepped: Stepper) -> None:
         pytest.param("decoder", "optimizer", "1f1b", 2, marks=pytest.mark.slow),
         *(
             pytest.param(family, shard, schedule, 1, marks=pytest.mark.slow)
-            for family, schedule in zip(odd.MODELS, ("zb-h1", "gpipe", "zbv", "dualpipev", "interleaved"), strict=True)
+            for family, schedule in zip(EVERY, ("zb-h1", "gpipe", "zbv", "dualpipev", "interleaved"), strict=True)
             for shard in ("optimizer", "gradients", "everything")
         ),
     ],
