@@ -81,6 +81,7 @@ def test_text_is_drafted_and_told(whole: Path, capsys: pytest.CaptureFixture[str
         assert told["tokens_per_pass"] >= 1
     assert main(["generate", str(whole), "-p", "a", "--speculative", "--beams", "2"]) == Exit.USAGE
     assert main(["generate", str(whole), "-p", "a", "--speculative", "--draft", str(whole)]) == Exit.USAGE
+    assert main(["generate", str(whole), "-p", "a", "--speculative", "--draft-tokens", "3"]) == Exit.USAGE
 
 
 def _text(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -146,10 +146,12 @@ def remove(name: str, runs: Runs = None) -> Result:
 
 
 def _advice(name: str, exposures: "Mapping[RunDir, Exposure]") -> str:
+    from hornbook.text.refinery.exclusions import qualified
+
     documents = [document for each in exposures.values() for document in each.documents]
     if not documents:
         return f"train again without it: `--data.weights.{name} 0`, with weights for the other sources"
-    ids = sorted({document.id for document in documents})
+    ids = sorted({qualified(document.source, document.id) for document in documents})
     word = shlex.quote(json.dumps(ids) if len(ids) > 1 or any(mark in ids[0] for mark in ',"[]') else ids[0])
     return f"prepare again without it, into a new folder: `--text.exclude {word}`; then tokenize and train on that"
 

@@ -39,7 +39,10 @@ DraftModel = Annotated[
     Path | None,
     typer.Option("--draft", metavar="MODEL", help="Draft tokens by this smaller model; check them at once."),
 ]
-DraftTokens = Annotated[int, typer.Option(min=1, max=64, help="With --draft: tokens drafted at a time.")]
+DRAFT_TOKENS = 4
+DraftTokens = Annotated[
+    int | None, typer.Option(min=1, max=64, help=f"With --draft: tokens drafted at a time ({DRAFT_TOKENS}).")
+]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")]
 
 
@@ -71,7 +74,7 @@ def generate(
     ] = 1.0,
     speculative: Speculative = False,
     draft: DraftModel = None,
-    draft_tokens: DraftTokens = 4,
+    draft_tokens: DraftTokens = None,
     device: Device = "auto",
     as_json: Json = False,
 ) -> Results:
@@ -143,7 +146,7 @@ class Wanted:
     """Of the drafts of the prompt at hand."""
 
 
-def _drafter(loaded: "Loaded", draft: Path | None, count: int, *, speculative: bool) -> "Drafter | None":
+def _drafter(loaded: "Loaded", draft: Path | None, count: int | None, *, speculative: bool) -> "Drafter | None":
     """What drafts tokens, if anything does. Raises UsageError for a draft model of another tokenizer."""
     from hornbook.model.generate.speculative import OtherModel, OwnBlocks, refuse_unsuited
 
@@ -151,6 +154,8 @@ def _drafter(loaded: "Loaded", draft: Path | None, count: int, *, speculative: b
         raise UsageError(
             "--draft names a model that drafts in place of the model's own blocks: leave out --speculative"
         )
+    if draft is None and count is not None:
+        raise UsageError("--draft-tokens is of a draft model: name one, --draft MODEL, or leave it out")
     if not speculative and draft is None:
         return None
     refuse_unsuited(loaded.model)
@@ -161,7 +166,7 @@ def _drafter(loaded: "Loaded", draft: Path | None, count: int, *, speculative: b
     assert other.tokenizer is not None
     if other.tokenizer.digest != loaded.tokenizer.digest:
         raise UsageError(f"--draft {draft}: its tokenizer is another one: drafts need the same tokens")
-    return OtherModel(other.model, count, other.config.position.length)
+    return OtherModel(other.model, count or DRAFT_TOKENS, other.config.position.length)
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
