@@ -57,7 +57,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 
 def foreign(run: RunDir, beat: int = 0) -> None:
-    run.lock.write_text(json.dumps(FOREIGN | {"beat": beat}))
+    """In one write over what is there: a lock that is empty for a moment is one that was released."""
+    with open(run.lock, "r+b" if run.lock.exists() else "wb", buffering=0) as file:
+        file.write(json.dumps(FOREIGN | {"beat": beat}).ljust(200).encode())
 
 
 @contextlib.contextmanager
@@ -74,7 +76,7 @@ def renewed(run: RunDir) -> Iterator[None]:
     thread = threading.Thread(target=renew)
     thread.start()
     try:
-        wait_until(run.lock.exists)
+        wait_until(lambda: run.lock.exists() and run.lock.read_text() != "")
         yield
     finally:
         ended.set()
