@@ -127,6 +127,16 @@ def test_new_tokens_begin_as_their_pieces(tmp_path: Path, checkpoint: Path, caps
     assert torch.equal(logits_of(out, ids)[..., :257], logits_of(checkpoint, ids)[..., :257])
 
 
+def test_new_tokens_are_added_to_a_run(tmp_path: Path, checkpoint: Path, run_with_checkpoints: Path) -> None:
+    (tmp_path / "new.txt").write_text("model\n")
+    both = list[bytes]()
+    for source in (run_with_checkpoints, checkpoint):
+        out = tmp_path / source.name
+        assert main(["import", str(source), "--add-tokens", str(tmp_path / "new.txt"), "--out", str(out)]) == Exit.DONE
+        both.append((out / "model.safetensors").read_bytes())
+    assert both[0] == both[1]
+
+
 def test_a_vocabulary_that_grows_has_no_rows_without_tokens_and_keeps_its_settings(
     tmp_path: Path, checkpoint: Path
 ) -> None:

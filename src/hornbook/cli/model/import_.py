@@ -1,4 +1,4 @@
-"""`hornbook import`: convert a local Hugging Face folder to a hornbook checkpoint."""
+"""`hornbook import`: convert a local Hugging Face folder to a hornbook checkpoint, with more tokens where asked."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,10 @@ from hornbook.errors import IntegrityError, UsageError
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="HF_DIR", help="A local folder with config.json and safetensors.")],
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="HF_DIR", help="A local folder with config.json and safetensors, or a run (its newest)."),
+    ],
     *,
     out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="Folder to write; new or empty.")],
     add_tokens: Annotated[
@@ -30,7 +33,7 @@ def import_(
     from hornbook.model.hf.hf import left_out, read_hf, write_hf
     from hornbook.model.surgery.folders import decoder_start_of
 
-    _require_folder(source)
+    source = _folder_of(source)
     config, vocab, stream = read_hf(source)
     check_free(out)
     if add_tokens is not None:
@@ -53,15 +56,19 @@ def import_(
     return Result(report, report_text(out, report["files"], last), notes=notes)
 
 
-def _require_folder(source: Path) -> None:
-    """Raise UsageError, with the way to get a model, unless `source` is a model folder."""
-    from hornbook.run.checkpoints.path import HOW_TO_GET
+def _folder_of(source: Path) -> Path:
+    """The model folder, or a run's newest checkpoint; else UsageError with the way to get a model."""
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.checkpoints.path import HOW_TO_GET, checkpoint_path
 
     if not source.is_dir():
         what = "is a file" if source.exists() else "no such folder"
         raise UsageError(f"{source}: {what}. import takes a local folder with a Hugging Face model; {HOW_TO_GET}")
+    if RunDir(source).checkpoints.is_dir():
+        return checkpoint_path(source)
     if not (source / "config.json").exists():
         raise UsageError(f"{source}: it has no config.json, so it is not a Hugging Face model; {HOW_TO_GET}")
+    return source
 
 
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
