@@ -223,6 +223,11 @@ def bert(draw: Random) -> Shape:
     }
 
 
+def electra(draw: Random) -> Shape:
+    _, sizes = bert(draw)
+    return "ElectraForPreTraining", sizes | {"embedding_size": sizes["hidden_size"]}
+
+
 def roberta(draw: Random) -> Shape:
     _, sizes = bert(draw)
     return "RobertaForMaskedLM", sizes | {"pad_token_id": draw.choice([1, 3]), "type_vocab_size": 1}
@@ -294,7 +299,7 @@ DECODERS = (
     *(gpt2, gpt_neox, gpt_j, opt, opt_350m, bloom, llama, llama3, qwen2, qwen3, gemma2, olmo2),
     *(mixtral, olmoe, qwen3_moe, deepseek_v3),
 )
-ENCODERS = (bert, roberta, modernbert)
+ENCODERS = (bert, electra, roberta, modernbert)
 ENCODER_DECODERS = (t5, t5_v1_1, bart)
 DRAWS = {each.__name__: each for each in (*DECODERS, *ENCODERS, *ENCODER_DECODERS)}
 

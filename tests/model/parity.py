@@ -118,6 +118,8 @@ def their_logits(theirs: Any, ids: Tensor, source: Tensor | None = None, **optio
     if source is not None:
         return theirs(input_ids=source, decoder_input_ids=ids, use_cache=False, **options).logits
     found = theirs(input_ids=ids, **options)
+    if type(theirs).__name__ == "ElectraForPreTraining":
+        return found.logits[..., None]
     return found.logits if "logits" in found else torch.stack([found.start_logits, found.end_logits], -1)
 
 

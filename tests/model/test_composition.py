@@ -134,7 +134,7 @@ BOTH, MASKED = "model.kind=encoder_decoder", "model.kind=encoder"
         ([MASKED, "model.head=masked", "model.norm=batch"], "model.norm"),
         ([MASKED, "model.head=masked", "model.norm=none"], "model.norm"),
         (["model.block=parallel", "model.norm=none"], "model.norm"),
-        ([MASKED, "model.head=masked", "model.embedding.width=64"], "model.embedding.width"),
+        (["model.embedding.bias=true"], "model.embedding.bias"),
         (["model.embedding.width=64", "model.head.scale=0.5"], "model.head.scale"),
         (["model.embedding.width=64", "model.init=mup", "model.init.base_width=64"], "model.head.scale"),
         (["model.width=63", "model.heads=3", "model.position=sinusoidal"], "model.width"),

@@ -42,6 +42,16 @@ def test_blocks_of_multi_token_prediction_take_the_time_of_blocks_and_of_the_hea
     assert further.compute / plain.compute == pytest.approx(operations[1] / operations[0], rel=0.05)
 
 
+def test_a_generator_takes_the_time_of_its_own_blocks() -> None:
+    cluster, seconds = parse_cluster("8xA100"), dict[float, float]()
+    for share in (0.0, 0.25, 1.0):
+        words = ["data.objective.kind=replaced", "model.head.kind=replaced", f"model.head.generator.share={share}"]
+        recipe = resolve("bert-base", words if share else [], environ={}).recipe
+        seconds[share] = estimate_step(recipe, 30522, cluster, trainer_of(recipe)).compute
+    assert 1.05 < seconds[0.25] / seconds[0] < 1.5
+    assert 1.8 < seconds[1.0] / seconds[0] < 2.2
+
+
 def test_a_device_is_not_faster_than_its_host_starts_kernels() -> None:
     rates = rates_of(parse_cluster("H100").device, "bf16")
     assert Work((Multiply(8, 8, 8),), calls=100).forward(rates) == pytest.approx(100 * START_SECONDS)

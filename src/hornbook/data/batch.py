@@ -67,6 +67,23 @@ class Batch:
     """The likeliest tokens by the teacher of a distillation, in place of each target."""
     teacher_logs: Float[Tensor, "rows sequence top"] | None = None
     """Their log-probabilities, float32."""
+    detection: "Detection | None" = None
+    """Which tokens are told apart from replaced ones; `weights` are then 1 at those that a generator replaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What is told of every token of some rows (`hornbook.model.heads.replaced`)."""
+
+    used: Int64[Tensor, " rows"]
+    """Tokens of each row, behind which there is padding."""
+    share: float
+    """Of the global batch: masked tokens over all, so that a sum over all that is divided by the former is a mean."""
+
+    def weights(self, batch: Batch) -> Float[Tensor, "rows sequence"]:
+        """1 at the tokens of a batch that are told, float32; none of a row in which nothing counts."""
+        weights = batch.weights
+        return (torch.arange(weights.shape[1]) < self.used[:, None]) * (weights > 0).any(1, keepdim=True).float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +111,7 @@ class Compared:
 CHOSEN, REJECTED, MISMATCHED = 0, 1, 2
 """Sides of a comparison; KTO compares with prompts that have another's answer."""
 
-Record = TypeVar("Record", Batch, Source, Compared)
+Record = TypeVar("Record", Batch, Source, Compared, Detection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +200,7 @@ def _changed(record: Record, of_tensor: Callable[[Tensor], Tensor], of_rows: Cal
             changed[name] = of_tensor(value)
         elif isinstance(value, list):
             changed[name] = of_rows(value)
-        elif isinstance(value, Source | Compared):
+        elif isinstance(value, Source | Compared | Detection):
             inner: Any = value
             changed[name] = _changed(inner, of_tensor, of_rows)
     return replace(record, **changed)

@@ -15,10 +15,11 @@ import torch
 import xxhash
 
 from hornbook.data.batch import Batch
+from hornbook.data.config.objectives import Replaced
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.labels import LabelScores, LabelTask, RewardTask
-from hornbook.evals.loss import LossScores, LossTask, Pieces
+from hornbook.evals.loss import DetectionTask, LossScores, LossTask, Pieces
 from hornbook.evals.suites import task_score
 from hornbook.evals.task import Scores, Task, TaskContext
 from hornbook.evals.tasks.build import build_tasks
@@ -143,11 +144,13 @@ class Evaluator:
 
     def _task(
         self, source: str, part: HeldOut, batches: Iterator[Batch], *, by_document: bool
-    ) -> LossTask | LabelTask | RewardTask:
+    ) -> LossTask | LabelTask | RewardTask | DetectionTask:
         if part.labelled and isinstance(self._corpus.labels, PreferenceLabels):
             return RewardTask(source, batches)
         if part.labelled:
             return LabelTask(source, batches, self._corpus, part.plan)
+        if isinstance(self._recipe.data.objective, Replaced) and not by_document:
+            return DetectionTask(source, batches, self._token_bytes)
         pieces = Pieces(self._corpus.validation[source], part.plan) if by_document else None
         return LossTask(source, batches, self._token_bytes, pieces)
 

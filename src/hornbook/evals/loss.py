@@ -7,7 +7,7 @@ they stand for no byte, so that it is never better than a real code of the docum
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from hornbook.data.batch import Batch
 from hornbook.data.corpus import Stream
 from hornbook.data.packing.plan import Plan
 from hornbook.evals.task import TokenModel, score_batches
+from hornbook.parallel.engine import Engine
+from hornbook.parallel.gradients.detection import detections
 from hornbook.parallel.world import World
 
 
@@ -61,6 +63,49 @@ class LossScores:
 
 
 @dataclass(frozen=True)
+class DetectionScores(LossScores):
+    """Of a generator, and of the model that tells its replacements; sums over tokens."""
+
+    told: float = 0.0
+    """Tokens that are told: all but padding."""
+    told_nats: float = 0.0
+    right: float = 0.0
+    """Tokens of which it is told rightly whether they were replaced."""
+    replaced: float = 0.0
+    found: float = 0.0
+    """Replaced tokens that are told to be."""
+
+    def __add__(self, other: "LossScores") -> "DetectionScores":
+        assert isinstance(other, DetectionScores)
+        sums = {
+            each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self) if each.compare
+        }
+        return DetectionScores(**sums)
+
+    @property
+    def summary(self) -> str:
+        """Both losses and the share of replaced tokens that is found."""
+        found = f"detection loss {self._mean(self.told_nats):.4f}, {self._found:.1%} of replaced tokens found"
+        return f"{super().summary}, {found}"
+
+    def as_dict(self) -> dict[str, float | int]:
+        """`loss` and `bits_per_byte` are of the generator."""
+        return super().as_dict() | {
+            "detection_loss": self._mean(self.told_nats),
+            "detection_accuracy": self._mean(self.right),
+            "replaced_share": self._mean(self.replaced),
+            "replaced_found": self._found,
+        }
+
+    def _mean(self, of: float) -> float:
+        return of / self.told if self.told else math.nan
+
+    @property
+    def _found(self) -> float:
+        return self.found / self.replaced if self.replaced else math.nan
+
+
+@dataclass(frozen=True)
 class LossTask:
     """How well a model predicts the tokens of a source."""
 
@@ -100,6 +145,34 @@ class LossTask:
         np.add.at(found[:, 1:], which, rows[:, 1:])
         nats, tokens, size = found[:, 1:].sum(0).tolist()
         return LossScores(nats, tokens, int(size), found)
+
+
+@dataclass(frozen=True)
+class DetectionTask:
+    """How well replaced tokens of a source are told, and how well the generator predicts what it replaces."""
+
+    name: str
+    """The source."""
+    batches: Iterable[Batch]
+    token_bytes: Int[Tensor, " vocab"]
+    """UTF-8 bytes that each token id stands for; 0 for special tokens."""
+
+    def score(self, model: Engine, world: World) -> DetectionScores:
+        """The draws are those of each row's place in the validation text: always the same ones of the same model."""
+
+        def sums(batch: Batch) -> np.ndarray:
+            assert batch.detection is not None
+            nats, told_nats, replaced, told = detections(model, batch).cpu().double().unbind(2)
+            counts = batch.detection.weights(batch).double()
+            num_bytes = int(self.token_bytes[batch.targets[batch.weights > 0]].sum())
+            found = [nats.sum(), batch.weights.sum(dtype=torch.float64), torch.tensor(num_bytes), counts.sum()]
+            found += [told_nats.sum(), ((replaced == told) * counts).sum(), replaced.sum(), (replaced * told).sum()]
+            return np.array([[float(each) for each in found]])
+
+        rows = score_batches(world, self.batches, 8, sums)[:, 1:].tolist()
+        none = DetectionScores().documents
+        scores = (DetectionScores(row[0], row[1], int(row[2]), none, *row[3:]) for row in rows)
+        return sum(scores, DetectionScores())
 
 
 class Pieces:

@@ -9,11 +9,14 @@ from hornbook.model.attention.attention import CrossAttention
 from hornbook.model.block import Block, Norms, ParallelBlock, ResidualAdd
 from hornbook.model.config import model as config
 from hornbook.model.config.norm import NormConfig
+from hornbook.model.config.replaced import ReplacedHead
+from hornbook.model.heads.head import Transform
 from hornbook.model.heads.mtp import Join, MultiToken
+from hornbook.model.heads.replaced import Detector
 from hornbook.model.layers.dropout import Dropout, RowDropout
 from hornbook.model.layers.embedding import Embedding, InputLayers, TokenTypes
 from hornbook.model.layers.linear import Linear
-from hornbook.model.transformer import Stack, Transformer
+from hornbook.model.transformer import Generator, Stack, Transformer
 from hornbook.settings.moved import answer_former_names
 
 
@@ -25,6 +28,15 @@ def build_model(cfg: config.ModelConfig, vocab: int, device: torch.device | str 
         stack = _stack(cfg, cross=encoder is not None)
         head = cfg.head.build(cfg, vocab, embedding)
         return Transformer(embedding=embedding, head=head, encoder=encoder, mtp=_multi_token(cfg), **stack)
+
+
+def replaced_head(cfg: ReplacedHead, model: config.ModelConfig, vocab: int, embedding: Embedding) -> Detector:
+    """The head that tells replaced tokens, with the generator where there is one."""
+    small, generator = cfg.generator_of(model), None
+    if small is not None:
+        head = small.head.build(small, vocab, embedding)
+        generator = Generator(head, **_stack(small, first=model.num_blocks))
+    return Detector(model.width, Transform(model.width, True, cfg.activation, None), generator)
 
 
 def _multi_token(cfg: config.ModelConfig) -> MultiToken | None:
@@ -53,7 +65,7 @@ def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict
 
 def _input_layers(cfg: config.ModelConfig) -> InputLayers:
     part = cfg.embedding
-    project = Linear(part.width, cfg.width, bias=False) if part.width else None
+    project = Linear(part.width, cfg.width, bias=part.bias) if part.width else None
     types = TokenTypes(part.types, cfg.width) if part.types else None
     return InputLayers(part.scale, project, types, cfg.norm.build(cfg.width) if part.norm else None)
 

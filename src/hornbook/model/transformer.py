@@ -23,6 +23,7 @@ from hornbook.model.attention.position import AddedPositions, Lengths, Rope, doc
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.mtp import MultiToken
+from hornbook.model.heads.replaced import CORRUPTED, GENERATED, Chosen, Detector, replaced
 from hornbook.model.layers.dropout import Dropout, embedding_noise
 from hornbook.model.layers.embedding import Embedding, InputLayers
 
@@ -114,6 +115,24 @@ class Stack(nn.Module):
             return (x if self.norm is None else self.norm(x)), auxiliary
 
 
+class Generator(Stack):
+    """Predicts masked tokens in training, for the model to tell what was replaced; it reads the model's own vectors."""
+
+    loss_names = ("detection",)
+
+    def __init__(self, head: Head, **stack: Any) -> None:
+        super().__init__(**stack)
+        self.head = head
+
+    def forward(
+        self, vectors: Float[Tensor, "batch time vector"], context: Context
+    ) -> Float[Tensor, "batch time width"]:
+        """States of its last block. vectors: what the model's first block would read of the masked tokens."""
+        states, auxiliary = self.run_blocks(self.entrance(vectors, None, None).to(vectors.dtype), context)
+        assert not auxiliary, "the generator has no experts"
+        return states
+
+
 def add_auxiliary(total: Auxiliary, found: Auxiliary) -> None:
     """Add by name."""
     for name, value in found.items():
@@ -137,11 +156,22 @@ class Transformer(Stack):
         """Blocks that predict further tokens, in training alone; last, for its parameters come after all others."""
         if mtp is not None:
             self.serve_layers(mtp.blocks)
+        if self.generator is not None:
+            self.serve_layers(self.generator.blocks)
+
+    @property
+    def generator(self) -> Generator | None:
+        """What replaces tokens in training, for the head to tell."""
+        return self.head.generator if isinstance(self.head, Detector) else None
+
+    @property
+    def token_head(self) -> Head | None:
+        """The head that predicts tokens, or labels in their place."""
+        return self.head if self.generator is None else self.generator.head
 
     def stacks(self) -> Iterator[Stack]:
-        """The encoder, if there is one, then the model itself."""
-        if self.encoder is not None:
-            yield self.encoder
+        """The encoder or the generator, if there is one, then the model itself."""
+        yield from (each for each in (self.encoder, self.generator) if each is not None)
         yield self
 
     def all_blocks(self) -> Iterator[nn.Module]:
@@ -165,6 +195,7 @@ class Transformer(Stack):
         token_mask: Bool[Tensor, "batch time"] | None = None,
         part: RowPart | None = None,
         ahead: bool = False,
+        chosen: Chosen | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
         """Hidden states (of `compute_dtype`), and auxiliary values of layers by name (losses of each row of experts).
 
@@ -180,6 +211,8 @@ class Transformer(Stack):
         part: which positions of each row `tokens` are, where the rest is computed elsewhere; lengths and prefixes are
             of whole rows, and `FullAttention.attend` looks at the rest. None: all.
         ahead: add the states of multi-token prediction to the auxiliary values (`hornbook.model.heads.mtp`).
+        chosen: masked tokens that the generator replaces first; its states, and what the model then reads, are among
+            the auxiliary values (`hornbook.model.heads.replaced`).
         """
         assert cache is None or lengths is None or cache.length == 0, "a cache continues one document per row"
         assert self.encoder is None or source is not None or memory is not None, "an encoder-decoder needs its source"
@@ -189,6 +222,10 @@ class Transformer(Stack):
             memory, auxiliary = self._encode(source, keys)
         assert part is None or (cache is None and positions is not None), "a part of a row needs its positions"
         inputs = Source(tokens, positions, lengths, token_mask, part)
+        if chosen is not None and self.generator is not None:
+            states = self.generator(*self._prepare(self, inputs, keys, types=types))
+            inputs = inputs._replace(tokens=replaced(tokens, states, self.generator.head, chosen))
+            auxiliary |= {GENERATED: states, CORRUPTED: inputs.tokens}
         vectors, context = self._prepare(self, inputs, keys, cache, prefixes, types, memory)
         x, found = self.run_blocks(vectors, context)
         add_auxiliary(auxiliary, found)

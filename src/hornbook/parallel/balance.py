@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hornbook.data.batch import Batch
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.mtp import STATES
+from hornbook.model.heads.replaced import CORRUPTED, GENERATED
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.router import load_direction
 from hornbook.model.transformer import Transformer, add_auxiliary
@@ -50,7 +51,7 @@ class Balance:
         """
         losses = {}
         for name, value in auxiliary.items():
-            if name.startswith(STATES):  # the head's
+            if name.startswith((STATES, GENERATED, CORRUPTED)):  # the head's
                 continue
             if not name.startswith("load."):
                 losses[name] = (value * rows).sum()
@@ -73,6 +74,7 @@ def loss_names(model: Transformer) -> list[str]:
     """Names of the auxiliary losses that the layers of a model say they give, in the order of the forward pass."""
     modules = [module for block in model.all_blocks() for module in block.modules()]
     modules = modules if model.mtp is None else [model.mtp, *modules]
+    modules = modules if model.generator is None else [model.generator, *modules]
     return list(dict.fromkeys(name for module in modules for name in getattr(module, "loss_names", ())))
 
 

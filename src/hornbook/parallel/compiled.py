@@ -86,9 +86,9 @@ def compile_model(model: Transformer, train: TrainConfig, device: torch.device, 
     """
     keep_code()
     functorch.activation_memory_budget = budget
-    parts, stacks = CompiledParts(), [model] if model.encoder is None else [model.encoder, model]
+    parts, head = CompiledParts(), model.token_head
     options = {"mode": "reduce-overhead"} if train.cuda_graphs and device.type == "cuda" else {}
-    for stack in stacks:
+    for stack in model.stacks():
         stack.compiled = True
         if train.compile_scope == "stack":
             parts.add_method(stack, "run_blocks", **options)
@@ -97,9 +97,9 @@ def compile_model(model: Transformer, train: TrainConfig, device: torch.device, 
                 parts.add_module(block, **options)
     for block in () if model.mtp is None else model.mtp.blocks.values():
         parts.add_module(block, **options)
-    if model.head is not None and device.type != "cpu":  # a CPU has a kernel of our own
-        few = model.head.before is not None  # its losses are of the tokens that count, another number each time
-        parts.add_method(model.head, "loss_and_grad_", dynamic=None if few else False)
+    if head is not None and device.type != "cpu":  # a CPU has a kernel of our own
+        few = head.before is not None  # its losses are of the tokens that count, another number each time
+        parts.add_method(head, "loss_and_grad_", dynamic=None if few else False)
     return parts
 
 

@@ -28,6 +28,7 @@ from hornbook.parallel.balance import Balance
 from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.gradients.clipping import Clipping
+from hornbook.parallel.gradients.detection import detections
 from hornbook.parallel.gradients.exact import TreeSum, exact_norm, exact_terms
 from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.gradients.noise_scale import BatchPart
@@ -269,6 +270,8 @@ class Engine:
     def evaluate(self, batch: Batch) -> Tensor:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
         rows, batch = len(batch.tokens), self._compiled.filled(batch)
+        if batch.detection is not None:
+            return detections(self, batch)[..., 0]
         with self._looking():
             return self.apply(self.inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
 
@@ -300,8 +303,7 @@ class Engine:
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
         with self.evaluation_mode():
-            given = {"tokens": to_device(tokens, self.world.device)}
-            return self.apply(given, lambda hidden: (self._head.logits(hidden),))[0]
+            return self.apply({"tokens": to_device(tokens, self.world.device)}, lambda x: (self._head.logits(x),))[0]
 
     def load_stream(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copy this rank's shards out of whole tensors; raises IntegrityError unless they cover the model exactly."""

@@ -57,8 +57,8 @@ def parallelize(
     num_tokens: ids of the tokenizer, where the vocabulary has more rows.
     """
     world = world or World(choose_device(train.device))
-    if model.head is not None:
-        model.head.num_real_tokens = num_tokens
+    if model.token_head is not None:
+        model.token_head.num_real_tokens = num_tokens
     precision = choose_precision(world.device).precision if train.precision == "auto" else train.precision
     model.compute_dtype, model.noise = PRECISIONS[precision], train.neftune
     if precision == "bf16-pure":

@@ -14,6 +14,8 @@ from torch import Tensor
 from hornbook.data.batch import Batch
 from hornbook.errors import UsageError
 from hornbook.model.context import Auxiliary
+from hornbook.model.heads.replaced import Chosen
+from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.parallel.balance import token_masks
@@ -114,4 +116,7 @@ def model_inputs(
         found["source"] = Source(*inputs, source.document_lengths, there(source_mask))
     if model.mtp is not None and torch.is_grad_enabled():  # it is there for its loss alone
         found["ahead"] = True
+    if model.generator is not None and batch.detection is not None:
+        rows = to_device(batch.weights.flatten().nonzero().squeeze(1), device)
+        found["chosen"] = Chosen(rows, to_device(row_keys(0, 0, batch.samples), device) if keys is None else keys)
     return {**found, "token_mask": there(mask)}

@@ -203,6 +203,8 @@ def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
 
     chunk: bytes of logits that a device holds at once; 0 on a CPU.
     """
+    if (generator := model.head.generator_of(model)) is not None:
+        return head_bytes(generator, vocab, rows, chunk)
     vocab = model.head.num_outputs(vocab)
     if chunk:
         logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk)

@@ -6,7 +6,7 @@ Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hornbook.data.config.objectives import Masked
+from hornbook.data.config.objectives import Masked, Replaced
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
@@ -173,7 +173,7 @@ def trainer_of(recipe: Recipe) -> Trainer:
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
         sum_bytes=None if recipe.surgery else 4.0,
-        targets=objective.rate if isinstance(objective, Masked) else 1.0,
+        targets=objective.rate if isinstance(objective, Masked | Replaced) else 1.0,
         sides=sides(recipe),
         fused=recipe.train.compile,
     )

@@ -136,11 +136,12 @@ class _Step:
 
     @cached_property
     def _blocks(self) -> list[_Passes]:
-        """Of each block, an encoder's first; equal blocks are counted once."""
+        """Of each block, those of an encoder or a generator first; equal blocks are counted once."""
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
         found, known = list[_Passes](), dict[int, _Passes]()
-        for stack in (*encoder, decoder):
+        generator = model.head.generator_of(model)
+        for stack in (*encoder, *([] if generator is None else [generator]), decoder):
             known.clear()
             crossed = bool(encoder) and stack is decoder
             for number in range(stack.num_blocks):
@@ -222,7 +223,11 @@ class _Step:
     def _head(self) -> _Passes:
         model, vocab = self.recipe.model, share_of(self.vocab, self.recipe.parallel.tensor)
         tokens = self._positions(self.trainer.targets * self.trainer.sides[0])
-        work = head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
+        work, generator = Work(), model.head.generator_of(model)
+        if generator is not None:  # its head reads what is masked, the model's all tokens
+            work += head_work(generator, vocab, tokens, self._item, cached=self.rates.core > 0)
+            tokens = self._positions(self.trainer.sides[0])
+        work += head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
         return _Passes(work.forward(self.rates, self._item), self._backward(work), 0.0, sent, sent)
 

@@ -56,7 +56,8 @@ def _matrices(model: ModelConfig, vocab: int) -> Counter[ParameterShape]:
     """How many there are of each; of an encoder-decoder the attention between the stacks is as that within one."""
     found = Counter[ParameterShape]()
     decoder, *encoder = stacks_of(model)
-    for stack in (decoder, *encoder):
+    generator = model.head.generator_of(model)
+    for stack in (decoder, *encoder, *([] if generator is None else [generator])):
         crossed = bool(encoder) and stack is decoder
         for number in range(stack.num_blocks):
             layer = stack.layer(number)

@@ -52,6 +52,8 @@ class LossConfig(Config):
     """Penalty l2 / 2 * sum w^2, in the same way; `optim.weight_decay` of AdamW is decoupled decay instead."""
     mtp: Number = Field(default=0.3, ge=0)
     """Weight of the mean loss of `model.mtp`'s blocks, where there are any (DeepSeek-V3: 0.3, later 0.1)."""
+    detection: Number = Field(default=50.0, ge=0)
+    """Weight of telling replaced tokens (`data.objective` "replaced"; ELECTRA: 50); reported apart from the loss."""
     teacher: TeacherConfig = NoTerm()
     """A model whose predictions, or relations between tokens, are learned beside the text; reported apart from the loss
     as `distillation`."""

@@ -20,9 +20,10 @@ from hornbook.kernels.ahead import Job, compile_ahead
 from hornbook.kernels.cache import is_ready
 from hornbook.kernels.team import Kernel
 from hornbook.model.build import build_model
-from hornbook.model.config.head import HeadConfig, LabelHeadConfig
+from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
+from hornbook.model.config.replaced import HeadConfig
 from hornbook.model.cpu.kernels import kernels_of
 from hornbook.model.init.init import initial_values
 from hornbook.model.layers.precision import choose_precision

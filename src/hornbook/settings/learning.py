@@ -6,6 +6,7 @@ from typing import Any
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objective import Objective
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.config.surgery import PromptConfig
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import TrainConfig
@@ -21,6 +22,8 @@ def learning_problems(
         yield from _check_live_teacher(train, parallel, surgery)
     if model.mtp.depth:
         yield from _check_mtp(data, surgery)
+    if "replaced" in (data.objective.kind, model.head.kind):
+        yield from _check_replaced(data, model, surgery)
     yield from _check_curriculum(data, train)
 
 
@@ -63,6 +66,26 @@ def _check_mtp(data: DataConfig, surgery: Sequence[Any]) -> Iterator[tuple[str, 
     if surgery:
         text = "surgery changes the blocks that are kept, not those of model.mtp"
         yield "model.mtp", f"{text}: `hornbook export` a model without them, then `train --from` that"
+
+
+def _check_replaced(data: DataConfig, model: ModelConfig, surgery: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """What replaced-token detection does not go with."""
+    objective, head = data.objective.kind, model.head
+    if objective != "replaced":
+        text = f'the head "replaced" learns by the objective "replaced", and data.objective.kind is "{objective}"'
+        yield "data.objective", f"{text}: take that, or another head"
+        return
+    if not isinstance(head, ReplacedHead):
+        text = f'the objective "replaced" needs the head "replaced", and model.head.kind is "{head.kind}"'
+        yield "model.head", f'{text}: take that (with model.kind "encoder"), or the objective "masked"'
+        return
+    if head.generator.kind == "none":
+        text = "what is told apart from the original are a generator's draws, and there is none"
+        remedy = 'take "smaller" (checkpoints of its run have it), or train another head on this model'
+        yield "model.head.generator", f"{text}: {remedy}"
+    if surgery:
+        text = "surgery changes the model that is kept, and not the generator that learns beside it"
+        yield "surgery", f"{text}: `hornbook export` the model, then `train --from` that with another head"
 
 
 def _check_curriculum(data: DataConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import torch
 
 from hornbook.data.batch import Batch
 from hornbook.data.config.data import DataConfig
-from hornbook.data.config.objectives import Masked
+from hornbook.data.config.objectives import Masked, Replaced
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
@@ -101,6 +101,27 @@ def test_the_distribution_is_that_of_transformers(raw: Raw, monkeypatch: pytest.
     table = np.stack([fates(rows["tokens"], rows["weights"] > 0), fates(theirs, labels != -100)])
     expected = table.sum(0) * table.sum(1, keepdims=True) / table.sum()
     assert ((table - expected) ** 2 / expected).sum() < 16.27  # 99.9 % point of chi-square with 3 degrees
+
+
+def test_a_generator_has_masks_alone_and_every_token_is_told(raw: Raw) -> None:
+    config = DataConfig(objective=Replaced(), packing="best_fit")
+    data = build_loader(config, raw.path, sequence=SEQUENCE, micro_batch=16, seed=1, prefetch=False)
+    taken, shares = data.take(100), set[float]()
+    counted = 0
+    for batch in taken.batches:
+        assert batch.detection is not None
+        chosen, told = batch.weights > 0, batch.detection.weights(batch)
+        assert (batch.tokens[chosen] == VOCAB + 1).all()
+        assert (batch.tokens == batch.targets)[~chosen].all()
+        assert (batch.targets[chosen] != VOCAB + 1).all()
+        assert torch.equal(told.sum(1), batch.detection.used.float())
+        for row, used in zip(batch.targets, batch.detection.used.tolist(), strict=True):
+            assert (row[used:] == row[-1]).all()  # padding
+        counted += int(told.sum())
+        shares.add(batch.detection.share)
+    (share,) = shares
+    assert share == pytest.approx(taken.total_weight / counted)
+    assert counted < 100 * SEQUENCE
 
 
 def test_each_epoch_has_masks_of_its_own_unless_they_are_static(raw: Raw) -> None:

@@ -19,7 +19,7 @@ MORE: dict[str, dict[str, Any]] = {
     "experts": {"count": 4, "active": 2, "hidden": 40},
 }
 """Settings of a kind, whose defaults are for larger models."""
-ENCODERS = {"batch", "masked"}
+ENCODERS = {"batch", "masked", "replaced"}
 """Kinds that see all tokens."""
 
 
@@ -36,7 +36,7 @@ ALL = [(section, kind) for section in SECTIONS for kind in sorted(_kinds(ModelCo
 
 def part_of(section: str, kind: str) -> dict[str, Any]:
     found: dict[str, Any] = {section: {"kind": kind, **MORE.get(kind, {})}}
-    return found | ({"kind": "encoder", "head": {"kind": "masked"}} if kind in ENCODERS else {})
+    return ({"head": {"kind": "masked"}} | found | {"kind": "encoder"}) if kind in ENCODERS else found
 
 
 def model_of(section: str, kind: str) -> ModelConfig:

@@ -11,6 +11,7 @@ from hornbook.model.config.flops import NO_RECOMPUTE, StepOperations, operations
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import keys_seen
+from hornbook.model.heads.replaced import GENERATED, Chosen
 from hornbook.model.transformer import Source
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import BlockRecompute, ParallelConfig, Recompute
@@ -44,6 +45,23 @@ def test_products_with_matrices_are_those_that_torch_counts(words: list[str]) ->
     products = sum(flops for name, flops in counted.items() if name in ("aten.mm", "aten.addmm"))
     (operations,) = operations_per_token(config, 64, 8).values()
     heads = (1 + config.mtp.depth) * config.head.num_matmul_weights(config, 64)
+    assert products == 6 * (operations.weights - heads) * tokens.numel()
+
+
+def test_a_generator_has_products_of_its_own() -> None:
+    """But for its draws, which are without gradient: here there are none."""
+    config = config_of(["model.kind=encoder", "model.head=replaced", "data.objective=replaced"])
+    model, generator = build_model(config, 64, "cpu"), config.head.generator_of(config)
+    tokens = torch.randint(0, 64, (2, 8))
+    nothing = Chosen(torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64))
+    with FlopCounterMode(display=False) as counter:
+        hidden, beside = model(tokens, torch.arange(8).expand(2, 8), chosen=nothing)
+        (hidden.sum() + beside[GENERATED].sum()).backward()
+    counted = {str(name): flops for name, flops in counter.get_flop_counts()["Global"].items()}
+    products = sum(flops for name, flops in counted.items() if name in ("aten.mm", "aten.addmm"))
+    (operations,) = operations_per_token(config, 64, 8).values()
+    assert generator is not None
+    heads = config.head.num_matmul_weights(config, 64) + generator.head.num_matmul_weights(generator, 64)
     assert products == 6 * (operations.weights - heads) * tokens.numel()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.data.batch import Batch, Source
+from hornbook.data.batch import Batch, Detection, Source
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model
 from hornbook.model.config.head import LMHead, MaskedHead
@@ -186,8 +186,10 @@ def compare(
 ) -> None:
     config = ModelConfig.model_validate(SIZES | part)
     engine = make_engine(config, recompute, precision)
-    batch = make_batch(*shape, masked=config.head.kind == "masked")
-    if not isinstance(config.head, LMHead | MaskedHead):
+    batch = make_batch(*shape, masked=config.head.kind in ("masked", "replaced"))
+    if config.head.kind == "replaced":
+        batch = replace(batch, detection=Detection(torch.full((shape[0],), shape[1]), 0.25))
+    elif not isinstance(config.head, LMHead | MaskedHead):
         batch = labelled(batch, config.head)
     if source is not None:
         batch = replace(batch, source=make_source(shape[0], source))
@@ -243,6 +245,18 @@ def test_other_experts_and_latents(family: str, recompute: str) -> None:
     source = 72 if OTHER_MIXTURES[family].get("kind") == "encoder_decoder" else None
     for precision in ("fp32", "bf16"):
         compare(OTHER_MIXTURES[family], RECOMPUTE[recompute], precision, (2, 48), source)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_a_generator_keeps_its_own_stack_and_the_embedding_twice(recompute: str, precision: str) -> None:
+    for head in (
+        {"kind": "replaced"},
+        {"kind": "replaced", "activation": "relu", "generator": {"kind": "smaller", "share": 1.0}},
+    ):
+        compare(BERT | {"head": head}, RECOMPUTE[recompute], precision, (2, 48))
+    rotary = {"position": {"kind": "rope"}, "block": {"kind": "pre"}, "mlp": {"kind": "glu"}}
+    compare(BERT | rotary | {"head": {"kind": "replaced"}}, RECOMPUTE[recompute], precision, (2, 48))
 
 
 @pytest.mark.parametrize("source", [40, 56, 57, 58, 600])

@@ -107,6 +107,7 @@ def generate(
 def load_speaker(target: Path, device: str) -> "Loaded":
     """A model with a tokenizer and a head that predicts tokens. Raises UsageError for any other."""
     from hornbook.model.config.head import LabelHeadConfig
+    from hornbook.model.config.replaced import ReplacedHead
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.device import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path
@@ -117,6 +118,11 @@ def load_speaker(target: Path, device: str) -> "Loaded":
     if isinstance(loaded.config.head, LabelHeadConfig):
         raise UsageError(
             f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts labels: use `hornbook predict`"
+        )
+    if isinstance(loaded.config.head, ReplacedHead):
+        raise UsageError(
+            f"{loaded.folder}: its head 'replaced' tells replaced tokens and predicts none: fine-tune it with "
+            "`hornbook train --from` and a head of labels"
         )
     return loaded
 

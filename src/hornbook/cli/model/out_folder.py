@@ -51,12 +51,15 @@ def new_model(
 
 def tell_left_out(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
     """The report with what of a model is not written, for other programs have no place for it; stderr says it too."""
-    from hornbook.model.surgery.folders import multi_token_blocks
+    from hornbook.model.surgery.folders import left_out
 
-    if count := multi_token_blocks(folder):
-        report["left_out"] = {"mtp_blocks": count}
+    if found := left_out(folder):
+        report["left_out"] = found
+    if count := found.get("mtp_blocks"):
         what = f"{count} block{'s' * (count > 1)} of multi-token prediction (model.mtp)"
         say(f"left out: {what}, which only training and `hornbook generate --speculative` use")
+    if "generator_blocks" in found:
+        say("left out: the generator (model.head.generator), which only training uses")
     return report
 
 

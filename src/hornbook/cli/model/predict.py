@@ -69,9 +69,13 @@ def _load(target: Path, device: str) -> "Loaded":
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     if not isinstance(loaded.config.head, LabelHeadConfig):
+        kind = loaded.config.head.kind
+        does = "predicts tokens, not labels: use `hornbook generate`, or"
+        if kind == "replaced":
+            does = "tells replaced tokens, not labels:"
         raise UsageError(
-            f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts tokens, not labels: use `hornbook "
-            "generate`, or fine-tune it with `hornbook train --from` and another model.head.kind"
+            f"{loaded.folder}: its head {kind!r} {does} fine-tune it with `hornbook train --from` and another "
+            "model.head.kind"
         )
     if loaded.tokenizer is None:
         raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so it cannot read text")

@@ -62,6 +62,7 @@ class Subject:
 
 def open_subject(target: Path, tasks: str = "", *, average: bool = False) -> Subject:
     """The newest checkpoint of a run, a checkpoint or a model, on the best device of this machine."""
+    from hornbook.model.config.replaced import ReplacedHead
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize
@@ -71,8 +72,14 @@ def open_subject(target: Path, tasks: str = "", *, average: bool = False) -> Sub
     loaded = load_model(folder, average=average)
     if loaded.tokenizer is None:
         raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
+    if isinstance(loaded.config.head, ReplacedHead) and loaded.model.generator is None:
+        raise UsageError(
+            f"{folder} tells replaced tokens, and the generator that replaces them is left out of it: score the run "
+            "that it is from, or fine-tune it with `hornbook train --from` and a head of labels"
+        )
     recipe = recipe_of(folder, loaded, tasks)
-    engine = parallelize(loaded.model, ParallelConfig(), recipe.train.model_copy(update={"device": "auto"}))
+    train = recipe.train.model_copy(update={"device": "auto"})
+    engine = parallelize(loaded.model, ParallelConfig(), train, num_tokens=loaded.tokenizer.vocab_size)
     return Subject(folder, loaded, loaded.tokenizer, recipe, engine)
 
 

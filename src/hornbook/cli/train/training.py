@@ -76,6 +76,8 @@ _OF_TOKENS = ("lm", "masked", "none")
 
 def use_command(head: str, target: str) -> str:
     """The command that uses a model, by the kind of its head."""
+    if head == "replaced":
+        return f"hornbook train RECIPE --from {target} with a head of labels"
     return f"hornbook generate {target} -p TEXT" if head in _OF_TOKENS else f"hornbook predict {target} FILE"
 
 

@@ -58,11 +58,14 @@ class FillInTheMiddle(Objective):
         return Causal().model_dump_json()
 
 
-class Masked(Objective):
-    """Masked LM (BERT, arXiv 1810.04805): predict chosen tokens, of which 80 % are masked, 10 % random, 10 % kept."""
+class _Masking(Objective):
+    """Base of the objectives that mask tokens."""
 
     family: ClassVar[Family] = "encoder"
-    kind: Literal["masked"] = "masked"
+    all_masked: ClassVar[bool] = False
+    """No chosen token is kept, or replaced by a random one."""
+    detects: ClassVar[bool] = False
+    """Something is told of every token, and not of the chosen ones alone."""
     rate: Number = Field(default=0.15, gt=0, lt=1)
     """Share of a row's ordinary tokens that is chosen, rounded to whole tokens; ModernBERT trains with 0.3."""
     eval_rate: Number | None = Field(default=None, gt=0, lt=1)
@@ -76,12 +79,29 @@ class Masked(Objective):
         """Masks rows. Raises UsageError where the tokenizer has no mask token."""
         from hornbook.data.objectives.masked import Masking
 
+        assert isinstance(self, Masked | Replaced)
         return Masking(self, context, key)
 
     @property
     def evaluation_key(self) -> str:
         """The settings of evaluation alone."""
-        return f"masked {self.rate if self.eval_rate is None else self.eval_rate} {self.whole_word}"
+        kind = getattr(self, "kind", "masked")
+        return f"{kind} {self.rate if self.eval_rate is None else self.eval_rate} {self.whole_word}"
+
+
+class Masked(_Masking):
+    """Masked LM (BERT, arXiv 1810.04805): predict chosen tokens, of which 80 % are masked, 10 % random, 10 % kept."""
+
+    kind: Literal["masked"] = "masked"
+
+
+class Replaced(_Masking):
+    """Replaced-token detection (ELECTRA, arXiv 2003.10555): a generator fills the masks, the model tells which tokens
+    are not the original; for encoders with the head `replaced`."""
+
+    all_masked: ClassVar[bool] = True
+    detects: ClassVar[bool] = True
+    kind: Literal["replaced"] = "replaced"
 
 
 class Span(Objective):
@@ -244,6 +264,7 @@ ObjectiveConfig = Annotated[
     | Prefix
     | FillInTheMiddle
     | Masked
+    | Replaced
     | Span
     | Infill
     | UL2

@@ -2,7 +2,7 @@
 
 Of a row's n ordinary tokens exactly max(1, round(rate n)) are chosen (none of 0). Each is replaced by the mask with
 probability 0.8, by a random ordinary token with 0.1, and kept with 0.1 (Devlin et al. 2019, arXiv 1810.04805,
-section 3.1). Special tokens, and with them padding, are neither chosen nor drawn.
+section 3.1); for a generator always by the mask. Special tokens, and with them padding, are neither chosen nor drawn.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from hornbook.data.batch_builder import BuildContext
-from hornbook.data.config.objectives import Masked
+from hornbook.data.config.objectives import Masked, Replaced
 from hornbook.data.order.random_keys import STEP, below, fraction, mark_subset, shuffle
 from hornbook.data.packing.rows import RowArrays
 from hornbook.data.packing.text_rows import ObjectiveTransform
@@ -19,10 +19,11 @@ from hornbook.data.vocabulary import load_vocabulary
 from hornbook.kernels.compiled import compiled, inlined, mix
 
 MASK_SHARE, RANDOM_SHARE = 0.8, 0.1
-_REPLACED = MASK_SHARE + RANDOM_SHARE
 
 
 class _Words(NamedTuple):
+    masked: float  # share of the chosen tokens that is masked
+    changed: float  # share that is masked or random
     special: np.ndarray  # bool [vocab]
     ordinary: np.ndarray  # int32 [ids]
     begins_inside: np.ndarray  # bool [vocab]; empty where tokens are chosen one by one
@@ -80,9 +81,9 @@ def _fate(words, mask, token, state):
     """Replacement of a chosen token; returns (token, state)."""
     state += STEP
     fate = fraction(mix(state))
-    if fate < MASK_SHARE:
+    if fate < words.masked:
         token = mask
-    elif fate < _REPLACED:
+    elif fate < words.changed:
         state += STEP
         token = np.int64(words.ordinary[below(mix(state), words.ordinary.size)])
     return token, state
@@ -121,16 +122,18 @@ def _mask_rows(words, mask, rate, rows, which, keys):
 class Masking(ObjectiveTransform):
     """Turns rows of text into masked rows, in place."""
 
-    def __init__(self, config: Masked, context: BuildContext, key: str) -> None:
+    def __init__(self, config: Masked | Replaced, context: BuildContext, key: str) -> None:
         """`key` names the setting in errors. Raises UsageError where the tokenizer has no mask token."""
         vocabulary = load_vocabulary(context.corpus)
         if vocabulary.special.mask is None:
             raise vocabulary.lacks(key, "a mask token", "masked", "[MASK] or <mask>")
-        self.dynamic = config.dynamic
+        self.dynamic, self.detects = config.dynamic, config.detects
         self._mask = vocabulary.special.mask
         self._rate = config.eval_rate if context.evaluation and config.eval_rate is not None else config.rate
         none = np.empty(0, np.bool_)
+        shares = (1.0, 1.0) if config.all_masked else (MASK_SHARE, MASK_SHARE + RANDOM_SHARE)
         self._words = _Words(
+            *shares,
             vocabulary.is_special,
             vocabulary.ordinary,
             vocabulary.begins_inside if config.whole_word else none,

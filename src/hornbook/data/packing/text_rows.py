@@ -8,7 +8,7 @@ import torch
 import xxhash
 from jaxtyping import Float64, Int64, UInt64
 
-from hornbook.data.batch import Batch
+from hornbook.data.batch import Batch, Detection
 from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
 from hornbook.data.order.random_keys import choices, row_keys
 from hornbook.data.packing.plan import Plan, Segments
@@ -24,6 +24,8 @@ class ObjectiveTransform:
     """Draws anew in each epoch."""
     gives_prefixes: bool = False
     """Pieces have tokens that are seen in both directions."""
+    detects: bool = False
+    """Something is told of every token, beside what is predicted."""
 
     def apply(self, rows: RowArrays, which: Int64[np.ndarray, " some"], keys: UInt64[np.ndarray, " rows"]) -> None:
         """Change the rows numbered `which`; all draws for row i follow from keys[i]."""
@@ -48,6 +50,7 @@ class TextRows(BatchBuilder):
         self._changes = any(each is not None for each in transforms)
         self._dynamic = all(each is None or each.dynamic for each in transforms)
         self._gives_prefixes = any(each is not None and each.gives_prefixes for each in transforms)
+        self._detects = any(each is not None and each.detects for each in transforms)
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         segments = self.segments(refs)
@@ -56,7 +59,11 @@ class TextRows(BatchBuilder):
             rows = _cut(rows, refs.reach)
         if self._changes:
             rows, prefixes = self._changed(rows, segments, refs)
-        return in_microbatches(rows, prefixes, refs, micro_batch)
+        built = in_microbatches(rows, prefixes, refs, micro_batch)
+        if not self._detects:
+            return built
+        used = np.add.reduceat(segments[2], segments[0][:-1]) * rows.arrays.weights.any(1)
+        return _with_detection(built, torch.from_numpy(used), micro_batch)
 
     def _changed(self, rows: Rows, segments: Segments, refs: SampleRefs) -> tuple[Rows, Prefixes | None]:
         """The rows changed in place, and the prefixes of their pieces if any transform gives them some."""
@@ -85,6 +92,17 @@ def _cut(rows: Rows, reach: Int64[np.ndarray, " rows"]) -> Rows:
     bounds = np.concatenate([[0], ends])[bounds]
     arrays = arrays._replace(pieces=parts.astype(np.int32), bounds=bounds)
     return replace(rows, arrays=arrays, document_lengths=tuples(arrays.pieces, bounds))
+
+
+def _with_detection(built: BuiltBatch, used: Int64[torch.Tensor, " rows"], micro_batch: int) -> BuiltBatch:
+    """The batch with what is told of the tokens of each row before its padding, `used` of them."""
+    share = built.total_weight / max(int(used.sum()), 1)
+
+    def microbatch(j: int) -> Batch:
+        mine = slice(j * micro_batch, (j + 1) * micro_batch)
+        return replace(built.microbatch(j), detection=Detection(used[mine], share))
+
+    return built._replace(microbatch=microbatch)
 
 
 def in_microbatches(rows: Rows, prefixes: Prefixes | None, refs: SampleRefs, micro_batch: int) -> BuiltBatch:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from hornbook.model.config.head import MaskedHead
 from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, stacks_of
 from hornbook.model.config.part import Problems, method
@@ -38,6 +39,11 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "model.attention", _NOT_ACROSS.format(kind=model.attention.kind)
     if model.kind == "encoder_decoder" and model.block.kind == "parallel":
         yield "model.block", 'a parallel block has no place for attention to the encoder: use "pre" or "post"'
+    if model.embedding.bias and model.embedding.width is None:
+        yield (
+            "model.embedding.bias",
+            "is that of a projection, and there is none: leave it out, or set model.embedding.width",
+        )
     if model.position.kind == "sinusoidal" and model.width % 2:
         text = f"sines and cosines of model.position come in pairs: {model.width} must be even"
         yield "model.width", f"{text}, or take other positions"
@@ -79,7 +85,8 @@ def _check_depth(model: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def _check_norms(model: ModelConfig) -> Iterator[tuple[str, str]]:
-    norm, masked = model.norm.kind, model.head.kind == "masked"
+    head = model.head if model.head.generator_of(model) is None else MaskedHead()  # that of the generator
+    norm, masked = model.norm.kind, head.kind == "masked"
     if norm == "batch" and model.kind != "encoder":
         yield "model.norm", _CAUSAL_BATCH
     elif norm == "batch" and masked:

@@ -61,7 +61,7 @@ def operations_per_token(model: ModelConfig, vocab: int, sequence: int) -> dict[
     head = Operations(_head_weights(model, vocab), 0, 0)
     stacks = [_stack(stack, sequence) + inputs for stack in stacks_of(model)]
     if len(stacks) == 1:
-        return {"token": stacks[0] + head}
+        return {"token": stacks[0] + _generator(model, sequence) + head}
     memory, cross = _cross(model, sequence)
     return {"source token": stacks[1] + memory, "target token": stacks[0] + cross + head}
 
@@ -115,8 +115,18 @@ def block_costs(model: ModelConfig, vocab: int, sequence: int) -> tuple[list[flo
 
 
 def _head_weights(model: ModelConfig, vocab: int) -> int:
-    """Weights of the head, once for each token that is predicted, and of what stands before further blocks."""
-    return (1 + model.mtp.depth) * model.head.num_matmul_weights(model, vocab) + model.mtp.num_matmul_weights(model)
+    """Weights of the heads, once for each token that is predicted, and of what stands before further blocks."""
+    weights = (1 + model.mtp.depth) * model.head.num_matmul_weights(model, vocab) + model.mtp.num_matmul_weights(model)
+    generator = model.head.generator_of(model)
+    return weights if generator is None else weights + generator.head.num_matmul_weights(generator, vocab)
+
+
+def _generator(model: ModelConfig, sequence: int) -> Operations:
+    """Of the generator of replaced-token detection, but for its head."""
+    generator = model.head.generator_of(model)
+    if generator is None:
+        return Operations(0, 0, 0)
+    return _stack(generator, sequence) + Operations(generator.embedding.num_matmul_weights(generator), 0, 0)
 
 
 def _stack(stack: ModelConfig, sequence: int) -> Operations:

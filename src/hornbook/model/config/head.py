@@ -47,6 +47,10 @@ class HeadPart(Part):
         """Bytes kept for backward when the loss is known; `targets` are the tokens that are predicted."""
         raise unknown_memory(self)
 
+    def generator_of(self, _model: Model, /) -> Model | None:
+        """The model beside it that makes its input in training, as a configuration; None: there is none."""
+        return None
+
 
 # ---- Heads of language models
 
@@ -121,30 +125,32 @@ class MaskedHead(_VocabularyHead):
     """Bias of the projection."""
 
     def num_parameters(self, model: Model, vocab: int) -> int:
-        own = self.dense_bias * model.width + model.norm.num_parameters(model)
+        read = self._read(model)
+        own = self.dense_bias * read.width + model.norm.num_parameters(read)
         return super().num_parameters(model, vocab) + own
 
     def _saved_before(self, model: Model, rows: Rows, targets: int) -> int:
         """Where the targets are, the projection's input and matrix, its output, and what the norm keeps."""
-        few = Rows(targets, 1, rows.itemsize)
+        few, read = Rows(targets, 1, rows.itemsize), self._read(model)
         made = self.activation != "relu" or rows.itemsize == 2  # what the activation keeps, where the norm does not
-        vectors = 1 + made + model.norm.keeps_input(few)
         return (
             8 * targets
-            + vectors * few.stream(model)
-            + few.cast(model.width**2)
-            + model.norm.saved_bytes(model.width, few)
+            + few.stream(model)
+            + (made + model.norm.keeps_input(few)) * few.stream(read)
+            + few.cast(model.width * read.width)
+            + model.norm.saved_bytes(read.width, few)
         )
 
     def _transform_weights(self, model: Model) -> int:
-        return model.width**2
+        return model.width * self._read(model).width
+
+    def _read(self, model: Model) -> Model:
+        """The model, as wide as the vectors that the projection to the vocabulary reads."""
+        return model.model_copy(update={"width": model.embedding.width or model.width})
 
     def problems(self, model: Model) -> Problems:
         if model.kind == "decoder":
             yield "head", 'a decoder predicts the next token: use "lm"'
-        elif model.embedding.width is not None:
-            text = 'the head "masked" has no projection to it: leave it out, or take model.head "lm"'
-            yield "embedding.width", text
 
 
 # ---- Heads of labelled texts
@@ -342,11 +348,11 @@ class SpanHead(LabelHeadPart):
 
 
 LabelHeadConfig = ClassificationHead | TokenClassificationHead | RegressionHead | SpanHead
-HeadConfig = Annotated[LMHead | MaskedHead | LabelHeadConfig, Field(discriminator="kind")]
 
 
-def describe_head(head: LMHead | MaskedHead | LabelHeadConfig) -> str:
+def describe_head(head: HeadPart) -> str:
     """Its kind and its labels, for people."""
     labels = getattr(head, "labels", [])
     more = [f"{len(labels) - 6} more"] if len(labels) > 6 else []
-    return f"{head.kind}: {', '.join([*labels[:6], *more])}" if labels else head.kind
+    kind = getattr(head, "kind", "")
+    return f"{kind}: {', '.join([*labels[:6], *more])}" if labels else kind

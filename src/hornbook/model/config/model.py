@@ -9,12 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from hornbook.model.config.attention import AttentionConfig, FullAttentionConfig
-from hornbook.model.config.head import HeadConfig, LMHead
+from hornbook.model.config.head import LMHead
 from hornbook.model.config.init import InitConfig, ScaledNormal
 from hornbook.model.config.mlp import GLUConfig, MLPConfig
 from hornbook.model.config.norm import NormConfig, RMSNormConfig
 from hornbook.model.config.part import Model, Part, Problems, Product, Rows
 from hornbook.model.config.position import NoPositions, PositionConfig, RopeConfig
+from hornbook.model.config.replaced import HeadConfig
 from hornbook.settings.fields import Config, Count, Number
 from hornbook.settings.renamed import with_present_names
 
@@ -95,10 +96,13 @@ class EmbeddingConfig(Config):
     """Vectors of token types, of which the first is added everywhere unless types are given (BERT: 2)."""
     width: Count | None = Field(default=None, ge=1)
     """Width of the vectors, if it is not the model's: a projection then follows (OPT-350m)."""
+    bias: bool = False
+    """Bias of the projection."""
 
     def num_parameters(self, model: Model) -> int:
         """Trained values between the vectors and the stream, but for the norm."""
-        return self.num_matmul_weights(model) + self.types * model.width
+        bias = model.width if self.width and self.bias else 0
+        return self.num_matmul_weights(model) + bias + self.types * model.width
 
     def num_matmul_weights(self, model: Model) -> int:
         """Weights that each position is multiplied by."""

@@ -11,7 +11,8 @@ def count_parameters(config: ModelConfig, vocab: int) -> int:
 def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     """Parameters by part, over all layers and both stacks: embedding, positions, attention, mlp, norms, head.
 
-    Blocks of multi-token prediction count as layers; what stands around them has a name of its own, where there is any.
+    Blocks of multi-token prediction count as layers; what stands around them has a name of its own, where there is any,
+    and so has the generator of replaced-token detection.
     """
     stacks = stacks_of(config)
     layers = [stack.layer(i) for stack in stacks for i in range(stack.num_blocks)]
@@ -26,8 +27,11 @@ def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
         "norms": sum(_norms(stack, crossed=stack is config and len(stacks) > 1) for stack in stacks),
         "head": config.head.num_parameters(config, vocab),
     }
-    joins = config.mtp.num_parameters(config)
-    return found | ({"multi-token prediction": joins} if joins else {})
+    joins, generator = config.mtp.num_parameters(config), config.head.generator_of(config)
+    found |= {"multi-token prediction": joins} if joins else {}
+    if generator is not None:  # it reads the model's embedding
+        found["generator"] = count_parameters(generator, vocab) - vocab * config.width
+    return found
 
 
 def stacks_of(config: ModelConfig) -> list[ModelConfig]:

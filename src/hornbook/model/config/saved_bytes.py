@@ -58,6 +58,8 @@ def saved_bytes(
     ends += 4 * rows.rows if any(stack.weighs_rows for stack in stacks) else 0
     head = model.head.saved_bytes(model, vocab, stacks[-1].rows, rows.tokens if targets is None else targets)
     head += model.mtp.depth * head + model.mtp.saved_bytes(model, stacks[-1].rows)
+    if (generator := model.head.generator_of(model)) is not None:
+        head += generator.head.saved_bytes(generator, vocab, rows, rows.tokens if targets is None else targets)
     states = 0 if stacks[-1] in whole else stacks[-1].memory  # held all the same, by the blocks that read them
     recomputed = max((blocks[each] for each in again), default=0)
     return SavedBytes(ends, shared, kept, head, recomputed + states, stacks[-1].final)
@@ -81,7 +83,10 @@ def block_bytes(model: ModelConfig, rows: Rows) -> list[BlockBytes]:
 
 
 def _stacks(model: ModelConfig, rows: Rows) -> "list[_Stack]":
-    """The encoder, if there is one, then the model itself."""
+    """The encoder or the generator, if there is one, then the model itself."""
+    generator = model.head.generator_of(model)
+    if generator is not None:
+        return [_Stack(generator, rows, reads=model), _Stack(model, rows)]
     if model.kind != "encoder_decoder":
         return [_Stack(model, rows)]
     source = replace(rows, sequence=rows.source or rows.sequence)
@@ -90,11 +95,14 @@ def _stacks(model: ModelConfig, rows: Rows) -> "list[_Stack]":
 
 @dataclass(frozen=True)
 class _Stack:
-    """A stack and the rows it reads; `source`: those of the encoder that it attends to."""
+    """A stack and the rows it reads; `source`: those of the encoder that it attends to.
+
+    reads: the model whose vectors a generator reads."""
 
     model: ModelConfig
     rows: Rows
     source: Rows | None = None
+    reads: ModelConfig | None = None
     known: dict[tuple[int, bool], int] = field(default_factory=dict[tuple[int, bool], int], compare=False)
     """Bytes of blocks by what those alike have in common, and whether one is before them."""
 
@@ -104,7 +112,8 @@ class _Stack:
 
     @property
     def ends(self) -> int:
-        return _entrance(self.model, self.rows) + self.final
+        own = _entrance(self.model, self.rows) if self.reads is None else _read(self.reads, self.model, self.rows)
+        return own + self.final
 
     @property
     def final(self) -> int:
@@ -159,6 +168,14 @@ def _entrance(model: ModelConfig, rows: Rows) -> int:
     project = 4 * rows.tokens * part.width if part.width else 0
     norm = _norm(model.norm, model, wide) if part.norm else 0
     return 8 * rows.tokens + model.position.saved_bytes(rows) + project + norm + _dropped(model.dropout, rows)
+
+
+def _read(model: ModelConfig, generator: ModelConfig, rows: Rows) -> int:
+    """What a generator's vectors keep, which the model's embedding makes once more: all but positions; and their
+    projection, which is in the dtype of blocks."""
+    plain = replace(rows, rebuilding=False)
+    project = plain.stream(model) + plain.cast(model.width * generator.width) if generator.embedding.width else 0
+    return _entrance(model, rows) - model.position.saved_bytes(rows) + project
 
 
 def _shared(model: ModelConfig, rows: Rows) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hornbook.errors import UsageError
@@ -207,11 +207,15 @@ def draw(logits: Rows, uniform: Sequence[float]) -> list[int]:
 
     Never one of -inf.
     """
-    cumulative = logits.double().softmax(-1).cumsum(-1)
-    points = torch.tensor(uniform, dtype=torch.float64)[:, None] * cumulative[:, -1:]
-    found = torch.searchsorted(cumulative, points, right=True)[:, 0].tolist()
+    found = drawn(logits, torch.tensor(uniform, dtype=torch.float64)).tolist()
     vocab = logits.shape[1]  # is found where a point was rounded up to the end of the last interval
     return [at if at < vocab else int(torch.nonzero(row > REMOVED)[-1]) for at, row in zip(found, logits, strict=True)]
+
+
+def drawn(logits: Rows, uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """As `draw`, of numbers in float64 on the device of the logits; the size of the vocabulary where it finds none."""
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
 
 def keyed_uniform(seed: int, index: int, stream: int = 0) -> float:

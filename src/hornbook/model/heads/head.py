@@ -41,10 +41,16 @@ class Transform(nn.Module):
     """
 
     def __init__(
-        self, width: int, bias: bool, activation: Literal["tanh"] | Activation, norm: nn.Module | None
+        self,
+        width: int,
+        bias: bool,
+        activation: Literal["tanh"] | Activation,
+        norm: nn.Module | None,
+        outputs: int | None = None,
     ) -> None:
+        """outputs: width of the result; by default that of the input."""
         super().__init__()
-        self.dense, self.norm = Linear(width, width, bias), norm
+        self.dense, self.norm = Linear(width, outputs or width, bias), norm
         self.activation: Literal["tanh"] | Activation = activation
 
     def forward(self, hidden: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
@@ -238,8 +244,9 @@ def lm_head(cfg: LMHead, model: ModelConfig, vocab: int, embedding: Embedding) -
 
 def masked_head(cfg: MaskedHead, model: ModelConfig, vocab: int, embedding: Embedding) -> Head:
     """BERT's head: a projection, an activation and a norm before the projection to the vocabulary."""
-    before = Transform(model.width, cfg.dense_bias, cfg.activation, model.norm.build(model.width))
-    return Head(vocab, model.width, embedding if cfg.tied else None, before, cfg.bias)
+    read = model.embedding.width or model.width
+    before = Transform(model.width, cfg.dense_bias, cfg.activation, model.norm.build(read), read)
+    return Head(vocab, read, embedding if cfg.tied else None, before, cfg.bias)
 
 
 class ChunkedLoss(torch.autograd.Function):

@@ -60,8 +60,9 @@ LABEL_AUTO = {
     "regression": "AutoModelForSequenceClassification",
     "token_classification": "AutoModelForTokenClassification",
     "span": "AutoModelForQuestionAnswering",
+    "replaced": "AutoModelForPreTraining",
 }
-"""Kind of a head for labels -> the same."""
+"""Kind of a head for labels, or of replaced tokens -> the same."""
 
 
 class MissingTransformers(UsageError):
@@ -325,6 +326,8 @@ def _run_theirs(theirs: nn.Module, question: _Question, architecture: Architectu
         offset = getattr(config.position, "offset", 0) if architecture.position_ids == "from offset" else 0
         options["position_ids"] = question.positions + offset
     found = theirs(input_ids=question.ids, **options)
+    if config.head.kind == "replaced":
+        return found.logits[..., None]
     scores = [found.start_logits, found.end_logits] if config.head.kind == "span" else None
     return found.logits if scores is None else torch.stack(scores, -1)
 

@@ -36,6 +36,7 @@ from hornbook.model.config.init import Distribution, NormalValues
 
 STREAM_WRITERS = {("attention", "out"), ("cross", "out"), ("mlp", "down")}
 """Sublayer and last part of the names of projections that write to the residual stream."""
+_GENERATOR = "head.generator."
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Matrix:
     @cached_property
     def path(self) -> list[str]:
         """Parts of the name inside its stack, without the number of an expert."""
-        parts = self.name.removeprefix("encoder.").removeprefix("mtp.").removesuffix(".weight").split(".")
+        name = self.name.removeprefix("encoder.").removeprefix("mtp.").removeprefix(_GENERATOR)
+        parts = name.removesuffix(".weight").split(".")
         return parts[:-1] if parts[-1].isdigit() else parts
 
     @property
@@ -76,6 +78,8 @@ class Matrix:
     def stack(self) -> config.ModelConfig:
         """Configuration of its stack; in a block as that layer sees it."""
         stack = self.model.encoder if self.in_encoder else self.model
+        if self.name.startswith(_GENERATOR):
+            stack = self.model.head.generator_of(self.model) or stack
         return stack.layer(int(self.path[1])) if self.path[0] == "blocks" else stack
 
     @property

@@ -13,6 +13,7 @@ from torch import nn
 
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.label_heads import LabelHead
+from hornbook.model.heads.replaced import Detector
 from hornbook.model.layers.linear import Linear
 
 
@@ -22,7 +23,7 @@ def held_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     all_layers = (each for each in model.modules() if isinstance(each, Linear))
     layers = {each for each in all_layers if each.plain and each.weight.dtype != dtype}
     heads = [each for each in model.modules() if isinstance(each, Head) and each.matrix.dtype != dtype]
-    heads = [each for each in heads if not isinstance(each, LabelHead)]  # those compute in float32
+    heads = [each for each in heads if not isinstance(each, LabelHead | Detector)]  # those compute in float32
     try:
         for head in heads:
             head.held = head.matrix.detach().to(dtype)

@@ -21,6 +21,7 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
 from hornbook.model.config.model import ModelConfig, NoMTP
+from hornbook.model.config.replaced import NoGenerator, ReplacedHead
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf
 from hornbook.model.storage.safetensors_folder import Reader, read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
@@ -137,21 +138,28 @@ def read_merged(folder: Path, *, average: bool = False) -> tuple[ModelConfig, in
     """(configuration, rows of the embedding, parameters, folder of the tokenizer) of one plain model.
 
     An adapter is merged with its base; rounded weights are what they are rounded to; blocks of multi-token prediction
-    are left out. Errors: as `read_operated`; UsageError where an adapter cannot be merged.
+    and generators are left out. Errors: as `read_operated`; UsageError where an adapter cannot be merged.
     """
     found = read_operated(folder, average=average)
     tokenizer = folder if (folder / "tokenizer.json").is_file() else found.base_folder
     plain = all(isinstance(step, surgery.Freeze | surgery.Sparse) for step in found.steps)
     stream = found.base if plain else merged_tensors(found.build())
-    if not found.config.mtp.depth:
-        return found.config, found.vocab, stream, tokenizer
-    kept = ((name, tensor) for name, tensor in stream if not name.startswith("mtp."))
-    return found.config.model_copy(update={"mtp": NoMTP()}), found.vocab, kept, tokenizer
+    config, head = found.config, found.config.head
+    if isinstance(head, ReplacedHead):
+        config = config.model_copy(update={"head": head.model_copy(update={"generator": NoGenerator()})})
+    kept = ((name, tensor) for name, tensor in stream if not name.startswith(_LEFT_OUT))
+    return config.model_copy(update={"mtp": NoMTP()}), found.vocab, kept, tokenizer
 
 
-def multi_token_blocks(folder: Path) -> int:
-    """Blocks of multi-token prediction in a folder, which `read_merged` leaves out."""
-    return view_hf(base_of(folder) if is_adapter(folder) else folder)[0].mtp.depth
+_LEFT_OUT = ("mtp.", "head.generator.")
+
+
+def left_out(folder: Path) -> dict[str, int]:
+    """What of a folder `read_merged` leaves out, for it serves training alone: numbers of blocks."""
+    config = view_hf(base_of(folder) if is_adapter(folder) else folder)[0]
+    generator = config.head.generator_of(config)
+    found = {"mtp_blocks": config.mtp.depth, "generator_blocks": 0 if generator is None else generator.layers}
+    return {name: count for name, count in found.items() if count}
 
 
 def read_operated(folder: Path, *, average: bool = False) -> Operated:

@@ -15,7 +15,9 @@ from hornbook.model.heads.head import Head
 from hornbook.model.heads.losses import SoftTargets
 from hornbook.model.heads.mtp import STATES, targets_ahead
 from hornbook.model.heads.preference import Answers, comparison_losses, reward_losses
+from hornbook.model.heads.replaced import GENERATED, Detector
 from hornbook.model.layers.transfer import to_device
+from hornbook.parallel.gradients.detection import detection_loss
 from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.world import LOSSES, World
 from hornbook.run.config import LossConfig
@@ -41,7 +43,10 @@ def head_terms(
     if batch.compared is not None:
         found = _compared(head, hidden, targets, weights, batch.compared, early)
         return {name: term / early if name == "loss" else term for name, term in found.items()}
-    few = _soft_targets(batch, loss.teacher, device)
+    few, told = _soft_targets(batch, loss.teacher, device), dict[str, Tensor]()
+    if isinstance(head, Detector) and head.generator is not None:
+        told = {"detection": detection_loss(head, hidden, auxiliary, batch, loss.detection)}
+        head, hidden = head.generator.head, auxiliary[GENERATED]
     if head.takes_rows:
         few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
     more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
@@ -49,7 +54,7 @@ def head_terms(
     if states := [value for name, value in auxiliary.items() if name.startswith(STATES)]:
         found["mtp"] = _further_loss(head, states, batch, loss.mtp, early)
     live = {} if teacher is None else {"distillation": teacher.term(batch)}
-    return {name: term / early for name, term in found.items()} | live
+    return {name: term / early for name, term in found.items()} | live | told
 
 
 def _further_loss(head: Head, states: list[Tensor], batch: Batch, weight: float, early: float) -> Tensor:

@@ -23,7 +23,7 @@ from hornbook.files.filesystem import is_file
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock, process_identity
 from hornbook.files.secrets import holds_secret
-from hornbook.model.config.head import HeadConfig
+from hornbook.model.config.replaced import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
 from hornbook.parallel.device import choose_device

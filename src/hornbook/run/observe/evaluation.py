@@ -11,6 +11,7 @@ from hornbook.evals.evaluate import Evaluator, Report
 from hornbook.evals.loss import LossScores
 from hornbook.files.run_status import evaluations, fullest
 from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.generate.generate import generate
 from hornbook.model.generate.prompts import encode_prompt, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
@@ -198,7 +199,7 @@ class Samples:
     def __init__(self, job: Job, engine: Engine, consoles: Sequence[Console]) -> None:
         self._job, self._engine, self._consoles = job, engine, consoles
         self._every = job.recipe.eval.sample_every or job.recipe.eval.every
-        labelled = isinstance(job.recipe.model.head, LabelHeadConfig)  # such a model predicts labels, not text
+        labelled = isinstance(job.recipe.model.head, LabelHeadConfig | ReplacedHead)  # such a model predicts no text
         staged = job.recipe.parallel.pipeline.stages > 1  # no rank has the whole model
         self._prompt = "" if labelled or staged else job.recipe.eval.prompt
 

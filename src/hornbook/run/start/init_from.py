@@ -16,6 +16,7 @@ from hornbook.files.filesystem import is_file, is_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.surgery.adapters.files import is_adapter
 from hornbook.run.checkpoints.manifest import verify_folder
@@ -125,7 +126,8 @@ def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
     _refuse_other_model(resolved, adopted, label)
     origins |= {key: label for key in _model_keys(adopted) if _from_checkpoint(key, own)}
     found = recipe.model_copy(update={"model": adopted})
-    if problems := cross_check(found) if own != TRAINING_ONLY or adopted.mtp.depth else []:
+    told = own != TRAINING_ONLY or adopted.mtp.depth or isinstance(adopted.head, ReplacedHead)
+    if problems := cross_check(found) if told else []:
         lines = [f"  {key}: {text}" for key, text in problems]
         raise UsageError("\n".join([f"the recipe does not go together with the model of {label}:", *lines]))
     return Resolved(found, origins)

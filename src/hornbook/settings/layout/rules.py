@@ -21,7 +21,7 @@ def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
     if unknown:  # the rest is checked when the number of ranks is known (`hornbook.settings.layout.world`)
         return
     yield from _check_sharding(parallel)
-    yield from _check_mtp(parallel, model)
+    yield from _check_whole(parallel, model)
     yield from _check_microbatches(parallel, train)
     yield from _check_pipeline(parallel, train, model)
     yield from _check_experts(parallel, train, model)
@@ -41,13 +41,18 @@ def _check_sharding(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
         yield "parallel.exact", "sums gradients of data-parallel ranks alone: leave the other axes 1, or leave it out"
 
 
-def _check_mtp(parallel: ParallelConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Axes that divide what stands behind the last block."""
+def _check_whole(parallel: ParallelConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Axes that divide what is there in training alone, behind the last block or before the first."""
+    if model.mtp.depth:
+        text, remedy = "blocks of multi-token prediction (model.mtp) are", "leave model.mtp out"
+    elif model.head.generator_of(model) is not None:
+        text, remedy = "the generator of replaced tokens (model.head.generator) is", 'take the objective "masked"'
+    else:
+        return
     ranks = {"pipeline.stages": parallel.pipeline.stages, "tensor": parallel.tensor, "context": parallel.context.ranks}
     for key, count in (ranks | {"expert": parallel.expert}).items():
-        if model.mtp.depth and count > 1:
-            text = "blocks of multi-token prediction (model.mtp) are whole on each rank: leave it 1, and widen"
-            yield f"parallel.{key}", f"{text} parallel.data, or leave model.mtp out"
+        if count > 1:
+            yield f"parallel.{key}", f"{text} whole on each rank: leave it 1, and widen parallel.data, or {remedy}"
 
 
 def _check_traffic(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:

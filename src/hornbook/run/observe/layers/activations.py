@@ -18,6 +18,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.attention.attend import Heads, attend, tables_of
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.heads.label_heads import LabelHead
+from hornbook.model.heads.replaced import Detector
 from hornbook.model.layers.transfer import fetch, to_device
 from hornbook.model.mlp.mlp import GLU, MLP
 from hornbook.parallel.engine import Engine
@@ -141,7 +142,7 @@ def log_partition(engine: Engine, batch: Batch, most: int) -> Tensor:
 
         def read(hidden: Tensor) -> tuple[Tensor, ...]:
             head = model.head
-            if head is None or isinstance(head, LabelHead):
+            if head is None or isinstance(head, LabelHead | Detector):
                 return (torch.zeros(2, device=hidden.device),)
             squares = head.logits(hidden.flatten(0, 1)[chosen][None]).logsumexp(-1).square()
             return (torch.stack([squares.sum(), torch.full_like(squares.sum(), squares.numel())]),)
