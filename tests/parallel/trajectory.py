@@ -31,6 +31,7 @@ from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.offload.host import HostUpdate
+from hornbook.parallel.offload.offload import hosted
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
@@ -111,6 +112,8 @@ class Run:
     """Ranks along the axis `tensor`, of which the engine knows nothing yet: all of them compute the same."""
     host: bool = False
     """The host updates twins of the parameters (`parallel.offload.host`)."""
+    held: bool = False
+    """The host holds weights, gradients and moments (`parallel.offload.parameters`); on a CPU `before` allows it."""
     spoil: tuple[int, int] | None = None
     """(step, microbatch): there the loss is not a number."""
     before: str = ""
@@ -136,6 +139,8 @@ class Run:
         found |= {"exact": self.exact, "recompute": self.recompute}
         wide = {"tensor": self.tensor, "expert": self.expert}
         found |= {axis: ranks for axis, ranks in wide.items() if ranks > 1}
+        if self.held:
+            found["offload"] = {"kind": "cpu", "activations": False, "optimizer": True, "parameters": True}
         if self.sequence_parallel:
             found["sequence"] = True
         if self.stages > 1:
@@ -324,7 +329,8 @@ def train_steps(engine: Engine, run: Run, world: World, gradients: Path) -> dict
     shapes = engine.shapes
     roles = parameter_roles(engine.model)
     engine.penalties.names = decaying(roles, config)
-    whole = HostUpdate(engine.owners, world.device) if run.host else engine.owners
+    offload = ParallelConfig.model_validate(run.parallel).offload
+    whole = HostUpdate(engine.owners, world.device) if run.host else hosted(engine.owners, config, offload, world)
     optimizer = build_optimizer(engine.named_parameters, roles, config, None, shapes, whole)
     told: dict[str, list[float]] = {name: [] for name in (*TOLD, "seconds", "cpu_seconds")}
     digests: dict[str, list[str]] = {}

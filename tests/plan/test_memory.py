@@ -106,6 +106,18 @@ def test_state_is_shared_as_zero_shares_it() -> None:
     assert whole.peak.weights == 4 * whole.parameters
 
 
+@pytest.mark.parametrize("average", ["none", "mean"])
+def test_weights_on_the_host_leave_the_device(average: str) -> None:
+    words = ["parallel.data=4", "parallel.shard=everything", "train.batch_tokens=16384", f"train.average={average}"]
+    names = ("optimizer", "parameters", "activations")
+    moved = [f"parallel.offload.{name}={str(name != 'activations').lower()}" for name in names]
+    (plain,), (held,) = estimate(*words), estimate(*words, "parallel.offload=cpu", *moved)
+    left, gone = held.phases["update"], plain.phases["update"]
+    assert (left.weights, left.gradients, left.optimizer) == (0, 0, 0)
+    assert (plain.elsewhere, held.elsewhere) == (0, gone.weights + gone.gradients + gone.optimizer)
+    assert gone.total - left.total == held.elsewhere
+
+
 def test_blocks_of_multi_token_prediction_are_held_and_their_losses_gradients_too() -> None:
     plain, further = estimate()[0], estimate("model.mtp=sequential", "model.mtp.depth=2")[0]
     assert further.parameters > plain.parameters + 2 * 12 * 256**2

@@ -18,7 +18,7 @@ class WholeParameters(Protocol):
     """Whole parameters for rules that need them (`UpdateRule.whole`), where ranks share each parameter."""
 
     on_host: bool
-    """They are twins in memory of the host of parameters on a GPU, whose gradients the host waits for."""
+    """They are in memory of the host beside a GPU, and the host waits for their gradients."""
 
     def take(self, names: Iterable[str]) -> Mapping[str, Parameter]:
         """What this rank updates: of the parameters `names` those it owns whole, the others empty; else its shards."""

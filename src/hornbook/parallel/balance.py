@@ -66,7 +66,7 @@ class Balance:
             shard = shards[bias]
             loads = self._loads.get(name, torch.zeros(shard.shape, dtype=torch.int64, device=world.device))
             move = load_direction(world.all_reduce_sum(loads, TOKENS)) * applied * rate
-            shard.tensor.add_(move[shard.slices].to(shard.tensor.dtype))
+            shard.tensor.add_(move[shard.slices].to(shard.tensor))
         self._loads = {}
 
 

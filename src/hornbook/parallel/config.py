@@ -68,6 +68,9 @@ class HostOffload(Config):
     optimizer: bool = False
     """The optimizer: its state, and the update, which the host computes as it would in a run on a CPU. The GPU keeps
     weights and gradients."""
+    parameters: bool = False
+    """Where ranks share the weights (`shard = "everything"`): a rank's share of weights and gradients too, besides the
+    optimizer. Weights of a block are copied up when they are gathered, gradients down once they are summed."""
 
 
 class DiskOffload(Config):

@@ -15,10 +15,18 @@ last microbatch: what a rank holds of a parameter, over the ranks that hold the 
 """
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 
 from hornbook.errors import UsageError
@@ -28,6 +36,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.exact import ExactReduceScatter, exact_all_reduce_, fill_neutral_
 from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
 from hornbook.parallel.gradients.sums import GradientSums
+from hornbook.parallel.offload.offload import holds_weights
 from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.traffic.fsdp import (
     Bf16ReduceScatter,
@@ -239,12 +248,12 @@ def shard_model(model: Transformer, world: World, config: ParallelConfig) -> Non
     # With exact sums `FSDP.all_reduce` adds the replicas, so that torch sees one group only.
     mesh = world.mesh[HYBRID] if config.replicas > 1 and not config.exact else world.mesh["shard"]
     release = config.shard == "everything" and config.reshard
-    policy = _precision_policy(model, config)
+    on_host = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
+    where = on_host if holds_weights(config.offload, world) else OffloadPolicy()
+    divide = partial(fully_shard, mesh=mesh, mp_policy=_precision_policy(model, config), offload_policy=where)
     for block in model.all_blocks():
-        fully_shard(block, mesh=mesh, reshard_after_forward=release, mp_policy=policy)
-    fully_shard(
-        model, mesh=mesh, reshard_after_forward=False, mp_policy=policy
-    )  # the loss needs the head after the forward pass
+        divide(block, reshard_after_forward=release)
+    divide(model, reshard_after_forward=False)  # the loss needs the head after the forward pass
     register_fsdp_forward_method(model, "encode")  # samples call the encoder alone
     for module in model.modules():
         if isinstance(module, FSDPModule):

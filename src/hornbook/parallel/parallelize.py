@@ -31,7 +31,7 @@ from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.exact import check_shards
 from hornbook.parallel.gradients.norm import Scaler
-from hornbook.parallel.offload.offload import check_offload, map_parameters, offload_activations
+from hornbook.parallel.offload.offload import check_offload, give_memory, offload_activations
 from hornbook.parallel.shard import Divisions
 from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
@@ -128,11 +128,7 @@ def apply_data_parallel(
     if sharded:
         shard_model(model, world, config)
     with world.memory():
-        if any(parameter.is_meta for parameter in model.parameters()):
-            model.to_empty(device=world.device)
-        else:
-            model.to(world.device)
-        map_parameters(model, config.offload)
+        give_memory(model, config.offload, world)
         if sharded:
             form = ShardedStages if config.pipeline.stages > 1 else FSDP
             return form(model, world, config, divisions)

@@ -12,15 +12,15 @@ from operator import mul
 from typing import ClassVar, Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
-from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
+from hornbook.model.config.head import DEVICE_SHARE
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
-from hornbook.parallel.config import BETWEEN, BlockRecompute
+from hornbook.parallel.config import BETWEEN, BlockRecompute, HostOffload, NoOffload
 from hornbook.plan.devices.hardware import Device
 from hornbook.plan.held import adapted, held_experts, held_values
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.share import cpu_runtime, gpu_runtime, rows_of, share_of, tensor_share
+from hornbook.plan.share import cpu_runtime, gpu_runtime, head_bytes, left_on_device, rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.pipeline import fullest
 from hornbook.plan.stages.schedules import stages_of
@@ -74,6 +74,8 @@ class RankMemory(Config):
     kept: int
     """Bytes kept for backward at once, at most."""
     phases: dict[str, PhaseMemory]
+    elsewhere: int = 0
+    """Bytes that are on the host or on disk (`parallel.offload`)."""
 
     @property
     def peak_phase(self) -> str:
@@ -154,10 +156,9 @@ class HornbookHolding:
             whole = state_bytes(frozen + trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
             found = state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
             found["weights"] = whole["weights"] + left.code_bytes // stages
-        offload = recipe.parallel.offload
-        found["optimizer"] = found.pop("moments") * (not getattr(offload, "optimizer", False))
-        found["weights"] *= not getattr(offload, "parameters", False)
-        if recipe.train.average.kind != "none":
+        found, offload = left_on_device(found, recipe.parallel.offload), recipe.parallel.offload
+        found["optimizer"] = found.pop("moments")
+        if recipe.train.average.kind != "none" and not (isinstance(offload, HostOffload) and offload.parameters):
             found["weights"] += FLOAT32 * held
         return found
 
@@ -196,22 +197,6 @@ class HornbookHolding:
     def runtime(self, recipe: Recipe) -> int:
         """Interpreter and libraries, or a device's context."""
         return cpu_runtime(recipe) if self._device.is_cpu else gpu_runtime(recipe)
-
-
-def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
-    """Bytes while the loss of some tokens is computed: logits, their copies, a product of the matrix's size.
-
-    chunk: bytes of logits that a device holds at once; 0 on a CPU.
-    """
-    if (generator := model.head.generator_of(model)) is not None:
-        return head_bytes(generator, vocab, rows, chunk)
-    vocab = model.head.num_outputs(vocab)
-    if chunk:
-        logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk)
-    else:
-        copies = CHUNK_COPIES if rows.traced and rows.itemsize == 2 else 1
-        logits = copies * min(rows.values(vocab), CHUNK_BYTES * vocab)
-    return logits + 4 * vocab * (model.embedding.width or model.width)
 
 
 def estimate_memory(
@@ -283,11 +268,16 @@ class _Estimate:
         of_stage = {stage: sum(map(self._kept, span)) for stage, span in stages.items()}
         for stage, span in stages.items():
             of_stage[stage] += self._ends.first * (0 in span) + self._ends.shared // len(stages)
-        kept, under_way = self._most_held(rank, of_stage, sum(self._held_once[number] for number in own))
+        made, under_way = self._most_held(rank, of_stage, sum(self._held_once[number] for number in own))
+        kept = made
         if getattr(parallel.offload, "activations", False):
             kept = min(kept, (0 if self.device.is_cpu else 2 * BETWEEN) + self._ends.first + self._ends.shared)
         largest = held // max(len(own), 1)
-        state = self.holding.state(recipe, held, held_experts(recipe.model, parallel.tensor, parallel.expert, own))
+        experts = held_experts(recipe.model, parallel.tensor, parallel.expert, own)
+        state = self.holding.state(recipe, held, experts)
+        elsewhere = 0
+        if parallel.offload.kind != "none":
+            elsewhere = made - kept + self._all_state(held, experts) - sum(state.values())
         forward, backward = self.holding.communication(recipe, held, largest)
         common = PhaseMemory(
             weights=state["weights"],
@@ -304,7 +294,12 @@ class _Estimate:
         step = 4 * max(largest, held // 16) if self.device.is_cpu else 0
         found["update"] = common.model_copy(update={"temporaries": step})
         kept += self._ends.last * (len(self._blocks) - 1 in own)
-        return RankMemory(rank=rank, parameters=held, under_way=under_way, kept=kept, phases=found)
+        return RankMemory(rank=rank, parameters=held, under_way=under_way, kept=kept, phases=found, elsewhere=elsewhere)
+
+    def _all_state(self, held: int, experts: int) -> int:
+        """Bytes of a rank's state, wherever it is."""
+        parallel = self.recipe.parallel.model_copy(update={"offload": NoOffload()})
+        return sum(self.holding.state(self.recipe.model_copy(update={"parallel": parallel}), held, experts).values())
 
     def _phases(self, own: list[int], kept: int, gradients: int, buffers: tuple[int, int]) -> dict[str, dict[str, int]]:
         """What changes in a microbatch, on a rank with the blocks `own`; buffers as of `Holding.communication`.

@@ -7,10 +7,12 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import SavedBytes, saved_bytes
+from hornbook.parallel.config import Offload
 from hornbook.plan.memo import kept_by_model
 from hornbook.settings.recipe import Recipe
 
@@ -35,6 +37,29 @@ def activation_bytes(recipe: Recipe, vocab: int, rows: int, *, fused: bool = Fal
     if recipe.surgery:
         raise UsageError("what a model after surgery keeps for backward is not known before it runs")
     return saved_bytes(recipe.model, vocab, rows_of(recipe, rows, fused=fused), recipe.parallel.recompute)
+
+
+def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
+    """Bytes while the loss of some tokens is computed: logits, their copies, a product of the matrix's size.
+
+    chunk: bytes of logits that a device holds at once; 0 on a CPU.
+    """
+    if (generator := model.head.generator_of(model)) is not None:
+        return head_bytes(generator, vocab, rows, chunk)
+    vocab = model.head.num_outputs(vocab)
+    if chunk:
+        logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk)
+    else:
+        copies = CHUNK_COPIES if rows.traced and rows.itemsize == 2 else 1
+        logits = copies * min(rows.values(vocab), CHUNK_BYTES * vocab)
+    return logits + 4 * vocab * (model.embedding.width or model.width)
+
+
+def left_on_device(state: dict[str, int], offload: Offload) -> dict[str, int]:
+    """Bytes of `weights`, `gradients` and `moments` that `parallel.offload` leaves on the device."""
+    gone = {"moments": getattr(offload, "optimizer", False), "weights": getattr(offload, "parameters", False)}
+    gone["gradients"] = gone["weights"] and offload.kind == "cpu"
+    return {name: size * (not gone[name]) for name, size in state.items()}
 
 
 def rows_of(recipe: Recipe, rows: int, *, fused: bool = False) -> Rows:

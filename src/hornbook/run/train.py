@@ -141,7 +141,7 @@ def build_state(inputs: Inputs, parallel: ParallelConfig, world: World) -> State
     shapes = engine.shapes
 
     def make_optimizer(config: AnyOptimizer, owners: Owners) -> Optimizer:
-        whole = hosted(owners, config, parallel.offload, world.device)
+        whole = hosted(owners, config, parallel.offload, world)
         optimizer = build_optimizer(engine.named_parameters, roles, config, factors, shapes, whole)
         map_state(optimizer, parallel.offload)
         return optimizer

@@ -11,20 +11,27 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.nn import Parameter
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.layers.saved_tensors import Rebuilding, cheap
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel import data_parallel
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.gradients.exact import exact_norm
+from hornbook.parallel.gradients.norm import norm_of_shards
 from hornbook.parallel.offload import host, offload
 from hornbook.parallel.offload.host import CopyStream, HostTensors, HostUpdate
 from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.shard import whole_shard
 from hornbook.parallel.world import World
+from hornbook.run.config import TrainConfig
+from hornbook.settings.layout.rules import layout_problems
 from tests.gpu import GPU, needs_gpu
 from tests.optim.kinds import CASES, IDS, ROLES, config_of, everything, make, same_bits, step
 from tests.parallel.trajectory import LAYOUTS, Run, perform
@@ -228,6 +235,61 @@ def test_shards_are_updated_on_the_host(
     run = Run(world, **LAYOUTS[layout], optimizer=kind, steps=3, microbatches=4)
     expected = perform(run_ranks, run, tmp_path / "device")
     assert same_runs(perform(run_ranks, replace(run, host=True), tmp_path / "host"), expected)
+
+
+# ---- Weights
+
+
+def lend(_: str) -> None:
+    """What `Run.before` calls: the CPU of a rank counts as a GPU, and FSDP holds weights on its host."""
+    offload.is_gpu = lambda _: True
+    plain = data_parallel.fully_shard
+
+    def watched(*args: Any, **more: Any) -> Any:
+        assert isinstance(more["offload_policy"], CPUOffloadPolicy)
+        return plain(*args, **more)
+
+    data_parallel.fully_shard = watched
+
+
+@pytest.mark.parametrize(
+    ("layout", "more"),
+    [
+        ("everything", {"experts": True, "clip": "zscore", "penalty": 0.01, "spoil": (1, 2)}),
+        ("everything", {"exact": True, "optimizer": "muon"}),
+        ("everything", {"optimizer": "schedule_free", "clip": "adaptive", "stages": 2}),
+        ("hybrid", {"precision": "fp16"}),
+    ],
+    ids=["experts", "exact", "pipeline", "hybrid"],
+)
+def test_shards_on_the_host_have_the_same_bits(
+    run_ranks: RankServer, tmp_path: Path, layout: str, more: dict[str, Any]
+) -> None:
+    settings = {"world": 2, "steps": 3, "microbatches": 4, **LAYOUTS[layout], **more}
+    expected = perform(run_ranks, Run(**settings), tmp_path / "device")
+    held = Run(**settings, held=True, before=f"{__name__}:lend:")
+    assert same_runs(perform(run_ranks, held, tmp_path / "host"), expected)
+
+
+def test_norms_of_shards_on_the_host_are_on_the_device() -> None:
+    """torch's `meta` stands for a GPU."""
+    world, shard = World(torch.device("meta")), whole_shard(Parameter(torch.ones(4, 3)))
+    shard.tensor.grad = torch.ones(4, 3)
+    assert norm_of_shards({"a": shard}, [shard.tensor.grad], world).is_meta
+    assert exact_norm({"a": shard}, world).is_meta
+
+
+def test_weights_on_the_host_need_ranks_that_share_them() -> None:
+    held = {"kind": "cpu", "optimizer": True, "parameters": True}
+    shared = {"data": 2, "shard": "everything"}
+    for section, keys in (
+        ({**shared, "offload": held}, []),
+        ({**shared, "data": 1, "offload": held}, ["parallel.offload.parameters"]),
+        ({**shared, "shard": "gradients", "offload": held}, ["parallel.offload.parameters"]),
+        ({**shared, "offload": {**held, "optimizer": False}}, ["parallel.offload.optimizer"]),
+    ):
+        config = ParallelConfig.model_validate(section)
+        assert [key for key, _ in layout_problems(config, TrainConfig(), ModelConfig())] == keys
 
 
 # ---- On the day there is a GPU

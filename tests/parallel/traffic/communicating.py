@@ -34,6 +34,7 @@ KINDS: dict[str, Kind] = {
     "_reduce_scatter_base_": "reduce-scatter",
     "reduce_scatter_": "reduce-scatter",
     "alltoall_base_": "all-to-all",
+    "send": "send",
 }
 
 
@@ -45,7 +46,7 @@ class Witness(TorchDispatchMode):
         self.bytes = Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "c10d":
+        if func.namespace == "c10d" and func._schema.name != "c10d::recv_":
             kind = KINDS[func._schema.name.removeprefix("c10d::")]
             largest = args[1] if kind == "reduce-scatter" else args[0]
             self.bytes[kind] += sum(each.nbytes for each in _tensors(largest))

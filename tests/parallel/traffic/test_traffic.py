@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hornbook.parallel.traffic.traffic import TIMES, Traffic, TrafficReport, Volume, covered, sent_bytes
+from hornbook.parallel.traffic.traffic import Traffic, TrafficReport, Volume, covered, sent_bytes
 from tests.ranks import RankServer
 
 CASES = "tests/parallel/traffic/communicating.py"
@@ -47,8 +47,7 @@ def by_kind(found: dict[str, Any]) -> dict[str, float]:
 
 
 def seen(found: dict[str, Any], ranks: int) -> dict[str, float]:
-    times: dict[str, int] = {**TIMES}
-    return {HOW.get(kind, kind): times[kind] * (ranks - 1) / ranks * size for kind, size in found["seen"].items()}
+    return {HOW.get(kind, kind): sent_bytes(kind, size, ranks) for kind, size in found["seen"].items()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -81,8 +80,10 @@ def test_bytes_of_two_ranks_are_those_of_the_formulas(counted: Counted, layout: 
         (2, {"shard": "gradients", "compress": "bf16"}),
         (2, {"exact": True}),
         (2, {"data": 1, "tensor": 2, "sequence": True}),
+        (2, {"data": 1, "context": 2}),
+        (2, {"data": 1, "context": {"ranks": 2, "kind": "all-to-all"}}),
     ],
-    ids=["padded", "buckets", "compressed", "exact", "tensor"],
+    ids=["padded", "buckets", "compressed", "exact", "tensor", "ring", "all-to-all"],
 )
 def test_every_collective_is_counted(counted: Counted, ranks: int, settings: dict[str, Any]) -> None:
     found = counted(ranks, settings)

@@ -54,6 +54,17 @@ def test_the_search_finds_what_estimating_every_layout_finds(name: str, cluster:
     assert alike == pytest.approx([each for each in sorted(times.values()) if each <= 1.1 * min(times.values())])
 
 
+def test_weights_are_held_by_the_host_where_ranks_share_them() -> None:
+    words = ["parallel.data=2", "parallel.shard=everything", "parallel.offload=cpu"]
+    words += ["parallel.offload.optimizer=true", "parallel.offload.parameters=true"]
+    layouts, _, _ = layouts_of("llama-1b", "6xH100", *SMALL, *words)
+    found = [layouts.recipe(block, spread).parallel for block, spread in every_layout(layouts)]
+    assert {each.shard for each in found} == {"none", "optimizer", "gradients", "everything"}
+    for each in found:
+        assert each.offload.kind == "cpu"
+        assert each.offload.parameters == (each.shard == "everything")
+
+
 def test_all_axes_are_searched() -> None:
     layouts, _, _ = layouts_of(
         "tiny-mixtral",

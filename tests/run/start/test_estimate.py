@@ -49,6 +49,15 @@ def test_what_does_not_fit_is_not_tried(inputs_of: Callable[..., Inputs], monkey
     assert (found.memory, found.fits, found.computed) == (least, False, "")
 
 
+def test_a_stage_keeps_what_its_own_blocks_do(
+    inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "state_bytes", lambda *_: {})
+    words = "model.layers=8", "train.micro_batch=4"  # one microbatch, of which no stage holds another at once
+    whole, stage = (estimate.least_bytes(inputs_of(*words, *more)) for more in ((), ("parallel.pipeline=4",)))
+    assert whole / 4 < stage < whole / 2
+
+
 def test_memory_of_rows_that_are_not_tried_is_that_of_the_last_ones_each(
     inputs_of: Callable[..., Inputs], monkeypatch: pytest.MonkeyPatch
 ) -> None:

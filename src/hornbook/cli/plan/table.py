@@ -135,11 +135,13 @@ def _explained(found: "Plan") -> list[str]:
     rows.append(["all", *(f"{phase.total / GIB:.2f}" for phase in worst.phases.values())])
     parts = ", ".join(f"{name} {duration(value)}" for name, value in best.step if value)
     energy = found.kilowatt_hours(best)
+    place = "disk" if best.parallel.offload.kind == "disk" else "host"
     fullest = f"stage {worst.rank} holds most, " if len(best.memory) > 1 else ""
     return [
         "",
         f"{best.name}: {fullest}the peak is in phase {worst.peak_phase!r}",
         columns(rows),
+        *([f"{worst.elsewhere / GIB:.2f} GiB of it on the {place}"] if worst.elsewhere else []),
         f"a step: {parts}",
         f"{best.tokens_per_second:,.0f} tokens a second; {found.estimates} steps estimated, others ruled out by bounds",
         f"MFU {best.mfu:.1%} (pairs that see each other), {best.mfu_palm:.1%} (all pairs, PaLM); HFU {best.hfu:.1%}",

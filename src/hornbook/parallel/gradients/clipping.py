@@ -51,6 +51,8 @@ class Clipping:
             self.load([])  # what it remembered before is of no use to it later
         trained = [shard.tensor for shard in self._shards.values() if shard.tensor.grad is not None]
         gradients = [each.grad for each in trained if each.grad is not None]
+        if gradients:
+            norm, refused = (each.to(gradients[0].device) for each in (norm, refused))  # where the host holds them
         if limits is not None and math.isfinite(limits.norm_over):
             norm = _cut(gradients, norm, limits)
         match how:

@@ -181,7 +181,7 @@ def exact_sum(
     """
     rows = [_rows_of_shard(shard, tensor, rows_of) for shard, tensor in pairs]
     rows = rows or [torch.zeros(1, dtype=torch.float64, device=world.device)]
-    return fold_(world.all_reduce_sum(torch.cat(rows), AXES)[None])[0]
+    return fold_(world.all_reduce_sum(torch.cat(rows).to(world.device), AXES)[None])[0]
 
 
 def _rows_of_shard(shard: ParameterShard, tensor: Tensor, rows_of: Callable[[Tensor], Tensor]) -> Tensor:

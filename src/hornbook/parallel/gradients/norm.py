@@ -61,7 +61,7 @@ def sum_of_shards(
     sums = {axes: torch.zeros((), dtype=torch.float64, device=world.device) for axes in divisions_of(world)}
     for axes in sums:
         if counted := [tensor for shard, tensor in pairs if shard.axes == axes and shard.is_first]:
-            sums[axes] = value(counted)
+            sums[axes] = value(counted).to(world.device)  # weights may be on the host (`parallel.offload`)
     return torch.stack([*sum_over_axes(sums, world).values()]).sum()
 
 

@@ -4,7 +4,8 @@ On disk, moments and weights are shared mappings of files: updates work on them 
 out and reads them back as memory asks for it. Tensors kept for backward are written to a file as a forward pass makes
 them and read back in backward. All files are nameless from the start, so nothing is left behind by any end of the
 process. On a GPU memory of the host takes the place of files for what backward needs, and the optimizer works there
-(`hornbook.parallel.offload.host`), with its state in memory or in files. Copies keep every bit.
+(`hornbook.parallel.offload.host`), with its state in memory or in files; where ranks share the weights, torch's FSDP
+can hold those and their gradients on the host. Copies keep every bit.
 """
 
 import os
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -26,9 +27,10 @@ from hornbook.model.layers.saved_tensors import Hooks, Rebuilding
 from hornbook.model.transformer import Transformer
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel.config import DiskOffload, Offload
+from hornbook.parallel.config import DiskOffload, HostOffload, Offload
 from hornbook.parallel.offload.host import CopyStream, HostTensors, HostUpdate
 from hornbook.parallel.owners import Owners
+from hornbook.parallel.world import World
 
 SMALLEST = 2**16
 """Bytes below which a tensor stays where it is."""
@@ -44,7 +46,7 @@ def check_offload(config: Offload, device: torch.device, optim: OptimizerConfig 
         text = f"of a run on {device} files hold the state of the optimizer alone"
         remedy = 'take "cpu", or set parallel.offload.activations and parallel.offload.parameters to false'
         raise UsageError(f'parallel.offload is "disk": {text}: {remedy}')
-    if optim is not None and _updates_on_host(config, device):
+    if optim is not None and _updates_on_host(config, device) and not config.parameters:
         rules = [optim, *(group.rule for group in optim.groups if group.rule is not None)]
         if any(rule.averages for rule in rules):  # what is saved as the model and what goes on are two sets of weights
             text = "evaluates other weights than it trains, and these stay on the device: set it to false"
@@ -56,20 +58,39 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _updates_on_host(config: Offload, device: torch.device) -> bool:
-    return is_gpu(device) and getattr(config, "optimizer", False)
+def _updates_on_host(config: Offload, device: torch.device) -> TypeGuard[HostOffload | DiskOffload]:
+    return config.kind != "none" and is_gpu(device) and config.optimizer
 
 
-def hosted(owners: Owners, optim: OptimizerConfig, config: Offload, device: torch.device) -> Owners | HostUpdate:
-    """What an optimizer updates: parameters on the device, or their twins on the host. Raises UsageError."""
-    check_offload(config, device, optim)
-    return HostUpdate(owners, device) if _updates_on_host(config, device) else owners
+def holds_weights(config: Offload, world: World) -> bool:
+    """Whether a rank's share of weights and gradients is on the host, as `parallel.shard` says it may be."""
+    return isinstance(config, HostOffload) and config.parameters and world.size > 1
 
 
-# ---- Weights and moments in mapped files
+def hosted(owners: Owners, optim: OptimizerConfig, config: Offload, world: World) -> Owners | HostUpdate:
+    """What an optimizer updates: parameters where they are, or their twins on the host. Raises UsageError."""
+    check_offload(config, world.device, optim)
+    owners.on_host = holds_weights(config, world)
+    return HostUpdate(owners, world.device) if _updates_on_host(config, world.device) and not owners.on_host else owners
 
 
-def map_parameters(model: nn.Module, config: Offload) -> None:
+# ---- Weights and moments on the host, and in mapped files
+
+
+def give_memory(model: nn.Module, config: Offload, world: World) -> None:
+    """Move a model to this rank's device, or weights that the host holds to the host; those on meta get no values."""
+    home = torch.device("cpu") if holds_weights(config, world) else world.device
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model.to_empty(device=home)
+    else:
+        model.to(home)
+    for module in model.modules() if home != world.device else ():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(world.device)
+    _map_parameters(model, config)
+
+
+def _map_parameters(model: nn.Module, config: Offload) -> None:
     """Give every parameter memory in a file, if asked for; values are lost."""
     if not (isinstance(config, DiskOffload) and config.parameters):
         return

@@ -64,6 +64,8 @@ def chosen_settings(recipe: Recipe, layout: Layout) -> dict[tuple[str | int, ...
         chunks = {"chunks": pipeline.chunks} if pipeline.schedule == "interleaved" else {}
         values["pipeline"] = {"stages": pipeline.stages, "schedule": pipeline.schedule} | chunks
     found: dict[tuple[str | int, ...], Any] = {("parallel", name): value for name, value in values.items()}
+    if chosen.offload != own.offload:
+        found["parallel", "offload", "parameters"] = False  # the host holds them for another `shard`
     if recipe.train.micro_batch != layout.micro_batch:
         found["train", "micro_batch"] = layout.micro_batch
     if recipe.train.precision not in ("auto", layout.precision):

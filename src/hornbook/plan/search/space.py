@@ -16,6 +16,7 @@ from hornbook.parallel.config import (
     BlockRecompute,
     ContextConfig,
     NoRecompute,
+    Offload,
     ParallelConfig,
     PipelineConfig,
     SelectiveRecompute,
@@ -105,6 +106,7 @@ class Layouts:
                 "context": _ONE_PART.model_copy(update={"ranks": block.context, "kind": block.exchange}),
                 "pipeline": _ONE_STAGE.model_copy(update=pipeline),
                 "recompute": RECOMPUTE[block.recompute],
+                "offload": _offload(recipe.parallel.offload, spread.shard),
             }
         )
         train = recipe.train.model_copy(update={"micro_batch": block.micro, "precision": block.precision})
@@ -184,6 +186,12 @@ class Layouts:
             recipe = self.recipe(block, spread)
             self._legal[key] = not any(problems(recipe))
         return self._legal[key]
+
+
+def _offload(offload: Offload, shard: str) -> Offload:
+    """Weights stay on the device where `shard` does not allow them on the host or on disk."""
+    allowed = {"cpu": "everything", "disk": "none"}.get(offload.kind, shard)
+    return offload if allowed == shard else offload.model_copy(update={"parameters": False})
 
 
 def problems(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -20,8 +20,9 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import distributed
+from hornbook.plan.devices.hardware import this_cpu
 from hornbook.plan.held import held_values
-from hornbook.plan.share import activation_bytes
+from hornbook.plan.memory import estimate_memory
 from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed
 from hornbook.run.inputs import Inputs, compile_for
@@ -101,7 +102,7 @@ def estimate(inputs: Inputs, length: TrainingLength, consumed: int, spent: float
 
 
 def least_bytes(inputs: Inputs) -> int:
-    """Weights, gradients and moments that one process holds, and what a microbatch keeps for backward where known."""
+    """Weights, gradients and moments that one process holds, and what it keeps for backward at once where known."""
     recipe = inputs.recipe
     total = count_parameters(recipe.model, inputs.vocab)
     trained = trained_parameters(recipe.model, inputs.vocab, recipe.surgery)
@@ -110,10 +111,10 @@ def least_bytes(inputs: Inputs) -> int:
     states = sum(state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes).values())
     state = states + _average_bytes(recipe.train, trained) + FLOAT32 * max(total - trained, 0)
     try:
-        kept = activation_bytes(recipe, inputs.vocab, recipe.train.micro_rows)
+        ranks = estimate_memory(recipe, inputs.vocab, this_cpu())
     except UsageError:
         return state
-    return state + kept.total + kept.recomputed
+    return state + max(each.kept for each in ranks)
 
 
 def _scored(inputs: Inputs, length: TrainingLength, consumed: int) -> int:

@@ -20,8 +20,7 @@ from hornbook.parallel.config import BETWEEN
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.offload import moves_activations
 from hornbook.plan.held import held_values
-from hornbook.plan.memory import head_bytes
-from hornbook.plan.share import activation_bytes, rows_of
+from hornbook.plan.share import activation_bytes, head_bytes, left_on_device, rows_of
 from hornbook.progress import size_text
 from hornbook.run.job import Job
 from hornbook.run.memory import free_memory
@@ -86,10 +85,8 @@ def training_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
     is_cpu = choose_device(recipe.train.device).type == "cpu"
     kept = activation_bytes(recipe, vocab, rows, fused=not is_cpu)
     held = max(held_values(recipe.model, vocab, recipe.parallel, recipe.train.sequence))
-    state = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
     offload = recipe.parallel.offload
-    state["moments"] *= not getattr(offload, "optimizer", False)
-    state["weights"] *= not getattr(offload, "parameters", False)
+    state = left_on_device(state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes), offload)
     on_the_way = 0 if is_cpu else 2 * BETWEEN  # down and up
     held = kept.total - (max(kept.blocks - on_the_way, 0) if moves_activations(offload) else 0)
     block = max(kept.recomputed, -(-kept.blocks // recipe.model.num_blocks))

@@ -21,6 +21,7 @@ def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
     if unknown:  # the rest is checked when the number of ranks is known (`hornbook.settings.layout.world`)
         return
     yield from _check_sharding(parallel)
+    yield from _check_held_weights(parallel)
     yield from _check_whole(parallel, model)
     yield from _check_microbatches(parallel, train)
     yield from _check_pipeline(parallel, train, model)
@@ -69,14 +70,25 @@ def _check_traffic(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tup
 
 
 def _check_memory(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
-    if getattr(parallel.offload, "parameters", False) and parallel.shard != "none":
-        text = "shards of weights have memory of their own: leave it out, or parallel.shard"
-        yield "parallel.offload.parameters", text
     if train.cuda_graphs and getattr(parallel.offload, "activations", False):
         text = "graphs hold what backward needs in memory of their own: set it to false, or train.cuda_graphs"
         yield "parallel.offload.activations", text
     if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
         yield "parallel.recompute", _recompute_problem(train.compile)
+
+
+def _check_held_weights(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
+    offload = parallel.offload
+    if offload.kind == "none" or not offload.parameters:
+        return
+    if offload.kind == "disk" and parallel.shard != "none":
+        text = "shards of weights have memory of their own: leave it out, or parallel.shard"
+        yield "parallel.offload.parameters", text
+    if offload.kind == "cpu" and (parallel.shard != "everything" or parallel.world == 1):
+        text = "are gathered from the host where several ranks share them: leave it out, or take"
+        yield "parallel.offload.parameters", f'weights {text} parallel.shard = "everything" and 2 ranks or more'
+    if offload.kind == "cpu" and not offload.optimizer:
+        yield "parallel.offload.optimizer", "the host updates weights that it holds: set it to true"
 
 
 def _check_microbatches(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:

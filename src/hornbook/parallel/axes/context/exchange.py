@@ -1,6 +1,6 @@
 """Messages between the ranks of the axis `context`: to the next one in a ring, and all to all."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hornbook.parallel.traffic.step_clock import StepClock
+from hornbook.parallel.traffic.traffic import Flow
 from hornbook.parallel.world import Axis, World
 
 CONTEXT: tuple[Axis, ...] = ("context",)
+ROUND: Flow = ("context", "send")
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Ring:
         peers = {"group": self.world.group(CONTEXT), "tag": tag}
         works = [dist.P2POp(dist.isend, each, group_peer=after, **peers) for each in sent]
         works += [dist.P2POp(dist.irecv, each, group_peer=before, **peers) for each in received]
-        return Passing(sent, received, dist.batch_isend_irecv(works))
+        ended = self.world.clock.traffic.launch(*ROUND, sum(each.nbytes for each in sent))
+        return Passing(sent, received, dist.batch_isend_irecv(works), self.world.clock, ended)
 
     def rounds(self, tensors: list[Tensor]) -> Iterator[tuple[int, list[Tensor]]]:
         """(rank, its tensors) of every rank, this one's first; the next ones come while these are looked at."""
@@ -56,11 +60,16 @@ class Passing:
     """Held until they are out."""
     received: list[Tensor]
     works: list[Any]
+    clock: StepClock
+    ended: Callable[[], None]
+    """Tells the clock's traffic."""
 
     def wait(self) -> list[Tensor]:
         """What the rank before has sent."""
-        for work in self.works:
-            work.wait()
+        with self.clock.waiting(ROUND):
+            for work in self.works:
+                work.wait()
+        self.ended()
         return self.received
 
 
@@ -80,7 +89,8 @@ class AllToAll(torch.autograd.Function):
 def _all_to_all(x: Tensor, world: World) -> Tensor:
     x = x.contiguous()
     received = torch.empty_like(x)
-    dist.all_to_all_single(received, x, group=world.group(CONTEXT))
+    with world.collective(CONTEXT, "all-to-all", x.nbytes):
+        dist.all_to_all_single(received, x, group=world.group(CONTEXT))
     return received
 
 
