@@ -20,10 +20,11 @@ from hornbook.parallel.config import BETWEEN, BlockRecompute
 from hornbook.plan.devices.hardware import Device
 from hornbook.plan.held import adapted, held_experts, held_values
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.share import cpu_runtime, gpu_runtime, rows_of, share_of, tensor_share
+from hornbook.plan.share import cpu_runtime, gpu_runtime, labels_texts, rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.pipeline import fullest
 from hornbook.plan.stages.schedules import stages_of
+from hornbook.plan.teacher import live_teacher, teacher_bytes
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -157,8 +158,8 @@ class HornbookHolding:
         offload = recipe.parallel.offload
         found["optimizer"] = found.pop("moments") * (not getattr(offload, "optimizer", False))
         found["weights"] *= not getattr(offload, "parameters", False)
-        if recipe.train.average.kind != "none":
-            found["weights"] += FLOAT32 * held
+        found["weights"] += FLOAT32 * held * (recipe.train.average.kind != "none")
+        found["weights"] += FLOAT32 * (teacher.values if (teacher := live_teacher(recipe)) else 0)
         return found
 
     def blocks(self, recipe: Recipe, model: ModelConfig, rows: Rows) -> list[BlockBytes]:
@@ -173,13 +174,15 @@ class HornbookHolding:
 
     def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
         """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
-        found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute)
+        targets = rows.rows if labels_texts(model) else None
+        found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute, targets)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
         last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
         if recipe.surgery and hasattr(model.head, "tied"):  # the matrix is frozen
             matrix = 4 * vocab * (model.embedding.width or model.width)
             last, loss = last - matrix, loss - matrix
-        return Ends(found.ends - found.final, found.shared, last, loss)
+        kept, passing = teacher_bytes(recipe, rows)
+        return Ends(found.ends - found.final, found.shared, last + kept, loss + passing)
 
     def communication(self, recipe: Recipe, held: int, largest: int) -> tuple[int, int]:
         """Gathered weights of the block at work and of the next one, or buckets of gradients."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.head import ClassificationHead, RegressionHead
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.part import Rows
@@ -65,6 +66,23 @@ def sides(recipe: Recipe) -> tuple[float, float]:
         encoder += part.weight * (left if infill else 1.0)
         weights += part.weight
     return decoder / weights, encoder / weights
+
+
+def reach(recipe: Recipe) -> int:
+    """Tokens of a row over which attention reaches, in the mean of a run: fewer than all where `data.sequence_ramp`
+    lets it grow. Where `train.tokens` does not say how long the run is, all of them."""
+    sequence, tokens = recipe.train.sequence, recipe.train.tokens
+    if recipe.data.sequence_ramp.kind == "none" or tokens is None:
+        return sequence
+    levels = recipe.data.sequence_ramp.batches(sequence)
+    ends = (*levels.firsts[1:], tokens)
+    spans = [max(min(end, tokens) - first, 0) for first, end in zip(levels.firsts, ends, strict=True)]
+    return max(round(sum(size * span for size, span in zip(levels.sizes, spans, strict=True)) / tokens), 1)
+
+
+def labels_texts(model: ModelConfig) -> bool:
+    """Whether its head reads one token of each text; a row counts as one text, since how many it has is the data's."""
+    return isinstance(model.head, ClassificationHead | RegressionHead)
 
 
 def share_of(values: int, ranks: int) -> int:

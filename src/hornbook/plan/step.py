@@ -17,9 +17,10 @@ from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.rates import Rates, Shares, rates_of
 from hornbook.plan.held import adapted, held_values
-from hornbook.plan.share import rows_of, share_of, tensor_share
+from hornbook.plan.share import reach, rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
+from hornbook.plan.teacher import teacher_seconds
 from hornbook.plan.trainer import HORNBOOK, Trainer
 from hornbook.plan.update import update_of
 from hornbook.plan.work import STEP_OPERATIONS, Work, adapter_work, attention_work, block_work, head_work
@@ -86,7 +87,7 @@ def estimate_step(
     waiting: simulate the pipeline, else the step is as long as its slowest rank computes."""
     rates = rates_of(cluster.device, recipe.train.precision, shares)
     kernel = cluster.device.attention if trainer.attention is None else trainer.attention
-    rates = replace(rates, attention=kernel * rates.attention)
+    rates = replace(rates, attention=kernel * rates.attention, gap=trainer.gap)
     return _Step(recipe, vocab, cluster, trainer, rates).time(waiting=waiting)
 
 
@@ -153,7 +154,7 @@ class _Step:
         return [self._with_recompute(each, number) for number, each in enumerate(found)]
 
     def _block(self, layer: ModelConfig, side: float, *, crossed: bool) -> _Passes:
-        parallel, tokens, sequence = self.recipe.parallel, self._positions(side), self.recipe.train.sequence
+        parallel, tokens, sequence = self.recipe.parallel, self._positions(side), reach(self.recipe)
         sequence = max(round(side * sequence), 1)
         stream = parallel.tensor if parallel.sequence else 1
         attention = attention_work(layer, tokens, sequence, self._item, stored=self.trainer.stored_scores)
@@ -181,7 +182,11 @@ class _Step:
         return max(round(side * self._tokens), 1)
 
     def _backward(self, work: Work) -> float:
-        return work.backward(self.rates, self._item, self.trainer.sum_bytes)
+        trainer, seconds = self.trainer, work.backward(self.rates, self._item, self.trainer.sum_bytes)
+        if not trainer.sums_apart or trainer.sum_bytes is None:
+            return seconds
+        weights = sum(each.weights for each in work.multiplies)
+        return seconds + weights * (self._item + 2 * trainer.sum_bytes) / self.rates.bandwidth
 
     def _sent(self, layer: ModelConfig, attention: float, hidden: float) -> float:
         """Seconds of messages of tensor, context and expert ranks in a block that nothing hides, one way."""
@@ -224,7 +229,9 @@ class _Step:
         tokens = self._positions(self.trainer.targets * self.trainer.sides[0])
         work = head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
-        return _Passes(work.forward(self.rates, self._item), self._backward(work), 0.0, sent, sent)
+        taught, learned = teacher_seconds(self.recipe, self._tokens, self.rates, self._item)
+        forward, backward = work.forward(self.rates, self._item) + taught, self._backward(work) + learned
+        return _Passes(forward, backward, 0.0, sent, sent)
 
     # ---- A step
 
