@@ -16,8 +16,8 @@ from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.devices.hardware import Cluster, Device, device_named
-from hornbook.plan.memory import Holding
-from hornbook.plan.mixed import MixedHolding
+from hornbook.plan.holding.mixed import MixedHolding
+from hornbook.plan.holding.own import Holding
 from hornbook.plan.trainer import Trainer
 from hornbook.run.config import TrainConfig
 from hornbook.settings.recipe import Recipe

@@ -66,8 +66,13 @@ class _Passes:
     """The same backward."""
 
     def __add__(self, other: "_Passes") -> "_Passes":
-        names = ("forward", "backward", "again", "sent", "answered")
-        return _Passes(*(getattr(self, name) + getattr(other, name) for name in names))
+        return _Passes(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.again + other.again,
+            self.sent + other.sent,
+            self.answered + other.answered,
+        )
 
     @property
     def total(self) -> float:
@@ -140,18 +145,16 @@ class _Step:
         """Of each block, an encoder's first; equal blocks are counted once."""
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
-        found, known = list[_Passes](), dict[int, _Passes]()
+        found, known = list[_Passes](), dict[tuple[int, bool], _Passes]()
         for stack in (*encoder, decoder):
             known.clear()
-            crossed = bool(encoder) and stack is decoder
+            crossed, side = bool(encoder) and stack is decoder, self.trainer.sides[stack is not decoder]
             for number in range(stack.num_blocks):
-                key = stack.alike(number)
+                key = stack.alike(number), self._is_again(len(found))
                 if key not in known:
-                    known[key] = self._block(
-                        stack.layer(number), self.trainer.sides[stack is not decoder], crossed=crossed
-                    )
+                    known[key] = self._with_recompute(self._block(stack.layer(number), side, crossed=crossed), key[1])
                 found.append(known[key])
-        return [self._with_recompute(each, number) for number, each in enumerate(found)]
+        return found
 
     def _block(self, layer: ModelConfig, side: float, *, crossed: bool) -> _Passes:
         parallel, tokens, sequence = self.recipe.parallel, self._positions(side), reach(self.recipe)
@@ -213,15 +216,20 @@ class _Step:
         heads = layer.heads, keys, keys, layer.heads
         return sum(group.exchange(values * each / over.ranks, over.ranks) for each in heads)
 
-    def _with_recompute(self, each: _Passes, number: int) -> _Passes:
-        """`again` of a block holds its attention until here."""
+    def _is_again(self, number: int) -> bool:
+        """Whether something of a block is computed again."""
         recompute = self.recipe.parallel.recompute
         if isinstance(recompute, BlockRecompute):
-            again = each.forward + each.sent if number % recompute.every == 0 else 0.0
+            return number % recompute.every == 0
+        return isinstance(recompute, SelectiveRecompute)
+
+    def _with_recompute(self, each: _Passes, again: bool) -> _Passes:
+        """`again` of a block holds its attention until here."""
+        if isinstance(self.recipe.parallel.recompute, BlockRecompute):
+            seconds = each.forward + each.sent
         else:
-            selective = isinstance(recompute, SelectiveRecompute)
-            again = max(each.again, self.trainer.again * each.forward) if selective else 0.0
-        return replace(each, again=again)
+            seconds = max(each.again, self.trainer.again * each.forward)
+        return replace(each, again=seconds if again else 0.0)
 
     @cached_property
     def _head(self) -> _Passes:

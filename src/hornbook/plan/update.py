@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import Product, method
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.plan.held import Matrix, layers_of
-from hornbook.plan.memo import kept_by_model
+from hornbook.plan.memo import KEPT, ByIdentity, kept_by_model
 
 
 class ParameterShape(NamedTuple):
@@ -46,6 +47,12 @@ def update_of(model: ModelConfig, vocab: int, optim: OptimizerConfig, item: int)
     item: bytes of a weight, and of its gradient. Of projections whose weights lie side by side the joint matrix counts
     where `optim.groups` have them in common.
     """
+    return _update(ByIdentity(model), vocab, ByIdentity(optim), item)
+
+
+@lru_cache(KEPT)
+def _update(by: ByIdentity[ModelConfig], vocab: int, rules: ByIdentity[OptimizerConfig], item: int) -> Update:
+    model, optim = by.config, rules.config
     state = operations = narrow = 0.0
     matrices = _matrices(model, vocab, tuple(group.match for group in optim.groups))
     for each, count in matrices.items():

@@ -20,7 +20,7 @@ from hornbook.parallel.config import BETWEEN
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.offload import moves_activations
 from hornbook.plan.held import held_values
-from hornbook.plan.memory import head_bytes
+from hornbook.plan.holding.own import head_bytes
 from hornbook.plan.share import activation_bytes, rows_of
 from hornbook.progress import size_text
 from hornbook.run.job import Job
