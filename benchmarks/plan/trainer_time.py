@@ -14,7 +14,8 @@ DEEPSPEED = ("BLOOM", "MT-NLG")
 """DeepSpeed's pipeline, in which a stage waits while it sends. What all tensor ranks repeat takes longer than in
 Megatron of the same year, on two machines: counted as torch's single operations, which is inferred."""
 SUMMED_APART = (*DEEPSPEED, "2021")
-"""Autograd, or a hook of Megatron's until the end of 2021, adds each gradient to the sum behind its product."""
+"""Autograd, or a hook of Megatron's until the end of 2021, adds each gradient to the sum behind its product; since then
+the function that sends beside the weights' gradients (`ASYNCHRONOUS`) has the product add."""
 ASYNCHRONOUS = ("Korthikanti", "vTrain")
 """Megatron since the end of 2021: tensor ranks' messages of backward run beside the weights' gradients."""
 NVIDIA = ("Megatron", "NeMo 24", "DGX Cloud", "SimuMax", "Llama 3 Herd")

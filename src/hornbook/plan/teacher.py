@@ -60,7 +60,7 @@ def _read(path: str) -> Teacher:
     inside = [sizes[name] for name, number in numbers.items() if number and len(sizes[name]) > 1]
     ends = [sizes[name] for name, number in numbers.items() if not number and len(sizes[name]) == 2]
     matrices = [(shape[-1], shape[-2]) for shape in inside for _ in range(prod(shape[:-2]))]
-    width = max(ends or inside, key=prod)[-1]
+    width = max(ends or inside, key=prod, default=(0,))[-1]
     return Teacher(sum(map(prod, sizes.values())), width, len({*numbers.values()} - {""}), tuple(matrices))
 
 
