@@ -17,7 +17,7 @@ def _errors(found: dict[str, Any] | None) -> tuple[str, str, str]:
 
 def plan_time(found: dict[str, Any]) -> list[str]:
     """Times of published runs, with their sources held out."""
-    kinds = ("fitted", "held_out", "anchored")
+    kinds = {"fitted": "fitted", "held_out": "held out", "anchored": "anchored", "anchored_on_one": "anchored on one"}
     errors = found["errors"]
     rows = [
         (name, *(cell for kind in kinds for cell in _errors(each.get(kind))))
@@ -26,7 +26,7 @@ def plan_time(found: dict[str, Any]) -> list[str]:
     ]
     header = [
         "",
-        *(f"{kind}: {what}" for kind in ("fitted", "held out", "anchored") for what in ("n", "median", "p90")),
+        *(f"{kind}: {what}" for kind in kinds.values() for what in ("n", "median", "p90")),
     ]
     ranks = [
         (name, int(each["layouts"]), f"{each['spearman']:.2f}", f"{each['regret']:.1%}" if "regret" in each else "")
@@ -37,7 +37,8 @@ def plan_time(found: dict[str, Any]) -> list[str]:
         f"`python -m benchmarks.plan.timing`: errors on {POINTS}.",
         "Fitted: six shares of each kind of device, fitted on all of them. Held out: fitted without this family of",
         "sources; what each trainer does beside computing is told by its source, or by what explains its errors.",
-        "Anchored: one run of a source scales the others.",
+        "Anchored: another run of the source, model, device and setting scales the time, the nearest one in shape,",
+        "rows and layout among those on the fewest devices; on one: the same run, of middle size, for all of them.",
         *rows_of(header, rows),
         "Ranks of layouts: Spearman's correlation of predicted and measured times, and how much slower our choice was",
         "than the best one measured.",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.plan.trainer_time import expert_ranks, left_out, settled, trainer
+from benchmarks.plan.trainer_time import expert_ranks, left_out, machine_state, settled, trainer
 from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding, NanotronHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
@@ -16,8 +16,8 @@ from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.devices.hardware import Cluster, Device, device_named
-from hornbook.plan.memory import Holding
-from hornbook.plan.mixed import MixedHolding
+from hornbook.plan.holding.mixed import MixedHolding
+from hornbook.plan.holding.own import Holding
 from hornbook.plan.trainer import Trainer
 from hornbook.run.config import TrainConfig
 from hornbook.settings.recipe import Recipe
@@ -50,6 +50,8 @@ class Published:
     """Its name."""
     setting: str
     """Precision, and whether it is compiled: what else a trainer's speed hangs on."""
+    state: str
+    """Of the machine, where the source says that times from before a change are not to be compared with later ones."""
 
 
 class Incomplete(Exception):
@@ -102,7 +104,8 @@ def _published(point: dict[str, Any]) -> Published:
         out_of_memory=bool(measured.get("oom")),
         shape=f"{cluster} {layout} micro {rows} x {sequence}, {sequences} rows, {point['recompute']}",
         model=point["model"]["name"],
-        setting=f"{point['precision']}{', compiled' if layout.get('compile') else ''}",
+        setting=f"{point['precision']}{', compiled' if layout.get('compile') else ''} {machine_state(point)}",
+        state=machine_state(point),
     )
 
 

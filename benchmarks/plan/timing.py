@@ -4,8 +4,10 @@
 
 fitted: with the shares of `calibration.toml`, which `--calibrate` fits and writes. held out: with shares that are
 fitted without the source (a family of tables of one trainer) of the point. anchored: such times, multiplied by measured
-over predicted time of one run of the same source, model, device and precision: of those on the fewest devices the one
-with the middle number of tokens in a microbatch. The files of points are not part of the repository.
+over predicted time of one other run of the same source, model, device and setting on the fewest devices that it has:
+the nearest one in shape, rows and layout, since who benches one machine benches what he means to run. on one: the same
+run for all of them, with the middle number of tokens in a microbatch. The files of points are not part of the
+repository.
 """
 
 import argparse
@@ -51,18 +53,55 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 
 
 def anchored(points: Sequence[Published], times: Mapping[str, float]) -> Errors:
-    """Errors of all runs but the anchors."""
+    """Errors of all runs that have another one to be anchored on: the nearest one on the fewest devices."""
+    found = dict[str, float]()
+    for rows in _groups(points):
+        few = _on_fewest(rows)
+        for each in rows:
+            if others := [other for other in few if other is not each]:
+                anchor = min(others, key=lambda other: (_distance(each, other), other.id))
+                found[each.id] = _anchored(each, anchor, times)
+    return found
+
+
+def anchored_on_one(points: Sequence[Published], times: Mapping[str, float]) -> Errors:
+    """Errors of all runs but the anchors, of which a group has one: the middle one on the fewest devices."""
+    found = dict[str, float]()
+    for rows in _groups(points):
+        few = sorted(_on_fewest(rows), key=_microbatch)
+        anchor = few[len(few) // 2]
+        found |= {each.id: _anchored(each, anchor, times) for each in rows if each is not anchor}
+    return found
+
+
+def _groups(points: Sequence[Published]) -> Iterable[list[Published]]:
+    """Runs of a model by one trainer on one kind of device, which a run of them may anchor."""
     groups = defaultdict[tuple[str, ...], list[Published]](list)
     for each in points:
         groups[each.source, each.model, each.cluster.device.name, each.setting].append(each)
-    found = dict[str, float]()
-    for rows in groups.values():
-        fewest = min(each.cluster.count for each in rows)
-        nearest = sorted((each for each in rows if each.cluster.count == fewest), key=_microbatch)
-        anchor = nearest[len(nearest) // 2]
-        factor = (anchor.seconds or 0.0) / times[anchor.id]
-        found |= {each.id: _error(each, factor * times[each.id]) for each in rows if each is not anchor}
-    return found
+    return groups.values()
+
+
+def _on_fewest(rows: Sequence[Published]) -> list[Published]:
+    fewest = min(each.cluster.count for each in rows)
+    return [each for each in rows if each.cluster.count == fewest]
+
+
+def _anchored(point: Published, anchor: Published, times: Mapping[str, float]) -> float:
+    return _error(point, (anchor.seconds or math.nan) / times[anchor.id] * times[point.id])
+
+
+def _distance(left: Published, right: Published) -> float:
+    """How many doublings, or other kinds of sharding and recomputation, lie between what two runs compute."""
+    found = sum(abs(math.log2(one / other)) for one, other in zip(_sizes(left), _sizes(right), strict=True))
+    one, other = left.recipe.parallel, right.recipe.parallel
+    return found + (one.shard != other.shard) + (one.recompute.kind != other.recompute.kind)
+
+
+def _sizes(point: Published) -> tuple[int, ...]:
+    parallel, model = point.recipe.parallel, point.recipe.model
+    axes = parallel.tensor, parallel.context.ranks, parallel.expert, parallel.pipeline.stages
+    return point.recipe.train.sequence, _microbatch(point), *axes, model.layers, model.width, model.heads
 
 
 def _microbatch(point: Published) -> int:
@@ -82,7 +121,10 @@ def ranking(points: Sequence[Published], times: Mapping[str, float]) -> dict[str
     for each in points:
         if search := next((name for name in SEARCHES if name in each.source), None):
             groups[f"{search}, all"].append(each)
-            groups[f"{search}, {each.model}, {each.cluster.count} devices, {_rows(each)} rows"].append(each)
+            state = f", {each.state}" if each.state else ""
+            if state:
+                groups[f"{search}{state}, all"].append(each)
+            groups[f"{search}{state}, {each.model}, {each.cluster.count} devices, {_rows(each)} rows"].append(each)
     found = {}
     for name, rows in groups.items():
         if len(rows) < 4 or (name.startswith("torchtitan") and not name.endswith("all")):
@@ -126,14 +168,14 @@ def report(points: Sequence[Published]) -> dict[str, Any]:
     fitted = {each.id: _error(each, seconds(each, shares_of(each.cluster.device))) for each in cold}
     times = {each.id: seconds(each, shares[each.id]) for each in points}
     held = {each.id: _error(each, times[each.id]) for each in cold}
-    near = anchored(points, times)
+    near, one = anchored(points, times), anchored_on_one(points, times)
     keys: dict[str, Callable[[Published], str]] = {
         "source": lambda each: each.source,
         "family": lambda each: family(each.source),
         "device": lambda each: each.cluster.device.name,
         "all": lambda _: "all",
     }
-    kinds = {"fitted": fitted, "held_out": held, "anchored": near}
+    kinds = {"fitted": fitted, "held_out": held, "anchored": near, "anchored_on_one": one}
     return {
         "errors": {name: _by(points, key, kinds) for name, key in keys.items()},
         "ranking": ranking(points, times),
@@ -189,14 +231,17 @@ def main() -> None:
 
 
 def _print(found: Mapping[str, Any]) -> None:
-    header = ["", "points", "fitted", "p90", "held out", "p90", "bias", "anchored: points", "median", "p90"]
+    header = ["", "points", "fitted", "p90", "held out", "p90", "bias"]
+    header += ["anchored: points", "median", "p90", "on one: points", "median", "p90"]
     for groups in found["errors"].values():
         rows = []
         for name, entry in groups.items():
             cells = [name[:60]]
             for kind, keys in (("fitted", ("points", "median", "p90")), ("held_out", ("median", "p90", "bias"))):
                 cells += _cells(entry.get(kind), keys)
-            rows.append([*cells, *_cells(entry.get("anchored"), ("points", "median", "p90"))])
+            for kind in ("anchored", "anchored_on_one"):
+                cells += _cells(entry.get(kind), ("points", "median", "p90"))
+            rows.append(cells)
         print(table(header, rows), end="\n\n")
     rows = [
         [name, f"{each['layouts']:.0f}", f"{each['spearman']:.3f}", f"{each['regret']:.1%}" if "regret" in each else ""]

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from hornbook.plan.devices.hardware import Cluster, Device
+from hornbook.plan.devices.rates import GAP_SECONDS
 from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
 
@@ -12,6 +13,9 @@ SCORES_STORED = ("2021", "BLOOM", "MT-NLG", "vTrain", "Korthikanti", "OPT", "Blo
 DEEPSPEED = ("BLOOM", "MT-NLG")
 """DeepSpeed's pipeline, in which a stage waits while it sends. What all tensor ranks repeat takes longer than in
 Megatron of the same year, on two machines: counted as torch's single operations, which is inferred."""
+SUMMED_APART = (*DEEPSPEED, "2021")
+"""Autograd, or a hook of Megatron's until the end of 2021, adds each gradient to the sum behind its product; since then
+the function that sends beside the weights' gradients (`ASYNCHRONOUS`) has the product add."""
 ASYNCHRONOUS = ("Korthikanti", "vTrain")
 """Megatron since the end of 2021: tensor ranks' messages of backward run beside the weights' gradients."""
 NVIDIA = ("Megatron", "NeMo 24", "DGX Cloud", "SimuMax", "Llama 3 Herd")
@@ -23,6 +27,13 @@ FULL_POWER = 700.0
 """Watts of an H100."""
 FLASH_1 = {"A100": 0.7, "A100 40GB": 0.7, "H100 SXM": 0.4}
 """The first FlashAttention over the best kernel of each device (Dao 2023, arXiv 2307.08691, figures 4 to 7)."""
+BLOCKED = 44e-6
+"""Seconds between two kernels where the host waits for each of them (`CUDA_LAUNCH_BLOCKING=1`), as in BLOOM's runs
+(`tr11-176B-ml.slurm`: without it they hang): 91.04 TFLOP/s with it and 97.20 without, on 80 GPUs with 8 blocks each and
+microbatches of a row (chronicles-prequel.md; none of the points). Two pairs on 160 GPUs in the same table are equal."""
+NEW_DAYS = {770: "since 02-25", 895: "since 02-28"}
+"""Line of BLOOM's chronicle -> since when times are comparable: "PCI-Express/NUMA was improved today so all TFLOPs have
+changed", and "Do not compare these numbers to the previous ones" (other sums of gradients, other stages)."""
 KEPT_BY_JAX = 0.65
 """MaxText keeps the products of attention and computes the rest again; without it 70B does not fit."""
 
@@ -110,7 +121,17 @@ def _stored_scores(source: str, layout: dict[str, Any], sums: float) -> Trainer:
         fused=not waits,
         sum_bytes=sums,
         beside_tensor_backward=beside,
+        gap=BLOCKED if "BLOOM" in source else GAP_SECONDS,
+        sums_apart=any(word in source for word in SUMMED_APART),
     )
+
+
+def machine_state(point: dict[str, Any]) -> str:
+    """What a source changed in its machine before this run, "" where it says nothing of the kind."""
+    found = re.match(r"line (\d+)", point.get("notes") or "")
+    if "BLOOM" not in point["source"]["what"] or found is None:
+        return ""
+    return next((since for line, since in reversed(NEW_DAYS.items()) if int(found[1]) > line), "before 02-25")
 
 
 def left_out(point: dict[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""What the trainers of published measurements hold, where it is not what `hornbook.plan.mixed` says.
+"""What the trainers of published measurements hold, where it is not what `hornbook.plan.holding.mixed` says.
 
 Each is read from the trainer's source at the time of its measurement; none has a constant fitted to a measurement.
 """
@@ -9,8 +9,8 @@ from typing import ClassVar
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows, method
 from hornbook.model.config.saved_bytes import BlockBytes
-from hornbook.plan.memory import Ends
-from hornbook.plan.mixed import ITEM, MixedHolding
+from hornbook.plan.holding.mixed import ITEM, MixedHolding
+from hornbook.plan.holding.own import Ends
 from hornbook.plan.share import CHANNELS, gpu_runtime, share_of, tensor_share
 from hornbook.settings.recipe import Recipe
 

@@ -174,3 +174,35 @@ def test_torch_reaches_less_of_the_best_attention_on_hopper() -> None:
     best, torch = (step(*words, cluster="H100", attention=each).compute for each in (1.0, None))
     assert torch > 1.2 * best
     assert step(*words, attention=1.0) == step(*words)  # on an A100 it is the best
+
+
+def test_attention_that_grows_over_a_run_counts_by_its_mean() -> None:
+    """Rows of 2,048 tokens that see 1,024 of them take the time of rows of 1,024."""
+    ramp = ["data.sequence_ramp.kind=linear", "data.sequence_ramp.start_tokens=1024", "train.tokens=1e9"]
+    rows = ["train.micro_batch=4", "train.sequence=2048"]
+    whole, half = step(*rows), step("train.micro_batch=8", "train.sequence=1024")
+    never, midway, at_once = (
+        step(*rows, *ramp, f"data.sequence_ramp.over_tokens={over}") for over in ("1e9", "5e8", "1")
+    )
+    assert never.compute == pytest.approx(half.compute)
+    assert midway.compute == pytest.approx((whole.compute + half.compute) / 2)
+    assert at_once.compute == pytest.approx(whole.compute, rel=1e-6)
+    assert half.compute < 0.99 * whole.compute
+
+
+def test_a_head_of_texts_computes_one_token_of_each() -> None:
+    words = ["data.objective=labels", "model.head.kind=classification", "model.head.labels=[yes,no]"]
+    recipe = resolve("bert-base", words, environ={}).recipe
+    assert trainer_of(recipe).targets == 1 / recipe.train.sequence
+    masked = resolve("bert-base", environ={}).recipe
+    assert trainer_of(masked).targets == 0.15
+
+
+def test_a_host_that_waits_for_each_kernel_adds_its_time() -> None:
+    """20 kernels of a block forward, 40 backward and 20 again, of each microbatch; as many of the head's five."""
+    words = ["parallel.data=8", "train.micro_batch=1", "parallel.recompute=block"]
+    free, waits = step(*words), step(*words, gap=42e-6)
+    recipe = resolve("llama-1b", words, environ={}).recipe
+    microbatches = recipe.train.num_microbatches / 8
+    waited = waits.compute + waits.recompute - free.compute - free.recompute
+    assert waited == pytest.approx(microbatches * 40e-6 * (80 * recipe.model.layers + 15))

@@ -4,6 +4,7 @@ import pytest
 
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.plan.devices.hardware import parse_cluster
+from hornbook.plan.devices.rates import shares_of
 from hornbook.plan.step import estimate_step
 from hornbook.plan.update import Update, _matrices, update_of
 from hornbook.settings.recipe import Recipe
@@ -81,7 +82,8 @@ def test_a_basis_for_both_sides_costs_more_than_moments_alone() -> None:
     assert square == pytest.approx(2 * (6 + (8 + 8 / 3) / 10) * 1e9)
     assert rule.update_operations((20_000, 1000)) < 20 * square / 2 < rule.update_operations((10_000, 10_000))
     adamw, muon, soap = (seconds(f"optim.kind={kind}") for kind in ("adamw", "muon", "soap"))
-    assert adamw == pytest.approx(28 * count_parameters(recipe_of().model, VOCAB) / (0.61 * 3.35e12), rel=0.01)
+    moved, share = 28 * count_parameters(recipe_of().model, VOCAB), shares_of(parse_cluster("H100").device).bandwidth
+    assert adamw == pytest.approx(moved / (share * 3.35e12), rel=0.01)
     assert soap > muon > adamw > seconds("optim.kind=lion") > seconds("optim.kind=sgd", "optim.momentum=0")
 
 
@@ -90,3 +92,31 @@ def test_ranks_that_share_the_state_share_its_update() -> None:
     for kind in ("adamw", "muon"):
         alone = seconds(f"optim.kind={kind}", cluster="8xH100")
         assert seconds(f"optim.kind={kind}", *words, cluster="8xH100") == pytest.approx(alone / 8)
+
+
+def test_groups_have_the_rules_that_they_are_given() -> None:
+    """A group without a rule keeps the optimizer's; the first that matches a name counts."""
+    model = recipe_of().model
+    values = count_parameters(model, VOCAB)
+    down = model.layers * model.hidden * model.width
+    few = 'optim.groups=[{match="blocks.*.mlp.down.*",rule={kind="sgd",momentum=0}}]'
+    assert update(few).bytes_per_value == pytest.approx(28 - 16 * down / values, rel=1e-3)
+    none = 'optim.groups=[{match="*.mlp.*",lr=1e-4},{match="blocks.*.mlp.down.*",rule={kind="sgd",momentum=0}}]'
+    assert update(none).bytes_per_value == pytest.approx(28)
+    embedding = 'optim.groups=[{match="embedding.*",rule={kind="sgd",momentum=0}}]'
+    assert update(embedding).bytes_per_value == pytest.approx(28 - 16 * VOCAB * model.width / values, rel=1e-3)
+
+
+def test_matrices_side_by_side_are_one_unless_a_group_parts_them() -> None:
+    """Muon's products of query, key and value together are not those of each."""
+    queries = 'optim.groups=[{match="*.attention.query.*",rule={kind="lion"}}]'
+    out = 'optim.groups=[{match="*.attention.out.*",rule={kind="lion"}}]'
+    every = 'optim.groups=[{match="*.attention.*",lr=1e-4}]'
+    whole, rest, joint, same = (update("optim.kind=muon", *words) for words in ([], [queries], [out], [every]))
+    assert same == whole
+    model, rule = recipe_of().model, recipe_of("optim.kind=muon").optim
+    keys = model.kv_heads * model.head_dim
+    of = {name: rule.update_operations((rows, model.width)) for name, rows in (("out", model.width), ("kv", 2 * keys))}
+    assert whole.narrow_operations - joint.narrow_operations == pytest.approx(model.layers * of["out"])
+    joined = rule.update_operations((model.width + 2 * keys, model.width))
+    assert whole.narrow_operations - rest.narrow_operations == pytest.approx(model.layers * (joined - of["kv"]))

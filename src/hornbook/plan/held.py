@@ -6,6 +6,7 @@ surgery leaves to train.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -219,6 +220,14 @@ def _matrices(model: ModelConfig, number: int) -> Iterator[Matrix]:
     for place, sizes in (("attention", _attention_layers(layer)), ("mlp", _mlp_layers(layer))):
         for name, inputs, outputs in sizes:
             yield Matrix(f"blocks.{number}.{place}.{name}", inputs, outputs)
+
+
+def layers_of(layer: ModelConfig, place: str) -> list[Matrix]:
+    """Linear layers of `attention` or `mlp` of a block, in order; none of a part without names here."""
+    with suppress(UsageError):
+        found = _attention_layers(layer) if place == "attention" else _mlp_layers(layer)
+        return [Matrix(*each) for each in found]
+    return []
 
 
 def _attention_layers(layer: ModelConfig) -> list[tuple[str, int, int]]:

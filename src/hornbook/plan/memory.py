@@ -2,25 +2,23 @@
 
 A step has three phases that may be its peak: `loss`, when the last stage has logits and all activations are there;
 `backward`, when a block is computed again and its gradients are made; `update`, when gradients are complete. How a
-trainer holds what it holds is a `Holding`: hornbook's own is here, others' are in `hornbook.plan.mixed`.
+trainer holds what it holds is a `Holding`: hornbook's is in `hornbook.plan.holding.own`, others' in `mixed` beside it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from operator import mul
-from typing import ClassVar, Protocol
+from typing import NamedTuple
 
-from hornbook.model.config.flops import FLOAT32, state_bytes
-from hornbook.model.config.head import DEVICE_SHARE
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
-from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
-from hornbook.parallel.config import BETWEEN, BlockRecompute, HostOffload, NoOffload
+from hornbook.model.config.saved_bytes import BlockBytes
+from hornbook.parallel.config import BETWEEN, BlockRecompute, NoOffload
 from hornbook.plan.devices.hardware import Device
-from hornbook.plan.held import adapted, held_experts, held_values
-from hornbook.plan.memo import kept_by_model
-from hornbook.plan.share import cpu_runtime, gpu_runtime, head_bytes, left_on_device, rows_of, share_of, tensor_share
+from hornbook.plan.held import held_experts, held_values
+from hornbook.plan.holding.own import Ends, Holding, HornbookHolding
+from hornbook.plan.share import rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.pipeline import fullest
 from hornbook.plan.stages.schedules import stages_of
@@ -88,117 +86,6 @@ class RankMemory(Config):
         return self.phases[self.peak_phase]
 
 
-@dataclass(frozen=True)
-class Ends:
-    """What a microbatch keeps before the first block, behind the last one, and while the loss is computed."""
-
-    first: int
-    shared: int
-    """What all blocks of a rank read."""
-    last: int
-    """Kept from the loss on."""
-    loss: int
-    """There during the loss alone."""
-
-
-class Holding(Protocol):
-    """How a trainer holds state and activations; all methods are of one rank."""
-
-    keeps_gradients: ClassVar[bool]
-    """Gradients have memory from the start of a step on; else each gets it in the backward pass."""
-
-    def state(self, recipe: Recipe, held: int, experts: int, /) -> dict[str, int]:
-        """Bytes of weights, gradients and optimizer for `held` values, by category; `experts` of them are of experts,
-        which ranks of the axis `expert` do not have in common."""
-        ...
-
-    def blocks(self, recipe: Recipe, model: ModelConfig, rows: Rows, /) -> list[BlockBytes]:
-        """What each block keeps of a microbatch; `model` is the rank's share."""
-        ...
-
-    def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows, /) -> Ends:
-        """What stands around the blocks; `vocab` is the rank's share."""
-        ...
-
-    def communication(self, recipe: Recipe, held: int, largest: int, /) -> tuple[int, int]:
-        """Buffers until backward begins, and at its end; `largest` values has the largest block."""
-        ...
-
-    def runtime(self, recipe: Recipe, /) -> int:
-        """What a process holds before it has a model, and channels of collectives."""
-        ...
-
-
-_block_bytes = kept_by_model(block_bytes)
-_saved_bytes = kept_by_model(saved_bytes)
-
-
-HOLES = 2
-"""Results of each layer with a low-rank update that a CPU's process holds beside what is kept: the allocator returns no
-memory, and the product and the sum, which live shortly, leave holes between what stays. Without holes a step took as
-much as planned (measured with a threshold of 128 KiB for mapped blocks)."""
-
-
-class HornbookHolding:
-    """hornbook on one kind of device."""
-
-    keeps_gradients: ClassVar[bool] = False
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def state(self, recipe: Recipe, held: int, _experts: int) -> dict[str, int]:
-        """float32, or bfloat16 with `bf16-pure`; moments as the optimizer declares them. Frozen values have none."""
-        found = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
-        if recipe.surgery:
-            left, stages = adapted(recipe.model, recipe.surgery), recipe.parallel.pipeline.stages
-            trained, frozen = left.trained // stages, held - left.coded // stages
-            whole = state_bytes(frozen + trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
-            found = state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
-            found["weights"] = whole["weights"] + left.code_bytes // stages
-        found, offload = left_on_device(found, recipe.parallel.offload), recipe.parallel.offload
-        found["optimizer"] = found.pop("moments")
-        if recipe.train.average.kind != "none" and not (isinstance(offload, HostOffload) and offload.parameters):
-            found["weights"] += FLOAT32 * held
-        return found
-
-    def blocks(self, recipe: Recipe, model: ModelConfig, rows: Rows) -> list[BlockBytes]:
-        """`hornbook.model.config.saved_bytes`, proven equal to what autograd keeps; with adapters, theirs too."""
-        if not recipe.surgery:
-            return _block_bytes(model, rows)
-        left, found = adapted(model, recipe.surgery), _block_bytes(model, rows)
-        more = rows.values(left.inner) + rows.cast(left.trained) + (4 * left.coded if rows.itemsize == 4 else 0)
-        if self._device.is_cpu and not rows.traced:
-            more += rows.values(left.gated * (model.mlp.kind == "glu") + HOLES * left.outputs)
-        return [replace(each, whole=each.whole + more // len(found)) for each in found]
-
-    def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
-        """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
-        found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute)
-        chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
-        last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
-        if recipe.surgery and hasattr(model.head, "tied"):  # the matrix is frozen
-            matrix = 4 * vocab * (model.embedding.width or model.width)
-            last, loss = last - matrix, loss - matrix
-        return Ends(found.ends - found.final, found.shared, last, loss)
-
-    def communication(self, recipe: Recipe, held: int, largest: int) -> tuple[int, int]:
-        """Gathered weights of the block at work and of the next one, or buckets of gradients."""
-        parallel = recipe.parallel
-        if parallel.data_ranks == 1:
-            return 0, 0
-        item = 2 if parallel.gather == "bf16" else recipe.train.item_bytes
-        if parallel.shard == "everything":
-            whole = held if not parallel.reshard else 2 * largest
-            return item * whole, item * whole + recipe.train.item_bytes * largest
-        bucket = int((parallel.bucket_mb or 25) * 2**20)
-        return 0, 2 * min(bucket, recipe.train.item_bytes * held)
-
-    def runtime(self, recipe: Recipe) -> int:
-        """Interpreter and libraries, or a device's context."""
-        return cpu_runtime(recipe) if self._device.is_cpu else gpu_runtime(recipe)
-
-
 def estimate_memory(
     recipe: Recipe, vocab: int, device: Device, holding: Holding | None = None, *, traced: bool = False
 ) -> list[RankMemory]:
@@ -212,8 +99,19 @@ def estimate_memory(
 
 def fits_memory(recipe: Recipe, vocab: int, device: Device, capacity: float) -> bool:
     """Whether no rank holds more than `capacity` bytes; the first one that does ends it."""
-    ranks = _Estimate(recipe, vocab, device, HornbookHolding(device), traced=False).ranks()
-    return all(each.peak.total <= capacity for each in ranks)
+    ranks = _Estimate(recipe, vocab, device, HornbookHolding(device), traced=False).held()
+    return all(sum(phase.values()) <= capacity for each in ranks for phase in each.phases.values())
+
+
+class _Held(NamedTuple):
+    """What `RankMemory` says of a rank, its phases as numbers by category."""
+
+    rank: int
+    parameters: int
+    under_way: float
+    kept: int
+    phases: dict[str, dict[str, int]]
+    elsewhere: int
 
 
 @dataclass(frozen=True)
@@ -243,6 +141,11 @@ class _Estimate:
         return self.holding.ends(self.recipe, self._model, vocab, self._rows)
 
     def ranks(self) -> Iterator[RankMemory]:
+        for each in self.held():
+            phases = {name: PhaseMemory().model_copy(update=phase) for name, phase in each.phases.items()}
+            yield RankMemory.model_validate(each._asdict() | {"phases": phases})
+
+    def held(self) -> Iterator[_Held]:
         recipe = self.recipe
         held = held_values(recipe.model, self.vocab, recipe.parallel, recipe.train.sequence)
         return (self._rank(rank, values) for rank, values in enumerate(held))
@@ -261,7 +164,7 @@ class _Estimate:
         again = isinstance(recompute, BlockRecompute) and number % recompute.every == 0
         return self._blocks[number].stream if again else self._blocks[number].whole
 
-    def _rank(self, rank: int, held: int) -> RankMemory:
+    def _rank(self, rank: int, held: int) -> _Held:
         recipe, parallel = self.recipe, self.recipe.parallel
         stages = self._stages(rank)
         own = [number for span in stages.values() for number in span]
@@ -274,32 +177,35 @@ class _Estimate:
             kept = min(kept, (0 if self.device.is_cpu else 2 * BETWEEN) + self._ends.first + self._ends.shared)
         largest = held // max(len(own), 1)
         experts = held_experts(recipe.model, parallel.tensor, parallel.expert, own)
-        state = self.holding.state(recipe, held, experts)
+        state = self._state(held, experts)
         elsewhere = 0
         if parallel.offload.kind != "none":
             elsewhere = made - kept + self._all_state(held, experts) - sum(state.values())
         forward, backward = self.holding.communication(recipe, held, largest)
-        common = PhaseMemory(
-            weights=state["weights"],
-            gradients=state["gradients"],
-            optimizer=state["optimizer"],
-            communication=backward,
-            runtime=self.holding.runtime(recipe),
-        )
-        phases = self._phases(own, kept, common.gradients, (forward, backward))
+        common = {**state, "communication": backward, "runtime": self._runtime}
+        phases = self._phases(own, kept, common["gradients"], (forward, backward))
         if self.device.is_cpu and not self.traced:  # memory of gradients that are not there stays with the process
             for more in phases.values():
-                more["runtime"] = common.runtime + common.gradients - more["gradients"]
-        found = {name: common.model_copy(update=more) for name, more in phases.items()}
+                more["runtime"] = common["runtime"] + common["gradients"] - more["gradients"]
         step = 4 * max(largest, held // 16) if self.device.is_cpu else 0
-        found["update"] = common.model_copy(update={"temporaries": step})
+        phases["update"] = {"temporaries": step}
         kept += self._ends.last * (len(self._blocks) - 1 in own)
-        return RankMemory(rank=rank, parameters=held, under_way=under_way, kept=kept, phases=found, elsewhere=elsewhere)
+        phases = {name: common | more for name, more in phases.items()}
+        return _Held(rank, held, under_way, kept, phases, elsewhere)
 
     def _all_state(self, held: int, experts: int) -> int:
         """Bytes of a rank's state, wherever it is."""
         parallel = self.recipe.parallel.model_copy(update={"offload": NoOffload()})
         return sum(self.holding.state(self.recipe.model_copy(update={"parallel": parallel}), held, experts).values())
+
+    @cached_property
+    def _runtime(self) -> int:
+        return self.holding.runtime(self.recipe)
+
+    @cached_property
+    def _state(self) -> Callable[[int, int], dict[str, int]]:
+        """Bytes by category of so many values, and of experts among them: ranks with equal stages hold as much."""
+        return cache(partial(self.holding.state, self.recipe))
 
     def _phases(self, own: list[int], kept: int, gradients: int, buffers: tuple[int, int]) -> dict[str, dict[str, int]]:
         """What changes in a microbatch, on a rank with the blocks `own`; buffers as of `Holding.communication`.

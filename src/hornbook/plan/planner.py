@@ -19,7 +19,7 @@ from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Found, Search
 from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
-from hornbook.plan.share import sides
+from hornbook.plan.share import labels_texts, reach, sides
 from hornbook.plan.step import estimate_step
 from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
@@ -167,16 +167,24 @@ def _train(recipe: Recipe, **changes: object) -> Recipe:
 
 def trainer_of(recipe: Recipe) -> Trainer:
     """What crosses data ranks in hornbook."""
-    parallel, item, objective = recipe.parallel, float(recipe.train.item_bytes), recipe.data.objective
+    parallel, item = recipe.parallel, float(recipe.train.item_bytes)
     return Trainer(
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
         sum_bytes=None if recipe.surgery else 4.0,
-        targets=objective.rate if isinstance(objective, Masked | Replaced) else 1.0,
+        targets=_targets(recipe),
         sides=sides(recipe),
         fused=recipe.train.compile,
     )
+
+
+def _targets(recipe: Recipe) -> float:
+    """Share of positions that the head computes."""
+    if labels_texts(recipe.model):
+        return 1 / recipe.train.sequence
+    objective = recipe.data.objective
+    return objective.rate if isinstance(objective, Masked | Replaced) else 1.0
 
 
 def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
@@ -187,7 +195,7 @@ def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     batch, parallel = recipe.train.batch_tokens, recipe.parallel
     decoder, encoder = sides(recipe)
     positions = round(batch * decoder), round(batch * encoder) if recipe.model.kind == "encoder_decoder" else 0
-    done = step_operations(recipe.model, vocab, recipe.train.sequence, positions, parallel.recompute)
+    done = step_operations(recipe.model, vocab, reach(recipe), positions, parallel.recompute)
     could = step.total * parallel.world * cluster.device.rate(recipe.train.precision)
     peak = max(each.peak.total for each in memory)
     return Layout(

@@ -7,7 +7,7 @@ from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES
+from hornbook.model.config.head import ClassificationHead, RegressionHead
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.part import Rows
@@ -37,22 +37,6 @@ def activation_bytes(recipe: Recipe, vocab: int, rows: int, *, fused: bool = Fal
     if recipe.surgery:
         raise UsageError("what a model after surgery keeps for backward is not known before it runs")
     return saved_bytes(recipe.model, vocab, rows_of(recipe, rows, fused=fused), recipe.parallel.recompute)
-
-
-def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
-    """Bytes while the loss of some tokens is computed: logits, their copies, a product of the matrix's size.
-
-    chunk: bytes of logits that a device holds at once; 0 on a CPU.
-    """
-    if (generator := model.head.generator_of(model)) is not None:
-        return head_bytes(generator, vocab, rows, chunk)
-    vocab = model.head.num_outputs(vocab)
-    if chunk:
-        logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk)
-    else:
-        copies = CHUNK_COPIES if rows.traced and rows.itemsize == 2 else 1
-        logits = copies * min(rows.values(vocab), CHUNK_BYTES * vocab)
-    return logits + 4 * vocab * (model.embedding.width or model.width)
 
 
 def left_on_device(state: dict[str, int], offload: Offload) -> dict[str, int]:
@@ -90,6 +74,23 @@ def sides(recipe: Recipe) -> tuple[float, float]:
         encoder += part.weight * (left if infill else 1.0)
         weights += part.weight
     return decoder / weights, encoder / weights
+
+
+def reach(recipe: Recipe) -> int:
+    """Tokens of a row over which attention reaches, in the mean of a run: fewer than all where `data.sequence_ramp`
+    lets it grow. Where `train.tokens` does not say how long the run is, all of them."""
+    sequence, tokens = recipe.train.sequence, recipe.train.tokens
+    if recipe.data.sequence_ramp.kind == "none" or tokens is None:
+        return sequence
+    levels = recipe.data.sequence_ramp.batches(sequence)
+    ends = (*levels.firsts[1:], tokens)
+    spans = [max(min(end, tokens) - first, 0) for first, end in zip(levels.firsts, ends, strict=True)]
+    return max(round(sum(size * span for size, span in zip(levels.sizes, spans, strict=True)) / tokens), 1)
+
+
+def labels_texts(model: ModelConfig) -> bool:
+    """Whether its head reads one token of each text; a row counts as one text, since how many it has is the data's."""
+    return isinstance(model.head, ClassificationHead | RegressionHead)
 
 
 def share_of(values: int, ranks: int) -> int:

@@ -17,9 +17,10 @@ from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.rates import Rates, Shares, rates_of
 from hornbook.plan.held import adapted, held_values
-from hornbook.plan.share import rows_of, share_of, tensor_share
+from hornbook.plan.share import reach, rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
+from hornbook.plan.teacher import teacher_seconds
 from hornbook.plan.trainer import HORNBOOK, Trainer
 from hornbook.plan.update import update_of
 from hornbook.plan.work import STEP_OPERATIONS, Work, adapter_work, attention_work, block_work, head_work
@@ -65,8 +66,13 @@ class _Passes:
     """The same backward."""
 
     def __add__(self, other: "_Passes") -> "_Passes":
-        names = ("forward", "backward", "again", "sent", "answered")
-        return _Passes(*(getattr(self, name) + getattr(other, name) for name in names))
+        return _Passes(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.again + other.again,
+            self.sent + other.sent,
+            self.answered + other.answered,
+        )
 
     @property
     def total(self) -> float:
@@ -86,7 +92,7 @@ def estimate_step(
     waiting: simulate the pipeline, else the step is as long as its slowest rank computes."""
     rates = rates_of(cluster.device, recipe.train.precision, shares)
     kernel = cluster.device.attention if trainer.attention is None else trainer.attention
-    rates = replace(rates, attention=kernel * rates.attention)
+    rates = replace(rates, attention=kernel * rates.attention, gap=trainer.gap)
     return _Step(recipe, vocab, cluster, trainer, rates).time(waiting=waiting)
 
 
@@ -139,22 +145,20 @@ class _Step:
         """Of each block, those of an encoder or a generator first; equal blocks are counted once."""
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
-        found, known = list[_Passes](), dict[int, _Passes]()
+        found, known = list[_Passes](), dict[tuple[int, bool], _Passes]()
         generator = model.head.generator_of(model)
         for stack in (*encoder, *([] if generator is None else [generator]), decoder):
             known.clear()
-            crossed = bool(encoder) and stack is decoder
+            crossed, side = bool(encoder) and stack is decoder, self.trainer.sides[stack is not decoder]
             for number in range(stack.num_blocks):
-                key = stack.alike(number)
+                key = stack.alike(number), self._is_again(len(found))
                 if key not in known:
-                    known[key] = self._block(
-                        stack.layer(number), self.trainer.sides[stack is not decoder], crossed=crossed
-                    )
+                    known[key] = self._with_recompute(self._block(stack.layer(number), side, crossed=crossed), key[1])
                 found.append(known[key])
-        return [self._with_recompute(each, number) for number, each in enumerate(found)]
+        return found
 
     def _block(self, layer: ModelConfig, side: float, *, crossed: bool) -> _Passes:
-        parallel, tokens, sequence = self.recipe.parallel, self._positions(side), self.recipe.train.sequence
+        parallel, tokens, sequence = self.recipe.parallel, self._positions(side), reach(self.recipe)
         sequence = max(round(side * sequence), 1)
         stream = parallel.tensor if parallel.sequence else 1
         attention = attention_work(layer, tokens, sequence, self._item, stored=self.trainer.stored_scores)
@@ -182,7 +186,11 @@ class _Step:
         return max(round(side * self._tokens), 1)
 
     def _backward(self, work: Work) -> float:
-        return work.backward(self.rates, self._item, self.trainer.sum_bytes)
+        trainer, seconds = self.trainer, work.backward(self.rates, self._item, self.trainer.sum_bytes)
+        if not trainer.sums_apart or trainer.sum_bytes is None:
+            return seconds
+        weights = sum(each.weights for each in work.multiplies)
+        return seconds + weights * (self._item + 2 * trainer.sum_bytes) / self.rates.bandwidth
 
     def _sent(self, layer: ModelConfig, attention: float, hidden: float) -> float:
         """Seconds of messages of tensor, context and expert ranks in a block that nothing hides, one way."""
@@ -209,15 +217,20 @@ class _Step:
         heads = layer.heads, keys, keys, layer.heads
         return sum(group.exchange(values * each / over.ranks, over.ranks) for each in heads)
 
-    def _with_recompute(self, each: _Passes, number: int) -> _Passes:
-        """`again` of a block holds its attention until here."""
+    def _is_again(self, number: int) -> bool:
+        """Whether something of a block is computed again."""
         recompute = self.recipe.parallel.recompute
         if isinstance(recompute, BlockRecompute):
-            again = each.forward + each.sent if number % recompute.every == 0 else 0.0
+            return number % recompute.every == 0
+        return isinstance(recompute, SelectiveRecompute)
+
+    def _with_recompute(self, each: _Passes, again: bool) -> _Passes:
+        """`again` of a block holds its attention until here."""
+        if isinstance(self.recipe.parallel.recompute, BlockRecompute):
+            seconds = each.forward + each.sent
         else:
-            selective = isinstance(recompute, SelectiveRecompute)
-            again = max(each.again, self.trainer.again * each.forward) if selective else 0.0
-        return replace(each, again=again)
+            seconds = max(each.again, self.trainer.again * each.forward)
+        return replace(each, again=seconds if again else 0.0)
 
     @cached_property
     def _head(self) -> _Passes:
@@ -229,7 +242,9 @@ class _Step:
             tokens = self._positions(self.trainer.sides[0])
         work += head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
-        return _Passes(work.forward(self.rates, self._item), self._backward(work), 0.0, sent, sent)
+        taught, learned = teacher_seconds(self.recipe, self._tokens, self.rates, self._item)
+        forward, backward = work.forward(self.rates, self._item) + taught, self._backward(work) + learned
+        return _Passes(forward, backward, 0.0, sent, sent)
 
     # ---- A step
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from hornbook.plan.devices.rates import GAP_SECONDS
+
 
 @dataclass(frozen=True)
 class Trainer:
@@ -34,6 +36,8 @@ class Trainer:
     """A stage does nothing else while its message to the next is on its way."""
     sum_bytes: float | None = 4.0
     """Of a value's gradient, in which microbatches are summed; None where weights are frozen beside adapters."""
+    sums_apart: bool = False
+    """Gradients are added to the sums in kernels of their own, not by the products that compute them."""
     targets: float = 1.0
     """Share of the model's positions that the head computes."""
     sides: tuple[float, float] = (1.0, 1.0)
@@ -44,6 +48,8 @@ class Trainer:
     """Kernels that it starts for each expert, forward: none where one kernel computes all of them."""
     attention: float | None = None
     """Rate of its attention's kernel over that of the device's best; None is torch's."""
+    gap: float = GAP_SECONDS
+    """Seconds between two kernels."""
     fused: bool = True
     """What lies between products is compiled or written as few kernels; on a CPU it makes no difference."""
 

@@ -1,13 +1,18 @@
 """Work of the optimizer in a step: bytes of what it reads and writes, products of rules that treat matrices as such."""
 
 from collections import Counter
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
-from hornbook.model.config.part import method
+from hornbook.model.config.part import Product, method
 from hornbook.optim.config.optimizer import OptimizerConfig
-from hornbook.plan.memo import kept_by_model
+from hornbook.plan.held import Matrix, layers_of
+from hornbook.plan.memo import KEPT, ByIdentity, kept_by_model
 
 
 class ParameterShape(NamedTuple):
@@ -16,6 +21,8 @@ class ParameterShape(NamedTuple):
     role: str
     rows: int
     columns: int
+    group: int | None = None
+    """Number of the first of `optim.groups` that they are in."""
 
     @property
     def size(self) -> int:
@@ -37,13 +44,20 @@ class Update(NamedTuple):
 def update_of(model: ModelConfig, vocab: int, optim: OptimizerConfig, item: int) -> Update:
     """What an update takes with the rule that each matrix has; vectors count as the other values of the model.
 
-    item: bytes of a weight, and of its gradient. Of projections whose weights lie side by side the joint matrix counts.
+    item: bytes of a weight, and of its gradient. Of projections whose weights lie side by side the joint matrix counts
+    where `optim.groups` have them in common.
     """
+    return _update(ByIdentity(model), vocab, ByIdentity(optim), item)
+
+
+@lru_cache(KEPT)
+def _update(by: ByIdentity[ModelConfig], vocab: int, rules: ByIdentity[OptimizerConfig], item: int) -> Update:
+    model, optim = by.config, rules.config
     state = operations = narrow = 0.0
-    matrices = _matrices(model, vocab)
+    matrices = _matrices(model, vocab, tuple(group.match for group in optim.groups))
     for each, count in matrices.items():
-        shape = each.rows, each.columns
-        rule = optim.rule_for(each.role, shape)
+        shape, own = (each.rows, each.columns), None if each.group is None else optim.groups[each.group].rule
+        rule = (own or optim).rule_for(each.role, shape)
         state += count * rule.state_bytes(each.size, item)
         done = count * rule.update_operations(shape)
         operations, narrow = (operations, narrow + done) if rule.narrow_products else (operations + done, narrow)
@@ -52,8 +66,11 @@ def update_of(model: ModelConfig, vocab: int, optim: OptimizerConfig, item: int)
 
 
 @kept_by_model
-def _matrices(model: ModelConfig, vocab: int) -> Counter[ParameterShape]:
-    """How many there are of each; of an encoder-decoder the attention between the stacks is as that within one."""
+def _matrices(model: ModelConfig, vocab: int, patterns: tuple[str, ...] = ()) -> Counter[ParameterShape]:
+    """How many there are of each; of an encoder-decoder the attention between the stacks is as that within one.
+
+    patterns: globs of `optim.groups`, which parameters are told apart by.
+    """
     found = Counter[ParameterShape]()
     decoder, *encoder = stacks_of(model)
     generator = model.head.generator_of(model)
@@ -61,13 +78,42 @@ def _matrices(model: ModelConfig, vocab: int) -> Counter[ParameterShape]:
         crossed = bool(encoder) and stack is decoder
         for number in range(stack.num_blocks):
             layer = stack.layer(number)
-            for part, times in ((layer.attention, 1 + crossed), (layer.mlp, 1)):
-                for each in method(part, "products")(layer):
-                    found[ParameterShape("matrix", each.columns, each.inner)] += times * max(each.experts, 1)
+            block = f"{'' if stack is decoder else 'encoder.'}blocks.{number}"
+            for place, times in (("attention", 1 + crossed), ("mlp", 1)):
+                linear = layers_of(layer, place) if patterns else []
+                for each in method(getattr(layer, place), "products")(layer):
+                    own, linear = _taken(linear, each)
+                    for columns, group in _parts(own, each, f"{block}.{place}", patterns):
+                        shape = ParameterShape("matrix", columns, each.inner, group)
+                        found[shape] += times * max(each.experts, 1)
     for each in model.mtp.products(model):
-        found[ParameterShape("matrix", each.columns, each.inner)] += 1
+        found[ParameterShape("matrix", each.columns, each.inner, _group("mtp.weight", patterns))] += 1
     width = model.embedding.width or model.width
-    found[ParameterShape("embedding", vocab, width)] += 1
+    found[ParameterShape("embedding", vocab, width, _group("embedding.weight", patterns))] += 1
     if getattr(model.head, "tied", True) is False:
-        found[ParameterShape("head", vocab, width)] += 1
+        found[ParameterShape("head", vocab, width, _group("head.weight", patterns))] += 1
     return found
+
+
+def _taken(linear: list[Matrix], product: Product) -> tuple[list[Matrix], list[Matrix]]:
+    """(those of the next linear layers that a product consists of, the others); none where they are not known."""
+    for end in range(1, len(linear) + 1):
+        some = linear[:end]
+        if all(each.inputs == product.inner for each in some) and sum(each.outputs for each in some) == product.columns:
+            return some, linear[end:]
+    return [], linear
+
+
+def _parts(
+    linear: list[Matrix], product: Product, place: str, patterns: tuple[str, ...]
+) -> Iterator[tuple[int, int | None]]:
+    """(columns, group) of a product's weights: of those that lie side by side, what one group has of them."""
+    names = [(f"{place}.{each.name}.weight", each.outputs) for each in linear]
+    grouped = [(_group(name, patterns), columns) for name, columns in names or [(f"{place}.weight", product.columns)]]
+    for group, some in groupby(grouped, key=lambda each: each[0]):
+        yield sum(columns for _, columns in some), group
+
+
+def _group(name: str, patterns: tuple[str, ...]) -> int | None:
+    """Number of the first pattern that a name matches, as `hornbook.optim.build` assigns rules."""
+    return next((number for number, each in enumerate(patterns) if fnmatchcase(name, each)), None)

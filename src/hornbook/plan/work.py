@@ -37,8 +37,6 @@ HEAD_CALLS = 5
 """The same of the head and the loss."""
 CAST_BYTES = 3
 """Bytes read and written to bring a value to 8 bits for a product."""
-GAP_SECONDS = 2e-6
-"""Seconds between two kernels on a device."""
 START_SECONDS = 8e-6
 """Seconds in which a host starts one: a device is never faster than it."""
 
@@ -166,7 +164,7 @@ class Work:
         casts = 0.0
         if rates.narrow:
             casts = CAST_BYTES * sum(each.count * each.rows * each.inner for each in self.multiplies if not each.wide)
-        beside = self.plain / rates.wide + (self.moved + casts) / rates.bandwidth + GAP_SECONDS * self.calls
+        beside = self.plain / rates.wide + (self.moved + casts) / rates.bandwidth + rates.gap * self.calls
         device = products + times * beside + attention * self.attention / rates.attention
         return max(device, times * START_SECONDS * self.calls)
 

@@ -208,3 +208,18 @@ def test_too_few_runs_have_no_frontier() -> None:
     assert envelope([]) is None
     assert envelope([Runs(runs.parameters[:2], runs.tokens[:2], runs.loss[:2])]) is None
     assert parabola_vertex(np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 1.0, 0.9, 0.0])) is None
+
+
+def test_computes_that_no_run_covers_are_not_on_the_frontier() -> None:
+    """Between the last losses of three models and the first one of a much larger one nothing was the best."""
+
+    def curve(size: float, first: float, losses: tuple[float, float]) -> Runs:
+        compute = np.array([first, 10 * first])
+        return Runs(np.full(2, size), compute / (6 * size), np.array(losses))
+
+    models = [(2e6, 1e13, (3.5, 2.5)), (1e6, 1e13, (3.0, 2.9)), (4e6, 1e13, (4.5, 2.3)), (8e6, 1e16, (2.0, 1.9))]
+    found = envelope([curve(*each) for each in models])
+    assert found is not None
+    assert {round(size) for _, size in found.points} == {2e6, 4e6}
+    assert max(compute for compute, _ in found.points) <= 1e14
+    assert found.exponent > 0

@@ -15,7 +15,9 @@ from hornbook.errors import IntegrityError, UsageError
 def import_(
     source: Annotated[
         Path,
-        typer.Argument(metavar="HF_DIR", help="A local folder with config.json and safetensors, or a run (its newest)."),
+        typer.Argument(
+            metavar="HF_DIR", help="A local folder with config.json and safetensors, or a run (its newest)."
+        ),
     ],
     *,
     out: Annotated[Path, typer.Option(metavar="CHECKPOINT", help="Folder to write; new or empty.")],

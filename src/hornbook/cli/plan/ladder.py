@@ -17,7 +17,7 @@ from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.files.durable import writing
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
-from hornbook.plan.numbers import short
+from hornbook.plan.search.numbers import short
 
 if TYPE_CHECKING:
     from hornbook.plan.scaling.ladder import LadderFit, Rung

@@ -7,7 +7,7 @@ import typer
 
 from hornbook.cli.result import Result, columns
 from hornbook.errors import Exit, UsageError
-from hornbook.plan.numbers import duration, short
+from hornbook.plan.search.numbers import duration, short
 
 if TYPE_CHECKING:
     from hornbook.plan.at_scale.simulation import Curve, Point, Scaling

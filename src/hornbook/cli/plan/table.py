@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hornbook.cli.result import columns
-from hornbook.plan.numbers import duration, short
+from hornbook.plan.search.numbers import duration, short
 
 if TYPE_CHECKING:
     from rich.text import Text

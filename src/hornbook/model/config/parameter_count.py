@@ -1,5 +1,7 @@
 """Number of parameters of a model, by part: arithmetic on its configuration, without building it."""
 
+from collections import Counter
+
 from hornbook.model.config.model import ModelConfig, Parallel
 
 
@@ -15,15 +17,16 @@ def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     and so has the generator of replaced-token detection.
     """
     stacks = stacks_of(config)
-    layers = [stack.layer(i) for stack in stacks for i in range(stack.num_blocks)]
+    blocks = [(stack.layer(first), count) for stack in stacks for first, count in kinds_of(stack, stack.num_blocks)]
     # Each layer of a decoder with an encoder has a second attention, to the encoder.
-    attentions = layers + (layers[: config.layers] if len(stacks) > 1 else [])
+    crossed = kinds_of(config, config.layers) if len(stacks) > 1 else []
+    attentions = blocks + [(config.layer(first), count) for first, count in crossed]
     found = {
         "embedding": sum(stack.embedding.num_parameters(stack) for stack in stacks)
         + vocab * (config.embedding.width or config.width),
         "positions": sum(stack.position.num_parameters(stack) for stack in stacks),
-        "attention": sum(layer.attention.num_parameters(layer) for layer in attentions),
-        "mlp": sum(layer.mlp.num_parameters(layer) for layer in layers),
+        "attention": sum(count * layer.attention.num_parameters(layer) for layer, count in attentions),
+        "mlp": sum(count * layer.mlp.num_parameters(layer) for layer, count in blocks),
         "norms": sum(_norms(stack, crossed=stack is config and len(stacks) > 1) for stack in stacks),
         "head": config.head.num_parameters(config, vocab),
     }
@@ -39,10 +42,23 @@ def stacks_of(config: ModelConfig) -> list[ModelConfig]:
     return [config, config.encoder] if config.kind == "encoder_decoder" else [config]
 
 
+def kinds_of(stack: ModelConfig, blocks: int) -> list[tuple[int, int]]:
+    """(number of the first one, how many there are) of each kind of the first `blocks` blocks."""
+    if not stack.first and not stack.pattern:
+        return [(0, blocks)] if blocks else []
+    firsts, counts = dict[int, int](), Counter[int]()
+    for number in range(blocks):
+        kind = stack.alike(number)
+        firsts.setdefault(kind, number)
+        counts[kind] += 1
+    return [(first, counts[kind]) for kind, first in firsts.items()]
+
+
 def _norms(stack: ModelConfig, crossed: bool) -> int:
     """Norms of a stack; crossed: its layers attend to an encoder."""
     ends = (stack.final_norm + stack.embedding.norm) * stack.norm.num_parameters(stack)
-    return ends + sum(block_norms(stack, number, crossed=crossed) for number in range(stack.num_blocks))
+    kinds = kinds_of(stack, stack.num_blocks)
+    return ends + sum(count * block_norms(stack, first, crossed=crossed) for first, count in kinds)
 
 
 def block_norms(stack: ModelConfig, number: int, *, crossed: bool) -> int:

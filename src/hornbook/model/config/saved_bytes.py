@@ -77,9 +77,15 @@ class BlockBytes:
 
 def block_bytes(model: ModelConfig, rows: Rows) -> list[BlockBytes]:
     """Of each block, an encoder's first. Raises UsageError as `saved_bytes` does."""
-    stacks = _stacks(model, rows)
-    every = [(stack, number) for stack in stacks for number in range(stack.model.num_blocks)]
-    return [BlockBytes(stack.block(number), stack.stream, stack.backward(number)) for stack, number in every]
+    found = list[BlockBytes]()
+    for stack in _stacks(model, rows):
+        kinds = dict[tuple[int, bool], BlockBytes]()
+        for number in range(stack.model.num_blocks):
+            kind = stack.model.alike(number), number > 0
+            if kind not in kinds:
+                kinds[kind] = BlockBytes(stack.block(number), stack.stream, stack.backward(number))
+            found.append(kinds[kind])
+    return found
 
 
 def _stacks(model: ModelConfig, rows: Rows) -> "list[_Stack]":

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from hornbook.settings.recipe import Recipe
 
 FORMAT = 1
-STEP_PARTS = dict.fromkeys(("model", "surgery", "train", "parallel", "optim"), True) | {"data": {"objective": True}}
+STEP_PARTS = dict.fromkeys(("model", "surgery", "train", "parallel", "optim"), True) | {
+    "data": {"objective": True, "sequence_ramp": True}
+}
 """Parts of a recipe on which a step's time and memory depend."""
 LENGTHS = ("tokens", "epochs", "seconds")
 """Of `train`, what sets the length of a run alone."""

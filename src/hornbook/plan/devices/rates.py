@@ -15,6 +15,8 @@ NARROW = ("float8", "mxfp8", "nvfp4", "fp8", "fp4")
 CPU_SOFTMAX = 0.385
 """Operations in fp32 of a CPU's attention for each of its products': exponentials and sums, in every precision
 (`python -m benchmarks.plan.runs`)."""
+GAP_SECONDS = 2e-6
+"""Seconds between two kernels on a device."""
 
 
 class Shares(Config):
@@ -50,6 +52,8 @@ class Rates:
     """Of a CPU: of products in fp32; 0 on other devices."""
     vector: float = 0.0
     """Of products in fp32."""
+    gap: float = GAP_SECONDS
+    """Seconds between two kernels."""
 
 
 @cache

@@ -47,9 +47,9 @@ def envelope(curves: Sequence[Runs], bins: int = 1500) -> Frontier | None:
     losses = np.stack(
         [np.interp(grid, log, each.loss, left=np.inf, right=np.inf) for log, each in zip(logs, curves, strict=True)]
     )
-    best = losses.argmin(0)
+    best, covered = losses.argmin(0), np.isfinite(losses).any(0)
     # At both ends a run is the best because no smaller or larger one was trained.
-    inner = np.flatnonzero((best != best[0]) & (best != best[-1]))
+    inner = np.flatnonzero(covered & (best != best[0]) & (best != best[-1]))
     sizes = np.array([float(each.parameters[0]) for each in curves])[best[inner]]
     return _frontier(np.exp(grid[inner]), sizes)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hornbook.model.config.parameter_count import parameter_counts
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
-from hornbook.plan.numbers import duration
+from hornbook.plan.search.numbers import duration
 from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.settings.recipe import Recipe
 

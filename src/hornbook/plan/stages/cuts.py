@@ -1,8 +1,10 @@
 """Where the blocks of a model are cut into stages: evenly by cost, or as `parallel.pipeline.cuts` says."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import block_costs
@@ -12,6 +14,10 @@ from hornbook.plan.memo import kept_by_model
 
 Bounds = tuple[int, ...]
 """First block of each stage, then the number of blocks; those of an encoder come first."""
+HALVINGS = 40
+"""Of the costs between which the least bottleneck is looked for."""
+ROUNDING = 1e-9
+"""Of the sum of costs: more than their sums can be off."""
 
 
 def cut_by_cost(costs: Sequence[float], stages: int, last: float = 0.0) -> Bounds:
@@ -28,25 +34,69 @@ def _cut(costs: tuple[float, ...], stages: int, last: float) -> Bounds:
     count = len(costs)
     if count < stages:
         raise UsageError(f"parallel.pipeline: {count} blocks cannot be cut into {stages} stages")
-    # best[end]: (most expensive stage, sum of squares, bounds) of the stages so far over the first `end` blocks
-    best: list[tuple[float, float, Bounds] | None] = [(0.0, 0.0, (0,)), *[None] * count]
-    for stage in range(stages):
+    # end -> the best cut of the blocks before it into the stages so far
+    best, steps = {0: _Prefix(0.0, 0.0, 0, 0)}, list[dict[int, _Prefix]]()
+    for stage, ends in enumerate(_ends(sums, stages, last)):
         beside = last if stage == stages - 1 else 0.0
-        found: list[tuple[float, float, Bounds] | None] = [None] * (count + 1)
-        for end in range(stage + 1, count - (stages - 1 - stage) + 1):
-            highest, options = float("inf"), []
+        found = dict[int, _Prefix]()
+        for end in ends:
+            highest, options = float("inf"), list[_Prefix]()
             for begin in range(end - 1, stage - 1, -1):
-                if (before := best[begin]) is not None:
-                    cost = sums[end] - sums[begin] + beside
-                    if cost > highest:  # earlier begins cost more
-                        break
-                    highest = min(highest, max(before[0], cost))
-                    options.append((max(before[0], cost), before[1] + cost * cost, (*before[2], end)))
-            found[end] = min(options, default=None)
-        best = found
-    answer = best[count]
-    assert answer is not None
-    return answer[2]
+                cost = sums[end] - sums[begin] + beside
+                if cost > highest:  # earlier begins cost more
+                    break
+                if (before := best.get(begin)) is not None:
+                    most = max(before.most, cost)
+                    highest = min(highest, most)
+                    options.append(_Prefix(most, before.squares + cost * cost, before.order, begin))
+            if options:
+                found[end] = min(options)
+        ordered = sorted(found, key=lambda end: (found[end].order, end))
+        best = {end: found[end]._replace(order=place) for place, end in enumerate(ordered)}
+        steps.append(best)
+    bounds = [count]
+    for each in reversed(steps):
+        bounds.append(each[bounds[-1]].begin)
+    return tuple(reversed(bounds))
+
+
+class _Prefix(NamedTuple):
+    """The best cut of the first blocks into some stages: by the most expensive one, then by the sum of squares, then by
+    its bounds."""
+
+    most: float
+    squares: float
+    order: int
+    """Place of its bounds among those of its number of stages; while options are compared, of those before the last."""
+    begin: int
+    """First block of the last stage."""
+
+
+def _ends(sums: Sequence[float], stages: int, last: float) -> list[range]:
+    """Of each stage, where it may end if no stage is to cost more than it must, or hardly more: the rest need not be
+    tried. sums: costs of the blocks before each."""
+    count = len(sums) - 1
+
+    def latest(limit: float) -> list[int]:
+        found = [0]
+        for stage in range(1, stages):
+            found.append(min(bisect_right(sums, sums[found[-1]] + limit) - 1, count - stages + stage))
+        return found
+
+    def suffices(limit: float) -> bool:
+        ends = latest(limit)
+        return sums[count] - sums[ends[-1]] + last <= limit and all(begin < end for begin, end in pairwise(ends))
+
+    low, high = 0.0, sums[count] + last
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    high += ROUNDING * sums[count]
+    earliest = [count]
+    for stage in range(stages - 1, 0, -1):
+        limit = high - last * (stage == stages - 1)
+        earliest.append(max(bisect_left(sums, sums[earliest[-1]] - limit), stage))
+    return [range(first, end + 1) for first, end in zip(earliest[::-1], [*latest(high)[1:], count], strict=True)]
 
 
 _block_costs = kept_by_model(block_costs)

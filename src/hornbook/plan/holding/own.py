@@ -1,0 +1,147 @@
+"""How a trainer holds state and activations (`Holding`), and how hornbook does."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+from hornbook.model.config.flops import FLOAT32, state_bytes
+from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.part import Rows
+from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
+from hornbook.parallel.config import HostOffload
+from hornbook.plan.devices.hardware import Device
+from hornbook.plan.held import adapted
+from hornbook.plan.memo import kept_by_model
+from hornbook.plan.share import cpu_runtime, gpu_runtime, labels_texts, left_on_device
+from hornbook.plan.teacher import live_teacher, teacher_bytes
+from hornbook.settings.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What a microbatch keeps before the first block, behind the last one, and while the loss is computed."""
+
+    first: int
+    shared: int
+    """What all blocks of a rank read."""
+    last: int
+    """Kept from the loss on."""
+    loss: int
+    """There during the loss alone."""
+
+
+class Holding(Protocol):
+    """How a trainer holds state and activations; all methods are of one rank."""
+
+    keeps_gradients: ClassVar[bool]
+    """Gradients have memory from the start of a step on; else each gets it in the backward pass."""
+
+    def state(self, recipe: Recipe, held: int, experts: int, /) -> dict[str, int]:
+        """Bytes of weights, gradients and optimizer for `held` values, by category; `experts` of them are of experts,
+        which ranks of the axis `expert` do not have in common."""
+        ...
+
+    def blocks(self, recipe: Recipe, model: ModelConfig, rows: Rows, /) -> list[BlockBytes]:
+        """What each block keeps of a microbatch; `model` is the rank's share."""
+        ...
+
+    def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows, /) -> Ends:
+        """What stands around the blocks; `vocab` is the rank's share."""
+        ...
+
+    def communication(self, recipe: Recipe, held: int, largest: int, /) -> tuple[int, int]:
+        """Buffers until backward begins, and at its end; `largest` values has the largest block."""
+        ...
+
+    def runtime(self, recipe: Recipe, /) -> int:
+        """What a process holds before it has a model, and channels of collectives."""
+        ...
+
+
+_block_bytes = kept_by_model(block_bytes)
+_saved_bytes = kept_by_model(saved_bytes)
+
+
+HOLES = 2
+"""Results of each layer with a low-rank update that a CPU's process holds beside what is kept: the allocator returns no
+memory, and the product and the sum, which live shortly, leave holes between what stays. Without holes a step took as
+much as planned (measured with a threshold of 128 KiB for mapped blocks)."""
+
+
+class HornbookHolding:
+    """hornbook on one kind of device."""
+
+    keeps_gradients: ClassVar[bool] = False
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def state(self, recipe: Recipe, held: int, _experts: int) -> dict[str, int]:
+        """float32, or bfloat16 with `bf16-pure`; moments as the optimizer declares them. Frozen values have none."""
+        found = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+        if recipe.surgery:
+            left, stages = adapted(recipe.model, recipe.surgery), recipe.parallel.pipeline.stages
+            trained, frozen = left.trained // stages, held - left.coded // stages
+            whole = state_bytes(frozen + trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+            found = state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+            found["weights"] = whole["weights"] + left.code_bytes // stages
+        found, offload = left_on_device(found, recipe.parallel.offload), recipe.parallel.offload
+        found["optimizer"] = found.pop("moments")
+        on_host = isinstance(offload, HostOffload) and offload.parameters
+        found["weights"] += FLOAT32 * held * (recipe.train.average.kind != "none" and not on_host)
+        found["weights"] += FLOAT32 * (teacher.values if (teacher := live_teacher(recipe)) else 0)
+        return found
+
+    def blocks(self, recipe: Recipe, model: ModelConfig, rows: Rows) -> list[BlockBytes]:
+        """`hornbook.model.config.saved_bytes`, proven equal to what autograd keeps; with adapters, theirs too."""
+        if not recipe.surgery:
+            return _block_bytes(model, rows)
+        left, found = adapted(model, recipe.surgery), _block_bytes(model, rows)
+        more = rows.values(left.inner) + rows.cast(left.trained) + (4 * left.coded if rows.itemsize == 4 else 0)
+        if self._device.is_cpu and not rows.traced:
+            more += rows.values(left.gated * (model.mlp.kind == "glu") + HOLES * left.outputs)
+        return [replace(each, whole=each.whole + more // len(found)) for each in found]
+
+    def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
+        """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
+        targets = rows.rows if labels_texts(model) else None
+        found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute, targets)
+        chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
+        last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
+        if recipe.surgery and hasattr(model.head, "tied"):  # the matrix is frozen
+            matrix = 4 * vocab * (model.embedding.width or model.width)
+            last, loss = last - matrix, loss - matrix
+        kept, passing = teacher_bytes(recipe, rows)
+        return Ends(found.ends - found.final, found.shared, last + kept, loss + passing)
+
+    def communication(self, recipe: Recipe, held: int, largest: int) -> tuple[int, int]:
+        """Gathered weights of the block at work and of the next one, or buckets of gradients."""
+        parallel = recipe.parallel
+        if parallel.data_ranks == 1:
+            return 0, 0
+        item = 2 if parallel.gather == "bf16" else recipe.train.item_bytes
+        if parallel.shard == "everything":
+            whole = held if not parallel.reshard else 2 * largest
+            return item * whole, item * whole + recipe.train.item_bytes * largest
+        bucket = int((parallel.bucket_mb or 25) * 2**20)
+        return 0, 2 * min(bucket, recipe.train.item_bytes * held)
+
+    def runtime(self, recipe: Recipe) -> int:
+        """Interpreter and libraries, or a device's context."""
+        return cpu_runtime(recipe) if self._device.is_cpu else gpu_runtime(recipe)
+
+
+def head_bytes(model: ModelConfig, vocab: int, rows: Rows, chunk: int) -> int:
+    """Bytes while the loss of some tokens is computed: logits, their copies, a product of the matrix's size.
+
+    chunk: bytes of logits that a device holds at once; 0 on a CPU.
+    """
+    if (generator := model.head.generator_of(model)) is not None:
+        return head_bytes(generator, vocab, rows, chunk)
+    vocab = model.head.num_outputs(vocab)
+    if chunk:
+        logits = CHUNK_COPIES * min(4 * rows.tokens * vocab, chunk)
+    else:
+        copies = CHUNK_COPIES if rows.traced and rows.itemsize == 2 else 1
+        logits = copies * min(rows.values(vocab), CHUNK_BYTES * vocab)
+    return logits + 4 * vocab * (model.embedding.width or model.width)
