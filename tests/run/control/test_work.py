@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.model.config.model import ModelConfig
 from hornbook.data.config.data import DataConfig
-from hornbook.run.control.work import Work, work_of
+from hornbook.model.config.model import ModelConfig
+from hornbook.run.control.work import EVEN, Work, work_of
 
 RISING = Work(((0, 0.5), (100, 0.75), (300, 1.0)))
 
@@ -15,7 +15,7 @@ def test_tokens_count_by_what_they_cost() -> None:
     assert RISING.between(0, 100) == 50
     assert RISING.between(50, 400) == 25 + 150 + 100
     assert RISING.between(400, 400) == 0
-    assert Work().between(50, 400) == 350
+    assert EVEN.between(50, 400) == 350
 
 
 @given(st.integers(0, 500), st.floats(0, 1000))
@@ -32,4 +32,4 @@ def test_the_costs_are_those_of_a_model() -> None:
     assert len(costs) == 4
     assert list(costs) == sorted(costs)
     assert costs[0] < 0.8 < costs[-1] == 1.0
-    assert work_of(model, DataConfig(), 512, 1024) == Work()
+    assert work_of(model, DataConfig(), 512, 1024) == EVEN

@@ -11,7 +11,7 @@ from typing import Any
 
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.work import Work
+from hornbook.run.control.work import EVEN, Work
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength
 
@@ -27,7 +27,7 @@ class Timekeeper:
     """Measures one attempt of a run. All times are in seconds."""
 
     def __init__(
-        self, limit: float, spent: float, clock: Callable[[], float] = time.monotonic, work: Work = Work()
+        self, limit: float, spent: float, clock: Callable[[], float] = time.monotonic, work: Work = EVEN
     ) -> None:
         """`limit`: time for the whole run; `spent`: by earlier attempts; `work`: what its tokens cost."""
         self._limit, self._clock, self._work = limit, clock, work

@@ -40,6 +40,10 @@ class Work:
                 yield max(begin, first), last, cost
 
 
+EVEN = Work()
+"""Every token costs the same."""
+
+
 def work_of(model: ModelConfig, data: DataConfig, vocab: int, sequence: int) -> Work:
     """The work of a run, by the model's operations in rows that attention reaches so far (`data.sequence_ramp`)."""
     levels = data.sequence_ramp.levels(sequence)

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hornbook.progress import escape_controls
-from hornbook.run.control.work import Work
+from hornbook.run.control.work import EVEN, Work
 from hornbook.run.launch.signals import STOPPING
 from hornbook.run.step_report import Step
 
@@ -47,7 +47,7 @@ class Header:
     schedule: str
     ramp: bool = False
     """Whether the batch grows; then every line has its size."""
-    work: Work = Work()
+    work: Work = EVEN
     """What its tokens cost, for the time that is left."""
 
 
