@@ -48,6 +48,8 @@ def test_a_task_has_the_mean_of_its_metrics() -> None:
     numbers = LabelScores(NumberLabels(layout="stsb"), np.array([[0, 0, 1, 1], [0, 1, 2, 2], [0, 2, 3, 3.5]]))
     pearson = np.corrcoef([1, 2, 3], [1, 2, 3.5])[0, 1]
     assert task_score({"dev": numbers}, numbers)["benchmark"]["score"] == pytest.approx((pearson + 1) / 2)
+    alike = LabelScores(NumberLabels(layout="stsb"), np.array([[0, 0, 1, 2], [0, 1, 2, 2], [0, 2, 3, 2]]))
+    assert task_score({"dev": alike}, alike)["benchmark"]["score"] == 0
     plain = LabelScores(ClassLabels(labels=["a", "b"]), found.rows)
     assert task_score({"dev": plain}, plain) == {}
 

@@ -5,6 +5,7 @@ text. Diagnostic sets (AX) do not count. Scores are shares of one, where papers 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
 from statistics import mean, median
 from typing import Any
 
@@ -23,7 +24,8 @@ def task_score(by_source: Mapping[str, object], whole: object) -> dict[str, Any]
 
 
 def _mean(metrics: Mapping[str, float], names: Sequence[str]) -> float:
-    return mean(metrics[name] for name in names)
+    """A correlation with predictions that are all the same, which is not defined, counts 0: they tell nothing apart."""
+    return mean(0.0 if isnan(metrics[name]) else metrics[name] for name in names)
 
 
 def suite_scores(found: Iterable[tuple[str, float]]) -> dict[str, dict[str, Any]]:

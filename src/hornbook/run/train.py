@@ -32,6 +32,7 @@ from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course
 from hornbook.run.control.timekeeper import Timekeeper, seconds_spent
+from hornbook.run.control.work import work_of
 from hornbook.run.guard.recompute import Recompute
 from hornbook.run.guard.recovery import Recovery, open_guard
 from hornbook.run.inputs import Inputs
@@ -264,7 +265,8 @@ def _length_keepers(job: Job, state: State) -> list[LengthKeeper]:
     """By the clock (`train.seconds`), and by validation losses (`eval.stop`)."""
     recipe, keepers = job.recipe, list[LengthKeeper]()
     if recipe.train.seconds:
-        keepers.append(Timekeeper(recipe.train.seconds, seconds_spent(job.run)))
+        work = work_of(recipe.model, recipe.data, job.inputs.vocab, recipe.train.sequence)
+        keepers.append(Timekeeper(recipe.train.seconds, seconds_spent(job.run), work=work))
     if not isinstance(recipe.eval.stop, NoStop):
         keepers.append(EarlyStop(recipe.eval.stop, recipe.optim.schedule, job, state.step))
     return keepers

@@ -36,6 +36,7 @@ def test_weights_of_the_least_score_become_zero() -> None:
     assert TWO_OF_FOUR.least(scores).int().tolist() == groups
     assert HALF.least(scores).int().tolist() == rows
     assert Pattern(share=0.25).least(scores).sum(1).tolist() == [2, 2]
+    assert Pattern(share=0.99).least(scores).sum(1).tolist() == [7, 7]
 
 
 @pytest.mark.parametrize("pattern", [TWO_OF_FOUR, HALF])

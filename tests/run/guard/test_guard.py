@@ -66,6 +66,13 @@ def test_it_judges_after_warm_up_and_enough_steps() -> None:
     assert guard_of().limits(1_000) is None  # it has seen nothing
 
 
+def test_the_smallest_window_judges_too() -> None:
+    guard = Guard(GuardConfig(window=32), steps=1_000, warmup=0)
+    for number, (loss, norm) in enumerate(noise(40), 1):
+        list(guard.judge(seen(number, loss, norm)))
+    assert guard.limits(41) is not None
+
+
 def test_random_text_is_refused_from_its_first_step_and_left_out_while_the_loss_falls() -> None:
     """Loss and norm of twelve batches of random tokens, as a small run had them: neither is far out by itself."""
     guard = guard_of()
@@ -116,6 +123,24 @@ def test_other_data_is_learned_after_three_refused_steps() -> None:
         list(guard.judge(seen(last + number + 1, 3.0, norm, applied=not beyond, in_a_row=int(beyond))))
     assert refused == 3
     assert guard.pending is None
+
+
+def test_high_losses_whose_gradients_stand_out_are_never_learned() -> None:
+    """Poison of place 164 of the benchmark: loss at 10 deviations, norm at 7, neither the norm nor both a spike."""
+    guard = guard_of()
+    last, limits = warm(guard), guard.limits(301)
+    assert limits is not None
+    loss, norm = limits.loss + 0.1, math.sqrt(limits.norm_over * limits.spike_norm)
+    for refused in range(1, 13):
+        limits = guard.limits(last + refused)
+        assert limits is not None
+        assert limits.loss < loss
+        assert norm < limits.spike_norm
+        list(guard.judge(seen(last + refused, loss, norm, applied=False, in_a_row=refused)))
+        if guard.pending is not None:
+            break
+    assert guard.pending is not None
+    assert (guard.pending.rule, guard.pending.onset, guard.pending.step) == ("D1b", last + 1, last + 9)
 
 
 def test_a_new_level_of_the_norm_is_learned_if_the_loss_is_as_it_was() -> None:

@@ -8,7 +8,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hornbook.errors import Exit
 from hornbook.run.job import Job
+from hornbook.run.observe import audit
 from hornbook.run.observe.audit import Audit, Replay, judge
 from hornbook.run.state import State
 from hornbook.settings.recipe import Recipe
@@ -84,6 +86,22 @@ def test_a_step_that_was_refused_for_a_passing_fault_is_made(
     assert not events(run, "skip")
 
 
+def test_an_audit_without_memory_is_dropped_and_the_run_goes_on(
+    tmp_path: Path, launch_run: Callable[..., Any], events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+
+    def full(state: State, _: Any) -> Any:
+        asked.append(state.step)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(audit, "microbatch_gradients", full)
+    assert launch_run(tmp_path / "run", "guard.audit_every=3") == Exit.DONE
+    assert asked == [2]
+    (found,) = events(tmp_path / "run", "audit")
+    assert (found["found"], found["ranks"]) == ("no memory", [0])
+
+
 def test_ranks_that_hold_a_part_are_not_audited() -> None:
     said = list[str]()
     for parallel, ranks, data in (("none", 2, 2), ("optimizer", 2, 2), ("everything", 2, 2), ("none", 4, 2)):
@@ -96,6 +114,6 @@ def test_ranks_that_hold_a_part_are_not_audited() -> None:
         )
         world = SimpleNamespace(size=ranks, data_size=data)
         state = SimpleNamespace(engine=SimpleNamespace(world=world, model=torch.nn.Linear(2, 2)))
-        audit = Audit(cast("Job", SimpleNamespace(recipe=recipe, ledger=None)), cast("State", state), said.append)
-        assert audit.possible == (len(said) == 0)
+        made = Audit(cast("Job", SimpleNamespace(recipe=recipe, ledger=None)), cast("State", state), said.append)
+        assert made.possible == (len(said) == 0)
     assert said == ["warning: guard.audit_every: ranks that hold a part of the model, or experts, are not audited"] * 2

@@ -27,7 +27,7 @@ _GROUPS, _SHARE = re.compile(r"([1-9]\d?):([1-9]\d?)"), re.compile(r"0?\.\d+")
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which weights of a row become 0: all but `keep` of each `of` neighbours, or a share of the row."""
+    """Which weights of a row become 0: all but `keep` of each `of` neighbours, or a share of the row, but never all."""
 
     keep: int = 0
     of: int = 0
@@ -37,7 +37,7 @@ class Pattern:
     def least(self, scores: Float[Tensor, "outputs inputs"]) -> Bool[Tensor, "outputs inputs"]:
         """True at the weights of the lowest scores."""
         groups = scores.unflatten(1, (-1, self.of)) if self.of else scores
-        count = self.of - self.keep if self.of else round(self.share * scores.shape[1])
+        count = self.of - self.keep if self.of else min(round(self.share * scores.shape[1]), scores.shape[1] - 1)
         least = groups.topk(count, dim=-1, largest=False).indices
         return torch.zeros_like(groups, dtype=torch.bool).scatter(-1, least, value=True).view(scores.shape)
 

@@ -49,7 +49,7 @@ class BatchPart:
             self._norm = parallel.norm(parallel.gradients() if gradients is None else gradients)
 
     def measured(self) -> list[Tensor]:
-        """float64 scalars, the same on every rank: mean of |g_part|^2 and of 1 / b_part. NaN where no part is smaller.
+        """float64 scalars, the same on every rank: mean of |g_part|^2 and of 1 / b_part. 0 where no part is smaller.
 
         Called once a step, after the last microbatch.
         """
@@ -63,7 +63,7 @@ class BatchPart:
         sums = counts * torch.stack([torch.ones_like(weight), mean_norm.square(), 1 / weight.clamp(min=1e-30)])
         if self._by_rank:
             sums = self._world.all_reduce_sum(sums, DATA)
-        return list((sums[1:] / sums[0]).unbind())
+        return list((sums[1:] / sums[0].clamp(min=1)).unbind())
 
 
 @dataclass(frozen=True)

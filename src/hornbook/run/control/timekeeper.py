@@ -11,6 +11,7 @@ from typing import Any
 
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
+from hornbook.run.control.work import EVEN, Work
 from hornbook.run.step_report import Step
 from hornbook.run.training_length import TrainingLength
 
@@ -25,14 +26,17 @@ MARGIN = 0.05
 class Timekeeper:
     """Measures one attempt of a run. All times are in seconds."""
 
-    def __init__(self, limit: float, spent: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`limit`: time for the whole run; `spent`: by earlier attempts."""
-        self._limit, self._clock = limit, clock
+    def __init__(
+        self, limit: float, spent: float, clock: Callable[[], float] = time.monotonic, work: Work = EVEN
+    ) -> None:
+        """`limit`: time for the whole run; `spent`: by earlier attempts; `work`: what its tokens cost."""
+        self._limit, self._clock, self._work = limit, clock, work
         self._now = clock()
         self._zero = self._now - spent
         self._half = (spent + limit) / 2
-        self._recent = deque[tuple[float, int]](maxlen=WINDOW)
-        self._steps = self._tokens = 0
+        self._recent = deque[tuple[float, float]](maxlen=WINDOW)
+        """(seconds, work) of the newest steps."""
+        self._steps, self._done = 0, 0.0
         self._beside = 0.0
         """Time between steps: observers, evaluations, saves."""
         self._longest = 0.0
@@ -51,21 +55,23 @@ class Timekeeper:
         if not enough or self.expected(step.tokens, length) <= self._limit:
             return length.tokens
         left = self._limit - self.elapsed - self._longest
-        tokens = (1 - MARGIN) * left / self._seconds_per_token if left > 0 else 0.0
+        work = (1 - MARGIN) * left / self._seconds_per_work if left > 0 else 0.0
+        tokens = self._work.tokens(step.tokens, work)
         return length.end_within(step.tokens, tokens)
 
     def expected(self, consumed: int, length: TrainingLength) -> float:
         """Predicted time of the whole run at its present speed."""
-        return self.elapsed + (length.tokens - consumed) * self._seconds_per_token + self._longest
+        left = self._work.between(consumed, length.tokens)
+        return self.elapsed + left * self._seconds_per_work + self._longest
 
     def evidence(self, step: Step, length: TrainingLength) -> dict[str, Any]:
         """For the ledger, where the run is shortened."""
         return {"elapsed": self.elapsed, "expected": self.expected(step.tokens, length), "reason": "train.seconds"}
 
     @property
-    def _seconds_per_token(self) -> float:
-        seconds, tokens = (sum(column) for column in zip(*self._recent, strict=True))
-        return seconds / tokens + self._beside / self._tokens
+    def _seconds_per_work(self) -> float:
+        seconds, work = (sum(column) for column in zip(*self._recent, strict=True))
+        return seconds / work + self._beside / self._done
 
     def _measure(self, step: Step) -> None:
         before, self._now = self._now, self._clock()
@@ -73,8 +79,9 @@ class Timekeeper:
         self._beside, self._longest = self._beside + beside, max(self._longest, beside)
         if self._steps == 1:
             self._recent.clear()  # the first step compiles
-        self._recent.append((step.seconds, step.step_tokens))
-        self._steps, self._tokens = self._steps + 1, self._tokens + step.step_tokens
+        work = self._work.between(step.tokens - step.step_tokens, step.tokens)
+        self._recent.append((step.seconds, work))
+        self._steps, self._done = self._steps + 1, self._done + work
 
 
 def seconds_spent(run: RunDir) -> float:

@@ -25,13 +25,15 @@ from hornbook.run.guard.policy import Detection, Rule, Spans
 from hornbook.run.guard.statistics import TrendWindow
 
 ARMED_AFTER = 64
-"""Steps after which it judges, if the warm-up of the learning rate is over."""
+"""Steps after which it judges, if the warm-up of the learning rate is over; fewer where `guard.window` is smaller."""
 CLIP_TO_Z = 3.0
 """Deviations over the median to which a large gradient is clipped."""
 LEAST_LOG_DEVIATION = 0.02
 """Of the logarithm of norms; else a run of equal norms would make the next one stand out, however near it is."""
 HIGH_LOSSES = 3
-"""Steps in a row that are refused for their loss alone: then it is the data that has changed, and it is learned."""
+"""Steps in a row that are refused for their loss alone, with gradients that do not stand out: then it is the data that
+has changed, and it is learned. Where gradients stand out too it may be poison, which clipping does not keep out: an
+optimizer that divides by its second moments learns from a clipped gradient nearly as fast."""
 SKIPS, SKIP_SPAN = 10, 1000
 """Refused updates that are too many, within so many steps."""
 LASTING, LEAST_LASTING = 64, 16
@@ -118,7 +120,7 @@ class Guard:
         return found
 
     def _is_armed(self, step: int) -> bool:
-        return step > self._warmup and len(self._loss) >= ARMED_AFTER
+        return step > self._warmup and len(self._loss) >= min(ARMED_AFTER, self.config.window)
 
     def _thresholds(self) -> StepLimits:
         config, exp = self.config, lambda z: _single(math.exp(min(self._norm.at(z), 88.0)))
@@ -142,7 +144,8 @@ class Guard:
         if (rule := self._rule_of_step(seen, z_loss, z_norm)) is not None:
             yield Detection(rule, seen.step, seen.step, inputs)
         yield from self._spike(seen, inputs)
-        yield from self._count(seen, z_loss, by_loss=rule == "D1b" and not self._is_out(z_loss, z_norm))
+        by_loss = rule == "D1b" and z_norm <= self.config.clip_z and not self._is_out(z_loss, z_norm)
+        yield from self._count(seen, z_loss, by_loss=by_loss)
         if seen.is_finite:
             self._loss.add(seen.loss)
             self._norm.add(_log(seen.norm))

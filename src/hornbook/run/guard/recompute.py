@@ -144,7 +144,9 @@ class Recompute:
             return
         self._state.engine.zero_gradients()  # of the refused step nobody needs them, and their memory is
         for each in batch.batches:
-            self.audit.conclude(self.audit.replay(each))
+            if (found := self.audit.replay(each)) is None:
+                return
+            self.audit.conclude(found)
 
     def _tell(self, kind: str, results: Sequence[Result], *, wrong: Result, right: Result) -> None:
         """Record whose fault it was. Raises FaultyRankError where it stays."""

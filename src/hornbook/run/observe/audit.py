@@ -19,6 +19,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import DATA
 from hornbook.run.job import Job
 from hornbook.run.observe.replicas import combined, digests
+from hornbook.run.start.micro_batch import free_cached_memory, is_out_of_memory
 from hornbook.run.state import State
 from hornbook.run.step_report import is_due
 
@@ -82,17 +83,39 @@ class Audit:
         """Before the update of a step that is due: compute its first microbatch again. Raises FaultyRankError."""
         if not is_due(self._state.step + 1, self._every):
             return
-        self.conclude(self.replay(batch.batches[0]))
+        found = self.replay(batch.batches[0])
+        if found is None:
+            self._every = 0  # the next would run out as well
+        else:
+            self.conclude(found)
 
-    def replay(self, batch: Batch) -> Replay:
-        """Compute a microbatch of this rank twice, and that of the rank before it once; every rank calls it."""
+    def replay(self, batch: Batch) -> Replay | None:
+        """Compute a microbatch of this rank twice, and that of the rank before it once; every rank calls it.
+
+        None where a rank has no memory for it: these gradients stand beside those of the step.
+        """
         world, size = self._world, self._world.data_size
         theirs = world.all_gather_values(batch, DATA)[(world.data_rank - 1) % size]
-        own = self._digest(batch), self._digest(batch), self._digest(theirs)
-        return judge(world.all_gather_values(own, DATA))
+        found = world.all_gather_values(self._digests(batch, batch, theirs), DATA)
+        without = [rank for rank, own in enumerate(found) if own is None]
+        if not without:
+            return judge([own for own in found if own is not None])
+        told = f"memory ran out on rank {', '.join(map(str, without))}: nothing is computed again to be compared"
+        self._ledger.note("audit", self._state, found="no memory", ranks=without, text=told)
+        self._say(f"warning: {told}")
+        return None
 
-    def _digest(self, batch: Batch) -> int:
-        return combined(digests(microbatch_gradients(self._state, batch)))
+    def _digests(self, *batches: Batch) -> tuple[int, int, int] | None:
+        """Of the gradients of three microbatches; None where memory runs out. Nothing in it waits for other ranks."""
+        try:
+            one, two, three = (combined(digests(microbatch_gradients(self._state, each))) for each in batches)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return one, two, three
+        free_cached_memory()  # what the failed pass held is free: its frames ended with `except`
+        return None
 
     def conclude(self, found: Replay, **evidence: Any) -> None:
         """Record what computing again has shown, unless all is well. Raises FaultyRankError, or

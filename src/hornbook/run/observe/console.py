@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hornbook.progress import escape_controls
+from hornbook.run.control.work import EVEN, Work
 from hornbook.run.launch.signals import STOPPING
 from hornbook.run.step_report import Step
 
@@ -46,6 +47,8 @@ class Header:
     schedule: str
     ramp: bool = False
     """Whether the batch grows; then every line has its size."""
+    work: Work = EVEN
+    """What its tokens cost, for the time that is left."""
 
 
 def si(value: float) -> str:
@@ -165,7 +168,8 @@ class Console:
         self._every = every
         self._terminal = _Screen(file=stream or sys.stderr, highlight=False, soft_wrap=True)
         self._losses: list[float] = []
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_RATE_STEPS)
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=_RATE_STEPS)
+        """(seconds, tokens, tokens consumed at its end) of the newest steps."""
         self._bits_per_byte: float | None = None
         self._best: float | None = None
         self._coverage = ""
@@ -196,7 +200,7 @@ class Console:
         """Show one finished step."""
         self._last = step
         self._losses.append(step.loss)
-        self._recent.append((step.seconds, step.step_tokens))
+        self._recent.append((step.seconds, step.step_tokens, step.tokens))
         if step.skipped:
             far = "a loss or gradient far out, update skipped"
             what = far if math.isfinite(step.grad_norm + step.loss) else "a non-finite gradient, update skipped"
@@ -239,12 +243,14 @@ class Console:
             self._terminal.print(_coloured(shown))
 
     def _rate(self) -> float:
-        seconds = sum(pair[0] for pair in self._recent)
-        return sum(pair[1] for pair in self._recent) / seconds if seconds else math.nan
+        seconds = sum(each[0] for each in self._recent)
+        return sum(each[1] for each in self._recent) / seconds if seconds else math.nan
 
     def _seconds_left(self, step: Step) -> float:
-        rate = self._rate()
-        return (self._header.total_tokens - step.tokens) / rate if rate > 0 else math.nan
+        work = self._header.work
+        done = sum(work.between(end - tokens, end) for _, tokens, end in self._recent)
+        seconds = sum(each[0] for each in self._recent)
+        return work.between(step.tokens, self._header.total_tokens) * seconds / done if done and seconds else math.nan
 
     def _title(self) -> str:
         header = self._header

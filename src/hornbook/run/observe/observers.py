@@ -14,6 +14,7 @@ from hornbook.files.journal import Appender
 from hornbook.files.run_directory import RunDir, StateRecord, Status
 from hornbook.parallel.world import World
 from hornbook.run.control.interventions import Course
+from hornbook.run.control.work import work_of
 from hornbook.run.diagnose.runs.history import facts_of
 from hornbook.run.diagnose.runs.report import conclusion
 from hornbook.run.diagnose.runs.rules import Diagnosis
@@ -243,11 +244,13 @@ def watch_of(job: Job, world: World) -> Watch:
 
 def describe_run(job: Job, world: World) -> Header:
     """The header of the consoles."""
+    recipe = job.recipe
     return Header(
         name=job.run.name,
         parameters=job.inputs.parameters,
         precision=describe_precision(job.inputs.resolved),
         device=str(world.device),
+        work=work_of(recipe.model, recipe.data, job.inputs.vocab, recipe.train.sequence),
         **_in_force(job.course.to_end()),
     )
 

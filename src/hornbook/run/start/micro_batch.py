@@ -124,6 +124,11 @@ def take_fewer_rows(job: Job, state: State, problem: str) -> None:
     job.ledger.note("micro_batch", state, rows=rows, before=before, text=what)
     state.fewer_rows.append((state.tokens, rows))
     state.engine.zero_gradients()
+    free_cached_memory()
+
+
+def free_cached_memory() -> None:
+    """Give back what a failed pass held, and what torch keeps of it for the next."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -24,7 +24,7 @@ def healthy(**changes: Any) -> Curves:
         tokens=step * BATCH,
         loss=loss,
         gradient_norm=0.5 + 2 / step**0.5 + np.abs(noise.normal(0, 0.05, STEPS)),
-        lr=1e-3 * np.minimum(step / 20, 1.0),
+        lr=rate(step),
         seconds=np.full(STEPS, 0.1),
         data_seconds=np.full(STEPS, 0.001),
         skipped=np.zeros(STEPS, dtype=bool),
@@ -33,6 +33,11 @@ def healthy(**changes: Any) -> Curves:
         facts=Facts(peak_rate=1e-3, planned_tokens=STEPS * BATCH, unigram_loss=6.0),
     )
     return replace(base, **changes)
+
+
+def rate(step: np.ndarray) -> np.ndarray:
+    """Learning rate at each step: a warm-up of 20."""
+    return 1e-3 * np.minimum(step / 20, 1.0)
 
 
 def layers(**columns: Callable[[np.ndarray], np.ndarray]) -> Layers:
@@ -48,7 +53,7 @@ def layers(**columns: Callable[[np.ndarray], np.ndarray]) -> Layers:
         "dead_units": 0.05 * ones[:, :3],
         "max_logit": (4 + np.log(step))[:, None] * ones[:, :3],
     }
-    log_z, scale = columns.pop("log_z", None), columns.pop("loss_scale", None)
+    log_z, scale, lr = (columns.pop(name, None) for name in ("log_z", "loss_scale", "lr"))
     for name, column in columns.items():
         found[name] = column(step[:, None]) * np.ones_like(found[name])
     return Layers(
@@ -57,6 +62,7 @@ def layers(**columns: Callable[[np.ndarray], np.ndarray]) -> Layers:
         names,
         BLOCKS,
         found,
+        rate(step) if lr is None else lr(step),
         np.full(MEASURED, 9.0) if log_z is None else log_z(step),
         np.full(MEASURED, np.nan) if scale is None else scale(step),
     )

@@ -86,7 +86,7 @@ def test_an_issue_in_a_run_that_has_just_begun_raises_nothing(name: str) -> None
 
 def layers_up_to(curves: Curves, count: int) -> Any:
     found = curves.layers
-    cut = {each: getattr(found, each)[:count] for each in ("step", "tokens", "log_z", "loss_scale")}
+    cut = {each: getattr(found, each)[:count] for each in ("step", "tokens", "lr", "log_z", "loss_scale")}
     return replace(found, **cut, columns={each: column[:count] for each, column in found.columns.items()})
 
 
@@ -116,7 +116,12 @@ def test_updates_that_will_be_too_large_are_told_before_and_those_of_a_warm_up_a
     assert re.search(
         r"of the weights of blocks.0 is 0.114, grows as .* and reaches 0.2 in about 4\d\d steps", found.evidence
     )
-    assert names(healthy(**growing, lr=1e-3 * step / STEPS)) == set()
+    warming = layers(update_ratio=lambda at: 1e-4 * at**1.1, lr=lambda at: 1e-3 * at / STEPS)
+    assert names(healthy(layers=warming)) == set()
+    unknown = layers(update_ratio=lambda at: 1e-4 * at**1.1, lr=lambda at: np.nan * at)
+    assert names(healthy(layers=unknown)) == set()
+    newest = {key: value[-100:] for key, value in vars(healthy()).items() if isinstance(value, np.ndarray)}
+    assert names(healthy(**newest, **growing)) == {"large_updates"}, "those before the newest steps count too"
 
 
 @pytest.mark.parametrize(("name", "text"), texts().items())

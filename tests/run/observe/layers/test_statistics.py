@@ -13,7 +13,9 @@ from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.attention.mask import AttentionMask
+from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.run.diagnose.runs.curves import Facts
+from hornbook.run.diagnose.runs.report import diagnose_run
 from hornbook.run.job import Start
 from hornbook.run.launch.launch import launch
 from hornbook.run.observe.layers import activations
@@ -116,9 +118,54 @@ def test_the_largest_logit_is_that_of_pairs_that_see_each_other() -> None:
     )
 
 
+def test_dead_units_of_experts_are_those_of_experts_that_serve_some(tmp_path: Path, launch_run: Launch) -> None:
+    """The first two of eight units of each expert are never positive; the last expert serves too few tokens to tell."""
+    generator = torch.Generator().manual_seed(3)
+    gate, up, down = (torch.randn(4, *size, generator=generator) for size in ((8, 6), (8, 6), (6, 8)))
+    x = torch.rand(60, 6, generator=generator)
+    gate[:, :2], gate[:, 2:] = -gate[:, :2].abs(), gate[:, 2:].abs()
+    experts = torch.tensor([[0, 1]] * 20 + [[1, 2]] * 37 + [[2, 3]] * 3)
+    world = SimpleNamespace(axis_size=lambda _: 1)
+    watch = activations.ActivationWatch(cast("Any", SimpleNamespace(world=world)), ["blocks.0"])
+    watch._sums = torch.zeros(1, activations._SUMS, dtype=torch.float64)
+    weights = torch.ones(60, 2)
+    y = watch._see_experts(0, 4, grouped_glu, x, experts, weights, Weights(gate, up, down))
+    assert torch.equal(y, grouped_glu(x, experts, weights, Weights(gate, up, down)))
+    found = watch._outputs([*watch._sums[0].tolist(), 0.0, 0.0], [1.0])
+    assert found.dead_units == [pytest.approx(2 / 8)]
+    assert found.expert_load == [pytest.approx(57 / 30)]
+    experts_run = ("model.mlp.kind=experts", "model.mlp.count=4", "model.mlp.active=2", "model.mlp.hidden=16")
+    assert launch_run(tmp_path / "run", ON, *experts_run, "train.tokens=512") == Exit.DONE
+    (record,) = statistics(tmp_path / "run")
+    assert record["dead_units"][0] is not None
+    assert 1 <= record["expert_load"][0] <= 2
+
+
 def test_layers_are_blocks_and_what_is_beside_them() -> None:
     names = ["encoder.blocks.11.mlp.up.weight", "blocks.3.norm1.weight", "embedding.weight", "encoder.norm.weight"]
     assert [*map(layer_of, names)] == ["encoder.blocks.11", "blocks.3", "embedding", "encoder.norm"]
+
+
+def test_weights_that_grow_are_told_by_the_run_and_by_the_doctor(
+    tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries and keys are made larger before each step, so that logits grow as step^3."""
+    original = State.forward_backward
+
+    def grow(state: State, batch: Any) -> Any:
+        with torch.no_grad():
+            for name, parameter in state.engine.named_parameters.items():
+                if "query" in name or "key" in name:
+                    parameter.mul_(30 if state.step == 0 else ((state.step + 1) / state.step) ** 1.5)
+        return original(state, batch)
+
+    monkeypatch.setattr(State, "forward_backward", grow)
+    assert launch_run(tmp_path / "run", "log.statistics_every=1", "optim.lr=1e-6", "guard.mode=off") == Exit.DONE
+    told = [each for each in read_records(RunDir(tmp_path / "run").events) if each["kind"] == "precursor"]
+    assert [each["rule"] for each in told] == ["attention_logits"]
+    (found,) = [each for each in diagnose_run(RunDir(tmp_path / "run")).findings if each.name == "attention_logits"]
+    assert "the largest attention logit of blocks.0 is" in found.evidence
+    assert "qk_norm" in found.remedy
 
 
 def test_a_damaged_file_and_a_run_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +179,7 @@ def test_a_damaged_file_and_a_run_that_goes_back(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(StatisticsLog, "_judge", lambda log, _: judged.append([each["step"] for each in log._records]))
     with StatisticsLog(state, path, Facts(), print) as log:
         for attempt, step in ((1, 10), (1, 20), (1, 30), (2, 20)):
-            log(cast("Step", SimpleNamespace(attempt=attempt, step=step, tokens=step)))
+            log(cast("Step", SimpleNamespace(attempt=attempt, step=step, tokens=step, lr=1.0)))
     assert judged == [[10], [10, 20], [10, 20, 30], [10, 20]]
 
 

@@ -80,6 +80,8 @@ def test_wsc_marks_the_pronoun_and_finds_it_misplaced() -> None:
     assert label_row(ClassLabels(layout="wsc"), row)[0] == f"Mark\n{WSC_WORDS.replace(' he ', ' *he* ')}"
     with pytest.raises(UnfitRow, match=r"'he' is not at its place: word 3 of the text is 'many'"):
         label_row(ClassLabels(layout="wsc"), row | {"span2_index": 3})
+    with pytest.raises(UnfitRow, match="'' is not at its place"):
+        label_row(ClassLabels(layout="wsc"), row | {"span2_text": ""})
 
 
 def test_numbers_of_stsb() -> None:
@@ -100,6 +102,15 @@ def test_cola_has_no_header(tmp_path: Path) -> None:
     assert first.text == "Our friends won't buy this."
     assert isinstance(bad, Rejected)
     assert bad.kind == "wrong number of cells"
+
+
+def test_a_file_of_cola_with_a_header_is_read_by_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("sentence\tlabel\tidx\nOur friends won't buy this.\t1\t0\n")
+    (file,) = list_inputs("s", SourceConfig(paths=[str(path)]), labelled=True)
+    (only,) = read_file(file, ReadOptions(labels=ClassLabels(layout="cola")))
+    assert isinstance(only, Document)
+    assert only.text == "Our friends won't buy this."
 
 
 def test_a_row_of_another_task_is_named() -> None:

@@ -50,6 +50,8 @@ class Layers:
     blocks: tuple[str, ...] = ()
     columns: Mapping[str, Float64[np.ndarray, "measured names"]] = field(default_factory=dict)
     """`gradient_norm`, `weight_norm`, `update_ratio` by layer; `activation_rms`, `dead_units`, `max_logit` by block."""
+    lr: Series = field(default_factory=lambda: np.empty(0))
+    """Learning rate of each; NaN in records of before it was written."""
     log_z: Series = field(default_factory=lambda: np.empty(0))
     loss_scale: Series = field(default_factory=lambda: np.empty(0))
 
@@ -110,9 +112,8 @@ def _layers(records: Sequence[Mapping[str, Any]]) -> Layers:
     names = ("gradient_norm", "weight_norm", "update_ratio", "activation_rms", "dead_units", "max_logit")
     columns = {name: np.array([_floats(each[name]) for each in same], dtype=float) for name in names}
     of = tuple(same[-1]["layers"]), tuple(same[-1]["blocks"])
-    return Layers(
-        _whole(same, "step"), _whole(same, "tokens"), *of, columns, _real(same, "log_z"), _real(same, "loss_scale")
-    )
+    series = (_real(same, key) for key in ("lr", "log_z", "loss_scale"))
+    return Layers(_whole(same, "step"), _whole(same, "tokens"), *of, columns, *series)
 
 
 def _whole(records: Sequence[Mapping[str, Any]], key: str) -> Int64[np.ndarray, " n"]:
@@ -127,7 +128,7 @@ def _floats(values: Sequence[float | None]) -> list[float]:
     return [math.nan if each is None else each for each in values]
 
 
-def settled(curves: Curves) -> slice:
+def settled(curves: Curves | Layers) -> slice:
     """The steps behind the warm-up: from where the learning rate is first within 1 % of its largest."""
     if not len(curves):
         return slice(0, 0)

@@ -201,11 +201,10 @@ def large_updates(curves: Curves) -> str | None:
 
 
 def _growing_updates(curves: Curves, blocks: Sequence[int]) -> str | None:
-    behind = curves.step[settled(curves)]
-    first = np.searchsorted(curves.layers.step, behind[0]) if len(behind) else 0
     for number in blocks:
         ratios = curves.layers.columns["update_ratio"][:, number].copy()
-        ratios[:first] = np.nan  # they grow with the learning rate there
+        ratios[: settled(curves.layers).start] = np.nan  # they grow with the learning rate there
+        ratios[np.isnan(curves.layers.lr)] = np.nan
         if text := _reaches(curves, ratios, UPDATE_LIMIT, UPDATE_LIMIT / 10):
             return f"what a step changes of the weights of {curves.layers.layers[number]} {text}"
     return None

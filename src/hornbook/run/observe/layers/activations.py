@@ -1,4 +1,4 @@
-"""What blocks give in one forward pass: RMS of their output, dead MLP units, the largest attention logit.
+"""What blocks give in one forward pass: RMS of their output, dead MLP units, expert loads, the largest attention logit.
 
 The pass is one of its own, over a few rows, without gradients and dropout: the training step stays what it is, whatever
 is compiled, fused or computed again there. Every rank computes the same rows, so counts that several ranks have
@@ -12,22 +12,30 @@ from functools import partial
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
 from hornbook.model.attention.attend import Heads, attend, tables_of
 from hornbook.model.attention.mask import AttentionMask
+from hornbook.model.config.mlp import Activation
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.heads.replaced import Detector
+from hornbook.model.layers.products import linear
 from hornbook.model.layers.transfer import fetch, to_device
-from hornbook.model.mlp.mlp import GLU, MLP
+from hornbook.model.mlp.experts import Experts
+from hornbook.model.mlp.grouped import GroupedProduct, Weights
+from hornbook.model.mlp.mlp import GLU, MLP, Blend, activate
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import AXES
 
 QUERIES = 256
 """Queries of each row, and targets in all, spread evenly, whose scores are computed: all would cost too much."""
-_SUMS = 4
-"""By block: squares and count of its output, dead and all units of its MLP."""
+_SERVED = 16
+"""Tokens from which on units of an expert are counted: of fewer, live ones may all be negative by chance."""
+_SUMS = 6
+"""By block: squares and count of its output, dead and all units of its MLP, choices of its busiest expert, and of one
+in the mean."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,10 @@ class BlockOutputs:
     activation_rms: list[float | None]
     """RMS of the residual stream behind the block."""
     dead_units: list[float | None]
-    """Share of the MLP's hidden units whose activation is positive for no token."""
+    """Share of the MLP's hidden units whose activation is positive for no token; of experts, of those that serve some,
+    and None where `parallel.expert` divides them."""
+    expert_load: list[float | None]
+    """Tokens of the busiest expert over those of one in the mean."""
     max_logit: list[float | None]
     """Largest attention score before the softmax and before a soft cap."""
     log_z: float | None
@@ -80,6 +91,9 @@ class ActivationWatch:
         mlp = getattr(block, "mlp", None)
         if isinstance(mlp, MLP | GLU):
             hooks.callback(mlp.register_forward_pre_hook(partial(self._see_units, number)).remove)
+        if isinstance(mlp, Experts):
+            hooks.callback(setattr, mlp, "product", mlp.product)
+            mlp.product = partial(self._see_experts, number, mlp.count, mlp.product)
         for each in block.children() if self.has_logits else ():
             if "attend" in vars(each):
                 hooks.callback(setattr, each, "attend", vars(each)["attend"])
@@ -91,10 +105,32 @@ class ActivationWatch:
         self._sums[number, 1] += x.numel()
 
     def _see_units(self, number: int, mlp: MLP | GLU, inputs: tuple[Tensor, ...]) -> None:
-        units = mlp.units(inputs[0])
+        self._count_units(number, mlp.units(inputs[0]))
+
+    def _count_units(self, number: int, units: Float[Tensor, "*batch hidden"]) -> None:
         alive = (units > 0).flatten(0, -2).any(0)
         self._sums[number, 2] += (~alive).sum()
         self._sums[number, 3] += alive.numel()
+
+    def _see_experts(
+        self,
+        number: int,
+        count: int,
+        product: GroupedProduct,
+        x: Float[Tensor, "tokens width"],
+        experts: Int[Tensor, "tokens active"],
+        weights: Float[Tensor, "tokens active"],
+        matrices: Weights,
+        activation: Activation | Blend = "silu",
+    ) -> Float[Tensor, "tokens width"]:
+        loads = torch.bincount(experts.flatten(), minlength=count)[:count]
+        self._sums[number, 4] += loads.max()
+        self._sums[number, 5] += loads.double().mean()
+        if len(matrices.gate) == count:
+            for expert in (loads >= _SERVED).nonzero().flatten().tolist():
+                chosen = x[(experts == expert).any(1)]
+                self._count_units(number, activate(linear(chosen, matrices.gate[expert].to(x.dtype)), activation))
+        return product(x, experts, weights, matrices, activation)
 
     def _see_logits(
         self,
@@ -113,8 +149,9 @@ class ActivationWatch:
     def _outputs(self, sums: list[float], logits: list[float]) -> BlockOutputs:
         rows = [sums[first : first + _SUMS] for first in range(0, len(sums) - 2, _SUMS)]
         return BlockOutputs(
-            [_ratio(squares, count, 0.5) for squares, count, _, _ in rows],
-            [_ratio(dead, units) for _, _, dead, units in rows],
+            [_ratio(squares, count, 0.5) for squares, count, *_ in rows],
+            [_ratio(dead, units) for _, _, dead, units, _, _ in rows],
+            [_ratio(busiest, mean) for *_, busiest, mean in rows],
             [None if each == -torch.inf else each for each in logits],
             _ratio(sums[-2], sums[-1], 0.5),
         )

@@ -61,7 +61,8 @@ class StatisticsLog:
             self._appender = Appender(self._path)
         while self._records and self._records[-1]["step"] >= step.step:
             self._records.pop()  # the run went back
-        record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens} | found.record()
+        place = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "lr": step.lr}
+        record = place | found.record()
         self._appender.append(record)
         self._records.append(record)
         self._judge(step)

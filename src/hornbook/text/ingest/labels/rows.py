@@ -94,6 +94,12 @@ def columns_of(config: LabelsConfig | None, form: str) -> Sequence[str]:
     return benchmarks()[layout].columns if form == "tsv" and layout in benchmarks() else ()
 
 
+def names_fields(config: LabelsConfig | None, cells: Sequence[str]) -> bool:
+    """Whether the first cells of a file are a header all the same: the names of the layout's fields are among them."""
+    known = benchmarks().get(getattr(config, "layout", "rows"))
+    return known is not None and any(set(names) <= {*cells} for names in known.fields)
+
+
 def _get(row: Row, name: str, what: str) -> Any:
     if name in row:
         return row[name]

@@ -40,7 +40,7 @@ def marked_pronoun(row: Row) -> tuple[str, str]:
     words = fields.text("text").split()
     size = len(pronoun.split())
     found = " ".join(words[at : at + size]) if at >= 0 else ""
-    if pronoun not in found:
+    if not pronoun.strip() or pronoun not in found:
         raise UnfitRow(f"not wsc's layout: {pronoun!a} is not at its place: word {at} of the text is {found[:40]!a}")
     return noun, " ".join([*words[:at], found.replace(pronoun, f"*{pronoun}*", 1), *words[at + size :]])
 

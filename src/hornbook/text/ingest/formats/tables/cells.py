@@ -3,6 +3,7 @@
 import csv
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from hornbook.text.ingest.charsets import UnfitRow, decode_utf8
@@ -10,7 +11,7 @@ from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import ReadOptions, Rejected, Row, reject, short, to_documents, too_long
 from hornbook.text.ingest.fields import missing_column
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.labels.rows import columns_of, fields_of
+from hornbook.text.ingest.labels.rows import columns_of, fields_of, names_fields
 from hornbook.text.ingest.lines import Line
 from hornbook.text.ingest.parts import input_lines
 
@@ -53,6 +54,10 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
     own = input_lines(file, raw, options.max_bytes)
     header = [*(options.columns or columns_of(options.labels, file.format))]
+    if header and not options.columns and (first := next(own, None)) is not None:
+        cells = first.data.decode(errors="replace").rstrip("\r").split("\t")
+        header = [] if names_fields(options.labels, cells) else header
+        own = chain([first], own)
     if header and (problem := _unfit_header(header, options)):
         yield from [] if file.part[0] else [reject(file, 0, problem)]
         return
