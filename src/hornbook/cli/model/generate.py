@@ -105,11 +105,13 @@ def generate(
 
 
 def load_speaker(target: Path, device: str) -> "Loaded":
-    """A model with a tokenizer and a head that predicts tokens. Raises UsageError for any other."""
+    """A model with a tokenizer and a head that predicts tokens, ready to generate. Raises UsageError for any other."""
     from hornbook.model.config.head import LabelHeadConfig
+    from hornbook.model.layers.packed import pack, packed_bytes
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.device import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.memory import available_bytes
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     if loaded.tokenizer is None:
@@ -118,6 +120,8 @@ def load_speaker(target: Path, device: str) -> "Loaded":
         raise UsageError(
             f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts labels: use `hornbook predict`"
         )
+    if 2 * packed_bytes(loaded.model) < available_bytes():
+        pack(loaded.model)
     return loaded
 
 
