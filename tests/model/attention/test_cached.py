@@ -48,8 +48,8 @@ def test_what_a_query_does_not_see_has_no_influence_and_other_rows_change_no_bit
     with torch.no_grad():
         found = attend_to_cached(query, key, value, starts, ends, 0.3)
         for row in range(ROWS):
-            alone = [each[row : row + 1] for each in (query, key, value, starts, ends)]
-            assert torch.equal(attend_to_cached(*alone, 0.3)[0], found[row])
+            q, k, v, start, end = (each[row : row + 1] for each in (query, key, value, starts, ends))
+            assert torch.equal(attend_to_cached(q, k, v, start, end, 0.3)[0], found[row])
         for each in (key, value):
             each[3, :, 75:], each[3, :, :40] = torch.nan, torch.inf
         assert torch.equal(attend_to_cached(query, key, value, starts, ends, 0.3), found)
