@@ -85,9 +85,21 @@ def f32(address):
 
 
 @njit(inline="always")
+def f64(address):
+    """The float64 values at an address."""
+    return carray(pointer(address), UNBOUNDED, np.float64)
+
+
+@njit(inline="always")
 def u8(address):
     """The uint8 values at an address."""
     return carray(pointer(address), UNBOUNDED, np.uint8)
+
+
+@njit(inline="always")
+def i32(address):
+    """The int32 values at an address."""
+    return carray(pointer(address), UNBOUNDED, np.int32)
 
 
 @njit(inline="always")

@@ -36,6 +36,7 @@ SLOTS, HEADER = 64, 3
 """Length of the argument array at most, and what stands before the arguments."""
 CHUNKS = 64
 """Largest number of chunks of rows, for any number of threads: so sums over chunks keep their bits."""
+_Arguments = ctypes.c_int64 * SLOTS
 _FLOAT, _INTEGER = struct.Struct("=d"), struct.Struct("=q")
 
 
@@ -97,12 +98,12 @@ def launch(kernel: Kernel, rows: int, *arguments: "Tensor | int | float") -> Non
 
     callback = kernel.callback(bool(arguments[0]))
     step = _rows_per_chunk(rows)
-    packed = np.array([0, step, rows, *map(_pack, arguments)], dtype=np.int64)
+    packed = _Arguments(0, step, rows, *map(_pack, arguments))
     threads, parallel = torch.get_num_threads(), _gomp_parallel()
     if threads == 1 or parallel is None or rows == step:
-        callback.ctypes(packed.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+        callback.ctypes(packed)
     else:
-        parallel(callback.address, packed.ctypes.data, threads, 0)
+        parallel(callback.address, ctypes.addressof(packed), threads, 0)
 
 
 def chunks(rows: int) -> int:

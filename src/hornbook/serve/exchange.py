@@ -12,6 +12,8 @@ from hornbook.serve.engine import Engine
 from hornbook.serve.errors import ApiError
 from hornbook.serve.requests import Event, Failed, Finished, Request
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `json.dumps` makes one for each call
+
 
 class ClientLeft(Exception):
     """Nobody waits for the answer."""
@@ -99,5 +101,5 @@ class EventStream(Response):
 
 
 async def _send(send: Send, data: dict[str, Any] | str) -> None:
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = data if isinstance(data, str) else _encode(data)
     await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})

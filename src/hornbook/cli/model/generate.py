@@ -105,12 +105,14 @@ def generate(
 
 
 def load_speaker(target: Path, device: str) -> "Loaded":
-    """A model with a tokenizer and a head that predicts tokens. Raises UsageError for any other."""
+    """A model with a tokenizer and a head that predicts tokens, ready to generate. Raises UsageError for any other."""
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.config.replaced import ReplacedHead
+    from hornbook.model.layers.packed import pack, packed_bytes
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.device import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.memory import available_bytes
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     if loaded.tokenizer is None:
@@ -124,6 +126,8 @@ def load_speaker(target: Path, device: str) -> "Loaded":
             f"{loaded.folder}: its head 'replaced' tells replaced tokens and predicts none: fine-tune it with "
             "`hornbook train --from` and a head of labels"
         )
+    if 2 * packed_bytes(loaded.model) < available_bytes():
+        pack(loaded.model)
     return loaded
 
 

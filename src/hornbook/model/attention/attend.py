@@ -6,6 +6,7 @@
 | anywhere | every query sees all keys, or those up to its own; plain scores | torch's scaled_dot_product_attention |
 | GPU, bf16 or fp16 | documents and windows; plain scores | flash attention over documents behind one another |
 | GPU | prefixes, soft caps, scores by distance, sinks | FlexAttention, which skips blocks that nothing sees |
+| CPU, without gradients | a few new queries on a cache; plain scores | each query with its own keys (`cached.py`) |
 | anywhere | a few new queries on a cache; compiled blocks on a CPU | the same with a mask of all pairs |
 | anywhere | dropout of probabilities, and whatever is left | the formula, in chunks of queries |
 
@@ -32,6 +33,7 @@ from hornbook.model.attention.device_attention import (
 from hornbook.model.attention.key_tables import KeyTables, key_tables
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring, TiledAttention
+from hornbook.model.cpu.cached import attend_to_cached, takes
 from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import is_widened, matmul
 from hornbook.model.layers.saved_tensors import is_rebuilding
@@ -72,6 +74,8 @@ def attend(
         return attend_by_blocks(query, key, value, tables.blocks, scoring)
     if way == "formula":
         return attend_by_formula(query, key, value, tables, scoring)
+    if scoring.bias is None and takes(query, key, value):
+        return attend_to_cached(query, key, value, tables.starts, tables.ends, scoring.scale)
     seen = None if way == "whole" else _seen(query, key, tables, scoring.bias)
     return _attend_by_torch(query, key, value, seen, tables.is_causal and way == "whole", scoring.scale)
 

@@ -20,7 +20,7 @@ from hornbook.model.cpu.heads import SplitHeads
 from hornbook.model.layers.dropout import AttentionDropout, layer_number, site_keys
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm
-from hornbook.model.layers.saved_tensors import cheap
+from hornbook.model.layers.saved_tensors import applied, cheap
 
 SITE = 16
 """Dropout site of attention probabilities in a layer; the next one is that of attention across stacks."""
@@ -148,7 +148,7 @@ def split_heads(
     if supports(fused):
         none = torch.empty(1, fused.shape[1], 0)
         cos, sin = (none, none) if rotation is None else rotation
-        return SplitHeads.apply(fused, counts, cos, sin, layout == "interleaved")
+        return applied(SplitHeads, fused, counts, cos, sin, layout == "interleaved")
     query, key, value = fused.unflatten(-1, (-1, dim)).transpose(1, 2).split([counts[0], counts[1], counts[1]], dim=1)
     if rotation is not None:
         query, key = rotate(query, rotation, layout), rotate(key, rotation, layout)

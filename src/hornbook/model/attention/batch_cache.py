@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.key_tables import KeyTables
+from hornbook.model.cpu.cached import takes, write_columns
 
 COLUMNS = 64
 """Columns that a step reads are a multiple of it: sums over keys fall into the same parts whatever else is there."""
@@ -76,7 +77,10 @@ class BatchCache(KVCache):
         assert key.shape[2] == 1, "a batch of texts goes on by one token each"
         self._reserve(layer, (key, value), self.length + 1)
         keys, values = self._buffers[layer]
-        keys[self._row_numbers, :, self._at], values[self._row_numbers, :, self._at] = key[:, :, 0], value[:, :, 0]
+        if takes(key, value):
+            write_columns((keys, values), (key, value), self._at)
+        else:
+            keys[self._row_numbers, :, self._at], values[self._row_numbers, :, self._at] = key[:, :, 0], value[:, :, 0]
         return keys[: len(key), :, : self.columns], values[: len(key), :, : self.columns]
 
     @property

@@ -18,6 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hornbook.errors import UsageError
+from hornbook.kernels.team import supports
+from hornbook.model.cpu.sampling import draw_tokens, outside_nucleus
 
 REMOVED = float("-inf")
 COLDEST = 1e-6
@@ -157,6 +159,8 @@ def _outside_nucleus(scaled: Rows, least: Float[Tensor, "rows 1"], count: int = 
 
     A row that does not reach it among them is put in order whole.
     """
+    if supports(scaled):
+        return outside_nucleus(scaled, least)
     share = scaled.softmax(-1)
     ordered = share.topk(min(count, share.shape[1]))
     # A token stays while the likelier ones before it have not reached the share; the first one always does.
@@ -207,13 +211,17 @@ def draw(logits: Rows, uniform: Sequence[float]) -> list[int]:
 
     Never one of -inf.
     """
-    found = drawn(logits, torch.tensor(uniform, dtype=torch.float64)).tolist()
-    vocab = logits.shape[1]  # is found where a point was rounded up to the end of the last interval
-    return [at if at < vocab else int(torch.nonzero(row > REMOVED)[-1]) for at, row in zip(found, logits, strict=True)]
+    points, vocab = torch.tensor(uniform, dtype=torch.float64), logits.shape[1]
+    found = drawn(logits, points)
+    # The vocabulary's size is found where a point was rounded up to the end of the last interval.
+    rows = zip(found.tolist(), logits, strict=True)
+    return [at if at < vocab else int(torch.nonzero(row > REMOVED)[-1]) for at, row in rows]
 
 
 def drawn(logits: Rows, uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
     """As `draw`, of numbers in float64 on the device of the logits; the size of the vocabulary where it finds none."""
+    if supports(logits):
+        return draw_tokens(logits, uniform)
     cumulative = logits.double().softmax(-1).cumsum(-1)
     return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
 

@@ -17,7 +17,7 @@ from hornbook.model.config.mlp import Activation
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.losses import LossAndGrad, LossTerms, SoftTargets, distillation, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
-from hornbook.model.layers.linear import Change, Linear
+from hornbook.model.layers.linear import Change, Linear, Product
 from hornbook.model.layers.products import linear, mm_into
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.mlp.mlp import activate
@@ -128,6 +128,8 @@ class Head(nn.Module):
         """Compiled on a GPU."""
         self.held: Tensor | None = None
         """The matrix in the dtype of products, while microbatches of one step share it (`layers.held`)."""
+        self.product: Product | None = None
+        """Makes logits in a way of its own, of packed weights (`layers.packed`)."""
         self.num_real_tokens: int | None = None
         """Rows of the vocabulary that are tokens; the others pad it. Label smoothing spreads over these. None: all."""
 
@@ -227,7 +229,7 @@ class Head(nn.Module):
         return found
 
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
-        return linear(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
+        return (self.product or linear)(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
 
 
 def lm_head(cfg: LMHead, model: ModelConfig, vocab: int, embedding: Embedding) -> Head:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model.config.part import FEW_ROWS
-from hornbook.model.layers.products import linear, matmul
+from hornbook.model.layers.products import PackedProduct, linear, matmul
 from hornbook.model.layers.saved_tensors import cheap
 
 Change = Callable[[Tensor], Tensor]
@@ -35,6 +35,8 @@ class Linear(nn.Module):
         """Changes the output, called with (layer, x, y)."""
         self.product: Product | None = None
         """Makes the product in a way of its own: from float8 operands, or with a look at the input."""
+        self.product_beside: PackedProduct | None = None
+        """Makes the product of this layer and those whose product is one with its own (`layers.packed`)."""
         self.enter: Change | None = None
         """What becomes of the input before the product; layers whose product is one have the same."""
         self.leave: Change | None = None
@@ -113,19 +115,30 @@ def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Flo
     """
     enter = layers[0].enter
     x = x if enter is None else enter(x)
-    if x.numel() < FEW_ROWS * x.shape[-1] or any(_computes_alone(layer) for layer in layers):
+    packed = layers[0].product_beside
+    if packed is not None and packed.takes(x):
+        y = packed.packed(x, _biases(layers, x.dtype))
+    elif x.numel() < FEW_ROWS * x.shape[-1] or any(_computes_alone(layer) for layer in layers):
         return torch.cat([layer.after_entrance(x) for layer in layers], -1)
-    held = layers[0].held_beside
-    if held is not None and held.dtype == x.dtype:
-        weight = HeldWeights.apply(held, *(layer.weight for layer in layers))
     else:
-        weight = cheap(_stacked, *(layer.matrix(x.dtype) for layer in layers))
-    biases = [layer.bias.to(x.dtype) for layer in layers if layer.bias is not None]
-    y = linear(x, weight, torch.cat(biases) if biases else None)
+        y = linear(x, _weights(layers, x.dtype), _biases(layers, x.dtype))
     if all(layer.adapter is None for layer in layers):
         return y
     parts = zip(layers, y.split([layer.weight.shape[0] for layer in layers], -1), strict=True)
     return torch.cat([part if layer.adapter is None else layer.adapter(layer, x, part) for layer, part in parts], -1)
+
+
+def _weights(layers: list[Linear], dtype: torch.dtype) -> Tensor:
+    """The layers' weights beside each other."""
+    held = layers[0].held_beside
+    if held is not None and held.dtype == dtype:
+        return HeldWeights.apply(held, *(layer.weight for layer in layers))
+    return cheap(_stacked, *(layer.matrix(dtype) for layer in layers))
+
+
+def _biases(layers: list[Linear], dtype: torch.dtype) -> Tensor | None:
+    biases = [layer.bias.to(dtype) for layer in layers if layer.bias is not None]
+    return torch.cat(biases) if biases else None
 
 
 def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ from hornbook.kernels.team import supports
 from hornbook.model.config import init as config_init
 from hornbook.model.config.norm import BatchNormConfig, LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
 from hornbook.model.cpu.norm import RMSNormFunction
-from hornbook.model.layers.saved_tensors import cheap
+from hornbook.model.layers.saved_tensors import applied, cheap
 
 
 def widened(x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def rms_norm(
 ) -> Float[Tensor, "*batch width"]:
     """`x / sqrt(mean(x^2) + eps) * weight`, in the dtype of x."""
     if supports(x):
-        return cheap(RMSNormFunction.apply, x, weight, eps)
+        return cheap(applied, RMSNormFunction, x, weight, eps)
     return cheap(_rms_norm, cheap(widened, x), weight, eps, x.dtype)
 
 

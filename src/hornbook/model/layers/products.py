@@ -8,6 +8,7 @@ through this module.
 """
 
 import functools
+import platform
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hornbook.model.layers.precision import choose_precision
+
+PACKED_ROWS = 32
+"""Number of rows that the order of packed weights is chosen for; it is as good for one, and for a thousand."""
 
 
 def is_widened(x: Tensor) -> bool:
@@ -67,6 +71,34 @@ def add_products_(sums: Float[Tensor, "b n m"], left: Float[Tensor, "b n k"], ri
         sums += (left.float() @ right.float()).to(left.dtype)
     else:
         sums.baddbmm_(left, right)
+
+
+class PackedProduct:
+    """x W^T + b with a copy of W in the order in which oneDNN reads it; with gradients, or in another dtype, W itself.
+
+    It reads W at the memory's speed, where BLAS libraries take two to three times as long for a few rows
+    (docs/speed.md), and gives each row the same bits whatever other rows there are.
+    """
+
+    def __init__(self, weight: Float[Tensor, "outputs inputs"]) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_ROWS)
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether the copy serves for this input."""
+        return x.dtype == torch.float32 and not torch.is_grad_enabled()
+
+    def packed(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The product, for an input that it takes."""
+        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._weight, bias, "none", [], "")
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self.packed(x, bias) if self.takes(x) else linear(x, weight, bias)
+
+
+def is_packable(weight: Tensor) -> bool:
+    """Whether there is a packed product of it: on a CPU for which oneDNN has code of its own."""
+    own = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
+    return own and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 class WideLinear(torch.autograd.Function):

@@ -121,6 +121,20 @@ def cheap(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return made
 
 
+class _Unrecorded:
+    """In place of autograd's context, where nothing is recorded."""
+
+    def save_for_backward(self, *_: Any) -> None:
+        """Keep nothing."""
+
+
+def applied(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """`function.apply(*arguments)`; without gradients its `forward` alone: autograd takes longer than a short row."""
+    if torch.is_grad_enabled():
+        return function.apply(*arguments)
+    return function.forward(_Unrecorded(), *arguments)
+
+
 def is_rebuilding() -> bool:
     """Whether this forward pass keeps as little as it can."""
     return Rebuilding.active is not None

@@ -14,7 +14,7 @@ from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.layers.linear import Linear, fused_linear
-from hornbook.model.layers.saved_tensors import cheap
+from hornbook.model.layers.saved_tensors import applied, cheap
 
 
 class Blend(NamedTuple):
@@ -52,7 +52,7 @@ def gated(
 ) -> Float[Tensor, "*batch hidden"]:
     """`activation(gate) * up` of gate and up side by side."""
     if kind == "silu" and supports(gate_up):
-        return cheap(SwiGLUFunction.apply, gate_up)
+        return cheap(applied, SwiGLUFunction, gate_up)
     gate, up = torch.chunk(gate_up, 2, dim=-1)
     return cheap(torch.mul, activate(gate, kind), up)
 
@@ -90,7 +90,7 @@ class GLU(nn.Module):
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         gate_up = fused_linear(x, [self.gate, self.up])
         if self.activation == "silu" and self.down.bias is None and self.down.plain and supports(gate_up):
-            y = SwiGLUDown.apply(gate_up, self.down.matrix(gate_up.dtype))
+            y = applied(SwiGLUDown, gate_up, self.down.matrix(gate_up.dtype))
             return y if self.down.leave is None else self.down.leave(y)
         return self.down(gated(gate_up, self.activation))
 
