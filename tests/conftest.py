@@ -45,6 +45,17 @@ def _speech(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch has one thread, as runs of the tests have: sums are those of one order."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 SPECIALS = ("[PAD]", "[MASK]", *(f"<extra_id_{number}>" for number in range(16)), "[R]", "[S]", "[X]")
 """What objectives ask of a tokenizer: padding, mask, sentinels, modes."""
 

@@ -10,12 +10,11 @@ shows.
 """
 
 import argparse
-import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.adapt.continual import COSINE, DATA, GENERAL, SEEDS, SHAPE, hornbook
-from benchmarks.adapt.smaller import QUICK, TEACHER, TEACHER_TOKENS
+from benchmarks.adapt.continual import COSINE, GENERAL, SHAPE, hornbook
+from benchmarks.adapt.smaller import TEACHER, TEACHER_TOKENS, by_seed
 from benchmarks.report import write
 from hornbook.cli.model.sample_text import SampleText
 from hornbook.run.checkpoints.path import checkpoint_path
@@ -51,14 +50,8 @@ def measure(folder: Path, data: Path, seed: int, scale: int) -> dict[str, float]
 
 def run(*, quick: bool = False) -> None:
     """Measure, print and write."""
-    started, seeds = time.monotonic(), list[dict[str, float]]()
-    with tempfile.TemporaryDirectory() as temporary:
-        data = Path(temporary) / "data"
-        hornbook("prepare", DATA / f"{GENERAL}.jsonl.gz", "--out", data, "--text.validation", 0.02)
-        hornbook("tokenize", data, "--vocab", "1024")
-        for seed in SEEDS:
-            seeds.append(measure(Path(temporary) / f"seed-{seed}", data, seed, QUICK if quick else 1))
-            print(f"seed {seed} after {time.monotonic() - started:.0f} s", flush=True)
+    started = time.monotonic()
+    seeds = by_seed(measure, quick=quick)
     names = list(seeds[0])
     lost = {name: SeedMean.of([found[name] - found["as trained"] for found in seeds]) for name in names[1:]}
     for name, mean in lost.items():

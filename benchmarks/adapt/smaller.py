@@ -20,6 +20,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.adapt.continual import COSINE, DATA, GENERAL, SEEDS, SHAPE, hornbook
@@ -66,8 +67,8 @@ def measure(folder: Path, data: Path, seed: int, scale: int) -> dict[str, float]
     return {"pruned": loss(healed, first=True)} | {name: loss(run) for name, run in runs.items()}
 
 
-def run(*, quick: bool = False) -> None:
-    """Measure, print and write."""
+def by_seed(measure: Callable[[Path, Path, int, int], dict[str, float]], *, quick: bool) -> list[dict[str, float]]:
+    """What `measure` finds with a folder, the text, a seed and a divisor of the tokens, for each seed."""
     started, seeds = time.monotonic(), list[dict[str, float]]()
     with tempfile.TemporaryDirectory() as temporary:
         data = Path(temporary) / "data"
@@ -76,6 +77,13 @@ def run(*, quick: bool = False) -> None:
         for seed in SEEDS:
             seeds.append(measure(Path(temporary) / f"seed-{seed}", data, seed, QUICK if quick else 1))
             print(f"seed {seed} after {time.monotonic() - started:.0f} s", flush=True)
+    return seeds
+
+
+def run(*, quick: bool = False) -> None:
+    """Measure, print and write."""
+    started = time.monotonic()
+    seeds = by_seed(measure, quick=quick)
     means = {name: SeedMean.of([found[name] for found in seeds]) for name in seeds[0]}
     gains = {name: SeedMean.of([found["scratch"] - found[name] for found in seeds]) for name in seeds[0]}
     for name, mean in means.items():

@@ -1,7 +1,5 @@
 """The engine of one process: exact accumulation, guarded updates, and looking without touching."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -28,12 +26,7 @@ VOCAB = 64
 CONFIG = ModelConfig(layers=2, width=32, heads=2, head=LMHead(tied=False))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_engine(config: ModelConfig = CONFIG, recompute: str = "none", **train: object) -> Engine:

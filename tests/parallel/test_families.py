@@ -1,6 +1,6 @@
 """Every family behind the engine: ragged microbatches, ranks, exact sums, recomputation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,12 +29,7 @@ EACH = [pytest.param(name, marks=() if name == HARDEST else pytest.mark.slow) fo
 Performer = Callable[[Run], Result]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

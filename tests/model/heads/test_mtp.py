@@ -1,6 +1,5 @@
 """Multi-token prediction: its loss and gradient written out, document by document, and what it must not change."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +26,7 @@ SIZES: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4}
 LAMBDA = 0.3
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_engine(model: dict[str, Any], weight: float = LAMBDA, *, double: bool = False) -> Engine:

@@ -31,18 +31,25 @@ class Question:
 
 
 @dataclass(frozen=True)
-class GenerationTask:
-    """Whether the model writes one of the right answers."""
+class _Asked:
+    """Questions of a file that the model answers in writing."""
 
     name: str
     items: Sequence[Question]
-    config: GenerationFile
+    config: GenerationFile | WrittenFile
     context: TaskContext
 
     @property
     def texts(self) -> list[str]:
         """Text of each item."""
         return [item.text for item in self.items]
+
+
+@dataclass(frozen=True)
+class GenerationTask(_Asked):
+    """Whether the model writes one of the right answers."""
+
+    config: GenerationFile
 
     def score(self, model: Model, world: World) -> ItemScores:
         """`exact`, and `f1` of words, both as SQuAD compares answers where `normalize` says so.
@@ -61,18 +68,10 @@ class GenerationTask:
 
 
 @dataclass(frozen=True)
-class WrittenTask:
+class WrittenTask(_Asked):
     """How close translations or summaries of the model come to those of the file."""
 
-    name: str
-    items: Sequence[Question]
     config: WrittenFile
-    context: TaskContext
-
-    @property
-    def texts(self) -> list[str]:
-        """Text of each item."""
-        return [item.text for item in self.items]
 
     def score(self, model: Model, world: World) -> ItemScores:
         """The figures of `hornbook.evals.written`; all ranks write every answer, as in `GenerationTask`."""
