@@ -16,17 +16,17 @@ FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
     "cli": 8_600,
-    "data": 5_700,
-    "evals": 2_650,
+    "data": 5_750,
+    "evals": 2_700,
     "files": 1_800,
     "kernels": 1_050,
-    "model": 16_300,
+    "model": 16_950,
     "optim": 3_800,
     "parallel": 7_100,
-    "plan": 5_650,
-    "run": 19_450,
+    "plan": 5_950,
+    "run": 19_600,
     "serve": 1_700,
-    "settings": 2_800,
+    "settings": 2_850,
     "studio": 1_050,
     "text": 17_850,
 }

@@ -66,13 +66,8 @@ class _Passes:
     """The same backward."""
 
     def __add__(self, other: "_Passes") -> "_Passes":
-        return _Passes(
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.again + other.again,
-            self.sent + other.sent,
-            self.answered + other.answered,
-        )
+        again, sent, answered = self.again + other.again, self.sent + other.sent, self.answered + other.answered
+        return _Passes(self.forward + other.forward, self.backward + other.backward, again, sent, answered)
 
     @property
     def total(self) -> float:
