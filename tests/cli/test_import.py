@@ -96,6 +96,11 @@ def test_a_folder_that_is_none(tmp_path, capsys):
     assert "it has no config.json" in capsys.readouterr().err
 
 
+def test_checkpoints_beside_a_model_do_not_make_it_a_run(theirs, tmp_path):
+    (theirs / "checkpoints").mkdir()
+    assert main(["import", str(theirs), "--out", str(tmp_path / "out"), "-n"]) == Exit.DONE
+
+
 @pytest.fixture(scope="session")
 def special_tokenizer(tmp_path_factory) -> Path:
     """A tokenizer of 61 ids with the special tokens of BERT and T5."""

@@ -50,7 +50,9 @@ def test_an_adapter_from_the_command_line(
     held_out.write_text("a model learns to read")
     assert main(["eval", str(run), "--data", str(held_out), "--json"]) == Exit.DONE
     assert main(["export", str(run), "--out", str(tmp_path / "merged"), "--no-certificate", "--json"]) == Exit.DONE
-    capsys.readouterr()
+    for folder in (run, max((run / "checkpoints").glob("step-*"))):
+        assert main(["import", str(folder), "--out", str(tmp_path / "imported")]) == Exit.USAGE
+        assert f"merge it with `hornbook export {folder} --out FOLDER`" in capsys.readouterr().err
     assert main(["export", str(run), "--to", "peft", "--out", str(tmp_path / "adapter")]) == Exit.DONE
     assert capsys.readouterr().err == f"next: hornbook generate {tmp_path / 'adapter'} -p TEXT\n"
     assert main(["generate", str(tmp_path / "adapter"), "-p", "the", "--tokens", "2"]) == Exit.DONE

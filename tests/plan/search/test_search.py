@@ -54,10 +54,21 @@ def test_the_search_finds_what_estimating_every_layout_finds(name: str, cluster:
     assert alike == pytest.approx([each for each in sorted(times.values()) if each <= 1.1 * min(times.values())])
 
 
+ON_HOST = ["parallel.data=2", "parallel.shard=everything", "parallel.offload=cpu"]
+ON_HOST += ["parallel.offload.optimizer=true", "parallel.offload.parameters=true"]
+
+
+def test_no_layout_is_ruled_out_for_weights_that_the_host_holds() -> None:
+    words = ["train.batch_tokens=8192", "train.sequence=4096", "train.micro_batch=1", "model.layers=128"]
+    layouts, search, _ = layouts_of("llama-1b", "2xH100", *words, *ON_HOST)
+    devices, vocab = parse_cluster("2xH100"), vocabulary(layouts.recipe(Block(), Spread()))
+    for block, spread in every_layout(layouts):
+        ranks = estimate_memory(layouts.recipe(block, spread), vocab, devices.device)
+        assert search._least_bytes(block, spread) <= max(each.peak.total for each in ranks), (block, spread)
+
+
 def test_weights_are_held_by_the_host_where_ranks_share_them() -> None:
-    words = ["parallel.data=2", "parallel.shard=everything", "parallel.offload=cpu"]
-    words += ["parallel.offload.optimizer=true", "parallel.offload.parameters=true"]
-    layouts, _, _ = layouts_of("llama-1b", "6xH100", *SMALL, *words)
+    layouts, _, _ = layouts_of("llama-1b", "6xH100", *SMALL, *ON_HOST)
     found = [layouts.recipe(block, spread).parallel for block, spread in every_layout(layouts)]
     assert {each.shard for each in found} == {"none", "optimizer", "gradients", "everything"}
     for each in found:

@@ -61,13 +61,19 @@ def import_(
 def _folder_of(source: Path) -> Path:
     """The model folder, or a run's newest checkpoint; else UsageError with the way to get a model."""
     from hornbook.files.run_directory import RunDir
+    from hornbook.model.surgery.adapters.files import is_adapter
     from hornbook.run.checkpoints.path import HOW_TO_GET, checkpoint_path
 
     if not source.is_dir():
         what = "is a file" if source.exists() else "no such folder"
         raise UsageError(f"{source}: {what}. import takes a local folder with a Hugging Face model; {HOW_TO_GET}")
-    if RunDir(source).checkpoints.is_dir():
-        return checkpoint_path(source)
+    given = source
+    if not (source / "config.json").exists() and RunDir(source).checkpoints.is_dir():
+        source = checkpoint_path(source)
+    if is_adapter(source):
+        raise UsageError(
+            f"{given} is an adapter, not a whole model: merge it with `hornbook export {given} --out FOLDER`"
+        )
     if not (source / "config.json").exists():
         raise UsageError(f"{source}: it has no config.json, so it is not a Hugging Face model; {HOW_TO_GET}")
     return source

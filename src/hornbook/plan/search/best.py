@@ -155,8 +155,9 @@ class Search:
         """Bytes that the fullest rank holds at least: its even share of weights and state, and of what is under way."""
         memory, shared = self._whole(block), spread.data // spread.replicas
         level = ("none", "optimizer", "gradients", "everything").index(spread.shard)
-        state = memory.optimizer / (shared if level > 0 else 1) + memory.gradients / (shared if level > 1 else 1)
-        state += memory.weights / (shared if level > 2 else 1)
+        state = memory.optimizer / (shared if level > 0 else 1)
+        if not self.layouts.weights_on_host(spread.shard):  # `memory` is of ranks that share none, so it has them
+            state += memory.gradients / (shared if level > 1 else 1) + memory.weights / (shared if level > 2 else 1)
         microbatches = self.layouts.rows // block.micro // block.expert // spread.data
         passes, chunks = spread.stages, spread.chunks if spread.schedule == "interleaved" else 1
         if chunks > 1:  # of the first rank, before it computes backward

@@ -15,6 +15,7 @@ from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import (
     BlockRecompute,
     ContextConfig,
+    HostOffload,
     NoRecompute,
     Offload,
     ParallelConfig,
@@ -111,6 +112,11 @@ class Layouts:
         )
         train = recipe.train.model_copy(update={"micro_batch": block.micro, "precision": block.precision})
         return recipe.model_copy(update={"parallel": parallel, "train": train})
+
+    def weights_on_host(self, shard: str) -> bool:
+        """Whether the host holds a rank's share of weights and gradients."""
+        offload = _offload(self._recipe.parallel.offload, shard)
+        return isinstance(offload, HostOffload) and offload.parameters
 
     def blocks(self) -> Iterator[Block]:
         """One for each way to divide a microbatch, with the largest micro-batch and nothing computed again."""
