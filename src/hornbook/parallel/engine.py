@@ -269,9 +269,9 @@ class Engine:
 
     def evaluate(self, batch: Batch) -> Tensor:
         """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
-        rows, batch = len(batch.tokens), self._compiled.filled(batch)
-        if batch.detection is not None:
+        if batch.detection is not None:  # not compiled: there is no number of rows to fill
             return detections(self, batch)[..., 0]
+        rows, batch = len(batch.tokens), self._compiled.filled(batch)
         with self._looking():
             return self.apply(self.inputs(batch), lambda hidden: (self._token_losses(hidden, batch),))[0][:rows]
 

@@ -27,6 +27,13 @@ from hornbook.model.generate.sampling import (
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 
 
+def test_a_nucleus_is_never_empty() -> None:
+    """Of a probability that float32 rounds to 0, nor of logits that are broken: a server answers its other texts."""
+    logits = torch.tensor([[0.0, 2.0, 1.0], [0.0, float("nan"), 1.0]])
+    found = filter_logits(logits, [Sampling(top_p=1e-50), Sampling(top_p=0.9)]) != float("-inf")
+    assert found.tolist() == [[False, True, False], [True, True, True]]
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 10**6),

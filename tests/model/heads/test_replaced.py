@@ -268,6 +268,17 @@ def test_what_an_evaluation_measures() -> None:
     assert not told_replaced[~real].any()
 
 
+def test_an_evaluation_of_a_compiled_model_has_the_rows_of_its_batch() -> None:
+    engine, batch = make_engine(), make_batch()
+    expected = engine.evaluate(batch)
+    engine._compiled.add_method(engine.model, "run_blocks")
+    assert torch.equal(engine.evaluate(batch), expected)
+    assert batch.detection is not None
+    told = replace(batch.detection, used=batch.detection.used[:2])
+    few = replace(batch, **{name: getattr(batch, name)[:2] for name in FIELDS}, detection=told)
+    torch.testing.assert_close(engine.evaluate(few), expected[:2])
+
+
 def test_a_row_in_which_nothing_counts_is_not_told() -> None:
     batch = make_batch()
     assert batch.detection is not None

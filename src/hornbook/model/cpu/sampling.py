@@ -14,10 +14,15 @@ from hornbook.kernels.team import Kernel, is_bf16, launch
 
 _DIGIT = 1024
 """Values of ten bits; a share is 1 at most, so that three times ten are all that it has."""
+_LEAST = 1e-300
+"""A nucleus is never empty: the likeliest token has a share of 1, which is more than a probability rounded to 0."""
 
 
 def outside_nucleus(logits: Float[Tensor, "rows vocab"], least: Float[Tensor, "rows 1"]) -> Bool[Tensor, "rows vocab"]:
-    """True where a token is not among the likeliest that together reach a probability; of equal ones the first stay."""
+    """True where a token is not among the likeliest that together reach a probability; of equal ones the first stay.
+
+    At least one of each row stays, and all of a row that has a NaN.
+    """
     outside = torch.empty(logits.shape, dtype=torch.bool)
     given = logits.contiguous(), least.float().contiguous()
     launch(_nucleus_kernel, len(logits), is_bf16(logits), logits.shape[1], *given, outside)
@@ -44,7 +49,7 @@ def _nucleus_kernel(first, last, _chunk, a, values):
             if shift == 20:
                 for digit in range(_DIGIT):
                     wanted += sums[digit]
-                wanted *= np.float64(least[row])
+                wanted = max(wanted * np.float64(least[row]), _LEAST)
             digit = _DIGIT - 1
             while digit > 0 and before + sums[digit] < wanted:
                 before += sums[digit]
@@ -55,7 +60,7 @@ def _nucleus_kernel(first, last, _chunk, a, values):
         for j in range(vocab):
             is_equal = shares[j] == smallest and equal > 0
             equal -= is_equal
-            outside[row * vocab + j] = not (shares[j] > smallest or is_equal)
+            outside[row * vocab + j] = shares[j] < smallest or (shares[j] == smallest and not is_equal)
 
 
 def draw_tokens(logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
