@@ -268,6 +268,7 @@ def test_what_an_evaluation_measures() -> None:
     assert not told_replaced[~real].any()
 
 
+@pytest.mark.filterwarnings("default")  # the compiler handles its own warnings, and cannot where they are errors
 def test_an_evaluation_of_a_compiled_model_has_the_rows_of_its_batch() -> None:
     engine, batch = make_engine(), make_batch()
     expected = engine.evaluate(batch)
