@@ -23,7 +23,7 @@ ROOM_LINES = {
     "model": 16_950,
     "optim": 3_800,
     "parallel": 7_100,
-    "plan": 5_950,
+    "plan": 5_960,
     "run": 19_600,
     "serve": 1_700,
     "settings": 2_850,
