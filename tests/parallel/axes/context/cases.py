@@ -190,7 +190,7 @@ def kept_bytes(rank_info: RankInfo, kind: str, sequence: int) -> int:
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            inputs = engine._inputs(trajectory.grid_of(run, 0)[0])
+            inputs = engine.inputs(trajectory.grid_of(run, 0)[0])
             hidden, _ = engine.model(**inputs)
         assert hidden.shape[1] * rank_info.size == sequence
         return sum(kept.values())
