@@ -52,10 +52,12 @@ class AllToAllAttention:
         heads = slice(rank * own, (rank + 1) * own)
         repeats = size // math.gcd(size, key.shape[1])
         key, value = (each if repeats == 1 else each.repeat_interleave(repeats, 1) for each in (key, value))
+        at = order(part, query.device)
+        at_keys = at if of_keys == part else order(of_keys, key.device)
         found = attend(
-            self._to_rows(query, part),
-            self._to_rows(key, of_keys),
-            self._to_rows(value, of_keys),
+            self._to_rows(query, at),
+            self._to_rows(key, at_keys),
+            self._to_rows(value, at_keys),
             replace(mask, part=None, key_part=None),
             scale=scale,
             softcap=softcap,
@@ -65,11 +67,11 @@ class AllToAllAttention:
         )
         return self._to_parts(found, part)
 
-    def _to_rows(self, x: Tensor, part: RowPart) -> Tensor:
-        """[batch, heads, part, dim] -> [batch, heads / ranks, row, dim]."""
-        given = x.unflatten(1, (len(part.parts), -1)).transpose(0, 1)
+    def _to_rows(self, x: Tensor, at: Tensor) -> Tensor:
+        """[batch, heads, part, dim] -> [batch, heads / ranks, row, dim]; `at` as of `order`."""
+        given = x.unflatten(1, (self.world.axis_size(CONTEXT), -1)).transpose(0, 1)
         got = AllToAll.apply(given, self.world)  # [ranks, batch, heads / ranks, part, dim]
-        return got.permute(1, 2, 0, 3, 4).flatten(2, 3).index_select(2, order(part, x.device))
+        return got.permute(1, 2, 0, 3, 4).flatten(2, 3).index_select(2, at)
 
     def _to_parts(self, x: Tensor, part: RowPart) -> Tensor:
         """The inverse; padding gets zeros."""

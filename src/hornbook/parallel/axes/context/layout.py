@@ -107,10 +107,10 @@ def row_part(mask: AttentionMask, ranks: int, rank: int, length: int, rows: int)
 
 
 def places(part: RowPart, device: torch.device) -> Int[Tensor, " positions"]:
-    """Positions of all parts, behind one another."""
-    return torch.cat([torch.arange(*span, device=device) for spans in part.parts for span in spans])
+    """Positions of all parts, behind one another; int32, for each layer keeps them for backward."""
+    return torch.cat([torch.arange(*span, dtype=torch.int32, device=device) for spans in part.parts for span in spans])
 
 
 def order(part: RowPart, device: torch.device) -> Int[Tensor, " length"]:
-    """For each position of the row its place among all parts, behind one another."""
-    return places(part, device).argsort()[: part.length]
+    """For each position of the row its place among all parts, behind one another; int32."""
+    return places(part, device).argsort()[: part.length].int()
