@@ -84,6 +84,18 @@ def test_a_rank_that_dies_in_training_ends_both_machines_and_no_rank_is_left(wor
     assert not any(each.children() for each in machines)
 
 
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_both_machines_and_all_stacks_are_kept(tmp_path: Path, words: list[str], begin: Begin):
+    """Each machine sees its own ranks fall silent, those that hang and those that wait for them."""
+    stop = [{"rank": 3, "phase": "clip", "step": 5, "do": "SIGSTOP"}]
+    machines = begin(*[[*words, "guard.hang_seconds=3"]] * 2, faults=stop)
+    assert [each.wait() for each in machines] == [Exit.RESUMABLE] * 2, machines[0].text + machines[1].text
+    assert "rank 3 was stopped, and silent for 3" in machines[1].text
+    assert not any(each.children() for each in machines)
+    for rank in range(4):
+        assert "most recent call first" in (tmp_path / "run" / "incidents" / "1" / f"rank-{rank}.txt").read_text()
+
+
 def test_machines_that_do_not_come_are_named_by_those_that_did(tmp_path: Path, words: list[str], begin: Begin):
     (first,) = begin(words, patience=2)
     (second,) = begin(words, first=1, patience=2)  # at another port
