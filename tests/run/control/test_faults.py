@@ -116,6 +116,7 @@ def test_faults_of_two_ranks_in_two_generations(tmp_path: Path, start: Start, ev
             'do = "slow"\nseconds = 0.01\nsteps = 3\nat = {step = 2, rank = 1}',
             'do = "exc"\nerror = "KeyError"\nat = {step = 5, phase = "clip", rank = 1}',
             'do = "exit"\ncode = 9\nat = {step = 6, phase = "data", rank = 1, generation = 1}',
+            'do = "inf_grad"\nat = {step = 7}',
         ),
         "parallel.data=2",
     )
