@@ -126,6 +126,7 @@ def test_faults_of_two_ranks_in_two_generations(tmp_path: Path, start: Start, ev
     causes = [each["cause"] for each in events(run, "restart")]
     assert causes == ["failed with KeyError: 'injected by the fault plan'", "ended with exit code 9"]
     verify_chain(RunDir(run).events)
+    assert "faults.3 (inf_grad) of the fault plan did not strike" in started.text  # its generation had ended
 
 
 def test_ranks_whose_connections_end_restart_to_the_same_bits(

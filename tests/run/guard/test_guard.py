@@ -163,7 +163,7 @@ def test_new_text_whose_gradients_stand_out_is_learned_with_a_higher_limit(share
         for number in range(1, 101):
             limits = guard.limits(last + number)
             assert limits is not None
-            out = 3.0 > limits.loss or norm > limits.norm or (3.0 > limits.spike_loss and norm > limits.spike_norm)
+            out = limits.loss < 3.0 or norm > limits.norm or (limits.spike_loss < 3.0 and norm > limits.spike_norm)
             refused += out
             list(guard.judge(seen(last + number, 3.0, norm, applied=not out, in_a_row=refused if out else 0)))
             if guard.pending is not None:
