@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import HornbookError, UsageError
+from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.control.fault_plan import (
@@ -92,6 +93,9 @@ class FaultInjector:
         if self._flags.find(_STRUCK) >= 0:
             with contextlib.suppress(HornbookError), Ledger(run) as ledger:
                 ledger.attempt = max(ledger.past.attempt, 1)
+                for record in read_records(run.events):  # rank 0 may have been killed behind its note
+                    if record["kind"] == "fault" and record["attempt"] == ledger.attempt:
+                        self._flags[record["number"] * MOST_RANKS + record["rank"]] = _NOTED[0]
                 self.note_struck(ledger)
 
     def left(self) -> str:
