@@ -159,10 +159,10 @@ def over_ssh(tmp_path: Path, launcher: Launcher) -> Callable[..., Started]:
     ssh.write_text(FAKE_SSH.format(python=sys.executable))
     ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
 
-    def start(hosts: str, words: Sequence[str]) -> Started:
+    def start(hosts: str, words: Sequence[str], *more: str) -> Started:
         program = f"{sys.executable} -m hornbook.cli.main"
         launch = ["launch", *words[1:], "--on", "ssh", "--nodes", "2", "--hosts", hosts, "--ranks", "2"]
-        launch += ["--program", program, "--port", str(free_port())]
+        launch += ["--program", program, "--port", str(free_port()), *more]
         environ = {"HORNBOOK_SSH": str(ssh), "PYTHONPATH": os.pathsep.join(sys.path)}
         return launcher.start(launch, tmp_path / "ssh.txt", environ=environ)
 
@@ -174,6 +174,27 @@ def test_machines_over_ssh(tmp_path: Path, words: list[str], over_ssh: Callable[
     started = over_ssh("one,two", words)
     assert started.wait(240) == Exit.DONE, started.text
     same(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spares", ["", "three"], ids=["fewer", "spare"])
+def test_a_run_over_ssh_goes_on_without_a_lost_machine(
+    tmp_path: Path, words: list[str], over_ssh: Callable[..., Started], whole: Path, branch: Any, spares: str
+):
+    """With a spare, or on the other machine alone: the same data in the same order."""
+    free = [word for word in words if not word.startswith("parallel.data=")]
+    started = over_ssh("one,two", free, "--spares", spares)
+    run = RunDir(tmp_path / "run")
+    wait_until((run.checkpoints / "step-00000004").exists, 120)
+    machine = next(
+        each for each in started.children() if b"HORNBOOK_NODE=1" in Path(f"/proc/{each}/cmdline").read_bytes()
+    )
+    os.kill(machine, signal.SIGKILL)
+    assert started.wait(240) == Exit.DONE, started.text
+    assert f"lost two: starting again on one{spares and ', three'}" in started.text
+    steps, expected = branch(run.path), branch(whole)
+    assert [each["token_hash"] for each in steps] == [each["token_hash"] for each in expected]
+    assert [each["step"] for each in steps] == list(range(1, 13))
 
 
 @pytest.mark.slow
