@@ -13,6 +13,7 @@ import pytest
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
+from hornbook.run.diagnose.runs.report import diagnose_run
 from tests.processes import free_port, wait_until
 from tests.run.launcher import Launcher, Started
 
@@ -94,6 +95,9 @@ def test_a_rank_that_hangs_ends_both_machines_and_all_stacks_are_kept(tmp_path: 
     assert not any(each.children() for each in machines)
     for rank in range(4):
         assert "most recent call first" in (tmp_path / "run" / "incidents" / "1" / f"rank-{rank}.txt").read_text()
+    (hang,) = [each for each in diagnose_run(RunDir(tmp_path / "run")).findings if each.severity == "fail"]
+    assert hang.name == "hang"
+    assert "rank 3 is in" in hang.evidence
 
 
 def test_machines_that_do_not_come_are_named_by_those_that_did(tmp_path: Path, words: list[str], begin: Begin):

@@ -4,6 +4,7 @@ This process starts them as torchrun's agent would, each with its number; from t
 started (`rendezvous.py`). It computes nothing, passes signals on, and ends all of them when one fails or they hang.
 """
 
+import contextlib
 import functools
 import signal
 import sys
@@ -26,7 +27,7 @@ from hornbook.run.launch.rank import (
 )
 from hornbook.run.launch.rendezvous import LINGER_SECONDS
 from hornbook.run.launch.signals import StopNow, StopSignals, leave_early, stop_signals_blocked
-from hornbook.run.ledger import read_past
+from hornbook.run.ledger import Ledger, read_past
 
 Join = Callable[[RankInfo, Heartbeat], Exit]
 """What a rank does; it calls `RankInfo.connect` itself."""
@@ -47,7 +48,7 @@ def run_node(node: Node, join: Join, run: RunDir, hang_seconds: float) -> Exit:
                     loop = functools.partial(_be_rank, join, info, heartbeats[info.rank])
                     ranks.append(fork_rank(heartbeats[info.rank], loop))
                 signals.pass_on = functools.partial(_send, ranks)
-            return _watch(ranks, run, hang_seconds)
+            outcome = _watch(ranks, run, hang_seconds)
         except KeyboardInterrupt as interrupt:
             return StopNow.code_of(interrupt)
         finally:
@@ -56,6 +57,21 @@ def run_node(node: Node, join: Join, run: RunDir, hang_seconds: float) -> Exit:
                 rank.kill()
             for rank in ranks:
                 rank.reap()
+    if not isinstance(outcome, Failure):
+        return outcome
+    error = _error_of(outcome)
+    if node.number == 0:
+        _note_hang(run, outcome, error)
+    raise error
+
+
+def _note_hang(run: RunDir, failure: Failure, error: HornbookError) -> None:
+    """Record how the run ended: rank 0, which hung or waited, is gone."""
+    with contextlib.suppress(HornbookError), Ledger(run) as ledger:
+        ledger.attempt = max(ledger.past.attempt, 1)
+        ledger.note("fail", failure.status, error=type(error).__name__, text=str(error), found=failure.found)
+        if (state := run.read_state()) is not None:
+            run.write_state({**state, "status": "failed", "heartbeat": time.time()})
 
 
 def _send(ranks: Sequence[Rank], number: int) -> None:
@@ -69,7 +85,8 @@ def _be_rank(join: Join, info: RankInfo, heartbeat: Heartbeat) -> Exit:
     return join(info, heartbeat)
 
 
-def _watch(ranks: Sequence[Rank], run: RunDir, hang_seconds: float) -> Exit:
+def _watch(ranks: Sequence[Rank], run: RunDir, hang_seconds: float) -> Exit | Failure:
+    """The exit code of ranks that end, or what is known of one that hangs; raises the error of one that fails."""
     running, watchdogs = list(ranks), {rank: Watchdog(rank.heartbeat) for rank in ranks}
     while running:
         for rank in wait_for_ends(running, PERIOD):
@@ -84,7 +101,7 @@ def _watch(ranks: Sequence[Rank], run: RunDir, hang_seconds: float) -> Exit:
         if hanging:  # before its first beat a rank waits for other machines to arrive
             failure = diagnose_hang(hanging, running)
             keep_evidence(run, read_past(run).attempt, ranks)
-            raise _error_of(failure)
+            return failure
     return Exit(max(rank.end.si_status for rank in ranks))
 
 
