@@ -125,8 +125,8 @@ class Guard:
     def _thresholds(self) -> StepLimits:
         config, exp = self.config, lambda z: _single(math.exp(min(self._norm.at(z), 88.0)))
         loss = self._loss.at(self._loss_limit)
-        ran_up = max(self._norm_zs[-(RUN_UP - 1) :], default=0.0) > SPIKE_NORM_Z
-        spike = (-math.inf if ran_up else exp(SPIKE_NORM_Z)), self._loss.at(SPIKE_LOSS_Z)
+        ran_up = max(self._norm_zs[-(RUN_UP - 1) :], default=0.0) > self._spike_norm_z
+        spike = (-math.inf if ran_up else exp(self._spike_norm_z)), self._loss.at(SPIKE_LOSS_Z)
         return StepLimits(exp(config.clip_z), exp(CLIP_TO_Z), exp(config.skip_norm_z), loss, *spike)
 
     @property
@@ -176,7 +176,12 @@ class Guard:
         return z_norm > self.config.skip_norm_z or self._is_spike(z_loss)
 
     def _is_spike(self, z_loss: float) -> bool:
-        return z_loss > SPIKE_LOSS_Z and max(self._norm_zs) > SPIKE_NORM_Z
+        return z_loss > SPIKE_LOSS_Z and max(self._norm_zs) > self._spike_norm_z
+
+    @property
+    def _spike_norm_z(self) -> float:
+        """A gradient that `guard.clip_z` lets pass is no spike: whoever raises it wants such text to be learned."""
+        return max(SPIKE_NORM_Z, self.config.clip_z)
 
     def _spike(self, seen: Seen, inputs: dict[str, Any]) -> Iterator[Detection]:
         if self._watch is not None:
