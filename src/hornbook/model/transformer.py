@@ -20,7 +20,7 @@ from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.key_tables import with_tables
 from hornbook.model.attention.mask import AttentionMask, RowPart, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
-from hornbook.model.context import Auxiliary, Context, Memory
+from hornbook.model.context import Auxiliary, Context, Memory, Prefix
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.mtp import MultiToken
 from hornbook.model.heads.replaced import CORRUPTED, GENERATED, Chosen, Detector, replaced
@@ -154,6 +154,8 @@ class Transformer(Stack):
         self.head = head
         self.mtp = mtp
         """Blocks that predict further tokens, in training alone; last, for its parameters come after all others."""
+        self.prefix: Callable[[Tensor], Prefix] | None = None
+        """Says where trained keys and values stand among tokens, where surgery put them."""
         if mtp is not None:
             self.serve_layers(mtp.blocks)
         if self.generator is not None:
@@ -304,6 +306,7 @@ class Transformer(Stack):
             bias=None if stack.bias is None else stack.bias(start + time, tokens.device),
             memory=memory,
             token_mask=token_mask,
+            prefix=None if self.prefix is None or start > 0 else self.prefix(tokens),  # a cache holds it already
         )
         if self.embedding is None:
             return tokens, context

@@ -7,7 +7,7 @@ from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objective import Objective
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.replaced import ReplacedHead
-from hornbook.model.config.surgery import PromptConfig
+from hornbook.model.config.surgery import positions_ahead
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import TrainConfig
 
@@ -51,8 +51,8 @@ def _check_live_teacher(
         yield "parallel.pipeline", f"the teacher computes where the whole model is: leave it out, {remedy}"
     if parallel.context.ranks > 1:
         yield "parallel.context", f"a teacher of relations compares whole rows: leave it 1, {remedy}"
-    if any(isinstance(step, PromptConfig) for step in surgery):
-        yield "surgery", f"a prompt makes rows longer than the teacher's: leave it out, {remedy}"
+    if positions_ahead(surgery):
+        yield "surgery", f"a prompt or a prefix makes rows longer than the teacher's: leave it out, {remedy}"
 
 
 def _check_mtp(data: DataConfig, surgery: Sequence[Any]) -> Iterator[tuple[str, str]]:

@@ -212,15 +212,17 @@ def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run:
 def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the adapter of a run or checkpoint as a folder of its own, which names the path of its base."""
     from hornbook.model.surgery.adapters.files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
+    from hornbook.model.surgery.adapters.prefix import without_network
     from hornbook.model.surgery.folders import read_operated
 
     if not is_adapter(folder):
         raise UsageError(
-            f"{folder} holds no adapter: --to peft exports one that --surgery lora, dora, ia3 or prompt trained"
+            f"{folder} holds no adapter: --to peft exports one that --surgery lora, dora, ia3, prompt or prefix trained"
         )
     found = read_operated(folder)
     digest = read_meta(folder).base_digest or ""
-    spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
+    steps, added = without_network(found.steps, found.added or {})
+    spec = AdapterSpec(found.config, found.vocab, steps, str(found.base_folder), digest)
     keys = adapter_config(spec)
     if keys["peft_type"] == "HORNBOOK_IA3":
         raise UsageError(
@@ -237,8 +239,11 @@ def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write the adapter of {folder} to {out}; nothing written")
     with new_model(out, "export", folder, report) as partial:
-        write_adapter(partial, spec, found.added or {}, with_tokenizer(folder))
-    last = f"base {found.base_folder}; peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
+        write_adapter(partial, spec, added, with_tokenizer(folder))
+    reader = f"peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
+    if keys["peft_type"].startswith("HORNBOOK_"):
+        reader = "hornbook reads it; peft has no such adapter"
+    last = f"base {found.base_folder}; {reader}"
     next_line = f"next: {use_command(found.config.head.kind, str(out))}"
     return Result(report, report_text(out, report["files"], last), notes=[next_line])
 

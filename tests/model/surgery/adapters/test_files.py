@@ -13,7 +13,17 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
 from hornbook.model.config.position import LearnedPositionsConfig
-from hornbook.model.config.surgery import BottleneckConfig, Dora, Ia3Config, Lora, Nf4, PromptConfig, SurgeryStep
+from hornbook.model.config.surgery import (
+    BottleneckConfig,
+    Dora,
+    Ia3Config,
+    LlamaAdapterV2,
+    Lora,
+    Nf4,
+    PrefixConfig,
+    PromptConfig,
+    SurgeryStep,
+)
 from hornbook.model.heads.label_answers import text_place
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import initialize
@@ -46,6 +56,17 @@ IA3 = {"llama": Ia3Config(), "gpt2": Ia3Config(targets=["*.query", "*.key", "*.v
 """GPT-2's query, key and value are one matrix, which peft has factors of as a whole."""
 
 
+OTHERS = [
+    BottleneckConfig(width=4),
+    Ia3Config(),
+    IA3["gpt2"],
+    PromptConfig(length=3),
+    PrefixConfig(length=3),
+    PrefixConfig(length=3, hidden=6),
+    LlamaAdapterV2(length=4, below=1),
+]
+
+
 def written(folder: Path, base: Path, model: Transformer, *steps: SurgeryStep) -> Path:
     config, vocab, stream = read_hf(base)
     spec = AdapterSpec(config, vocab, steps, str(base), tensors_digest(stream))
@@ -65,7 +86,7 @@ def assert_close_to(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [*STEPS, BottleneckConfig(width=4), Ia3Config(), IA3["gpt2"], PromptConfig(length=3)])
+@pytest.mark.parametrize("step", [*STEPS, *OTHERS])
 @torch.no_grad()
 def test_an_adapter_comes_back_to_the_bit(
     tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str, step: Any
@@ -89,7 +110,7 @@ def test_qlora_comes_back_with_its_codes(tmp_path: Path, bases: dict[str, Path],
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [*STEPS, PromptConfig(length=3)])
+@pytest.mark.parametrize("step", [*STEPS, PromptConfig(length=3), PrefixConfig(length=3)])
 @torch.no_grad()
 def test_peft_computes_the_same(
     tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str, step: Any
