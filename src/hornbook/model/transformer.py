@@ -25,7 +25,7 @@ from hornbook.model.heads.head import Head
 from hornbook.model.heads.mtp import MultiToken
 from hornbook.model.heads.replaced import CORRUPTED, GENERATED, Chosen, Detector, replaced
 from hornbook.model.layers.dropout import Dropout, embedding_noise
-from hornbook.model.layers.embedding import Embedding, InputLayers
+from hornbook.model.layers.embedding import Embedding, InputLayers, Mixing
 
 _NOISE = 60  # site of the noise on embeddings, and the one behind it for a decoder; no layer draws there
 
@@ -41,6 +41,8 @@ class Source(NamedTuple):
     """True for real tokens, of which statistics of experts are made; None: all."""
     part: RowPart | None = None
     """Which positions of each row these are; None: all."""
+    mixing: Mixing | None = None
+    """What token vectors are mixed with; None: nothing."""
 
 
 class Stack(nn.Module):
@@ -198,6 +200,7 @@ class Transformer(Stack):
         part: RowPart | None = None,
         ahead: bool = False,
         chosen: Chosen | None = None,
+        mixing: Mixing | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
         """Hidden states (of `compute_dtype`), and auxiliary values of layers by name (losses of each row of experts).
 
@@ -215,6 +218,7 @@ class Transformer(Stack):
         ahead: add the states of multi-token prediction to the auxiliary values (`hornbook.model.heads.mtp`).
         chosen: masked tokens that the generator replaces first; its states, and what the model then reads, are among
             the auxiliary values (`hornbook.model.heads.replaced`).
+        mixing: what token vectors are mixed with (`hornbook.data.labelled.mixup`).
         """
         assert cache is None or lengths is None or cache.length == 0, "a cache continues one document per row"
         assert self.encoder is None or source is not None or memory is not None, "an encoder-decoder needs its source"
@@ -223,7 +227,7 @@ class Transformer(Stack):
         if source is not None:
             memory, auxiliary = self._encode(source, keys)
         assert part is None or (cache is None and positions is not None), "a part of a row needs its positions"
-        inputs = Source(tokens, positions, lengths, token_mask, part)
+        inputs = Source(tokens, positions, lengths, token_mask, part, mixing)
         if chosen is not None and self.generator is not None:
             states = self.generator(*self._prepare(self, inputs, keys, types=types))
             inputs = inputs._replace(tokens=replaced(tokens, states, self.generator.head, chosen))
@@ -280,7 +284,7 @@ class Transformer(Stack):
         memory: Memory | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Context]:
         """Input of the first block of a stack, and the context that its blocks share."""
-        tokens, positions, lengths, token_mask, part = inputs
+        tokens, positions, lengths, token_mask, part, mixing = inputs
         start = 0 if cache is None else cache.length
         positions = stack.position_ids(tokens, positions, lengths, start)
         mask = AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes), part=part)
@@ -311,6 +315,8 @@ class Transformer(Stack):
         if self.embedding is None:
             return tokens, context
         vectors = self.embedding(tokens)
+        if mixing is not None:
+            vectors = mixing.of(self.embedding, vectors)
         if self.noise and keys is not None:
             vectors = embedding_noise(vectors, keys, _NOISE + (stack is self), self.noise, mask)
         x = stack.embed(vectors, positions, types, self.compute_dtype)

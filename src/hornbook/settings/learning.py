@@ -5,6 +5,7 @@ from typing import Any
 
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objective import Objective
+from hornbook.data.config.objectives import Labels
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.config.surgery import positions_ahead
@@ -24,7 +25,19 @@ def learning_problems(
         yield from _check_mtp(data, surgery)
     if "replaced" in (data.objective.kind, model.head.kind):
         yield from _check_replaced(data, model, surgery)
+    if isinstance(data.objective, Labels) and data.objective.mixup:
+        yield from _check_mixup(model, parallel)
     yield from _check_curriculum(data, train)
+
+
+def _check_mixup(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
+    """What mixed texts do not go with."""
+    if (kind := model.head.kind) not in ("classification", "regression"):
+        text = f'labels of whole texts are mixed, and model.head.kind is "{kind}"'
+        yield "data.objective.mixup", f'{text}: leave it 0, or take "classification" or "regression"'
+    if parallel.sequence:
+        text = "ranks that divide the vectors of a row cannot mix its texts"
+        yield "parallel.sequence", f"{text}: leave it false, or data.objective.mixup 0"
 
 
 def _check_teacher(data: DataConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """From token ids to vectors."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -20,6 +20,19 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time width"]:
         return nn.functional.embedding(tokens, self.weight)
+
+
+class Mixing(NamedTuple):
+    """Other tokens whose vectors are mixed with those of a batch."""
+
+    tokens: Int[Tensor, "batch time"]
+    shares: Float[Tensor, "batch time"]
+    """How much of a token's own vector stays."""
+
+    def of(self, embedding: Embedding, vectors: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time width"]:
+        """share * vectors + (1 - share) * those of the other tokens."""
+        shares = self.shares[..., None].to(vectors.dtype)
+        return shares * vectors + (1 - shares) * embedding(self.tokens)
 
 
 class TokenTypes(Embedding):
