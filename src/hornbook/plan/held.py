@@ -95,9 +95,10 @@ def _ends(model: ModelConfig, vocab: int, ranks: int, held: set[int]) -> int:
     last = begin + decoder.layers - 1
     for stack, first in ((decoder, begin), *((stack, 0) for stack in encoder)):
         norm, own = stack.norm.num_parameters(stack), range(first, first + stack.layers)
-        total += (first in held) * (stack.embedding.num_parameters(stack) + stack.embedding.norm * norm)
+        entrance = stack.embedding.norm * stack.norm.num_parameters(stack.entrance)
+        total += (first in held) * (stack.embedding.num_parameters(stack) + entrance)
         total += (own[-1] in held) * stack.final_norm * norm
-        positions = stack.position.num_parameters(stack)
+        positions = stack.position.num_parameters(stack.entrance)
         if isinstance(stack.position, AddedPositionPart):
             total += (first in held) * positions
         elif held & set(own):  # scores by distance, of a rank's heads

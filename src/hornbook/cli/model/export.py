@@ -57,6 +57,9 @@ def export(
         bool, typer.Option("--act-order", help="With --calibrate: round the inputs that are largest first.")
     ] = False,
     average: Average = False,
+    generator: Annotated[
+        bool, typer.Option("--generator", help="The generator of replaced-token detection, as a masked model.")
+    ] = False,
     certificate: Certify = True,
     dry_run: DryRun = False,
 ) -> Result:
@@ -65,9 +68,11 @@ def export(
     The folder appears only when it is complete and certified; exit code 3 if the certificate fails. An adapter is
     merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
-    from hornbook.model.surgery.folders import read_merged
+    from hornbook.model.surgery.folders import read_generator, read_merged
     from hornbook.run.checkpoints.path import checkpoint_path
 
+    if generator and (to == "peft" or quantize is not None or average):
+        raise UsageError("--generator exports a model of its own, whole: leave out --to peft, --quantize and --average")
     if to == "peft" and quantize is not None:
         raise UsageError("--quantize needs a whole model: leave out --to peft")
     _check_dtype(to, dtype, quantize)
@@ -81,8 +86,12 @@ def export(
     given = _Calibration(calibrate, rows, act_order) if calibrate else None
     if quantize is not None:
         return _export_quantized(folder, out, quantize, given, dry_run=dry_run)
-    config, vocab, stream, beside = read_merged(folder, average=average)
-    report = tell_left_out(folder, {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average})
+    report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
+    if generator:
+        config, vocab, stream, beside = read_generator(folder)
+    else:
+        config, vocab, stream, beside = read_merged(folder, average=average)
+        tell_left_out(folder, report)
     if to in ("gguf", "onnx"):
         write = _export_gguf if to == "gguf" else _export_onnx
         return write(_Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run)

@@ -45,7 +45,7 @@ class InputLayers(nn.Module):
     """Layers of a stack between token vectors and its first block, but for dropout.
 
     `scale * vectors`, projected to the width of the model if theirs is another, plus positions and token types,
-    normalised.
+    normalised; or projected last.
     """
 
     def __init__(
@@ -54,9 +54,12 @@ class InputLayers(nn.Module):
         project: Linear | None,
         types: TokenTypes | None,
         norm: nn.Module | None,
+        *,
+        projected_last: bool = False,
     ) -> None:
         super().__init__()
         self.scale, self.project, self.types, self.norm = scale, project, types, norm
+        self.projected_last = projected_last
 
     def forward(
         self,
@@ -66,10 +69,11 @@ class InputLayers(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         if self.scale != 1:
             x = x * self.scale
-        if self.project is not None:
+        if self.project is not None and not self.projected_last:
             x = self.project(x)
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self.types(types))
         if added is not None:
             x = x + added
-        return x if self.norm is None else self.norm(x)
+        x = x if self.norm is None else self.norm(x)
+        return self.project(x) if self.project is not None and self.projected_last else x
