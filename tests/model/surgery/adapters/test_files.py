@@ -29,6 +29,7 @@ from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import initialize
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.adapters.files import AdapterSpec, is_adapter, tensors_digest, write_adapter
+from hornbook.model.surgery.adapters.prefix import without_network
 from hornbook.model.surgery.folders import read_merged
 from hornbook.model.surgery.operate import build_operated, fill
 from hornbook.model.surgery.values import added_parameters
@@ -119,6 +120,21 @@ def test_peft_computes_the_same(
     theirs = loaded_by_peft(written(tmp_path / "adapter", bases[base], model, step), bases[base])
     found = theirs(input_ids=ids()).logits
     assert_close_to(logits(model, ids()), found[:, 3:] if isinstance(step, PromptConfig) else found)
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+@torch.no_grad()
+def test_peft_computes_with_what_the_network_of_a_prefix_made(
+    tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str
+) -> None:
+    step = PrefixConfig(length=3, hidden=6)
+    model = spoil(operated(base, step), size=0.5)
+    steps, added = without_network((step,), added_parameters(model))
+    config, vocab, stream = read_hf(bases[base])
+    write_adapter(tmp_path / "out", AdapterSpec(config, vocab, steps, str(bases[base]), tensors_digest(stream)), added)
+    found = loaded_by_peft(tmp_path / "out", bases[base])(input_ids=ids()).logits
+    assert_close_to(logits(model, ids()), found)
+    assert not torch.allclose(found, logits(operated(base), ids()), atol=0.05)
 
 
 @pytest.mark.parametrize("base", CONFIGS)
