@@ -11,9 +11,11 @@ which keeps every bit of a float; tensors go through safetensors files in a fold
 Whatever happens, nothing is left behind: a rank dies with the server, the server with pytest, and both at the limit.
 """
 
+import contextlib
 import faulthandler
 import functools
-import importlib.util
+import gc
+import importlib
 import json
 import os
 import select
@@ -28,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.processes import ROOT, Server, answer, die_with
+from tests.processes import Server, answer, die_with
 
 PRELOADED = (
     "hornbook.model.build",
@@ -89,6 +91,8 @@ def serve(parent: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    load_kernels()
+    warnings.simplefilter("error")  # as in pytest's own process
     threads = len(os.listdir("/proc/self/task"))
     assert threads == threading.active_count() == 1, f"a fork would lose {threads - 1} threads"
     answer("ready")
@@ -99,9 +103,25 @@ def serve(parent: int) -> None:
     os._exit(0)  # nothing is open; tearing torch down would take a second
 
 
+def load_kernels() -> None:
+    """Validate a configuration and load the kernels of its model, those that are on disk, as each rank would."""
+    from hornbook.kernels.cache import read_declarations
+    from hornbook.model.build import build_model
+    from hornbook.model.config.model import ModelConfig
+    from hornbook.model.cpu.kernels import kernels_of
+
+    read_declarations()
+    for kernel in kernels_of(build_model(ModelConfig(layers=1, width=64, heads=2, dropout=0.1), 64, "meta")):
+        if kernel.is_ready(bfloat16=False):
+            kernel.callback(bfloat16=False)
+
+
 def call(folder: Path, address: str, world: int, arguments: list[Any], limit: float, grace: float) -> dict[str, Any]:
     """Fork the ranks, wait for them, read what they wrote."""
     deadline = time.monotonic() + limit
+    with contextlib.suppress(Exception):  # if it cannot be imported, the ranks say why
+        find(address)
+    gc.freeze()  # what is here now no rank looks through, or copies
     pids = [fork_rank(folder, rank, world, address, arguments) for rank in range(world)]
     failed = wait(folder, pids, deadline, grace)
     if failed:
@@ -175,7 +195,6 @@ def fork_rank(folder: Path, rank: int, world: int, address: str, arguments: list
     try:
         die_with(parent)
         redirect(folder / f"{rank}.log")
-        warnings.simplefilter("error")  # as in pytest's own process
         result = find(address)(place(folder, rank, world), *arguments)
         (folder / f"{rank}.json").write_text(json.dumps(result))
         status = 0
@@ -198,13 +217,7 @@ def redirect(log: Path) -> None:
 def find(address: str) -> Callable[..., Any]:
     """The function of `path/from/root.py:name`."""
     path, name = address.split(":")
-    specification = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return getattr(module, name)
+    return getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
 
 
 def place(folder: Path, rank: int, world: int) -> Any:

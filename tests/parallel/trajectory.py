@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 import xxhash
-from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -26,7 +25,6 @@ from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer, decaying
 from hornbook.optim.config.clipping import AdaptiveClip, NormClip, ValueClip, ZScoreClip
-from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
@@ -35,6 +33,7 @@ from hornbook.parallel.offload.offload import hosted
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
+from tests.optim.kinds import config_of
 from tests.parallel import families, odd
 from tests.ranks import LIMIT_SECONDS
 
@@ -325,7 +324,7 @@ def train_steps(engine: Engine, run: Run, world: World, gradients: Path) -> dict
 
     Gradients of the first step go to a file.
     """
-    config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": RATE, **run.settings})
+    config = config_of(run.optimizer, **{"lr": RATE, **run.settings})
     shapes = engine.shapes
     roles = parameter_roles(engine.model)
     engine.penalties.names = decaying(roles, config)

@@ -20,6 +20,7 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 from hornbook.data.shards.shard import truncated
 from hornbook.errors import Exit, HardwareError, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
+from hornbook.kernels.cache import read_declarations
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.memory_copies import CopyMemory
@@ -252,8 +253,9 @@ class Supervisor:
 
 
 def preload() -> None:
-    """Import before the fork what torch would import later in every rank."""
+    """Do before the fork what torch and numba would do later in every rank."""
     importlib.import_module("torch._dynamo")
+    read_declarations()
 
 
 class Watchdog:
