@@ -22,7 +22,6 @@ import select
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -90,11 +89,14 @@ def serve(parent: int) -> None:
         importlib.import_module(name)
     import torch
 
+    from hornbook.model.config.model import ModelConfig
+    from hornbook.run.config import TrainConfig
+    from hornbook.run.inputs import load_kernels
+
     torch.set_num_threads(1)
-    load_kernels()
+    model = ModelConfig(layers=1, width=64, heads=2, dropout=0.1)
+    load_kernels(model, TrainConfig.model_validate({"device": "cpu", "precision": "fp32"}), vocab=64)
     warnings.simplefilter("error")  # as in pytest's own process
-    threads = len(os.listdir("/proc/self/task"))
-    assert threads == threading.active_count() == 1, f"a fork would lose {threads - 1} threads"
     answer("ready")
     for line in sys.stdin:
         request = json.loads(line)
@@ -103,24 +105,12 @@ def serve(parent: int) -> None:
     os._exit(0)  # nothing is open; tearing torch down would take a second
 
 
-def load_kernels() -> None:
-    """Validate a configuration and load the kernels of its model, those that are on disk, as each rank would."""
-    from hornbook.kernels.cache import read_declarations
-    from hornbook.model.build import build_model
-    from hornbook.model.config.model import ModelConfig
-    from hornbook.model.cpu.kernels import kernels_of
-
-    read_declarations()
-    for kernel in kernels_of(build_model(ModelConfig(layers=1, width=64, heads=2, dropout=0.1), 64, "meta")):
-        if kernel.is_ready(bfloat16=False):
-            kernel.callback(bfloat16=False)
-
-
 def call(folder: Path, address: str, world: int, arguments: list[Any], limit: float, grace: float) -> dict[str, Any]:
     """Fork the ranks, wait for them, read what they wrote."""
     deadline = time.monotonic() + limit
     with contextlib.suppress(Exception):  # if it cannot be imported, the ranks say why
         find(address)
+    assert not (lost := other_threads()), f"a fork would lose threads: {lost}"
     gc.freeze()  # what is here now no rank looks through, or copies
     pids = [fork_rank(folder, rank, world, address, arguments) for rank in range(world)]
     failed = wait(folder, pids, deadline, grace)
@@ -128,6 +118,12 @@ def call(folder: Path, address: str, world: int, arguments: list[Any], limit: fl
         errors = [complaint(folder, rank, status) for rank, status in failed.items()]
         return {"errors": sorted(errors, key=lambda error: LOST_PEER in error)}
     return {"results": [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]}
+
+
+def other_threads() -> list[str]:
+    """Names of the threads of this process besides the main one, and but that of Arrow's allocator, which survives."""
+    tasks = [path for path in Path("/proc/self/task").iterdir() if path.name != str(os.getpid())]
+    return [name for name in ((path / "comm").read_text().strip() for path in tasks) if name != "jemalloc_bg_thd"]
 
 
 def wait(folder: Path, pids: list[int], deadline: float, grace: float) -> dict[int, int | None]:

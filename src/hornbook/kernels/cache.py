@@ -44,15 +44,6 @@ def kept_callback(function: Callable[..., Any], signature: Any, **options: Any) 
     return made
 
 
-def read_declarations() -> None:
-    """Have numba read all that it can compile, as it does before it loads its first kernel: 0.3 s, which processes forked
-    afterwards do not take."""
-    from numba.core import registry
-
-    context: Any = registry.cpu_target.target_context
-    context.refresh()
-
-
 def is_ready(*made: Any) -> bool:
     """Whether kernels (`kept_function`) are compiled, in this process or on disk, for whatever signature."""
     return all(each.signatures or _is_stored(each._cache.stem) for each in made)

@@ -20,7 +20,6 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 from hornbook.data.shards.shard import truncated
 from hornbook.errors import Exit, HardwareError, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
-from hornbook.kernels.cache import read_declarations
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.memory_copies import CopyMemory
@@ -253,9 +252,8 @@ class Supervisor:
 
 
 def preload() -> None:
-    """Do before the fork what torch and numba would do later in every rank."""
+    """Import before the fork what torch would import later in every rank."""
     importlib.import_module("torch._dynamo")
-    read_declarations()
 
 
 class Watchdog:
