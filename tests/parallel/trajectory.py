@@ -49,6 +49,7 @@ CLIPS = {
     "zscore": ZScoreClip(z=0.5, window=8, warmup=4, limit=CLIP),
 }
 EXPERTS = ExpertsConfig(count=16, active=3, hidden=32, z_loss=0.01, router=SigmoidRouterConfig(balance_rate=0.02))
+Precision = Literal["fp64", "fp32", "bf16", "bf16-pure", "fp16"]
 TOLD = ("losses", "objectives", "norms", "applied", "scales")
 """What every rank must say alike."""
 ADDRESS = "tests/parallel/trajectory.py:trajectory"
@@ -74,7 +75,7 @@ class Run:
     """How context ranks exchange keys and values; by default the configuration's."""
     expert: int = 1
     exact: bool = False
-    precision: Literal["fp64", "fp32", "bf16", "bf16-pure", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     tied: bool = True
     backwards: bool = False
     """Take the microbatches in the opposite order."""
