@@ -21,21 +21,14 @@ from hornbook.model.storage.load import load_model
 from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.start.init_from import init_from_import
 from hornbook.settings.resolve import ConfigError, Resolved, resolve
+from tests.run.conftest import BERT
 from tests.run.launcher import Launcher
 
 Branch = Callable[[Path], list[dict[str, Any]]]
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 
 ELECTRA = (
-    'model.kind="encoder"',
-    'model.block="post"',
-    "model.embedding.norm=true",
-    "model.embedding.types=2",
-    "model.attention.bias=true",
-    "model.attention.out_bias=true",
-    'model.mlp={kind="mlp", activation="gelu"}',
-    'model.norm={kind="layer", eps=1e-12}',
-    'model.position={kind="learned", length=64}',
+    *BERT,
     'model.head.kind="replaced"',
     "model.head.generator.share=0.5",
     'data.objective.kind="replaced"',
