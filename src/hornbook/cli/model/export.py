@@ -71,14 +71,9 @@ def export(
     from hornbook.model.surgery.folders import read_generator, read_merged
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    if generator and (to == "peft" or quantize is not None or average):
-        raise UsageError("--generator exports a model of its own, whole: leave out --to peft, --quantize and --average")
-    if to == "peft" and quantize is not None:
-        raise UsageError("--quantize needs a whole model: leave out --to peft")
+    _check_whole(to, quantize, average=average, generator=generator)
     _check_dtype(to, dtype, quantize)
     _check_calibration(quantize, calibrate, act_order=act_order)
-    if average and (to == "peft" or quantize is not None):
-        raise UsageError("--average exports a whole model: export it first, then quantize that folder")
     folder = checkpoint_path(target)
     check_free(out)
     if to == "peft":
@@ -135,6 +130,15 @@ def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
         f"{size / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
     return Result(report | {"architecture": name, "weights_bytes": size, "dry_run": True}, text)
+
+
+def _check_whole(to: str, quantize: str | None, *, average: bool, generator: bool) -> None:
+    if generator and (to == "peft" or quantize is not None or average):
+        raise UsageError("--generator exports a model of its own, whole: leave out --to peft, --quantize and --average")
+    if to == "peft" and quantize is not None:
+        raise UsageError("--quantize needs a whole model: leave out --to peft")
+    if average and (to == "peft" or quantize is not None):
+        raise UsageError("--average exports a whole model: export it first, then quantize that folder")
 
 
 def _check_dtype(to: str, dtype: str, quantize: str | None) -> None:

@@ -81,7 +81,7 @@ class PrefixConfig(Part):
     length: Count = Field(default=16, ge=1)
     """Keys and values of each layer, which take as many positions."""
     hidden: Count | None = Field(default=None, ge=1)
-    """Hidden width of the network that makes them of trained vectors (section 4.3 of the paper); null: none does."""
+    """Hidden width of the network that makes them of trained vectors (section 4.3 of the paper); `none`: no network."""
 
 
 class LlamaAdapter(Part):

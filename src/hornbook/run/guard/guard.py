@@ -133,8 +133,8 @@ class Guard:
     def _loss_limit(self) -> float:
         """Deviations of the loss beyond which a step is refused.
 
-        Less where the step before was refused with a high loss: batches of one kind scatter about a limit, and each that
-        passes below it would be learned.
+        Less where the step before was refused with a high loss: batches of one kind scatter about a limit, and each
+        that passes below it would be learned.
         """
         if self._high_losses >= HIGH_LOSSES:
             return math.inf
