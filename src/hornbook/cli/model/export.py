@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from hornbook.model.surgery.quantization.quantize import Sample
     from hornbook.model.transformer import Transformer
 
+ActOrder = Annotated[
+    bool, typer.Option("--act-order", help="With --calibrate: round the inputs that are largest first.")
+]
+Generator = Annotated[
+    bool, typer.Option("--generator", help="The generator of replaced-token detection, as a masked model.")
+]
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -53,13 +59,9 @@ def export(
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of training text that --calibrate reads.")] = 64,
-    act_order: Annotated[
-        bool, typer.Option("--act-order", help="With --calibrate: round the inputs that are largest first.")
-    ] = False,
+    act_order: ActOrder = False,
     average: Average = False,
-    generator: Annotated[
-        bool, typer.Option("--generator", help="The generator of replaced-token detection, as a masked model.")
-    ] = False,
+    generator: Generator = False,
     certificate: Certify = True,
     dry_run: DryRun = False,
 ) -> Result:
@@ -78,14 +80,12 @@ def export(
     check_free(out)
     if to == "peft":
         return _export_adapter(folder, out, dry_run=dry_run)
-    given = _Calibration(calibrate, rows, act_order) if calibrate else None
     if quantize is not None:
+        given = _Calibration(calibrate, rows, act_order) if calibrate else None
         return _export_quantized(folder, out, quantize, given, dry_run=dry_run)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
-    if generator:
-        config, vocab, stream, beside = read_generator(folder)
-    else:
-        config, vocab, stream, beside = read_merged(folder, average=average)
+    config, vocab, stream, beside = read_generator(folder) if generator else read_merged(folder, average=average)
+    if not generator:
         tell_left_out(folder, report)
     if to in ("gguf", "onnx"):
         write = _export_gguf if to == "gguf" else _export_onnx
