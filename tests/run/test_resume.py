@@ -175,6 +175,17 @@ def test_a_changed_setting_is_journaled_and_stays(
     assert "lr = 0.002" in run.recipe.read_text()
 
 
+def test_a_run_in_fp16_goes_on_in_bf16(tmp_path: Path, launch_run: Launch, branch: Branch, events: Events) -> None:
+    """What a pause over the fp16 scale names as the remedy."""
+    run = stopped_run(tmp_path / "run", launch_run, 8, "train.precision=fp16")
+    assert launch_run(run.path, "train.precision=bf16", mode="resume") == Exit.DONE
+    (change,) = events(run.path, "resume")[0]["changes"]
+    assert (change["key"], change["old"], change["new"]) == ("train.precision", "fp16", "bf16")
+    steps = branch(run.path)
+    assert [each["step"] for each in steps if each["attempt"] == 2] == [9, 10, 11, 12]
+    assert steps[8]["loss"] < steps[0]["loss"]
+
+
 def test_a_change_survives_a_kill_between_ledger_and_recipe(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
     run = stopped_run(tmp_path / "run", launch_run, 4)
     old = run.recipe.read_bytes()
