@@ -281,7 +281,9 @@ class Recovery(StepJudge):
 
 
 def other_remedy(finding: Detection, guard: Guard) -> str:
-    """What else helps, to end a message: where updates were refused for text that is to be learned, and in fp16."""
+    """What else helps, to end a message: by what was found."""
+    if finding.rule == "D0":
+        return f"; `hornbook doctor RUN --step {finding.onset}` names the first module that is not finite"
     if finding.rule == "D4":
         return "; or with --train.precision bf16, which needs no loss scale"
     if finding.rule != "D1b":
