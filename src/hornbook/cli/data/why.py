@@ -46,7 +46,7 @@ def why(
     value |= {"documents": [each.to_json() for each in blame.documents], "marked": len(blame.marked)}
     lines = [*head, *_text(blame)]
     if value.get("skipped") and not blame.marked and not blame.problem:
-        lines.append(_otherwise(value))
+        lines.append(otherwise(value))
     if exclude is not None:
         chosen = blame.documents if skipped else blame.marked
         value["excluded"] = len({each.ref.id for each in chosen})
@@ -108,7 +108,7 @@ def _text(blame: "Blame") -> list[str]:
     return lines if blame.marked else [*lines, "no document has a reason to be blamed"]
 
 
-def _otherwise(value: dict[str, Any]) -> str:
+def otherwise(value: dict[str, Any]) -> str:
     """What to do about a step that was skipped, and whose documents are like others."""
     if value["loss"] is None:
         at = f"{value['run']} --step {value['step']}"
