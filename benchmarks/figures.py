@@ -269,10 +269,12 @@ def _poison(found: dict[str, Any]) -> list[str]:
         (rule, f"{each['mean']:+.4f}", f"{each['worst']:+.4f}", f"{each['within_noise']} of {found['places']}")
         for rule, each in found["excess"].items()
     ]
+    same = sum(each["excess"]["hornbook"] == each["excess"]["never, other window"] for each in found["found"])
     return [
         f"{found['batches']} batches of random tokens in a run of {found['steps']} steps, at {found['places']} places: "
         "held-out loss at the end, over that of the run that never had them. Within noise: no more than two of the "
-        f"deviations ({found['noise']:.4f}) by which two runs differ that never had them.",
+        f"deviations ({found['noise']:.4f}) by which two runs differ that never had them. At {same} "
+        "places the guarded run ends to the bit as one that never had the batches that the guard left out.",
         *rows_of(["rule", "mean (nats)", "worst", "within noise"], rows),
     ]
 

@@ -11,16 +11,17 @@ which keeps every bit of a float; tensors go through safetensors files in a fold
 Whatever happens, nothing is left behind: a rank dies with the server, the server with pytest, and both at the limit.
 """
 
+import contextlib
 import faulthandler
 import functools
-import importlib.util
+import gc
+import importlib
 import json
 import os
 import select
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.processes import ROOT, Server, answer, die_with
+from tests.processes import Server, answer, die_with
 
 PRELOADED = (
     "hornbook.model.build",
@@ -88,9 +89,14 @@ def serve(parent: int) -> None:
         importlib.import_module(name)
     import torch
 
+    from hornbook.model.config.model import ModelConfig
+    from hornbook.run.config import TrainConfig
+    from hornbook.run.inputs import load_kernels
+
     torch.set_num_threads(1)
-    threads = len(os.listdir("/proc/self/task"))
-    assert threads == threading.active_count() == 1, f"a fork would lose {threads - 1} threads"
+    model = ModelConfig(layers=1, width=64, heads=2, dropout=0.1)
+    load_kernels(model, TrainConfig.model_validate({"device": "cpu", "precision": "fp32"}), vocab=64)
+    warnings.simplefilter("error")  # as in pytest's own process
     answer("ready")
     for line in sys.stdin:
         request = json.loads(line)
@@ -102,12 +108,22 @@ def serve(parent: int) -> None:
 def call(folder: Path, address: str, world: int, arguments: list[Any], limit: float, grace: float) -> dict[str, Any]:
     """Fork the ranks, wait for them, read what they wrote."""
     deadline = time.monotonic() + limit
+    with contextlib.suppress(Exception):  # if it cannot be imported, the ranks say why
+        find(address)
+    assert not (lost := other_threads()), f"a fork would lose threads: {lost}"
+    gc.freeze()  # what is here now no rank looks through, or copies
     pids = [fork_rank(folder, rank, world, address, arguments) for rank in range(world)]
     failed = wait(folder, pids, deadline, grace)
     if failed:
         errors = [complaint(folder, rank, status) for rank, status in failed.items()]
         return {"errors": sorted(errors, key=lambda error: LOST_PEER in error)}
     return {"results": [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]}
+
+
+def other_threads() -> list[str]:
+    """Names of the threads of this process besides the main one, and but that of Arrow's allocator, which survives."""
+    tasks = [path for path in Path("/proc/self/task").iterdir() if path.name != str(os.getpid())]
+    return [name for name in ((path / "comm").read_text().strip() for path in tasks) if name != "jemalloc_bg_thd"]
 
 
 def wait(folder: Path, pids: list[int], deadline: float, grace: float) -> dict[int, int | None]:
@@ -175,7 +191,6 @@ def fork_rank(folder: Path, rank: int, world: int, address: str, arguments: list
     try:
         die_with(parent)
         redirect(folder / f"{rank}.log")
-        warnings.simplefilter("error")  # as in pytest's own process
         result = find(address)(place(folder, rank, world), *arguments)
         (folder / f"{rank}.json").write_text(json.dumps(result))
         status = 0
@@ -198,13 +213,7 @@ def redirect(log: Path) -> None:
 def find(address: str) -> Callable[..., Any]:
     """The function of `path/from/root.py:name`."""
     path, name = address.split(":")
-    specification = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return getattr(module, name)
+    return getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
 
 
 def place(folder: Path, rank: int, world: int) -> Any:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from benchmarks import report
 from hornbook.data.batch import MISMATCHED, Batch, GlobalBatch
 from hornbook.data.config.data import DataConfig
-from hornbook.data.config.objectives import Answer
+from hornbook.data.config.objectives import Answer, ObjectiveConfig
 from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO, Referenced
 from hornbook.data.corpus import Corpus
 from hornbook.data.labelled.references import model_digest
@@ -60,7 +60,7 @@ LABELS: dict[str, LabelsConfig] = {
     "preferences": PreferenceLabels(),
     "ratings": RatedLabels(),
 }
-CASES = {
+CASES: dict[str, tuple[str, ObjectiveConfig]] = {
     "sft": ("chats", Answer()),
     "dpo": ("preferences", DPO(beta=0.1)),
     "ipo": ("preferences", IPO(beta=0.1)),

@@ -4,6 +4,8 @@
 loss.json and gradients.safetensors there. It imports nothing of hornbook.
 """
 
+# pyright: reportMissingImports=false
+
 import json
 import sys
 from pathlib import Path

@@ -34,9 +34,9 @@ def follow_rounds(rounds: Rounds) -> None:
         rounds.lost(done.loss)
         return done
 
-    def take_tokens(self: Loader, *arguments: Any) -> GlobalBatch:
+    def take_tokens(self: Loader, *arguments: Any, **options: Any) -> GlobalBatch:
         batch = make_batch(tokens[0])
-        return replace(take(self, *arguments), batches=[batch], total_weight=float(batch.weights.numel()))
+        return replace(take(self, *arguments, **options), batches=[batch], total_weight=float(batch.weights.numel()))
 
     train.take_step, Loader.take = take_step, take_tokens
 

@@ -3,6 +3,8 @@
 It has no learned positions: for a shape that has them, rotary ones take their place and the weights are its own.
 """
 
+# pyright: reportMissingImports=false
+
 import json
 import sys
 from pathlib import Path
@@ -60,7 +62,7 @@ def main() -> None:
         model.load_state_dict(weights_of(checkpoint, shape["layers"]))
     parameters = sum(each.numel() for each in model.parameters())
     model = fabric.setup(torch.compile(model) if spec["compile"] else model)
-    settings = {"class_path": "torch.optim.AdamW"}
+    settings: dict[str, Any] = {"class_path": "torch.optim.AdamW"}
     settings["init_args"] = {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.0}
     optimizer = fabric.setup_optimizers(instantiate_torch_optimizer(settings, model.parameters(), fused=False))
 

@@ -49,7 +49,7 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     shape, load = spec["shape"], AutoModelForCausalLM.from_pretrained
     model = load(spec["checkpoint"], attn_implementation=spec["attention"], dtype=torch.float32)
-    settings = {"learning_rate": 3e-4, "adam_beta2": 0.95, "weight_decay": 0.0, "max_grad_norm": 1.0}
+    settings: dict[str, Any] = {"learning_rate": 3e-4, "adam_beta2": 0.95, "weight_decay": 0.0, "max_grad_norm": 1.0}
     settings |= {"optim": "adamw_torch_fused", "lr_scheduler_type": "constant", "max_steps": 10**6, "use_cpu": True}
     settings |= {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     settings |= {"bf16": spec["precision"] == "bf16", "torch_compile": spec["compile"]}

@@ -5,6 +5,8 @@ five tasks of text that it has not seen, and has lm-eval score both. It needs lm
 the python that runs it; it writes benchmarks/results/evals_harness.json.
 """
 
+# pyright: reportMissingImports=false
+
 import argparse
 import gzip
 import json

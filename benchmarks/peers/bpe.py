@@ -5,6 +5,8 @@
 FOLDER has texts.jsonl, and tokenizer.json once one is trained. Imports nothing of hornbook.
 """
 
+# pyright: reportMissingImports=false
+
 import hashlib
 import json
 import sys

@@ -6,6 +6,8 @@ the documents that the filters left (filtered/), ids of those that MinHash left 
 This runs in the environment of the peers, so it imports nothing of hornbook.
 """
 
+# pyright: reportMissingImports=false
+
 import json
 import re
 import sys

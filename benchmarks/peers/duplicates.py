@@ -4,6 +4,8 @@ IN holds {"texts": [...], "items": [...]}; OUT gets {"seconds": CPU seconds of t
 in the environment of the peers, so it imports nothing of hornbook. Near duplicates: 14 bands of 8, 5-word shingles.
 """
 
+# pyright: reportMissingImports=false
+
 import json
 import struct
 import sys

@@ -5,6 +5,8 @@ BIN: uint16 tokens; IDX: uint64 ends of documents; both are written again in its
 document and whose ends have no loss. Neither makes the square of who sees whom, which its fused attention does without.
 """
 
+# pyright: reportMissingImports=false
+
 import sys
 import time
 from collections.abc import Iterator
@@ -68,7 +70,7 @@ def main() -> None:
         work, rows, sequence, samples = line.split()[0], *map(int, line.split()[1:])
         if work not in streams:
             streams[work] = loader(prefix, documents, work, rows, sequence)
-        begin = time.process_time()
+        batch, begin = dict[str, torch.Tensor](), time.process_time()
         for _ in range(samples // rows):
             batch = next(streams[work])
         seconds = time.process_time() - begin

@@ -6,6 +6,8 @@
 Stage 0 is data parallelism. It is no part of the environment, and brings no torch of its own.
 """
 
+# pyright: reportMissingImports=false
+
 import os
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +51,7 @@ def begin(spec: dict[str, Any], world: World) -> Callable[[Tensor], float]:
 
     objective, micro_batch = Objective(spec), spec["micro_batch"]
     if spec["stage"] == 3:  # the head reads the embedding's weight
+        assert objective.model.embedding is not None
         deepspeed.zero.register_external_parameter(objective, objective.model.embedding.weight)
     settings = AdamW(weight_decay=0.0)
     betas = settings.beta1, settings.beta2

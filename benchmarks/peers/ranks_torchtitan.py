@@ -11,6 +11,8 @@ pipelines. Its backend "spmd_types" hands plain tensors to torch's fully_shard, 
 
 # ruff: noqa: E402 - a variable of its first module decides what its others take for the device
 
+# pyright: reportMissingImports=false
+
 import json
 from collections.abc import Callable
 from functools import partial

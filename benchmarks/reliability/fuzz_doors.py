@@ -114,7 +114,7 @@ def _read(name: str, layout: str, data: bytes, folder: Path) -> None:
     """What `prepare` does first with a file of that name."""
     path = folder / name
     path.write_bytes(data)
-    config = SourceConfig(paths=[str(path)], layout=layout)
+    config = SourceConfig.model_validate({"paths": [str(path)], "layout": layout})
     for file in list_inputs("s", config):
         for _ in read_file(file, ReadOptions.of(config, 2**22)):
             pass

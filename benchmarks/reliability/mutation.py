@@ -144,11 +144,11 @@ def mutant(path: Path, number: int) -> Mutant:
     tree = ast.parse(source)
     node: Any = places(tree)[number]
     new = ast.fix_missing_locations(next(changes(node))(copy.deepcopy(node)))
-    shown = [ast.unparse(each).splitlines()[0] for each in (node, new)]
+    old, shown = (ast.unparse(each).splitlines()[0] for each in (node, new))
     text = ast.unparse(ast.fix_missing_locations(_Swap(node, new).visit(tree)))
     name = str(path.relative_to(PACKAGE))
     lines = _lines(ast.parse(source), node.lineno, node.end_lineno)
-    return Mutant(name, lines, node.lineno, source.splitlines()[node.lineno - 1].strip(), *shown, text)
+    return Mutant(name, lines, node.lineno, source.splitlines()[node.lineno - 1].strip(), old, shown, text)
 
 
 def _lines(tree: ast.Module, first: int, last: int) -> frozenset[int]:

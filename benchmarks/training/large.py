@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import report
 from benchmarks.contenders.processes import ROOT, Contender, Process, interleave
 from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.head import LMHead, MaskedHead
 from hornbook.settings.resolve import resolve
 
 PEAKS = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12}
@@ -41,7 +42,7 @@ def flops_per_token(recipe: str, sequence: int) -> float:
     built = build_model(model, model.vocab, device="meta")
     roles = parameter_roles(built)
     matrices = sum(each.numel() for name, each in built.named_parameters() if roles[name] in ("matrix", "head"))
-    if model.head.tied:
+    if isinstance(model.head, LMHead | MaskedHead) and model.head.tied:
         matrices += model.vocab * model.width
     return 6.0 * matrices + 6.0 * model.layers * model.width * sequence
 

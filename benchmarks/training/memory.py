@@ -215,7 +215,7 @@ def alone(build: Callable[[], Callable[[], float]]) -> int:
 
 def _peak(build: Callable[[], Callable[[], float]]) -> int:
     run = build()
-    torch.ones(512, 512) @ torch.ones(512, 512)  # buffers of the library of products
+    torch.mm(torch.ones(512, 512), torch.ones(512, 512))  # buffers of the library of products
     before = peak_bytes()
     run()
     run()

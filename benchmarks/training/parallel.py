@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from tests.parallel.trajectory import LAYOUTS, Difference, Result, Run, compare, perform, same_bits
+from tests.parallel.trajectory import LAYOUTS, Difference, Precision, Result, Run, compare, perform, same_bits
 from tests.ranks import RankServer
 
 WORLDS = {layout: (4,) if layout == "hybrid" else (1, 2, 3, 4) for layout in LAYOUTS}
@@ -48,7 +48,7 @@ class Row:
     """Whether every difference that has a limit is within it."""
 
 
-def parity(do: Performer, limits: dict[str, dict[str, float]]) -> list[Row]:
+def parity(do: Performer, limits: dict[Precision, dict[str, float]]) -> list[Row]:
     """The table: every layout and number of ranks in every precision."""
     rows = []
     for precision, limit in limits.items():
@@ -61,13 +61,13 @@ def parity(do: Performer, limits: dict[str, dict[str, float]]) -> list[Row]:
     return rows
 
 
-def limits_of(orders: dict[str, Difference]) -> dict[str, dict[str, float]]:
+def limits_of(orders: dict[str, Difference]) -> dict[Precision, dict[str, float]]:
     """By precision and figure."""
     bf16 = {name: 3 * max(asdict(each)[name] for each in orders.values()) for name in FIGURES}
     return {"fp64": dict.fromkeys(FIGURES, 1e-9), "fp32": {"losses": 1e-5}, "bf16": bf16}
 
 
-def orders_of(do: Performer, precision: str) -> dict[str, Difference]:
+def orders_of(do: Performer, precision: Precision) -> dict[str, Difference]:
     """How far two orders of the same microbatches are apart in one process."""
     forward = Run(precision=precision)
     expected = do(forward)

@@ -22,15 +22,16 @@ def measure(name: str, draws: int) -> dict[str, Any]:
     from tests.model import parity
 
     cases: dict[str, float] = {}
-    equal = 0
+    equal, kind = 0, ""
     for seed in range(draws):
         with tempfile.TemporaryDirectory() as folder:
             pair = parity.make_pair(name, seed, Path(folder))
             for case, difference in parity.measure(pair).items():
                 cases[case] = max(cases.get(case, 0.0), difference)
             equal += parity.exported(pair)
+            kind = pair.config.kind
     kept = equal == draws and all(difference <= LIMIT for difference in cases.values())
-    return {"cases": cases, "exports_equal": equal, "kept": kept, "family": pair.config.kind}
+    return {"cases": cases, "exports_equal": equal, "kept": kept, "family": kind}
 
 
 def run(draws: int = DRAWS) -> dict[str, Any]:

@@ -154,6 +154,7 @@ def measure(name: str) -> dict[str, Any]:
 
     trained = Trained(name)
     train = trained.recipe.train
+    assert isinstance(train.micro_batch, int)
     few, many = row_counts(train.sequence, train.micro_batch)
     for _ in range(2):  # the first compiles kernels and makes the moments
         trained.step(few)

@@ -57,7 +57,7 @@ def finished_step(number: int) -> Step:
     """A record as the loop makes it."""
     facts: dict[str, Any] = {"attempt": 1, "loss": 1.0, "grad_norm": 1.0, "lr": 1e-3, "skipped": False}
     facts |= {"token_hash": "", "first_sample": 0, "num_samples": 16, "data_seconds": 0.0, "final": False}
-    phases = dict.fromkeys(PHASES, 0.1)
+    phases: dict[str, float] = dict.fromkeys(PHASES, 0.1)
     return Step(step=number, tokens=number, step_tokens=4096, seconds=1.0, phases=phases, positions=(4096, 0), **facts)
 
 

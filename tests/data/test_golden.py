@@ -81,8 +81,11 @@ def contents(batch: Batch) -> list[object]:
     return [*tensors, batch.document_lengths, batch.prefixes, *source]
 
 
+_CONFIGS: TypeAdapter[ObjectiveConfig] = TypeAdapter(ObjectiveConfig)
+
+
 def objective(name: str) -> ObjectiveConfig:
-    return TypeAdapter(ObjectiveConfig).validate_python(BATCHES[name][0])
+    return _CONFIGS.validate_python(BATCHES[name][0])
 
 
 @pytest.mark.parametrize("name", BATCHES)

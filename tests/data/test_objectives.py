@@ -48,10 +48,11 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 PAIRS = ["span", "infill", "ul2", "pair mixture"]
 TENSORS = ("tokens", "targets", "weights", "positions", "samples", "sources")
+_CONFIGS: TypeAdapter[ObjectiveConfig] = TypeAdapter(ObjectiveConfig)
 
 
 def objective(name: str) -> ObjectiveConfig:
-    return TypeAdapter(ObjectiveConfig).validate_python(OBJECTIVES[name])
+    return _CONFIGS.validate_python(OBJECTIVES[name])
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +269,7 @@ def test_the_part_of_a_text_changes_with_the_epoch_and_every_epoch_has_all_of_it
 
 
 def refusal(raw: Raw, sequence: int = SEQUENCE, packing: Any = "concat", **settings: Any) -> str:
-    asked = TypeAdapter(ObjectiveConfig).validate_python(settings)
+    asked = _CONFIGS.validate_python(settings)
     config = DataConfig(objective=asked, packing=packing)
     with pytest.raises(UsageError) as caught:
         build_loader(config, raw.path, sequence=sequence, micro_batch=4, seed=1, prefetch=False)

@@ -1,6 +1,6 @@
 """Fixtures of the model's tests: models in which nothing is left at a value that hides a mistake."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,8 @@ RandomModel = Callable[..., Transformer]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread(one_thread: None) -> None:
     """Tensors are small and tests run side by side: threads would spend their time waiting for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -27,11 +27,12 @@ CASES = [(kind, more) for kind in KINDS for more in ({}, *SETTINGS.get(kind, [])
 IDS = [" ".join([kind, *more]) for kind, more in CASES]
 SHAPES: dict[str, tuple[int, ...]] = {"a.weight": (8, 6), "a.bias": (8,), "experts": (3, 4, 5)}
 ROLES = {"a.weight": "matrix", "a.bias": "vector", "experts": "matrix"}
+_OPTIMIZERS: TypeAdapter[OptimizerConfig] = TypeAdapter(AnyOptimizer)
 
 
 def config_of(kind: str, **settings: Any) -> OptimizerConfig:
     """The settings of an optimizer, at its defaults but for `settings`."""
-    return TypeAdapter(AnyOptimizer).validate_python({"kind": kind, **settings})
+    return _OPTIMIZERS.validate_python({"kind": kind, **settings})
 
 
 def make(config: OptimizerConfig, seed: int = 0) -> tuple[dict[str, Parameter], Optimizer]:

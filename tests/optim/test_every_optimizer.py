@@ -124,15 +124,7 @@ def _steps(
     return everything(named, optimizer)
 
 
-@pytest.fixture
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @every_case
 def test_a_bad_gradient_anywhere_changes_no_bit_of_a_model(kind: str, more: dict[str, Any], precision: str) -> None:

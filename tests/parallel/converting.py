@@ -3,14 +3,12 @@
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
@@ -18,6 +16,7 @@ from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.shard import Shard, state_shards
 from hornbook.parallel.world import RankInfo, distributed
+from tests.optim.kinds import config_of
 from tests.parallel.cases import CPU, parallel
 
 EXPERTS = ExpertsConfig(count=3, active=1, hidden=8)
@@ -41,11 +40,10 @@ def convert_along(rank_info: RankInfo, kinds: list[str], layout: dict[str, Any])
 
 
 def made(engine: Engine, kind: str) -> tuple[Optimizer, Owners]:
-    config = TypeAdapter(AnyOptimizer).validate_python({"kind": kind})
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     owners = Owners(engine.shards, engine.world)
     roles = parameter_roles(engine.model)
-    return build_optimizer(engine.named_parameters, roles, config, None, shapes, owners), owners
+    return build_optimizer(engine.named_parameters, roles, config_of(kind), None, shapes, owners), owners
 
 
 def fill(shards: dict[str, Shard]) -> None:

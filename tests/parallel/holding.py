@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -13,7 +12,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.optim import AnyOptimizer
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, distributed
@@ -35,9 +34,8 @@ def held(rank_info: RankInfo, settings: dict[str, Any]) -> int:
         engine = parallelize(build_model(SIZES, ROWS), parallel, CPU, world)
         for shard in engine.shards.values():
             shard.tensor.detach().fill_(0.01)
-        config = TypeAdapter(AnyOptimizer).validate_python({"kind": "adamw"})
         optimizer = build_optimizer(
-            engine.named_parameters, parameter_roles(engine.model), config, None, engine.shapes, engine.owners
+            engine.named_parameters, parameter_roles(engine.model), AdamW(), None, engine.shapes, engine.owners
         )
         begin = engine._data_parallel.begin_microbatch
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 import xxhash
-from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -26,7 +25,6 @@ from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer, decaying
 from hornbook.optim.config.clipping import AdaptiveClip, NormClip, ValueClip, ZScoreClip
-from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
@@ -35,6 +33,7 @@ from hornbook.parallel.offload.offload import hosted
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
+from tests.optim.kinds import config_of
 from tests.parallel import families, odd
 from tests.ranks import LIMIT_SECONDS
 
@@ -50,6 +49,7 @@ CLIPS = {
     "zscore": ZScoreClip(z=0.5, window=8, warmup=4, limit=CLIP),
 }
 EXPERTS = ExpertsConfig(count=16, active=3, hidden=32, z_loss=0.01, router=SigmoidRouterConfig(balance_rate=0.02))
+Precision = Literal["fp64", "fp32", "bf16", "bf16-pure", "fp16"]
 TOLD = ("losses", "objectives", "norms", "applied", "scales")
 """What every rank must say alike."""
 ADDRESS = "tests/parallel/trajectory.py:trajectory"
@@ -75,7 +75,7 @@ class Run:
     """How context ranks exchange keys and values; by default the configuration's."""
     expert: int = 1
     exact: bool = False
-    precision: Literal["fp64", "fp32", "bf16", "bf16-pure", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     tied: bool = True
     backwards: bool = False
     """Take the microbatches in the opposite order."""
@@ -325,7 +325,7 @@ def train_steps(engine: Engine, run: Run, world: World, gradients: Path) -> dict
 
     Gradients of the first step go to a file.
     """
-    config = TypeAdapter(AnyOptimizer).validate_python({"kind": run.optimizer, "lr": RATE, **run.settings})
+    config = config_of(run.optimizer, **{"lr": RATE, **run.settings})
     shapes = engine.shapes
     roles = parameter_roles(engine.model)
     engine.penalties.names = decaying(roles, config)

@@ -11,6 +11,18 @@ from hornbook.files.run_directory import RunDir
 from tests.run.launcher import Launcher
 
 Branch = Callable[[Path], list[dict[str, Any]]]
+BERT = (
+    'model.kind="encoder"',
+    'model.block="post"',
+    "model.embedding.norm=true",
+    "model.embedding.types=2",
+    "model.attention.bias=true",
+    "model.attention.out_bias=true",
+    'model.mlp={kind="mlp", activation="gelu"}',
+    'model.norm={kind="layer", eps=1e-12}',
+    'model.position={kind="learned", length=64}',
+)
+"""Settings of an encoder as BERT is; its head and objective are to be added."""
 
 
 @pytest.fixture(scope="session")

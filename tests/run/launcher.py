@@ -36,8 +36,11 @@ import hornbook.run.train
 from hornbook.parallel.engine import Engine
 from hornbook.run.checkpoints import memory_copies
 from hornbook.run.diagnose.deep import slots
+from hornbook.run.inputs import load_kernels
 from hornbook.run.observe import audit
+from hornbook.run.start.environment import code_digest
 from hornbook.run.state import State
+from hornbook.settings.resolve import resolve
 from tests.processes import Server, answer, die_with, outlive_parent, wait_until
 from tests.run.guard.poison import poison
 
@@ -136,9 +139,14 @@ class Launcher:
 
 
 def serve(parent: int) -> None:
-    """Answer until the input ends."""
+    """Answer until the input ends. What every command would read anew is read before."""
     die_with(parent)
     hornbook.run.launch.supervisor.preload()
+    recipe = resolve("tiny", ["train.precision=fp32", "train.device=cpu"], environ={}).recipe
+    load_kernels(recipe.model, recipe.train, vocab=256)
+    code_digest()
+    gc.collect()
+    gc.freeze()
     answer("ready")
     pids: set[int] = set()
     for line in sys.stdin:

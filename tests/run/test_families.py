@@ -10,21 +10,14 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
+from tests.run.conftest import BERT
 from tests.run.launcher import Launcher
 
 Branch = Callable[[Path], list[dict[str, Any]]]
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 
 MASKED = (
-    'model.kind="encoder"',
-    'model.block="post"',
-    "model.embedding.norm=true",
-    "model.embedding.types=2",
-    "model.attention.bias=true",
-    "model.attention.out_bias=true",
-    'model.mlp={kind="mlp", activation="gelu"}',
-    'model.norm={kind="layer", eps=1e-12}',
-    'model.position={kind="learned", length=64}',
+    *BERT,
     'model.head.kind="masked"',
     'data.objective.kind="masked"',
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from starlette.testclient import TestClient
 
 from hornbook.model.storage.load import Loaded, load_model
@@ -26,11 +25,8 @@ LIMITS = Limits(slots=4, queue=8, context=64, seconds=60, body_bytes=20_000, cho
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread: None) -> None:
+    """As in the tests of the model: its tensors are small."""
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,10 @@
 """The command: a server of its own process, asked by the official client, ended by a signal."""
 
+import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,11 +50,7 @@ def test_it_serves_until_a_signal_and_ends_as_done(folder: Path) -> None:
 def test_what_cannot_be_served_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", str(folder), "--port", port, "--device", "cpu"]) == Exit.USAGE
     assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
@@ -64,6 +62,16 @@ def test_what_cannot_be_served_is_refused(
     monkeypatch.setenv(KEY, " ")
     assert main(["serve", str(folder), "--slots", "100", "--device", "cpu"]) == Exit.USAGE
     assert "HORNBOOK_API_KEY is set and empty" in capsys.readouterr().err
+
+
+def test_the_logging_of_others_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """absl's handler, when it is closed, closes what was stderr when absl was imported."""
+    handler, closed = logging.StreamHandler(), list[bool]()
+    monkeypatch.setattr(handler, "close", lambda: closed.append(True))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(folder), "--port", port, "--device", "cpu"]) == Exit.USAGE
+    assert not closed
 
 
 def test_an_address_knows_who_reaches_it() -> None:

@@ -78,6 +78,7 @@ def serve_app(app: ASGIApp, address: Address, limits: Limits, started: Callable[
         app,
         host=address.host,
         port=address.port,
+        log_config=None,  # uvicorn's own closes the logging handlers of everybody else in the process, some with stderr
         log_level="error",
         access_log=False,
         server_header=False,

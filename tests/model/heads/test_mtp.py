@@ -26,9 +26,6 @@ SIZES: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4}
 LAMBDA = 0.3
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def make_engine(model: dict[str, Any], weight: float = LAMBDA, *, double: bool = False) -> Engine:
     config = ModelConfig.model_validate(SIZES | model)
     train = {"precision": "fp32", "device": "cpu", "loss": {"mtp": weight}}

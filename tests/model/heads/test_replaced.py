@@ -1,6 +1,5 @@
 """Replaced-token detection: both losses and all gradients by transformers' modules; what is drawn, how it counts."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -66,14 +65,6 @@ _GENERATOR_ENDS = {
     "head.before.norm": "generator_predictions.LayerNorm",
     "head.bias": "generator_lm_head.bias",
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_engine(**head: Any) -> Engine:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +13,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.optim import AnyOptimizer
+from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
@@ -167,7 +166,7 @@ def held(place: RankInfo, settings: dict[str, Any], precision: str) -> dict[str,
         optimizer = build_optimizer(
             engine.named_parameters,
             parameter_roles(engine.model),
-            TypeAdapter(AnyOptimizer).validate_python({"kind": "adamw"}),
+            AdamW(),
             {},
             engine.shapes,
         )

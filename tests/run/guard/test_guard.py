@@ -144,6 +144,25 @@ def test_high_losses_whose_gradients_stand_out_are_never_learned() -> None:
     assert (guard.pending.rule, guard.pending.onset, guard.pending.step) == ("D1b", last + 1, last + 9)
 
 
+def test_what_scatters_about_the_limits_is_refused_whole_once_one_of_it_was() -> None:
+    """Poison of place 164 with other text: z of the loss 8.05, 7.3, 8.02, 7.2 and so on, of the norm 5.7 to 6.7."""
+    guard = guard_of()
+    last, limits = warm(guard), guard.limits(301)
+    assert limits is not None
+    deviation = (limits.loss - limits.spike_loss) / 2  # z of 8 and 6
+    for number in range(1, 13):
+        limits = guard.limits(last + number)
+        assert limits is not None
+        loss = limits.spike_loss + deviation * (2.5 if number % 2 else 1.3)
+        norm = limits.norm_over * (1.03 if number % 2 else 0.97)
+        assert loss > limits.loss
+        list(guard.judge(seen(last + number, loss, norm, applied=False, in_a_row=number)))
+        if guard.pending is not None:
+            break
+    assert guard.pending is not None
+    assert (guard.pending.rule, guard.pending.onset, guard.pending.step) == ("D1b", last + 1, last + 9)
+
+
 def exp(guard: Guard, z: float) -> float:
     """The gradient norm at a z."""
     return math.exp(guard._norm.at(z))
