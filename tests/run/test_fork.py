@@ -17,6 +17,7 @@ from hornbook.run.ledger import At, Ledger
 from hornbook.run.start.init_from import InitFrom, adopt_model, check_tokenizer, init_from_fork
 from hornbook.settings.resolve import resolve
 from hornbook.text.tokenizer.tokenizer import Tokenizer
+from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -87,6 +88,19 @@ def test_a_fork_may_normalise_queries_and_keys_and_goes_on_as_it_was(
     assert all((value == value[0]).all() and value[0] > 0 and value[0] != 1 for value in gains.values())
     assert launch_run(child.path, "train.tokens=2000", mode="resume") == Exit.DONE
     assert branch(child.path)[-1]["step"] > 12
+
+
+@pytest.mark.slow
+def test_ranks_that_share_parameters_fit_the_new_norms_alike(
+    tmp_path: Path, parent: RunDir, launcher: Launcher, branch: Branch
+) -> None:
+    found = []
+    for name, words in (("one", ()), ("two", ("parallel.data=2", "parallel.shard=everything"))):
+        fork = ["fork", str(parent.path), "--at", "8", "--out", str(tmp_path / name), NORMED, *words]
+        started = launcher.start(fork, tmp_path / f"{name}.txt")
+        assert started.wait() == Exit.DONE, started.text
+        found.append([each["loss"] for each in branch(tmp_path / name)])
+    assert found[1] == pytest.approx(found[0], abs=1e-4)
 
 
 def test_a_fork_names_its_parent_and_needs_it_no_more(

@@ -175,6 +175,30 @@ def test_a_changed_setting_is_journaled_and_stays(
     assert "lr = 0.002" in run.recipe.read_text()
 
 
+def test_other_threads_or_another_cpu_are_told_and_on_record(
+    tmp_path: Path, launch_run: Launch, events: Events
+) -> None:
+    """The run goes on: its last bits may be others, and it says so."""
+    run = stopped_run(tmp_path / "run", launch_run, 4)
+    began = json.loads(run.env.read_bytes())
+    run.env.write_text(json.dumps({**began, "threads": 96, "hardware": {**began["hardware"], "cpu": "another"}}))
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    changed = events(run.path, "resume")[0]["environment"]["changed"]
+    assert [each.split(" -> ")[0] for each in changed] == ["threads: 96", "cpu: another"]
+    assert "the last bits may differ from the earlier attempts: threads: 96 -> " in run.log.read_text()
+
+
+def test_a_run_in_fp16_goes_on_in_bf16(tmp_path: Path, launch_run: Launch, branch: Branch, events: Events) -> None:
+    """What a pause over the fp16 scale names as the remedy."""
+    run = stopped_run(tmp_path / "run", launch_run, 8, "train.precision=fp16")
+    assert launch_run(run.path, "train.precision=bf16", mode="resume") == Exit.DONE
+    (change,) = events(run.path, "resume")[0]["changes"]
+    assert (change["key"], change["old"], change["new"]) == ("train.precision", "fp16", "bf16")
+    steps = branch(run.path)
+    assert [each["step"] for each in steps] == list(range(1, 13))
+    assert steps[8]["loss"] < steps[0]["loss"]
+
+
 def test_a_change_survives_a_kill_between_ledger_and_recipe(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
     run = stopped_run(tmp_path / "run", launch_run, 4)
     old = run.recipe.read_bytes()

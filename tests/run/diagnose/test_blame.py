@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hornbook.cli.data.why import otherwise
 from hornbook.cli.main import main
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.journal import Appender, read_records
@@ -114,6 +115,11 @@ def test_attempts_and_skips(run: RunDir, tmp_path: Path) -> None:
     assert {each.sample for each in skipped.documents} == set(range(first, first + count))
     with pytest.raises(UsageError, match=r"attempt 7 of .* has not done step 4"):
         blame_step(copy, 4, 7)
+
+
+def test_a_skipped_step_of_usual_documents_names_what_to_look_at_next() -> None:
+    assert "`hornbook doctor runs/a --step 7`" in otherwise({"run": "runs/a", "step": 7, "loss": None})
+    assert "guard.clip_z" in otherwise({"run": "runs/a", "step": 7, "loss": 9.0})
 
 
 def test_the_list_goes_back_into_prepare(run: RunDir, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hornbook.run.config import GuardConfig
 from hornbook.run.guard.detectors import Drift, Overflows, Probes
 from hornbook.run.guard.guard import Guard, Seen
 from hornbook.run.guard.policy import Detection
-from hornbook.run.guard.recovery import if_sound
+from hornbook.run.guard.recovery import other_remedy
 
 # BLOOM-176B, iterations 31214 to 31222, as published in its training chronicles (tr11-176B-ml, 2022-04-12).
 BLOOM_LOSS = (2.199, 2.220, 2.595, 2.242, 2.345, 5.098, 3.492, 3.213, 2.805)
@@ -190,7 +190,7 @@ def test_new_text_whose_gradients_stand_out_is_learned_with_a_higher_limit(share
         assert least <= refused <= most
         assert (guard.pending is None) == (limit is not None)
         if guard.pending is not None:  # the pause says which limit would have let it pass
-            named = float(if_sound(guard.pending, guard).partition("--guard.clip_z ")[2].split()[0])
+            named = float(other_remedy(guard.pending, guard).partition("--guard.clip_z ")[2].split()[0])
             assert exp(guard, named) > norm
 
 

@@ -46,10 +46,7 @@ def why(
     value |= {"documents": [each.to_json() for each in blame.documents], "marked": len(blame.marked)}
     lines = [*head, *_text(blame)]
     if value.get("skipped") and not blame.marked and not blame.problem:
-        lines.append(
-            "if its text is sound and only new to the run, raise guard.clip_z and guard.skip_norm_z above its z_norm "
-            "(events.jsonl), and it is learned"
-        )
+        lines.append(otherwise(value))
     if exclude is not None:
         chosen = blame.documents if skipped else blame.marked
         value["excluded"] = len({each.ref.id for each in chosen})
@@ -109,6 +106,17 @@ def _text(blame: "Blame") -> list[str]:
     lines.append("")
     lines += [f"{each.ref.source} {each.ref.id}: {'; '.join(each.reasons)}" for each in blame.marked[:SHOWN]]
     return lines if blame.marked else [*lines, "no document has a reason to be blamed"]
+
+
+def otherwise(value: dict[str, Any]) -> str:
+    """What to do about a step that was skipped, and whose documents are like others."""
+    if value["loss"] is None:
+        at = f"{value['run']} --step {value['step']}"
+        return f"it was not finite: `hornbook doctor {at}` computes it again and names the module"
+    return (
+        "if its text is sound and only new to the run, raise guard.clip_z and guard.skip_norm_z above its z_norm "
+        "(events.jsonl), and it is learned"
+    )
 
 
 def _row(each: "Blamed") -> tuple[str, ...]:

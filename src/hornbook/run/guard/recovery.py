@@ -222,7 +222,7 @@ class Recovery(StepJudge):
             f"paused at step {self._state.step:,}: the run diverges since step {finding.onset:,} ({finding.rule}), and "
             f"{why}. `hornbook why {job.run.path}@{finding.onset}` shows the text of these steps, {evidence.name} in "
             f"incidents/ what the guard saw. `hornbook resume {job.run.path}` goes on from the newest checkpoint, with "
-            f"a lower --optim.lr or a smaller --optim.clip{if_sound(finding, guard)}"
+            f"a lower --optim.lr or a smaller --optim.clip{other_remedy(finding, guard)}"
         )
 
     def _go_back(self, intervener: Intervener, finding: Detection, action: Action, checkpoint: str) -> Intervener:
@@ -280,8 +280,12 @@ class Recovery(StepJudge):
         return Intervention(step, tokens, overlay=Overlay(OVERLAY_FACTOR, span, span))
 
 
-def if_sound(finding: Detection, guard: Guard) -> str:
-    """What helps where updates were refused for text that is to be learned, to end a message; "" for other findings."""
+def other_remedy(finding: Detection, guard: Guard) -> str:
+    """What else helps, to end a message: by what was found."""
+    if finding.rule == "D0":
+        return f"; `hornbook doctor RUN --step {finding.onset}` names the first module that is not finite"
+    if finding.rule == "D4":
+        return "; or with --train.precision bf16, which needs no loss scale"
     if finding.rule != "D1b":
         return ""
     above = math.ceil(2 * max(guard.config.clip_z, *guard.state()["norm_zs"]))

@@ -203,7 +203,7 @@ class Failure:
     status: RankStatus
     """Its last heartbeat."""
     report: Report | None = None
-    found: float = field(default_factory=time.time)
+    found: float = field(default_factory=time.time, compare=False)
     """When it was noticed, in seconds since 1970: before the stacks of a hang were written, and before any restart."""
 
     def __str__(self) -> str:

@@ -125,7 +125,7 @@ def test_dead_units_of_experts_are_those_of_experts_that_serve_some(tmp_path: Pa
     x = torch.rand(60, 6, generator=generator)
     gate[:, :2], gate[:, 2:] = -gate[:, :2].abs(), gate[:, 2:].abs()
     experts = torch.tensor([[0, 1]] * 20 + [[1, 2]] * 37 + [[2, 3]] * 3)
-    world = SimpleNamespace(axis_size=lambda _: 1)
+    world = SimpleNamespace(axis_size=lambda _: 1, axis_rank=lambda _: 0)
     watch = activations.ActivationWatch(cast("Any", SimpleNamespace(world=world)), ["blocks.0"])
     watch._sums = torch.zeros(1, activations._SUMS, dtype=torch.float64)
     weights = torch.ones(60, 2)
@@ -139,6 +139,22 @@ def test_dead_units_of_experts_are_those_of_experts_that_serve_some(tmp_path: Pa
     (record,) = statistics(tmp_path / "run")
     assert record["dead_units"][0] is not None
     assert 1 <= record["expert_load"][0] <= 2
+
+
+@pytest.mark.slow
+def test_ranks_that_divide_experts_count_dead_units_together(
+    tmp_path: Path, launcher: Launcher, launch_run: Launch, tiny_settings: tuple[str, ...]
+) -> None:
+    words = ("model.mlp.kind=experts", "model.mlp.count=3", "model.mlp.active=2", "model.mlp.hidden=16", ON)
+    words = (*words, "train.tokens=512", "model.mlp.activation=relu", "train.micro_batch=1")
+    assert launch_run(tmp_path / "one", *words) == Exit.DONE
+    two = [*tiny_settings, *words, "parallel.expert=2"]
+    started = launcher.start(["train", "--out", str(tmp_path / "two"), *two], tmp_path / "two.log")
+    assert started.wait() == Exit.DONE, started.text
+    (mine,), (theirs,) = (statistics(tmp_path / name) for name in ("two", "one"))
+    assert theirs["dead_units"][0] > 0
+    assert mine["dead_units"] == pytest.approx(theirs["dead_units"], abs=0.03)
+    assert mine["expert_load"] == pytest.approx(theirs["expert_load"], rel=0.05)
 
 
 def test_layers_are_blocks_and_what_is_beside_them() -> None:

@@ -50,7 +50,10 @@ class Recomputed:
     def __str__(self) -> str:
         made = f"step {self.step:,} again, from {self.checkpoint or 'initial values'}: loss {self.loss:.6g}"
         if self.finite:
-            return f"{made}; everything is finite"
+            return (
+                f"{made}; everything is finite. If it was not in the run, the fault has passed: it was the machine "
+                "(`hornbook doctor --deep` checks it), or a fault plan"
+            )
         first, count = self.samples
         return f"{made}; first not finite: {self.module} ({self.where}); samples {first:,} to {first + count - 1:,}"
 

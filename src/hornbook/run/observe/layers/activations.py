@@ -26,6 +26,7 @@ from hornbook.model.layers.transfer import fetch, to_device
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import GroupedProduct, Weights
 from hornbook.model.mlp.mlp import GLU, MLP, Blend, activate
+from hornbook.parallel.axes.tensor.divide import portion
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import AXES
 
@@ -45,8 +46,8 @@ class BlockOutputs:
     activation_rms: list[float | None]
     """RMS of the residual stream behind the block."""
     dead_units: list[float | None]
-    """Share of the MLP's hidden units whose activation is positive for no token; of experts, of those that serve some,
-    and None where `parallel.expert` divides them."""
+    """Share of the MLP's hidden units whose activation is positive for no token; of experts, of those that serve
+    some."""
     expert_load: list[float | None]
     """Tokens of the busiest expert over those of one in the mean."""
     max_logit: list[float | None]
@@ -126,10 +127,11 @@ class ActivationWatch:
         loads = torch.bincount(experts.flatten(), minlength=count)[:count]
         self._sums[number, 4] += loads.max()
         self._sums[number, 5] += loads.double().mean()
-        if len(matrices.gate) == count:
-            for expert in (loads >= _SERVED).nonzero().flatten().tolist():
-                chosen = x[(experts == expert).any(1)]
-                self._count_units(number, activate(linear(chosen, matrices.gate[expert].to(x.dtype)), activation))
+        world = self._engine.world
+        first, end, _ = portion(count, world.axis_size(["expert"]), world.axis_rank(["expert"]))
+        for expert in (loads[first:end] >= _SERVED).nonzero().flatten().tolist():  # every rank has the same rows
+            chosen = x[(experts == first + expert).any(1)]
+            self._count_units(number, activate(linear(chosen, matrices.gate[expert].to(x.dtype)), activation))
         return product(x, experts, weights, matrices, activation)
 
     def _see_logits(
