@@ -38,12 +38,15 @@ def is_faster(processor_info: Path = Path("/proc/cpuinfo")) -> bool:
     return foreign and torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def takes(x: Tensor, tokens: int, inputs: int, outputs: int) -> bool:
-    """Whether oneDNN computes a product of these sizes with float32 `x`: of plain tensors, outside tracing."""
+def takes(x: Tensor, tokens: int, narrowest: int, multiplications: int) -> bool:
+    """Whether oneDNN computes a product with float32 `x`: of plain tensors, outside tracing.
+
+    tokens: one of its dims, which may be another from step to step. narrowest: the least of its dims.
+    """
     return (
         tokens % TOKENS_UNIT == 0
-        and tokens * inputs * outputs >= LEAST_PRODUCTS
-        and min(inputs, outputs) >= LEAST_WIDTH
+        and multiplications >= LEAST_PRODUCTS
+        and narrowest >= LEAST_WIDTH
         and type(x) in (Tensor, torch.nn.Parameter)
         and x.device.type == "cpu"
         and not torch.compiler.is_compiling()
