@@ -251,7 +251,7 @@ def masked_head(cfg: MaskedHead, model: ModelConfig, vocab: int, embedding: Embe
     return Head(vocab, read, embedding if cfg.tied else None, before, cfg.bias)
 
 
-class _Logits:
+class _ChunkLogits:
     """Logits of one chunk after the other."""
 
     def __init__(self, rows: int, matrix: Tensor) -> None:
@@ -300,7 +300,7 @@ class ChunkedLoss(torch.autograd.Function):
         grad_matrix = torch.zeros_like(matrix) if grad and ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if grad and bias is not None and ctx.needs_input_grad[2] else None
         # One chunk's logits and one product of the matrix's size serve all chunks: both are too large to ask for again.
-        buffer = _Logits(min(rows, len(hidden)), cast)
+        buffer = _ChunkLogits(min(rows, len(hidden)), cast)
         product = torch.empty_like(cast) if grad_matrix is not None and cast.dtype != matrix.dtype else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)

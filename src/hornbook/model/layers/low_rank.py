@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model.layers.products import crossed
+from hornbook.model.layers.products import crossed, matmul
 
 
 class Update(NamedTuple):
@@ -81,8 +81,8 @@ class AddLowRank(torch.autograd.Function):
         parts = zip(inner.split(ranks), d_inner.split(ranks), all_b, ctx.places, strict=True)
         for part, d_part, b, (first, last, factor) in parts:
             columns = grad[:, first:last]
-            d_part.copy_(crossed((b * factor).to(grad.dtype).T, columns, len(rows)))
-            d_b.append((crossed(part, columns.T, len(rows)).T * factor).to(b.dtype))
+            d_part.copy_(matmul(columns, (b * factor).to(grad.dtype)).T)
+            d_b.append((matmul(part, columns).T * factor).to(b.dtype))
         d_a = crossed(d_inner, rows.T, len(rows)).split(ranks)
         d_matrices = [each for a, d, b in zip(all_a, d_a, d_b, strict=True) for each in (d.to(a.dtype), b)]
         d_x = None

@@ -55,5 +55,11 @@ def takes(x: Tensor, tokens: int, narrowest: int, multiplications: int) -> bool:
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """left [..., k] times the transpose of right [m, k], plus bias [m]; without gradients."""
+    """left [..., k] times the transpose of right [m, k], plus bias [m]; without gradients.
+
+    Where it is not contiguous, left is copied by torch. Part of a wider matrix on the right is copied here: oneDNN has
+    no code for it but its reference, which takes some hundred times as long.
+    """
+    if not right.is_contiguous() and not right.T.is_contiguous():
+        right = right.contiguous()
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
