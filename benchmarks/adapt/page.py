@@ -113,4 +113,30 @@ def speculative(found: dict[str, Any]) -> list[str]:
     )
 
 
-SECTIONS = (preference, continual, smaller, finetune, rounded, speculative)
+def lora(found: dict[str, Any]) -> list[str]:
+    """LoRA and QLoRA beside peft in the Trainer."""
+    rows = [
+        (
+            f"{targets}, {precision}",
+            name,
+            f"{rate:,.0f}",
+            f"{case['ours_over'][name]:.2f}",
+            f"{case['peak_bytes'][name] / 2**20:,.0f}",
+            f"{case['above_idle_bytes'][name] / 2**20:,.0f}",
+        )
+        for targets, cases in found["cases"].items()
+        for precision, case in cases.items()
+        for name, rate in case["tokens_per_second"].items()
+    ]
+    shape, clock = found["shape"], "processor time" if found["clock"] == "cpu_seconds" else "time"
+    return section(
+        "LoRA and QLoRA beside peft in transformers' Trainer",
+        "`python -m benchmarks.adapt.lora`: a LLaMA of 6 layers, 512 wide, rank",
+        f"{found['adapter']['rank']}, {shape['rows']} rows of {shape['sequence']} tokens, one step of each in turn, by",
+        f"{clock}. peft's 4-bit weights (bitsandbytes) are not there on this CPU, so nf4 is ours alone. Memory: the",
+        "peak, and what of it is above the idle process.",
+        *rows_of(("", "", "tokens/s", "hornbook is x", "peak MiB", "MiB above idle"), rows),
+    )
+
+
+SECTIONS = (preference, continual, smaller, finetune, lora, rounded, speculative)

@@ -1,5 +1,6 @@
 """Float32 products by oneDNN: which ones, on which CPUs, and that they are the same numbers up to rounding."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,6 +99,22 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(taken: list[tuple[int, ..
     assert torch.equal(linear(x, weight), parts)
     assert torch.equal(linear(x, torch.cat([weight, weight]))[:, :OUTPUTS], parts)
     assert len(taken) == 6
+
+
+def test_part_of_a_wider_matrix_is_no_slower(taken: list[tuple[int, ...]]) -> None:
+    """oneDNN's reference takes some hundred times as long."""
+    x, weight, _ = operands(4 * TOKENS)
+    part = torch.cat([weight, weight], 1)[:, :INPUTS]
+    linear(x, weight)  # the first product of a shape makes its code
+    times = {"part": float("inf"), "whole": float("inf")}
+    for _ in range(5):
+        for name, matrix in (("part", part), ("whole", weight)):
+            begun = time.process_time()
+            y = linear(x, matrix)
+            times[name] = min(times[name], time.process_time() - begun)
+            assert torch.equal(y, linear(x, weight))
+    assert times["part"] < 10 * times["whole"]
+    assert len(taken) == 21
 
 
 def test_what_is_left_to_torch(taken: list[tuple[int, ...]]) -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model.config.part import FEW_ROWS
+from hornbook.model.layers.low_rank import add_updates, update_of
 from hornbook.model.layers.products import PackedProduct, input_gradient, linear
 from hornbook.model.layers.saved_tensors import cheap
 
@@ -70,7 +71,7 @@ class Linear(nn.Module):
         else:
             y = self.leave(self._product(x, None))
             y = y if bias is None else y + bias
-        return y if self.adapter is None else self.adapter(self, x, y)
+        return y if self.adapter is None else _adapted(x, y, [self])
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.code is not None and not self.weight.requires_grad:
@@ -122,9 +123,17 @@ def fused_linear(x: Float[Tensor, "*batch inputs"], layers: list[Linear]) -> Flo
         return torch.cat([layer.after_entrance(x) for layer in layers], -1)
     else:
         y = linear(x, _weights(layers, x.dtype), _biases(layers, x.dtype))
-    if all(layer.adapter is None for layer in layers):
-        return y
-    parts = zip(layers, y.split([layer.weight.shape[0] for layer in layers], -1), strict=True)
+    return y if all(layer.adapter is None for layer in layers) else _adapted(x, y, layers)
+
+
+def _adapted(x: Tensor, y: Tensor, layers: list[Linear]) -> Tensor:
+    """The layers' outputs side by side, y, with what their adapters make of them."""
+    widths, adapters = [layer.weight.shape[0] for layer in layers], [layer.adapter for layer in layers]
+    updates = [update_of(adapter) for adapter in adapters]
+    if all(update is not None or adapter is None for update, adapter in zip(updates, adapters, strict=True)):
+        firsts = [sum(widths[:number]) for number in range(len(layers))]
+        return add_updates(x, y, [(first, each) for first, each in zip(firsts, updates, strict=True) if each])
+    parts = zip(layers, y.split(widths, -1), strict=True)
     return torch.cat([part if layer.adapter is None else layer.adapter(layer, x, part) for layer, part in parts], -1)
 
 

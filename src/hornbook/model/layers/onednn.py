@@ -38,12 +38,15 @@ def is_faster(processor_info: Path = Path("/proc/cpuinfo")) -> bool:
     return foreign and torch.backends.mkl.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def takes(x: Tensor, tokens: int, inputs: int, outputs: int) -> bool:
-    """Whether oneDNN computes a product of these sizes with float32 `x`: of plain tensors, outside tracing."""
+def takes(x: Tensor, tokens: int, narrowest: int, multiplications: int) -> bool:
+    """Whether oneDNN computes a product with float32 `x`: of plain tensors, outside tracing.
+
+    tokens: one of its dims, which may be another from step to step. narrowest: the least of its dims.
+    """
     return (
         tokens % TOKENS_UNIT == 0
-        and tokens * inputs * outputs >= LEAST_PRODUCTS
-        and min(inputs, outputs) >= LEAST_WIDTH
+        and multiplications >= LEAST_PRODUCTS
+        and narrowest >= LEAST_WIDTH
         and type(x) in (Tensor, torch.nn.Parameter)
         and x.device.type == "cpu"
         and not torch.compiler.is_compiling()
@@ -52,5 +55,11 @@ def takes(x: Tensor, tokens: int, inputs: int, outputs: int) -> bool:
 
 
 def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """left [..., k] times the transpose of right [m, k], plus bias [m]; without gradients."""
+    """left [..., k] times the transpose of right [m, k], plus bias [m]; without gradients.
+
+    Where it is not contiguous, left is copied by torch. Part of a wider matrix on the right is copied here: oneDNN has
+    no code for it but its reference, which takes some hundred times as long.
+    """
+    if not right.is_contiguous() and not right.T.is_contiguous():
+        right = right.contiguous()
     return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")

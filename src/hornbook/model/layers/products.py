@@ -80,10 +80,22 @@ def weight_gradient(grad: Float[Tensor, "n outputs"], x: Float[Tensor, "n inputs
     return onednn.product(grad.T, x.T)
 
 
+def crossed(left: Float[Tensor, "n k"], right: Float[Tensor, "m k"], tokens: int) -> Float[Tensor, "n m"]:
+    """left right^T, one of whose dims is a number of `tokens`, the narrow side on the left; for code that makes its
+    gradients itself."""
+    if is_widened(left):
+        return crossed(left.float(), right.float(), tokens).to(left.dtype)
+    narrowest, work = min(*left.shape, len(right)), left.numel() * len(right)
+    if left.dtype == torch.float32 and onednn.takes(left, tokens, narrowest, work):
+        return onednn.product(left, right)
+    return left @ right.T
+
+
 def is_own(x: Float[Tensor, "*batch inputs"], outputs: int) -> bool:
     """Whether products of a linear layer with `x`, which it reads or gives the gradient of, are oneDNN's."""
     inputs = x.shape[-1]
-    return x.dtype == torch.float32 and onednn.takes(x, x.numel() // max(inputs, 1), inputs, outputs)
+    tokens, narrowest = x.numel() // max(inputs, 1), min(inputs, outputs)
+    return x.dtype == torch.float32 and onednn.takes(x, tokens, narrowest, x.numel() * outputs)
 
 
 def matmul(left: Float[Tensor, "*batch n k"], right: Float[Tensor, "*batch k m"]) -> Float[Tensor, "*batch n m"]:

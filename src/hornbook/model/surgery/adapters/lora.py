@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hornbook.errors import UsageError
 from hornbook.model.config.surgery import Dora, Lora
 from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.low_rank import Update
 from hornbook.model.layers.products import linear
 from hornbook.model.surgery.added import Added, Mergeable, keyed_uniform, matching_linears
 
@@ -35,6 +36,11 @@ class LowRank(Mergeable):
     def forward(self, layer: Linear, x: Tensor, y: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch outputs"]:
         del layer
         return y + self.update(x)
+
+    @property
+    def low_rank(self) -> Update | None:
+        """What it adds to the layer's matrix, where that is all it does (`layers.low_rank`)."""
+        return Update(self.a, self.b, self.factor)
 
     def update(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """s B A x."""
@@ -65,6 +71,11 @@ class Directional(LowRank):
     def __init__(self, layer: Linear, step: Dora) -> None:
         super().__init__(layer, step)
         self.magnitude = Magnitude(layer.weight.shape[0])
+
+    @property
+    def low_rank(self) -> None:
+        """None: it changes lengths too."""
+        return
 
     def forward(self, layer: Linear, x: Tensor, y: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch outputs"]:
         with torch.no_grad():
