@@ -184,7 +184,9 @@ def checkpoint(found: dict[str, Any]) -> list[str]:
 def kill_ranks(found: dict[str, Any]) -> list[str]:
     """Random kills of ranks, and how soon the run goes on."""
     kills, stops = found["kills"], ", ".join(f"{seconds:.1f}" for seconds in found["sigterm_seconds"])
-    hangs = ", ".join(f"{each['seconds']:.1f} (goal {each['goal']:.1f})" for each in found.get("hangs", ()))
+    hangs = ", ".join(
+        f"{each['found']:.1f} (goal {each['goal']:.1f}), {each['seconds']:.1f}" for each in found.get("hangs", ())
+    )
     return section(
         "Kills of ranks",
         "`python -m benchmarks.reliability.kill_ranks`: kill -9 of either of two ranks, of both, of the supervisor.",
@@ -192,7 +194,7 @@ def kill_ranks(found: dict[str, Any]) -> list[str]:
         f"{found['equal']} runs ended with weights, moments and token hashes of the uninterrupted run, to the bit.",
         *(_recovery(mode, seconds) for mode, seconds in found.get("seconds", {}).items()),
         f"From SIGTERM to the end with everything on disk: {stops} s.",
-        *([f"From SIGSTOP of a rank to the restart: {hangs} s."] if hangs else []),
+        *([f"From SIGSTOP of a rank until it is found, and until the restart: {hangs} s."] if hangs else []),
         "",
     )
 
@@ -267,10 +269,12 @@ def _poison(found: dict[str, Any]) -> list[str]:
         (rule, f"{each['mean']:+.4f}", f"{each['worst']:+.4f}", f"{each['within_noise']} of {found['places']}")
         for rule, each in found["excess"].items()
     ]
+    same = sum(each["excess"]["hornbook"] == each["excess"]["never, other window"] for each in found["found"])
     return [
         f"{found['batches']} batches of random tokens in a run of {found['steps']} steps, at {found['places']} places: "
         "held-out loss at the end, over that of the run that never had them. Within noise: no more than two of the "
-        f"deviations ({found['noise']:.4f}) by which two runs differ that never had them.",
+        f"deviations ({found['noise']:.4f}) by which two runs differ that never had them. At {same} "
+        "places the guarded run ends to the bit as one that never had the batches that the guard left out.",
         *rows_of(["rule", "mean (nats)", "worst", "within noise"], rows),
     ]
 

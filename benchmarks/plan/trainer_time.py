@@ -18,11 +18,17 @@ SUMMED_APART = (*DEEPSPEED, "2021")
 the function that sends beside the weights' gradients (`ASYNCHRONOUS`) has the product add."""
 ASYNCHRONOUS = ("Korthikanti", "vTrain")
 """Megatron since the end of 2021: tensor ranks' messages of backward run beside the weights' gradients."""
+BESIDE = 0.9
+"""Share of a message that a product beside it hides."""
+BESIDE_IN_SEQUENCE = 1 - (2 + 4 * (1 - BESIDE)) / 4
+"""The same of backward's four messages where tensor ranks divide the stream. Two gathers bring gradients that all of a
+product's backward needs, and nothing hides them; beside products run two that gather inputs again, which were not kept,
+and two that scatter sums (Korthikanti et al. 2022, section 4.2.2)."""
 NVIDIA = ("Megatron", "NeMo 24", "DGX Cloud", "SimuMax", "Llama 3 Herd")
 """Megatron-Core with Transformer Engine: attention by cuDNN, messages beside computing."""
-EXPERT_CALLS = 20
-"""Transformer Engine casts, copies and multiplies for each expert on its own: 4,096 tokens of Qwen3's 16 experts take
-as long on a B200 as on an H100."""
+EXPERT_CALLS = {"bf16": 2, "float8": 20}
+"""Transformer Engine multiplies twice for each expert on its own, and in 8 bits casts, scales and copies besides: 4,096
+tokens of Qwen3's 16 experts take as long on a B200 as on an H100."""
 FULL_POWER = 700.0
 """Watts of an H100."""
 FLASH_1 = {"A100": 0.7, "A100 40GB": 0.7, "H100 SXM": 0.4}
@@ -34,6 +40,11 @@ microbatches of a row (chronicles-prequel.md; none of the points). Two pairs on 
 NEW_DAYS = {770: "since 02-25", 895: "since 02-28"}
 """Line of BLOOM's chronicle -> since when times are comparable: "PCI-Express/NUMA was improved today so all TFLOPs have
 changed", and "Do not compare these numbers to the previous ones" (other sums of gradients, other stages)."""
+JEAN_ZAY = 135.0
+"""Gb/s of a machine of BLOOM's to others, as NCCL reached them of Omni-Path's 400: "It was only 135Gbps and while the
+vendor tried to fix it a year later it was still the same speed" (Bekman, Machine Learning Engineering, network)."""
+REACHED = 0.7
+"""Of a data sheet's network that NCCL reaches elsewhere, by which a measured one is divided: where fits begin."""
 KEPT_BY_JAX = 0.65
 """MaxText keeps the products of attention and computes the rest again; without it 70B does not fit."""
 
@@ -56,9 +67,9 @@ def settled(device: Device, hardware: dict[str, Any]) -> Device:
 
 def _network(wires: str, node: int) -> float | None:
     """GB/s of a device to other machines."""
-    if wires == "Jean Zay":
-        return 4 * 100 / 8 / node
-    found = re.search(r"(?:(\d+)x *)?(?:Omni-Path *)?(\d+) ?Gb/s([^;+]*)", wires)
+    if wires == "Jean Zay" or "Omni-Path" in wires:
+        return JEAN_ZAY / REACHED / 8 / node
+    found = re.search(r"(?:(\d+)x *)?(\d+) ?Gb/s([^;+]*)", wires)
     if found is None:
         return None
     gigabytes = int(found[2]) / 8
@@ -72,7 +83,7 @@ def trainer(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Trainer:
     source, layout, device = point["source"]["what"], point["layout"], cluster.device.name
     sums = 2.0 if "fp16" in point["precision"] and "Korthikanti" not in source else 4.0
     if any(word in source for word in SCORES_STORED):
-        return _stored_scores(source, layout, sums)
+        return _stored_scores(source, recipe, layout, sums)
     if "MPT" in source:  # of the first FSDP: the next block is gathered when the kernels of this one are started
         return Trainer(2.0, 2.0, attention=FLASH_1.get(device, 1.0), exposed=0.5)
     if "JAX" in layout.get("note", ""):
@@ -86,17 +97,16 @@ def trainer(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Trainer:
             2.0,
             beside_data=beside,
             beside_tensor=0.5 * beside,
-            beside_tensor_backward=0.9,
+            beside_tensor_backward=BESIDE if beside else _beside_backward(recipe),
             gathers=gathers,
             once_per_domain=once,
-            expert_calls=EXPERT_CALLS,
+            expert_calls=EXPERT_CALLS[recipe.train.precision],
             attention=1.0,
         )
     return Trainer(
         4.0,
         2.0,
-        beside_tensor=0.8 if layout.get("async_tp") else 0.0,
-        beside_tensor_backward=0.8 if layout.get("async_tp") else 0.0,
+        asynchronous=bool(layout.get("async_tp")),
         again=0.5,
         fused=bool(layout.get("compile")) or "torchtitan" not in source,
         gathers="each step" if recipe.parallel.pipeline.stages > 1 else "each microbatch",
@@ -105,12 +115,17 @@ def trainer(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Trainer:
     )
 
 
-def _stored_scores(source: str, layout: dict[str, Any], sums: float) -> Trainer:
+def _beside_backward(recipe: Recipe) -> float:
+    """Of tensor ranks' messages, by Megatron without overlapping them with parts of products."""
+    return BESIDE_IN_SEQUENCE if recipe.parallel.sequence else BESIDE
+
+
+def _stored_scores(source: str, recipe: Recipe, layout: dict[str, Any], sums: float) -> Trainer:
     """ZeRO-3 gathered each parameter from its owner, beside computing; data ranks of Megatron waited for the sum."""
     if layout.get("zero") == 3 or layout.get("fsdp"):
         return Trainer(2.0, 2.0, stored_scores=True, one_card=True, exposed=0.4, sum_bytes=sums)
     waits = any(word in source for word in DEEPSPEED)
-    beside = 0.9 if any(word in source for word in ASYNCHRONOUS) else 0.0
+    beside = _beside_backward(recipe) if any(word in source for word in ASYNCHRONOUS) else 0.0
     return Trainer(
         sums,
         2.0,

@@ -225,7 +225,11 @@ def bert(draw: Random) -> Shape:
 
 def electra(draw: Random) -> Shape:
     _, sizes = bert(draw)
-    return "ElectraForPreTraining", sizes | {"embedding_size": sizes["hidden_size"]}
+    return "ElectraForPreTraining", sizes | {"embedding_size": draw.choice([sizes["hidden_size"], 10])}
+
+
+def electra_generator(draw: Random) -> Shape:
+    return "ElectraForMaskedLM", electra(draw)[1] | {"embedding_size": 10}
 
 
 def roberta(draw: Random) -> Shape:
@@ -299,7 +303,7 @@ DECODERS = (
     *(gpt2, gpt_neox, gpt_j, opt, opt_350m, bloom, llama, llama3, qwen2, qwen3, gemma2, olmo2),
     *(mixtral, olmoe, qwen3_moe, deepseek_v3),
 )
-ENCODERS = (bert, electra, roberta, modernbert)
+ENCODERS = (bert, electra, electra_generator, roberta, modernbert)
 ENCODER_DECODERS = (t5, t5_v1_1, bart)
 DRAWS = {each.__name__: each for each in (*DECODERS, *ENCODERS, *ENCODER_DECODERS)}
 

@@ -11,7 +11,7 @@ from hornbook.plan.devices.rates import calibration, rates_of, shares_of
 from hornbook.plan.planner import trainer_of
 from hornbook.plan.step import StepTime, estimate_step
 from hornbook.plan.trainer import Trainer
-from hornbook.plan.work import CROOKED, START_SECONDS, Multiply, Work, attention_work, filled
+from hornbook.plan.work import START_SECONDS, Multiply, Work, attention_work, filled
 from hornbook.settings.resolve import resolve
 
 
@@ -28,7 +28,30 @@ def test_stored_scores_take_longer_than_a_fused_kernel() -> None:
     assert work.products == 4.0 * 4096 * 2048 * layer.heads * layer.head_dim
     crooked = layer.model_copy(update={"attention": layer.attention.model_copy(update={"head_dim": 60})})
     slower = attention_work(crooked, 4096, 2048, 2, stored=True)
-    assert slower.products == pytest.approx(CROOKED * work.products * 60 / layer.head_dim)
+    assert slower.products == pytest.approx(work.products * 60 / layer.head_dim)
+    rates = rates_of(parse_cluster("A100").device, "bf16")
+    bytes_alone = slower.moved / rates.bandwidth
+    assert slower.forward(rates) == pytest.approx(bytes_alone + slower.products / rates.vector)
+    assert work.forward(rates) == pytest.approx(work.moved / rates.bandwidth + work.products / rates.wide)
+
+
+def test_an_asynchronous_message_hides_behind_its_own_product_only() -> None:
+    """Nearly all of it where products are long; of short ones as much as they take."""
+    words, rows = ["parallel.tensor=8", "parallel.sequence=true"], "train.micro_batch=16"
+    shown = step(*words, rows).tensor
+    hidden = step(*words, rows, asynchronous=True).tensor
+    assert 0.1 * shown < hidden < shown
+    narrow = [f"model.mlp.hidden={size}" for size in (8192, 1024)]
+    wide, thin = (step(*words, rows, each, asynchronous=True).tensor for each in narrow)
+    assert wide < thin < shown
+
+
+def test_selective_recomputation_gathers_a_divided_stream_again() -> None:
+    words = ["train.compile=false", "parallel.tensor=8", "parallel.recompute=selective", "train.micro_batch=16"]
+    for divided, low, high in (("true", 0.2, 0.25), ("false", 0.0, 1e-9)):
+        alone, more = (step(*words, f"parallel.sequence={divided}", again=again) for again in (0.0, 1e-6))
+        blocks = more.tensor  # of which the head has a part
+        assert low * blocks <= more.recompute - alone.recompute <= high * blocks
 
 
 def test_blocks_of_multi_token_prediction_take_the_time_of_blocks_and_of_the_head() -> None:

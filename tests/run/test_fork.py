@@ -63,6 +63,32 @@ def test_a_fork_may_change_what_a_resume_may_not(
     assert steps[0]["first_sample"] == 1024 // 16  # the clock counts the same tokens in shorter rows
 
 
+NORMED = "model.attention.qk_norm=head"
+
+
+def test_a_fork_may_normalise_queries_and_keys_and_goes_on_as_it_was(
+    tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch
+) -> None:
+    """As Marin did: weights, moments, clock and data stay, and the new norms keep the size of queries and keys."""
+    init_from = fork_of(parent, 8, NORMED)
+    child = RunDir(tmp_path / "child")
+    assert launch_run(child.path, NORMED, init_from=init_from) == Exit.DONE
+    steps, before = branch(child.path), branch(parent.path)[8:]
+    assert [each["token_hash"] for each in steps] == [each["token_hash"] for each in before]
+    assert steps[0]["loss"] == pytest.approx(before[0]["loss"], abs=0.02)
+    assert steps[0]["loss"] != before[0]["loss"]
+    folder = child.checkpoints / "step-00000008"
+    gains = {
+        name: value
+        for name, value in load_file(folder / "model.safetensors").items()
+        if "_norm" in name and ("q_" in name or "k_" in name)
+    }
+    assert len(gains) == 2  # of queries and of keys, of the only layer
+    assert all((value == value[0]).all() and value[0] > 0 and value[0] != 1 for value in gains.values())
+    assert launch_run(child.path, "train.tokens=2000", mode="resume") == Exit.DONE
+    assert branch(child.path)[-1]["step"] > 12
+
+
 def test_a_fork_names_its_parent_and_needs_it_no_more(
     tmp_path: Path, parent: RunDir, launch_run: Launch, branch: Branch, events: Events
 ) -> None:

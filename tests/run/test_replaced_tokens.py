@@ -14,8 +14,10 @@ from hornbook.data.config.objectives import Masked
 from hornbook.errors import Exit, UsageError
 from hornbook.model.build import build_model
 from hornbook.model.config.head import TokenClassificationHead
+from hornbook.model.heads.replaced import GENERATED, Chosen
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.init.init import with_new_head
+from hornbook.model.storage.load import load_model
 from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.start.init_from import init_from_import
 from hornbook.settings.resolve import ConfigError, Resolved, resolve
@@ -102,6 +104,28 @@ def test_an_export_is_electras_discriminator(
     assert torch.equal(weight.detach(), stored["embedding.weight"])
     assert main(["eval", str(out), "--data", __file__]) == Exit.USAGE
     assert "the generator that replaces them is left out" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_generator_is_exported_as_a_masked_model(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    out = tmp_path / "out"
+    capsys.readouterr()
+    assert main(["export", str(whole), "--generator", "--out", str(out), "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["certificate"]["relative_difference"] < 1e-5
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["ElectraForMaskedLM"]
+    alone, both = load_model(out).model, load_model(checkpoint_path(whole)).model
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        assert alone.head is not None
+        assert both.generator is not None
+        rows = torch.tensor([0])
+        states = both(tokens, chosen=Chosen(rows, torch.tensor([1])))[1][GENERATED]
+        torch.testing.assert_close(alone.head.logits(alone(tokens)[0]), both.generator.head.logits(states))
+    assert main(["export", str(out), "--generator", "--out", str(tmp_path / "no")]) == Exit.USAGE
+    assert "has no generator" in capsys.readouterr().err
+    assert main(["export", str(whole), "--generator", "--to", "peft", "--out", str(tmp_path / "no")]) == Exit.USAGE
 
 
 def test_a_head_of_labels_takes_the_place_of_both(whole: Path, words: list[str]) -> None:

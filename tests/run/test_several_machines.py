@@ -13,6 +13,7 @@ import pytest
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
+from hornbook.run.diagnose.runs.report import diagnose_run
 from tests.processes import free_port, wait_until
 from tests.run.launcher import Launcher, Started
 
@@ -84,6 +85,21 @@ def test_a_rank_that_dies_in_training_ends_both_machines_and_no_rank_is_left(wor
     assert not any(each.children() for each in machines)
 
 
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_both_machines_and_all_stacks_are_kept(tmp_path: Path, words: list[str], begin: Begin):
+    """Each machine sees its own ranks fall silent, those that hang and those that wait for them."""
+    stop = [{"rank": 3, "phase": "clip", "step": 5, "do": "SIGSTOP"}]
+    machines = begin(*[[*words, "guard.hang_seconds=3"]] * 2, faults=stop)
+    assert [each.wait() for each in machines] == [Exit.RESUMABLE] * 2, machines[0].text + machines[1].text
+    assert "rank 3 was stopped, and silent for 3" in machines[1].text
+    assert not any(each.children() for each in machines)
+    for rank in range(4):
+        assert "most recent call first" in (tmp_path / "run" / "incidents" / "1" / f"rank-{rank}.txt").read_text()
+    (hang,) = [each for each in diagnose_run(RunDir(tmp_path / "run")).findings if each.severity == "fail"]
+    assert hang.name == "hang"
+    assert "rank 3 is in" in hang.evidence
+
+
 def test_machines_that_do_not_come_are_named_by_those_that_did(tmp_path: Path, words: list[str], begin: Begin):
     (first,) = begin(words, patience=2)
     (second,) = begin(words, first=1, patience=2)  # at another port
@@ -147,10 +163,10 @@ def over_ssh(tmp_path: Path, launcher: Launcher) -> Callable[..., Started]:
     ssh.write_text(FAKE_SSH.format(python=sys.executable))
     ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
 
-    def start(hosts: str, words: Sequence[str]) -> Started:
+    def start(hosts: str, words: Sequence[str], *more: str) -> Started:
         program = f"{sys.executable} -m hornbook.cli.main"
         launch = ["launch", *words[1:], "--on", "ssh", "--nodes", "2", "--hosts", hosts, "--ranks", "2"]
-        launch += ["--program", program, "--port", str(free_port())]
+        launch += ["--program", program, "--port", str(free_port()), *more]
         environ = {"HORNBOOK_SSH": str(ssh), "PYTHONPATH": os.pathsep.join(sys.path)}
         return launcher.start(launch, tmp_path / "ssh.txt", environ=environ)
 
@@ -162,6 +178,27 @@ def test_machines_over_ssh(tmp_path: Path, words: list[str], over_ssh: Callable[
     started = over_ssh("one,two", words)
     assert started.wait(240) == Exit.DONE, started.text
     same(tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spares", ["", "three"], ids=["fewer", "spare"])
+def test_a_run_over_ssh_goes_on_without_a_lost_machine(
+    tmp_path: Path, words: list[str], over_ssh: Callable[..., Started], whole: Path, branch: Any, spares: str
+):
+    """With a spare, or on the other machine alone: the same data in the same order."""
+    free = [word for word in words if not word.startswith("parallel.data=")]
+    started = over_ssh("one,two", free, "--spares", spares)
+    run = RunDir(tmp_path / "run")
+    wait_until((run.checkpoints / "step-00000004").exists, 120)
+    machine = next(
+        each for each in started.children() if b"HORNBOOK_NODE=1" in Path(f"/proc/{each}/cmdline").read_bytes()
+    )
+    os.kill(machine, signal.SIGKILL)
+    assert started.wait(240) == Exit.DONE, started.text
+    assert f"lost two: starting again on one{spares and ', three'}" in started.text
+    steps, expected = branch(run.path), branch(whole)
+    assert [each["token_hash"] for each in steps] == [each["token_hash"] for each in expected]
+    assert [each["step"] for each in steps] == list(range(1, 13))
 
 
 @pytest.mark.slow

@@ -26,12 +26,14 @@ STEPS = {
     "ia3": "surgery=ia3",
     "bottleneck": 'surgery=[{kind="bottleneck", width=4}]',
     "prompt": 'surgery=[{kind="prompt", length=3}]',
+    "prefix": 'surgery=[{kind="prefix", length=3, hidden=5}]',
+    "llama adapter": 'surgery=[{kind="llama_adapter_v2", length=3, below=1}]',
     "qlora": 'surgery=[{kind="nf4", block=16}, {kind="lora", rank=2}]',
     "freeze": 'surgery=[{kind="freeze", names=["embedding.*"]}]',
     "range": 'surgery=[{kind="fake_quant", group=16}]',
     "learned": 'surgery=[{kind="fake_quant", group=16, scales="learned"}]',
 }
-ADAPTERS = ("lora", "dora", "ia3", "bottleneck", "prompt", "qlora")
+ADAPTERS = ("lora", "dora", "ia3", "bottleneck", "prompt", "prefix", "llama adapter", "qlora")
 
 
 def tensors(folder: Path, step: int = 12) -> dict[str, bytes]:
@@ -135,8 +137,11 @@ def test_another_base_is_refused(tmp_path: Path, launch_run: Launch, base: Path)
         ('surgery=[{kind="nf4", block=64}, {kind="lora"}]', r"nf4 block: .* rows of 16 values"),
         ('surgery=[{kind="freeze", names=["*"]}]', r"nothing is left to train"),
         ('surgery=[{kind="freeze", names=["embeddings.*"]}]', r"matches no parameter; near are embedding.weight"),
-        ('surgery=["lora", "prompt"]', r"one of lora, dora, bottleneck, ia3, prompt is enough"),
-        ("surgery=nf4", r"weights in nf4 are frozen: add lora"),
+        (
+            'surgery=["lora", "prompt"]',
+            r"one of lora, dora, bottleneck, ia3, prompt, prefix, llama_adapter, llama_adapter_v2 is enough",
+        ),
+        ("surgery=nf4", r"weights in nf4 are frozen: add one of lora"),
         (
             "surgery=prompt model.kind=encoder data.objective.kind=masked",
             r"before the text of a decoder.*kind is encoder",

@@ -67,8 +67,24 @@ class Batch:
     """The likeliest tokens by the teacher of a distillation, in place of each target."""
     teacher_logs: Float[Tensor, "rows sequence top"] | None = None
     """Their log-probabilities, float32."""
+    mixed: "Mixed | None" = None
+    """What the texts are mixed with, where the objective asks for mixup."""
     detection: "Detection | None" = None
     """Which tokens are told apart from replaced ones; `weights` are then 1 at those that a generator replaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The other text of each (`hornbook.data.labelled.mixup`)."""
+
+    tokens: Int64[Tensor, "rows sequence"]
+    """At the same place of the other text; a text's own behind the other's end."""
+    shares: Float[Tensor, "rows sequence"]
+    """How much of itself stays, of vectors and of the loss: from [0, 1], the same for a whole text."""
+    targets: Int64[Tensor, "rows sequence"]
+    """As those of the batch, with the other's label."""
+    values: Float[Tensor, "rows sequence outputs"] | None
+    """The same of labels that are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,7 @@ class Compared:
 CHOSEN, REJECTED, MISMATCHED = 0, 1, 2
 """Sides of a comparison; KTO compares with prompts that have another's answer."""
 
-Record = TypeVar("Record", Batch, Source, Compared, Detection)
+Record = TypeVar("Record", Batch, Source, Compared, Mixed, Detection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +216,7 @@ def _changed(record: Record, of_tensor: Callable[[Tensor], Tensor], of_rows: Cal
             changed[name] = of_tensor(value)
         elif isinstance(value, list):
             changed[name] = of_rows(value)
-        elif isinstance(value, Source | Compared | Detection):
+        elif isinstance(value, Source | Compared | Mixed | Detection):
             inner: Any = value
             changed[name] = _changed(inner, of_tensor, of_rows)
     return replace(record, **changed)

@@ -54,7 +54,7 @@ def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict
     """Arguments of a Stack; its layers count from `first` where randomness is keyed by them."""
     return {
         "kind": "bidirectional" if cfg.kind == "encoder" else "causal",
-        "positions": cfg.position.build_added(cfg),
+        "positions": cfg.position.build_added(cfg.entrance),
         "bias": cfg.position.build_bias(cfg),
         "entrance": _input_layers(cfg),
         "dropout": Dropout(cfg.dropout, first, site=0),
@@ -64,10 +64,11 @@ def _stack(cfg: config.ModelConfig, cross: bool = False, first: int = 0) -> dict
 
 
 def _input_layers(cfg: config.ModelConfig) -> InputLayers:
-    part = cfg.embedding
+    part, width = cfg.embedding, cfg.entrance.width
     project = Linear(part.width, cfg.width, bias=part.bias) if part.width else None
-    types = TokenTypes(part.types, cfg.width) if part.types else None
-    return InputLayers(part.scale, project, types, cfg.norm.build(cfg.width) if part.norm else None)
+    types = TokenTypes(part.types, width) if part.types else None
+    norm = cfg.norm.build(width) if part.norm else None
+    return InputLayers(part.scale, project, types, norm, projected_last=part.projected == "last")
 
 
 def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.Module:

@@ -28,6 +28,16 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Prefix:
+    """Positions whose keys and values are trained (`hornbook.model.surgery.adapters.prefix`)."""
+
+    numbers: Int[Tensor, "batch time"]
+    """Of the key and the value that stand there, from 0; negative at tokens."""
+    states: Float[Tensor, "length hidden"] | None
+    """What layers make keys and values of; None: they have their own."""
+
+
+@dataclass(frozen=True)
 class Context:
     """Made once per stack and forward by the Transformer, read by the blocks, never written."""
 
@@ -47,6 +57,9 @@ class Context:
     """Which of its positions each query sees."""
     token_mask: Bool[Tensor, "batch time"] | None = None
     """True for tokens that are not padding, of which statistics of experts are made; None: all."""
+
+    prefix: Prefix | None = None
+    """Where trained keys and values stand; None: nowhere."""
 
     if not TYPE_CHECKING:
 

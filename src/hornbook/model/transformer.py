@@ -20,12 +20,12 @@ from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.key_tables import with_tables
 from hornbook.model.attention.mask import AttentionMask, RowPart, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
-from hornbook.model.context import Auxiliary, Context, Memory
+from hornbook.model.context import Auxiliary, Context, Memory, Prefix
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.mtp import MultiToken
 from hornbook.model.heads.replaced import CORRUPTED, GENERATED, Chosen, Detector, replaced
 from hornbook.model.layers.dropout import Dropout, embedding_noise
-from hornbook.model.layers.embedding import Embedding, InputLayers
+from hornbook.model.layers.embedding import Embedding, InputLayers, Mixing
 
 _NOISE = 60  # site of the noise on embeddings, and the one behind it for a decoder; no layer draws there
 
@@ -41,6 +41,8 @@ class Source(NamedTuple):
     """True for real tokens, of which statistics of experts are made; None: all."""
     part: RowPart | None = None
     """Which positions of each row these are; None: all."""
+    mixing: Mixing | None = None
+    """What token vectors are mixed with; None: nothing."""
 
 
 class Stack(nn.Module):
@@ -154,6 +156,8 @@ class Transformer(Stack):
         self.head = head
         self.mtp = mtp
         """Blocks that predict further tokens, in training alone; last, for its parameters come after all others."""
+        self.prefix: Callable[[Tensor], Prefix] | None = None
+        """Says where trained keys and values stand among tokens, where surgery put them."""
         if mtp is not None:
             self.serve_layers(mtp.blocks)
         if self.generator is not None:
@@ -196,6 +200,7 @@ class Transformer(Stack):
         part: RowPart | None = None,
         ahead: bool = False,
         chosen: Chosen | None = None,
+        mixing: Mixing | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Auxiliary]:
         """Hidden states (of `compute_dtype`), and auxiliary values of layers by name (losses of each row of experts).
 
@@ -213,6 +218,7 @@ class Transformer(Stack):
         ahead: add the states of multi-token prediction to the auxiliary values (`hornbook.model.heads.mtp`).
         chosen: masked tokens that the generator replaces first; its states, and what the model then reads, are among
             the auxiliary values (`hornbook.model.heads.replaced`).
+        mixing: what token vectors are mixed with (`hornbook.data.labelled.mixup`).
         """
         assert cache is None or lengths is None or cache.length == 0, "a cache continues one document per row"
         assert self.encoder is None or source is not None or memory is not None, "an encoder-decoder needs its source"
@@ -221,7 +227,7 @@ class Transformer(Stack):
         if source is not None:
             memory, auxiliary = self._encode(source, keys)
         assert part is None or (cache is None and positions is not None), "a part of a row needs its positions"
-        inputs = Source(tokens, positions, lengths, token_mask, part)
+        inputs = Source(tokens, positions, lengths, token_mask, part, mixing)
         if chosen is not None and self.generator is not None:
             states = self.generator(*self._prepare(self, inputs, keys, types=types))
             inputs = inputs._replace(tokens=replaced(tokens, states, self.generator.head, chosen))
@@ -278,7 +284,7 @@ class Transformer(Stack):
         memory: Memory | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], Context]:
         """Input of the first block of a stack, and the context that its blocks share."""
-        tokens, positions, lengths, token_mask, part = inputs
+        tokens, positions, lengths, token_mask, part, mixing = inputs
         start = 0 if cache is None else cache.length
         positions = stack.position_ids(tokens, positions, lengths, start)
         mask = AttentionMask(stack.kind, as_tuples(lengths), prefixes=as_tuples(prefixes), part=part)
@@ -304,10 +310,13 @@ class Transformer(Stack):
             bias=None if stack.bias is None else stack.bias(start + time, tokens.device),
             memory=memory,
             token_mask=token_mask,
+            prefix=None if self.prefix is None or start > 0 else self.prefix(tokens),  # a cache holds it already
         )
         if self.embedding is None:
             return tokens, context
         vectors = self.embedding(tokens)
+        if mixing is not None:
+            vectors = mixing.of(self.embedding, vectors)
         if self.noise and keys is not None:
             vectors = embedding_noise(vectors, keys, _NOISE + (stack is self), self.noise, mask)
         x = stack.embed(vectors, positions, types, self.compute_dtype)

@@ -16,6 +16,7 @@ from hornbook.errors import UsageError
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.replaced import Chosen
 from hornbook.model.layers.dropout import row_keys
+from hornbook.model.layers.embedding import Mixing
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
 from hornbook.parallel.balance import token_masks
@@ -119,4 +120,6 @@ def model_inputs(
     if model.generator is not None and batch.detection is not None:
         rows = to_device(batch.weights.flatten().nonzero().squeeze(1), device)
         found["chosen"] = Chosen(rows, to_device(row_keys(0, 0, batch.samples), device) if keys is None else keys)
+    if batch.mixed is not None and torch.is_grad_enabled():  # texts that are evaluated are not mixed
+        found["mixing"] = Mixing(*(to_device(each, device) for each in (batch.mixed.tokens, batch.mixed.shares)))
     return {**found, "token_mask": there(mask)}

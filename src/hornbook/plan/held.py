@@ -15,9 +15,18 @@ from hornbook.errors import UsageError
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.parameter_count import block_norms, count_parameters, stacks_of
+from hornbook.model.config.parameter_count import block_norms, count_parameters, parameter_counts, stacks_of
 from hornbook.model.config.position import AddedPositionPart
-from hornbook.model.config.surgery import Dora, Ia3Config, Lora, Nf4, PromptConfig
+from hornbook.model.config.surgery import (
+    Dora,
+    Ia3Config,
+    LlamaAdapter,
+    LlamaAdapterV2,
+    Lora,
+    Nf4,
+    PrefixConfig,
+    PromptConfig,
+)
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.memo import kept_by_model
 from hornbook.plan.stages.cuts import stage_costs
@@ -86,9 +95,10 @@ def _ends(model: ModelConfig, vocab: int, ranks: int, held: set[int]) -> int:
     last = begin + decoder.layers - 1
     for stack, first in ((decoder, begin), *((stack, 0) for stack in encoder)):
         norm, own = stack.norm.num_parameters(stack), range(first, first + stack.layers)
-        total += (first in held) * (stack.embedding.num_parameters(stack) + stack.embedding.norm * norm)
+        entrance = stack.embedding.norm * stack.norm.num_parameters(stack.entrance)
+        total += (first in held) * (stack.embedding.num_parameters(stack) + entrance)
         total += (own[-1] in held) * stack.final_norm * norm
-        positions = stack.position.num_parameters(stack)
+        positions = stack.position.num_parameters(stack.entrance)
         if isinstance(stack.position, AddedPositionPart):
             total += (first in held) * positions
         elif held & set(own):  # scores by distance, of a rank's heads
@@ -190,7 +200,18 @@ def adapted(model: ModelConfig, steps: Sequence[Any]) -> Adapted:
                 inner = trained  # what is multiplied by a factor is kept
                 gated = sum(each.inputs for each in chosen if each.name.endswith("mlp.down"))
             case PromptConfig():
-                trained = step.length * model.width
+                trained = step.length * (model.embedding.width or model.width)
+            case PrefixConfig():
+                trained = _prefix_values(model, step)
+            case LlamaAdapter():
+                layers = [model.layer(number) for number in range(step.below, model.layers)]
+                trained = sum(step.length * layer.width + layer.heads for layer in layers)
+                inner = sum(
+                    layer.heads * (2 * step.length + layer.head_dim) for layer in layers
+                )  # scores, what is found
+                if isinstance(step, LlamaAdapterV2):
+                    scaled = sum(each.outputs for each in _chosen(model, step.targets))
+                    trained, inner = trained + 2 * scaled + _norm_values(model), inner + scaled
             case Nf4():
                 chosen = _chosen(model, step.targets)
                 coded = sum(each.inputs * each.outputs for each in chosen)
@@ -198,6 +219,27 @@ def adapted(model: ModelConfig, steps: Sequence[Any]) -> Adapted:
             case _:
                 raise UsageError(f"the planner does not know what {step.kind} (surgery) leaves to train")
     return Adapted(trained, coded, code_bytes, inner, updated, around, outputs, gated)
+
+
+def _prefix_values(model: ModelConfig, step: PrefixConfig) -> int:
+    """Keys and values of all layers, or of the network that makes them."""
+    width = model.embedding.width or model.width
+    widths = [2 * layer.kv_heads * layer.head_dim for layer in map(model.layer, range(model.layers))]
+    if step.hidden is None:
+        return step.length * sum(widths)
+    return step.length * width + step.hidden * (width + 1) + (step.hidden + 1) * sum(widths)
+
+
+def _norm_values(model: ModelConfig) -> int:
+    """Values of all norms, those within attention too."""
+    norms = parameter_counts(model, 0)["norms"]
+    for layer in map(model.layer, range(model.layers)):
+        part = layer.attention
+        if isinstance(part, FullAttentionConfig) and part.qk_norm != "none":
+            norms += layer.head_dim * (layer.heads + layer.kv_heads if part.qk_norm == "full" else 2)
+        if isinstance(part, LatentAttentionConfig):
+            norms += part.kv_rank + (part.query_rank or 0)
+    return norms
 
 
 def _code_bytes(matrix: Matrix, block: int) -> int:

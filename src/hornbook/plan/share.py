@@ -12,6 +12,7 @@ from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import SavedBytes, saved_bytes
+from hornbook.model.config.surgery import positions_ahead
 from hornbook.parallel.config import Offload
 from hornbook.plan.memo import kept_by_model
 from hornbook.settings.recipe import Recipe
@@ -47,11 +48,14 @@ def left_on_device(state: dict[str, int], offload: Offload) -> dict[str, int]:
 
 
 def rows_of(recipe: Recipe, rows: int, *, fused: bool = False) -> Rows:
-    """The rows of a microbatch as a rank has them; fused: on a GPU, whose attention is one kernel."""
+    """The rows of a microbatch as a rank has them; fused: on a GPU, whose attention is one kernel.
+
+    What surgery puts before documents counts once for a row.
+    """
     parallel = recipe.parallel
     return Rows(
         rows,
-        -(-recipe.train.sequence // parallel.context.ranks),
+        -(-(recipe.train.sequence + positions_ahead(recipe.surgery)) // parallel.context.ranks),
         itemsize=4 if recipe.train.precision == "fp32" else 2,
         rebuilding=parallel.recompute.kind == "selective",
         stream_ranks=parallel.tensor if parallel.sequence else 1,

@@ -12,6 +12,7 @@ from math import gcd
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
+from hornbook.model.config.part import method
 from hornbook.parallel.config import BlockRecompute, SelectiveRecompute
 from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
@@ -19,11 +20,12 @@ from hornbook.plan.devices.rates import Rates, Shares, rates_of
 from hornbook.plan.held import adapted, held_values
 from hornbook.plan.share import reach, rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
+from hornbook.plan.stages.passes import Passes
 from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
 from hornbook.plan.teacher import teacher_seconds
 from hornbook.plan.trainer import HORNBOOK, Trainer
 from hornbook.plan.update import update_of
-from hornbook.plan.work import STEP_OPERATIONS, Work, adapter_work, attention_work, block_work, head_work
+from hornbook.plan.work import STEP_OPERATIONS, Work, adapter_work, attention_work, block_work, head_work, multiply
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -51,27 +53,6 @@ class StepTime(Config):
     def total(self) -> float:
         """Seconds of a step."""
         return self.compute + self.recompute + self.tensor + self.data + self.bubble + self.update
-
-
-@dataclass(frozen=True)
-class _Passes:
-    """Seconds of a microbatch in some blocks."""
-
-    forward: float = 0.0
-    backward: float = 0.0
-    again: float = 0.0
-    sent: float = 0.0
-    """Forward messages that nothing hides."""
-    answered: float = 0.0
-    """The same backward."""
-
-    def __add__(self, other: "_Passes") -> "_Passes":
-        again, sent, answered = self.again + other.again, self.sent + other.sent, self.answered + other.answered
-        return _Passes(self.forward + other.forward, self.backward + other.backward, again, sent, answered)
-
-    @property
-    def total(self) -> float:
-        return self.forward + self.backward + self.again + self.sent + self.answered
 
 
 def estimate_step(
@@ -136,11 +117,11 @@ class _Step:
         return rows.tokens
 
     @cached_property
-    def _blocks(self) -> list[_Passes]:
+    def _blocks(self) -> list[Passes]:
         """Of each block, those of an encoder or a generator first; equal blocks are counted once."""
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
-        found, known = list[_Passes](), dict[tuple[int, bool], _Passes]()
+        found, known = list[Passes](), dict[tuple[int, bool], Passes]()
         generator = model.head.generator_of(model)
         for stack in (*encoder, *([] if generator is None else [generator]), decoder):
             known.clear()
@@ -152,7 +133,7 @@ class _Step:
                 found.append(known[key])
         return found
 
-    def _block(self, layer: ModelConfig, side: float, *, crossed: bool) -> _Passes:
+    def _block(self, layer: ModelConfig, side: float, *, crossed: bool) -> Passes:
         parallel, tokens, sequence = self.recipe.parallel, self._positions(side), reach(self.recipe)
         sequence = max(round(side * sequence), 1)
         stream = parallel.tensor if parallel.sequence else 1
@@ -174,7 +155,7 @@ class _Step:
             work = replace(work, moved=UNFUSED * work.moved)
         if self.recipe.surgery:
             work += adapter_work(adapted(self.recipe.model, self.recipe.surgery), layer.layers, tokens, self._item)
-        return _Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
+        return Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
 
     def _positions(self, side: float) -> int:
         """Of a microbatch."""
@@ -191,13 +172,24 @@ class _Step:
         """Seconds of messages of tensor, context and expert ranks in a block that nothing hides, one way."""
         parallel, groups, tokens = self.recipe.parallel, self._groups, self._tokens
         stream = self._item * tokens * layer.width
-        tensor = 2 * groups["tensor"].all_reduce(stream) * (1 - hidden)
-        context = self._context(layer, attention)
+        tensor, context = self._tensor(layer, stream, hidden), self._context(layer, attention)
         if isinstance(layer.mlp, ExpertsConfig):
             rows = stream / (parallel.tensor if parallel.sequence else 1)
             once = self.trainer.once_per_domain
             return tensor + context + 2 * groups["expert"].exchange(rows, layer.mlp.active, once=once)
         return tensor + context
+
+    def _tensor(self, layer: ModelConfig, stream: float, hidden: float) -> float:
+        """Of tensor ranks: attention and the MLP gather `stream` bytes, or a gradient, and scatter a sum of them."""
+        message = self._groups["tensor"].all_reduce(stream) / 2
+        if not self.trainer.asynchronous:
+            return 4 * message * (1 - hidden)
+        shown = 0.0
+        for part in (layer.attention, layer.mlp):
+            matrices = [multiply(each, self._tokens) for each in method(part, "products")(layer)]
+            for own in (matrices[:-1], matrices[-1:]):
+                shown += self._shown(message, sum(each.forward(self.rates, self._item) for each in own))
+        return shown
 
     def _context(self, layer: ModelConfig, attention: float) -> float:
         """Of context ranks: keys and values go round beside attention; or queries, keys and values go to the ranks of
@@ -219,16 +211,17 @@ class _Step:
             return number % recompute.every == 0
         return isinstance(recompute, SelectiveRecompute)
 
-    def _with_recompute(self, each: _Passes, again: bool) -> _Passes:
+    def _with_recompute(self, each: Passes, again: bool) -> Passes:
         """`again` of a block holds its attention until here."""
         if isinstance(self.recipe.parallel.recompute, BlockRecompute):
             seconds = each.forward + each.sent
         else:
-            seconds = max(each.again, self.trainer.again * each.forward)
+            gathers = each.sent / 2 if self.trainer.again and self.recipe.parallel.sequence else 0.0
+            seconds = max(each.again, self.trainer.again * each.forward) + gathers
         return replace(each, again=seconds if again else 0.0)
 
     @cached_property
-    def _head(self) -> _Passes:
+    def _head(self) -> Passes:
         model, vocab = self.recipe.model, share_of(self.vocab, self.recipe.parallel.tensor)
         tokens = self._positions(self.trainer.targets * self.trainer.sides[0])
         work, generator = Work(), model.head.generator_of(model)
@@ -239,7 +232,7 @@ class _Step:
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
         taught, learned = teacher_seconds(self.recipe, self._tokens, self.rates, self._item)
         forward, backward = work.forward(self.rates, self._item) + taught, self._backward(work) + learned
-        return _Passes(forward, backward, 0.0, sent, sent)
+        return Passes(forward, backward, 0.0, sent, sent)
 
     # ---- A step
 
@@ -260,7 +253,7 @@ class _Step:
 
     def time(self, *, waiting: bool) -> StepTime:
         stages, pipeline = self._stages(), self.recipe.parallel.pipeline
-        ranks = [sum((stages[stage] for stage in self._own(rank)), _Passes()) for rank in range(pipeline.stages)]
+        ranks = [sum((stages[stage] for stage in self._own(rank)), Passes()) for rank in range(pipeline.stages)]
         slowest = max(ranks, key=lambda each: each.total)
         count = self._microbatches
         busy = count * slowest.total
@@ -282,13 +275,13 @@ class _Step:
             return [0]
         return stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
 
-    def _stages(self) -> list[_Passes]:
+    def _stages(self) -> list[Passes]:
         parallel, blocks = self.recipe.parallel, self._blocks
         if parallel.pipeline.stages == 1:
             return [sum(blocks, self._head)]
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
         message = self._message if self.trainer.waits else 0.0
-        waiting = _Passes(sent=message, answered=message)
+        waiting = Passes(sent=message, answered=message)
         found = [sum(blocks[first:end], waiting) for first, end in pairwise(bounds)]
         found[-1] += self._head
         return found
@@ -300,7 +293,7 @@ class _Step:
         stream /= self.recipe.parallel.tensor if self.recipe.parallel.sequence or self.trainer.scatters else 1
         return self._groups["pipeline"].send(stream)
 
-    def _span(self, stages: list[_Passes], slowest: float) -> float:
+    def _span(self, stages: list[Passes], slowest: float) -> float:
         """Seconds from the first pass of a step to the last; each beyond those that fill it adds `slowest`."""
         pipeline, count, message = self.recipe.parallel.pipeline, self._microbatches, self._message
         times = [
@@ -318,7 +311,7 @@ class _Step:
         timed = simulate(plan(*layout, few), times)
         return max(passes[-1].end for passes in timed) + (count - few) * slowest
 
-    def _data_seconds(self, slowest: _Passes) -> float:
+    def _data_seconds(self, slowest: Passes) -> float:
         """Seconds of messages over data ranks that show."""
         parallel, trainer, groups = self.recipe.parallel, self.trainer, self._groups
         if parallel.data_ranks * parallel.context.ranks == 1:

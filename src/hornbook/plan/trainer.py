@@ -17,11 +17,15 @@ class Trainer:
     beside_data: bool = True
     """Messages of data ranks run beside computing."""
     again: float = 0.0
-    """Share of a block's forward pass that `selective` recomputation repeats, or attention if that is more."""
+    """Share of a block's forward pass that `selective` recomputation repeats, or attention if that is more. If any, it
+    repeats gathers of a stream that tensor ranks divide, but no sums."""
     beside_tensor: float = 0.0
     """Share of tensor ranks' messages that computing hides, forward."""
     beside_tensor_backward: float = 0.0
     """The same backward: they need not wait for the gradient of the weights."""
+    asynchronous: bool = False
+    """Each message of tensor ranks is cut into parts, which run beside those of the product that it feeds or sums, and
+    hides behind no other: torch's asynchronous tensor parallelism. `beside_tensor` and the like do not count."""
     exposed: float = 0.1
     """Share of messages beside computing that shows all the same: both want memory and cores."""
     gathers: Literal["each microbatch", "each step"] = "each microbatch"

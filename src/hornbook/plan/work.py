@@ -24,9 +24,8 @@ FLASH_BACKWARD = 2.5
 SCORE_PASSES = 5.0
 """Times that scores of attention are read or written forward where they are stored: products, softmax, dropout."""
 ALIGNED = 8
-"""Values to which tensor cores want the inner side of a product (NVIDIA, Matrix Multiplication guide)."""
-CROOKED = 8
-"""Times that a product takes whose inner side is not so: BLOOM's search measured steps 40 % longer for heads of 108."""
+"""Values to which tensor cores want the inner side of a product (NVIDIA, Matrix Multiplication guide); vector units
+compute others, in fp32: BLOOM's search measured steps 30 to 40 % longer for heads of 108 than for other ones."""
 DEPTH = 192
 """Values along the inner side in whose time a tile is begun and written."""
 CALLS = 20
@@ -125,6 +124,8 @@ class Work:
     multiplies: tuple[Multiply, ...] = ()
     plain: float = 0.0
     """Operations of products of activations with one another; backward has twice as many."""
+    unaligned: float = 0.0
+    """The same of those that vector units compute (`ALIGNED`)."""
     attention: float = 0.0
     """Operations of a fused attention."""
     moved: float = 0.0
@@ -133,13 +134,13 @@ class Work:
     """Kernels."""
 
     def __add__(self, other: "Work") -> "Work":
-        names = ("multiplies", "plain", "attention", "moved", "calls")
+        names = ("multiplies", "plain", "unaligned", "attention", "moved", "calls")
         return Work(*(getattr(self, name) + getattr(other, name) for name in names))
 
     @property
     def products(self) -> float:
         """Operations of products."""
-        return self.plain + sum(each.flops for each in self.multiplies)
+        return self.plain + self.unaligned + sum(each.flops for each in self.multiplies)
 
     def forward(self, rates: Rates, item: int = ITEM) -> float:
         """Seconds. item: bytes of a value."""
@@ -164,7 +165,12 @@ class Work:
         casts = 0.0
         if rates.narrow:
             casts = CAST_BYTES * sum(each.count * each.rows * each.inner for each in self.multiplies if not each.wide)
-        beside = self.plain / rates.wide + (self.moved + casts) / rates.bandwidth + rates.gap * self.calls
+        beside = (
+            self.plain / rates.wide
+            + self.unaligned / rates.vector
+            + (self.moved + casts) / rates.bandwidth
+            + rates.gap * self.calls
+        )
         device = products + times * beside + attention * self.attention / rates.attention
         return max(device, times * START_SECONDS * self.calls)
 
@@ -203,9 +209,11 @@ def attention_work(layer: ModelConfig, tokens: int, sequence: int, item: int, *,
     seen, every = method(layer.attention, "attention_flops")(layer, sequence)
     if not stored:
         return Work(attention=tokens * seen / 3)
-    times = 1 if layer.head_dim % ALIGNED == 0 else CROOKED
-    scores = item * tokens * sequence * layer.heads
-    return Work(plain=times * tokens * every / 3, moved=SCORE_PASSES * scores)
+    moved = SCORE_PASSES * item * tokens * sequence * layer.heads
+    operations = tokens * every / 3
+    if layer.head_dim % ALIGNED:
+        return Work(unaligned=operations, moved=moved)
+    return Work(plain=operations, moved=moved)
 
 
 def _inner_values(layer: ModelConfig) -> float:

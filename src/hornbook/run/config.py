@@ -186,7 +186,7 @@ class GuardConfig(Config):
     max_restarts: Count = Field(default=3, ge=0)
     """Restarts of dead ranks without a new checkpoint between, before the run stops with exit code 9."""
     hang_seconds: Number = Field(default=0.0, ge=0)
-    """Seconds of silence after which a rank is restarted; 0: five times the longest so far in its phase, or 10."""
+    """Seconds of silence after which a rank is restarted; 0: five times the longest lately in its phase, or 8.75."""
     standby: bool = False
     """Keep a second set of ranks waiting, with the model built, on a CPU: a restart takes less time."""
     mtbf: Number = Field(default=24.0, gt=0)

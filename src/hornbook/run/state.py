@@ -5,6 +5,7 @@ On disk it is a Hugging Face directory plus `trainer/`: `optimizer.safetensors` 
 Learning rate and data order are functions of the clock, so this is enough to make the next step the same bit for bit.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hornbook.data.batch import GlobalBatch
@@ -146,14 +148,17 @@ class State:
         places = {name: self.engine.shards[name] for name in tensors}
         return {name: Shard(tensors[name], at.shape, at.start, at.is_primary) for name, at in places.items()}
 
-    def read(self, folder: Path) -> None:
-        """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit."""
+    def read(self, folder: Path, new: frozenset[str] = frozenset()) -> None:
+        """Read this rank's part of a checkpoint of any number of ranks. Raises IntegrityError if it does not fit.
+
+        new: gains of norms that the checkpoint does not have; they become 1, with moments of 0.
+        """
         counters = read_counters(folder)
         self.follow_saved(counters["step"])
-        self._read_saved(folder)
-        self._read_moments(folder / MOMENTS)
+        self._read_saved(folder, new)
+        _read_shards(folder / MOMENTS, self.moments(), self.engine.world, new)
         if self.average is not None and (folder / AVERAGE).is_file():
-            _read_shards(folder / AVERAGE, self.averages(), self.engine.world)
+            _read_shards(folder / AVERAGE, self.averages(), self.engine.world, new)
         self.set_counters(counters)
 
     def follow_saved(self, step: int) -> None:
@@ -223,26 +228,34 @@ class State:
         matched = update_size(made, owners.shards, self.engine.world)
         return self.optimizer.config.lr * sizes / matched if sizes and matched else None
 
-    def _read_saved(self, folder: Path) -> None:
+    def _read_saved(self, folder: Path, new: frozenset[str]) -> None:
         """Read the weights of a checkpoint, and the parameters that surgery added."""
         if not is_adapter(folder):
-            self.read_weights(folder, read_added(folder))
+            self.read_weights(folder, read_added(folder), new=new)
             return
         steps, added = read_adapter(folder, self.spec.config, self.spec.vocab)
         if list(steps) != list(self.spec.surgery):
             raise IntegrityError(f"{folder} was made by other surgery than this run's: {list(steps)}")
         self.read_weights(base_of(folder), added)
 
-    def read_weights(self, folder: Path, added: dict[str, Tensor] | None = None, *, new_head: bool = False) -> None:
+    def read_weights(
+        self,
+        folder: Path,
+        added: dict[str, Tensor] | None = None,
+        *,
+        new_head: bool = False,
+        new: frozenset[str] = frozenset(),
+    ) -> None:
         """Read only the weights; clock and moments stay. The folder may be any Hugging Face checkpoint we can read.
 
         added: values of the parameters that surgery added; without them these get initial values. new_head: the head of
-        the folder is ignored, and ours gets initial values.
+        the folder is ignored, and ours gets initial values. new: gains of norms that the folder does not have.
         """
         _, vocab, views = view_hf(folder)
         if vocab != self.spec.vocab:
             raise IntegrityError(f"{folder} has a vocabulary of {vocab}, this run's model one of {self.spec.vocab}")
-        stream = ((name, view) for name, view, _ in views)  # a view reads only the part that is used
+        ones = ((name, torch.ones(self.engine.shapes[name])) for name in sorted(new))
+        stream = itertools.chain(((name, view) for name, view, _ in views), ones)  # a view reads only what is used
         self.fill(with_new_head(stream, self.spec.config, vocab, self.seed) if new_head else stream, added)
 
     def fill(self, base: Iterable[tuple[str, Tensor]], added: dict[str, Tensor] | None = None) -> None:
@@ -250,9 +263,6 @@ class State:
         self.engine.load_stream(with_added(self.engine.model, base, self.seed, added))
         if self.average is not None:
             self.average.restart()
-
-    def _read_moments(self, path: Path) -> None:
-        _read_shards(path, self.moments(), self.engine.world)
 
     def counters(self) -> dict[str, Any]:
         """The content of `trainer/state.json`: everything that is not a tensor."""
@@ -273,8 +283,12 @@ class State:
         return counters if self.engine.scaler is None else counters | {"scale": self.engine.scaler.state()}
 
 
-def _read_shards(path: Path, shards: Mapping[str, Shard], world: World) -> None:
-    """Read a file of `trainer/` into shards. Raises IntegrityError if names, shapes or dtypes are others."""
+def _read_shards(path: Path, shards: Mapping[str, Shard], world: World, new: frozenset[str] = frozenset()) -> None:
+    """Read a file of `trainer/` into shards. Raises IntegrityError if names, shapes or dtypes are others.
+
+    new: parameters that the file has nothing of.
+    """
+    shards = {name: shard for name, shard in shards.items() if not any(name.startswith(each) for each in new)}
     entries, reader = read_header(path), Reader()
     whole = {name: shape for name, (shape, _) in of_all_stages(shards, world).items()}
     check_cover(whole, {name: each.shape for name, each in entries.items()})

@@ -5,9 +5,10 @@ from typing import Any
 
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objective import Objective
+from hornbook.data.config.objectives import Labels
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.replaced import ReplacedHead
-from hornbook.model.config.surgery import PromptConfig
+from hornbook.model.config.surgery import positions_ahead
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import TrainConfig
 
@@ -24,7 +25,19 @@ def learning_problems(
         yield from _check_mtp(data, surgery)
     if "replaced" in (data.objective.kind, model.head.kind):
         yield from _check_replaced(data, model, surgery)
+    if isinstance(data.objective, Labels) and data.objective.mixup:
+        yield from _check_mixup(model, parallel)
     yield from _check_curriculum(data, train)
+
+
+def _check_mixup(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
+    """What mixed texts do not go with."""
+    if (kind := model.head.kind) not in ("classification", "regression"):
+        text = f'labels of whole texts are mixed, and model.head.kind is "{kind}"'
+        yield "data.objective.mixup", f'{text}: leave it 0, or take "classification" or "regression"'
+    if parallel.sequence:
+        text = "ranks that divide the vectors of a row cannot mix its texts"
+        yield "parallel.sequence", f"{text}: leave it false, or data.objective.mixup 0"
 
 
 def _check_teacher(data: DataConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
@@ -51,8 +64,8 @@ def _check_live_teacher(
         yield "parallel.pipeline", f"the teacher computes where the whole model is: leave it out, {remedy}"
     if parallel.context.ranks > 1:
         yield "parallel.context", f"a teacher of relations compares whole rows: leave it 1, {remedy}"
-    if any(isinstance(step, PromptConfig) for step in surgery):
-        yield "surgery", f"a prompt makes rows longer than the teacher's: leave it out, {remedy}"
+    if positions_ahead(surgery):
+        yield "surgery", f"a prompt or a prefix makes rows longer than the teacher's: leave it out, {remedy}"
 
 
 def _check_mtp(data: DataConfig, surgery: Sequence[Any]) -> Iterator[tuple[str, str]]:

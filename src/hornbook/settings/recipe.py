@@ -18,7 +18,7 @@ from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import LabelHeadConfig, RegressionHead
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.mup import unfit_for_mup
-from hornbook.model.config.surgery import PromptConfig, Surgery, adapter_of, surgery_problems
+from hornbook.model.config.surgery import Surgery, adapter_of, positions_ahead, surgery_problems
 from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
@@ -261,15 +261,18 @@ def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "model.init.kind", f"{text}: {remedy}"
     if adapter_of(recipe.surgery) is not None and recipe.train.loss.anchor.kind != "none":
         yield "train.loss.anchor", "an adapter freezes the weights that it would hold: leave the anchor out, or surgery"
-    prompt = sum(step.length for step in recipe.surgery if isinstance(step, PromptConfig))
+    prompt = positions_ahead(recipe.surgery)
     if prompt and (recipe.model.kind, recipe.data.objective.kind) != ("decoder", "causal"):
         found = f"model.kind is {recipe.model.kind}, data.objective.kind is {recipe.data.objective.kind}"
-        yield "surgery", f"a prompt stands before the text of a decoder with the causal objective: {found}"
+        yield "surgery", f"a prompt or a prefix stands before the text of a decoder with the causal objective: {found}"
     if prompt and recipe.parallel.context.ranks > 1:
-        yield "surgery", "a prompt stands before documents, which are divided over ranks: leave parallel.context 1"
+        yield (
+            "surgery",
+            "a prompt or a prefix stands before documents, which are divided over ranks: leave parallel.context 1",
+        )
     if prompt and recipe.train.sequence + prompt > recipe.model.position.length:
-        text = f"a prompt of {prompt} before train.sequence ({recipe.train.sequence}) is longer than the positions of"
-        yield "surgery", f"{text} model.position.length ({recipe.model.position.length})"
+        text = f"a prompt or prefix of {prompt} before train.sequence ({recipe.train.sequence}) is longer than the"
+        yield "surgery", f"{text} positions of model.position.length ({recipe.model.position.length})"
 
 
 def _check_noise_scale(recipe: Recipe) -> Iterator[tuple[str, str]]:

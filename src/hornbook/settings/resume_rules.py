@@ -90,6 +90,9 @@ def _way_out(refused: Sequence[Change]) -> str:
     """The command that can do it instead: a fork, unless it refuses the same changes."""
     if any(change.key == "surgery" for change in refused):
         return "`hornbook train RECIPE --data DATA --from RUN` starts a new run from these weights alone"
+    if all(change.key.endswith(".qk_norm") and change.old == "none" for change in refused):
+        word = " ".join(f"--{change.key} {change.new}" for change in refused)
+        return f"`hornbook fork RUN --out RUN2 {word}` adds the norms, with moments, clock and data as they are"
     if any(changes_shape(change.key) for change in refused):
         return (
             "these weights fit no other shape: without model.* settings `hornbook train RECIPE --data DATA --from RUN` "

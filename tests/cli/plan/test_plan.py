@@ -264,3 +264,16 @@ def test_the_answer_to_a_budget_says_whose_size_it_is(capsys: pytest.CaptureFixt
     words = "--budget", "3h", "--cluster", "H100"
     assert "1.24 B parameters (this model): 16 layers" in planned(capsys, "llama-1b", *words)[1]
     assert "parameters (besiroglu): " in planned(capsys, *words)[1]
+
+
+def test_what_is_not_a_file_or_does_not_fit_says_what_to_write(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = planned(capsys, "tiny", "--hardware", str(tmp_path / "H1000"))
+    assert code == 2
+    assert "No such file" in err
+    assert "[[device]]" in err
+    assert "Errno" not in err
+    code, out, _ = planned(capsys, "gpt3-175b", "--cluster", "1xL40S", "--scale", "1..2")
+    assert code == 4
+    assert "no point fits L40S: --cluster" in out

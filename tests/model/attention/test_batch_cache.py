@@ -19,7 +19,7 @@ from hornbook.model.config.position import (
     RopeConfig,
     SinusoidalPositionsConfig,
 )
-from hornbook.model.config.surgery import PromptConfig
+from hornbook.model.config.surgery import PrefixConfig, PromptConfig
 from hornbook.model.generate.generate import next_logits
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.adapters.prompt import prompt_length
@@ -48,18 +48,21 @@ CONFIGS = {
 }
 
 
-def prompted() -> Transformer:
-    """With a soft prompt before every text."""
+BEFORE = {"prompted": PromptConfig(length=3), "prefixed": PrefixConfig(length=3)}
+
+
+def prompted(kind: str) -> Transformer:
+    """With a soft prompt, or a prefix, before every text."""
     config = CONFIGS["grouped"]
     model = build_model(config, VOCAB, "meta")
-    operate(model, [PromptConfig(length=3)])
+    operate(model, [BEFORE[kind]])
     return fill(model, initial_values(build_model(config, VOCAB, "meta"), config, 1), None).eval()
 
 
-@pytest.fixture(params=[*CONFIGS, "prompted"])
+@pytest.fixture(params=[*CONFIGS, *BEFORE])
 def model(request: pytest.FixtureRequest, random_model) -> Transformer:
     """In float64, in which what is wrong differs from what is rounded otherwise."""
-    made = prompted() if request.param == "prompted" else random_model(CONFIGS[request.param], VOCAB, 3)
+    made = prompted(request.param) if request.param in BEFORE else random_model(CONFIGS[request.param], VOCAB, 3)
     made.compute_dtype = torch.float64
     return made.double()
 

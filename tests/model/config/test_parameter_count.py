@@ -60,13 +60,26 @@ def test_the_arithmetic_equals_the_model(words: list[str]) -> None:
     [
         ["model.position=relative", "model.head.tied=false", "train.sequence=512"],
         ["model.embedding.types=2", "model.embedding.norm=true", "model.position=learned"],
+        [
+            "model.embedding={types=2, norm=true, width=24, bias=true, projected='last'}",
+            "model.position=learned",
+        ],
         ["model.embedding.width=24", "model.block=sandwich", "model.attention.kv_heads=2"],
         ["model.first=[{attention={kind='full',kv_heads=2}}]", "model.attention.bias=true"],
         ["model.encoder_layers=4", "model.pattern=[{attention={kind='full',qk_norm='head'}},{mlp={kind='experts'}}]"],
         ["model.block=sandwich", "model.first=[{attention_norm={kind='layer'}}]"],
         ["model.block=post", "model.norm=layer", "model.pattern=[{attention_norm={kind='none'}}]"],
     ],
-    ids=["t5", "types in both stacks", "narrow vectors", "first", "pattern", "sandwich", "norms of attention"],
+    ids=[
+        "t5",
+        "types in both stacks",
+        "narrow until the first block",
+        "narrow vectors",
+        "first",
+        "pattern",
+        "sandwich",
+        "norms of attention",
+    ],
 )
 def test_both_stacks_count(words: list[str]) -> None:
     from hornbook.model.build import build_model

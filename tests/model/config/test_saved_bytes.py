@@ -59,6 +59,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gptj": {"block": {"kind": "parallel", "shared_norm": True}, "norm": {"kind": "layer"}, "stochastic_depth": 0.2},
     "bloom": {"position": {"kind": "alibi"}, "embedding": {"norm": True}, "norm": {"kind": "layer"}},
     "t5 decoder": {"position": {"kind": "relative"}, "mlp": {"kind": "glu", "activation": "relu", "bias": True}},
+    "electra": BERT | {"embedding": {"norm": True, "types": 2, "width": 16, "bias": True, "projected": "last"}},
     "opt": GPT2 | {"embedding": {"width": 16}, "mlp": {"kind": "mlp", "activation": "relu"}},
     "oss": {"attention": {"kind": "full", "sinks": True}, "mlp": {"kind": "glu", "activation": "relu2"}},
     "mixed": {"pattern": [{"attention": {"kind": "full", "window": 16}}, {"position": {"kind": "none"}}, {}]},

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from hornbook.cli.plan.table import plan_text
-from hornbook.plan.at_scale.failures import Upkeep, daly, estimate_upkeep, goodput, trainings, young
+from hornbook.plan.at_scale.failures import Upkeep, checkpoint_bytes, daly, estimate_upkeep, goodput, trainings, young
 from hornbook.plan.devices.hardware import parse_cluster
+from hornbook.plan.held import adapted
 from hornbook.plan.planner import plan_run
 from hornbook.run.checkpoints.interval import best_interval
 from hornbook.settings.resolve import resolve
@@ -92,3 +93,15 @@ def test_a_run_of_llama_3s_size() -> None:
     assert found.checkpoint_bytes == pytest.approx(12 * 65e9, rel=0.03)
     assert found.write_seconds == pytest.approx(found.checkpoint_bytes / 2048e9)
     assert found.interval_seconds >= found.write_seconds
+
+
+def test_a_checkpoint_of_an_adapter_has_the_adapter_alone() -> None:
+    sizes = {}
+    for words in ((), ('surgery=["lora"]',), ("train.average=ema", 'surgery=["lora"]')):
+        recipe = resolve("llama-1b", words, environ={}).recipe
+        sizes[words] = checkpoint_bytes(recipe, 128256)
+    whole, lora, averaged = sizes.values()
+    assert whole > 100 * lora
+    trained = adapted(recipe.model, recipe.surgery).trained
+    assert lora == 12 * trained  # weights and AdamW's moments in float32
+    assert averaged == 16 * trained

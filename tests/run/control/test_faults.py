@@ -116,6 +116,7 @@ def test_faults_of_two_ranks_in_two_generations(tmp_path: Path, start: Start, ev
             'do = "slow"\nseconds = 0.01\nsteps = 3\nat = {step = 2, rank = 1}',
             'do = "exc"\nerror = "KeyError"\nat = {step = 5, phase = "clip", rank = 1}',
             'do = "exit"\ncode = 9\nat = {step = 6, phase = "data", rank = 1, generation = 1}',
+            'do = "inf_grad"\nat = {step = 7}',
         ),
         "parallel.data=2",
     )
@@ -125,6 +126,7 @@ def test_faults_of_two_ranks_in_two_generations(tmp_path: Path, start: Start, ev
     causes = [each["cause"] for each in events(run, "restart")]
     assert causes == ["failed with KeyError: 'injected by the fault plan'", "ended with exit code 9"]
     verify_chain(RunDir(run).events)
+    assert "faults.3 (inf_grad) of the fault plan did not strike" in started.text  # its generation had ended
 
 
 def test_ranks_whose_connections_end_restart_to_the_same_bits(

@@ -11,6 +11,7 @@ from hornbook.run.config import GuardConfig
 from hornbook.run.guard.detectors import Drift, Overflows, Probes
 from hornbook.run.guard.guard import Guard, Seen
 from hornbook.run.guard.policy import Detection
+from hornbook.run.guard.recovery import if_sound
 
 # BLOOM-176B, iterations 31214 to 31222, as published in its training chronicles (tr11-176B-ml, 2022-04-12).
 BLOOM_LOSS = (2.199, 2.220, 2.595, 2.242, 2.345, 5.098, 3.492, 3.213, 2.805)
@@ -141,6 +142,56 @@ def test_high_losses_whose_gradients_stand_out_are_never_learned() -> None:
             break
     assert guard.pending is not None
     assert (guard.pending.rule, guard.pending.onset, guard.pending.step) == ("D1b", last + 1, last + 9)
+
+
+def test_what_scatters_about_the_limits_is_refused_whole_once_one_of_it_was() -> None:
+    """Poison of place 164 with other text: z of the loss 8.05, 7.3, 8.02, 7.2 and so on, of the norm 5.7 to 6.7."""
+    guard = guard_of()
+    last, limits = warm(guard), guard.limits(301)
+    assert limits is not None
+    deviation = (limits.loss - limits.spike_loss) / 2  # z of 8 and 6
+    for number in range(1, 13):
+        limits = guard.limits(last + number)
+        assert limits is not None
+        loss = limits.spike_loss + deviation * (2.5 if number % 2 else 1.3)
+        norm = limits.norm_over * (1.03 if number % 2 else 0.97)
+        assert loss > limits.loss
+        list(guard.judge(seen(last + number, loss, norm, applied=False, in_a_row=number)))
+        if guard.pending is not None:
+            break
+    assert guard.pending is not None
+    assert (guard.pending.rule, guard.pending.onset, guard.pending.step) == ("D1b", last + 1, last + 9)
+
+
+def exp(guard: Guard, z: float) -> float:
+    """The gradient norm at a z."""
+    return math.exp(guard._norm.at(z))
+
+
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_new_text_whose_gradients_stand_out_is_learned_with_a_higher_limit(share: float) -> None:
+    """The remedy that a pause names: of norms below what makes a spike (0.5), and of those that do (2)."""
+    for limit, least, most in ((None, 9, 100), (60.0, 3, 3)):
+        config = GuardConfig() if limit is None else GuardConfig(clip_z=limit, skip_norm_z=limit)
+        guard, usual = Guard(config, steps=1_000, warmup=0), guard_of()
+        last, bounds = warm(guard), usual.limits(warm(usual) + 1)
+        assert bounds is not None
+        norm = bounds.norm_over * (bounds.spike_norm / bounds.norm_over) ** share
+        assert norm < bounds.norm
+        refused = 0
+        for number in range(1, 101):
+            limits = guard.limits(last + number)
+            assert limits is not None
+            out = limits.loss < 3.0 or norm > limits.norm or (limits.spike_loss < 3.0 and norm > limits.spike_norm)
+            refused += out
+            list(guard.judge(seen(last + number, 3.0, norm, applied=not out, in_a_row=refused if out else 0)))
+            if guard.pending is not None:
+                break
+        assert least <= refused <= most
+        assert (guard.pending is None) == (limit is not None)
+        if guard.pending is not None:  # the pause says which limit would have let it pass
+            named = float(if_sound(guard.pending, guard).partition("--guard.clip_z ")[2].split()[0])
+            assert exp(guard, named) > norm
 
 
 def test_a_new_level_of_the_norm_is_learned_if_the_loss_is_as_it_was() -> None:

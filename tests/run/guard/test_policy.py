@@ -26,6 +26,14 @@ def test_spans_shrink_with_the_run() -> None:
     assert decide(Detection("D0", 3, 1), [], "safe", Spans(1_000)).first == 1
 
 
+def test_what_was_refused_until_now_may_last_as_long_again() -> None:
+    refused = Detection("D1b", 182, 174, {"in_a_row": 9, "skips": 9})
+    action = decide(refused, [], "safe", Spans(400))
+    assert (action.first, action.last) == (172, 191)  # the margin is 2 in a run of 400 steps
+    long = decide(Detection("D1b", 5_182, 5_174, refused.inputs), [], "safe", LONG)
+    assert long.last == 5_323  # the least window
+
+
 def test_safe_pauses_at_the_third_time_at_one_place() -> None:
     assert decide(SPIKE, [rollback()], "safe", LONG).kind == "rollback"
     action = decide(SPIKE, [rollback(), rollback()], "safe", LONG)

@@ -12,9 +12,19 @@ from typing import Any
 
 import pytest
 
-from hornbook.run.launch import supervisor
-from hornbook.run.launch.heartbeat import PHASES, SLOT_BYTES, Heartbeat, shared_heartbeats
-from hornbook.run.launch.supervisor import MIN_FIRST_SILENCE, MIN_SILENCE, Watchdog
+from hornbook.run.launch import heartbeat as heartbeats
+from hornbook.run.launch.heartbeat import (
+    MIN_FIRST_SILENCE,
+    MIN_SILENCE,
+    PERIOD,
+    PHASES,
+    RECENT,
+    SLOT_BYTES,
+    Heartbeat,
+    Watchdog,
+    shared_heartbeats,
+)
+from hornbook.run.launch.rank import QUIET_SECONDS
 from hornbook.run.ledger import At
 from hornbook.run.train import longest_wait
 
@@ -116,13 +126,11 @@ def test_a_rank_that_died_within_a_beat_is_not_waited_for() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A clock that is set by hand."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: clock.now)
     return clock
 
 
-def seconds_to_hang(
-    watchdog: Watchdog, clock: Any, seconds: float, hang_seconds: float, tick: float = supervisor.PERIOD
-) -> float:
+def seconds_to_hang(watchdog: Watchdog, clock: Any, seconds: float, hang_seconds: float, tick: float = PERIOD) -> float:
     """Look every so often; after how many seconds it was called a hang, or infinity."""
     began = clock.now
     while clock.now < began + seconds:
@@ -132,26 +140,60 @@ def seconds_to_hang(
     return float("inf")
 
 
-def watch(heartbeat: Heartbeat) -> Watchdog:
-    return Watchdog(SimpleNamespace(heartbeat=heartbeat))  # pyright: ignore[reportArgumentType]
-
-
 def test_silence_is_a_hang_after_what_the_phase_took_before(clock: Any) -> None:
     heartbeat = Heartbeat()
-    assert seconds_to_hang(watch(heartbeat), clock, 400, 0.0) == pytest.approx(MIN_FIRST_SILENCE, abs=0.6)
-    assert seconds_to_hang(watch(heartbeat), clock, 400, 2.0) == pytest.approx(MIN_FIRST_SILENCE, abs=0.6)
+    assert seconds_to_hang(Watchdog(heartbeat), clock, 400, 0.0) == pytest.approx(MIN_FIRST_SILENCE, abs=0.6)
+    assert seconds_to_hang(Watchdog(heartbeat), clock, 400, 2.0) == pytest.approx(MIN_FIRST_SILENCE, abs=0.6)
     heartbeat.enter("data", At())
     heartbeat.enter("data", At())  # now it was once through it
-    assert seconds_to_hang(watch(heartbeat), clock, 400, 0.0) == pytest.approx(MIN_SILENCE, abs=0.6)
-    assert seconds_to_hang(watch(heartbeat), clock, 400, 2.0) == pytest.approx(2.0, abs=0.6)
+    assert seconds_to_hang(Watchdog(heartbeat), clock, 400, 0.0) == pytest.approx(MIN_SILENCE, abs=0.6)
+    assert seconds_to_hang(Watchdog(heartbeat), clock, 400, 2.0) == pytest.approx(2.0, abs=0.6)
     heartbeat._slowest[PHASES.index("data")] = int(4e9)
     heartbeat.enter("data", At())
-    assert seconds_to_hang(watch(heartbeat), clock, 400, 0.0) == pytest.approx(20.0, abs=0.6)
+    assert seconds_to_hang(Watchdog(heartbeat), clock, 400, 0.0) == pytest.approx(20.0, abs=0.6)
+
+
+def test_a_hang_and_its_stacks_are_known_within_ten_seconds(clock: Any) -> None:
+    heartbeat = Heartbeat()
+    heartbeat.enter("data", At())
+    heartbeat.enter("data", At())
+    watchdog = Watchdog(heartbeat)
+    clock.now += 0.99 * PERIOD  # the first look comes so long after the last sign of life
+    assert not watchdog.expired(0.0)
+    assert 0.99 * PERIOD + seconds_to_hang(watchdog, clock, 20, 0.0) + QUIET_SECONDS + 0.2 < 10
+
+
+def test_a_phase_that_took_long_once_is_forgotten_after_thousands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compilation of a minute must not give every later hang five: the limit follows the 99.9th percentile."""
+    now = [0]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    heartbeat = Heartbeat()
+
+    def go_through(seconds: int, times: int) -> None:
+        for _ in range(times):
+            heartbeat.enter("data", At())
+            now[0] += seconds * 10**9
+            heartbeat.enter("clip", At())
+        heartbeat.enter("data", At())
+        heartbeat.enter("clip", At())
+
+    def slowest() -> float:
+        heartbeat.enter("data", At())
+        return heartbeat.read().slowest / 1e9
+
+    go_through(60, 1)
+    go_through(1, RECENT - 100)
+    assert slowest() == 60
+    go_through(1, 2 * RECENT)
+    assert slowest() == 1
+    assert heartbeat.slowest_seconds == 60  # collectives go on to wait for the slowest ever
+    heartbeat.expect_change()
+    assert slowest() == 0
 
 
 def test_a_beat_ends_the_silence(clock: Any) -> None:
     heartbeat = Heartbeat()
-    watchdog = watch(heartbeat)
+    watchdog = Watchdog(heartbeat)
     for _ in range(10):
         heartbeat.enter("data", At())
         assert seconds_to_hang(watchdog, clock, 8, 0.0) == float("inf")
@@ -161,7 +203,7 @@ def test_a_machine_that_was_frozen_is_not_a_hang(clock: Any) -> None:
     heartbeat = Heartbeat()
     for _ in range(2):
         heartbeat.enter("data", At())
-    watchdog = watch(heartbeat)
+    watchdog = Watchdog(heartbeat)
     clock.now += 3600
     assert not watchdog.expired(0.0)
     assert seconds_to_hang(watchdog, clock, 30, 0.0, tick=1.0) > MIN_SILENCE

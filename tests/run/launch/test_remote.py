@@ -3,14 +3,15 @@
 import os
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from hornbook.errors import Exit
+from hornbook.errors import Exit, RankLostError, UsageError
 from hornbook.run.launch import cluster, remote
-from hornbook.run.launch.cluster import ClusterJob, ssh_commands
-from hornbook.run.launch.remote import run_remote
+from hornbook.run.launch.cluster import STARTED, ClusterJob, ssh_commands
+from hornbook.run.launch.remote import run_again, run_remote
 from tests.processes import wait_until
 
 PROGRAM = """
@@ -70,3 +71,30 @@ def test_the_end_of_the_launcher_ends_machines(tmp_path: Path, commands: list[li
     machine.stop()
     wait_until(lambda: is_gone(pid))
     machine.finish()
+
+
+def test_a_spare_takes_the_place_of_a_lost_machine_and_then_the_others_go_on_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Machines are called by what they do; the run divides over one and two of them."""
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.0)
+    ends = {"good": "exit 75", "broken": "kill -9 $$", "faulty": "exit 8", "wrong": "exit 2", "last": "exit 0"}
+    starts = list[list[str]]()
+
+    def commands_of(hosts: Sequence[str]) -> list[list[str]]:
+        if len(hosts) > 2:
+            raise UsageError("three machines are too many")
+        starts.append(list(hosts))
+        return [["bash", "-c", f"echo {STARTED} >&2; {ends[host]}"] for host in hosts]
+
+    assert run_again(["good", "broken"], ["faulty"], 9, commands_of) == Exit.RESUMABLE
+    assert starts == [["good", "broken"], ["good", "faulty"], *[["good"]] * 8]
+    assert (
+        "lost broken: starting again on good, faulty\nlost faulty: starting again on good\n" in capsys.readouterr().err
+    )
+    starts.clear()
+    assert run_again(["good", "last"], [], 0, commands_of) == Exit.RESUMABLE  # no restart is left
+    assert run_again(["good", "wrong"], ["last"], 9, commands_of) == Exit.USAGE  # every start would meet it
+    assert starts == [["good", "last"], ["good", "wrong"]]
+    with pytest.raises(RankLostError, match="the connection to broken broke"):
+        run_again(["broken"], [], 9, commands_of)

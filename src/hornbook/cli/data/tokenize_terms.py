@@ -21,7 +21,9 @@ def terms(
     top: Annotated[int, typer.Option(min=1, help="Number of terms.")] = 100,
     least: Annotated[int, typer.Option(min=1, help="Minimum number of occurrences of a term.")] = 5,
     megabytes: Annotated[int, typer.Option(min=1, help="Megabytes read of each text.")] = 20,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the terms here, one per line.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the terms here, one per line, blanks included.")
+    ] = None,
 ) -> Result:
     """Find the words of a domain that would save most tokens of its text if each were one token.
 
@@ -40,7 +42,7 @@ def terms(
     saved = sum(term.saved for term in found)
     if out is not None:
         write_atomic(out, "".join(f"{term.text}\n" for term in found))
-    rows = [(t.text, f"{t.count:,}", str(t.pieces), f"{t.saved:,}", f"{t.keyness:,.0f}") for t in found]
+    rows = [(repr(t.text), f"{t.count:,}", str(t.pieces), f"{t.saved:,}", f"{t.keyness:,.0f}") for t in found]
     table = columns([("term", "count", "tokens", "saved", "keyness"), *rows])
     note = f"{len(found)} terms would save {saved:,} tokens of {size:,} bytes"
     value = {"terms": [asdict(term) for term in found], "saved": saved, "bytes": size}

@@ -45,6 +45,11 @@ def why(
         blame, value, head = _skipped(place, attempt) if skipped else _step(place, attempt)
     value |= {"documents": [each.to_json() for each in blame.documents], "marked": len(blame.marked)}
     lines = [*head, *_text(blame)]
+    if value.get("skipped") and not blame.marked and not blame.problem:
+        lines.append(
+            "if its text is sound and only new to the run, raise guard.clip_z and guard.skip_norm_z above its z_norm "
+            "(events.jsonl), and it is learned"
+        )
     if exclude is not None:
         chosen = blame.documents if skipped else blame.marked
         value["excluded"] = len({each.ref.id for each in chosen})

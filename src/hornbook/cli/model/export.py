@@ -57,6 +57,9 @@ def export(
         bool, typer.Option("--act-order", help="With --calibrate: round the inputs that are largest first.")
     ] = False,
     average: Average = False,
+    generator: Annotated[
+        bool, typer.Option("--generator", help="The generator of replaced-token detection, as a masked model.")
+    ] = False,
     certificate: Certify = True,
     dry_run: DryRun = False,
 ) -> Result:
@@ -65,15 +68,12 @@ def export(
     The folder appears only when it is complete and certified; exit code 3 if the certificate fails. An adapter is
     merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
-    from hornbook.model.surgery.folders import read_merged
+    from hornbook.model.surgery.folders import read_generator, read_merged
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    if to == "peft" and quantize is not None:
-        raise UsageError("--quantize needs a whole model: leave out --to peft")
+    _check_whole(to, quantize, average=average, generator=generator)
     _check_dtype(to, dtype, quantize)
     _check_calibration(quantize, calibrate, act_order=act_order)
-    if average and (to == "peft" or quantize is not None):
-        raise UsageError("--average exports a whole model: export it first, then quantize that folder")
     folder = checkpoint_path(target)
     check_free(out)
     if to == "peft":
@@ -81,8 +81,12 @@ def export(
     given = _Calibration(calibrate, rows, act_order) if calibrate else None
     if quantize is not None:
         return _export_quantized(folder, out, quantize, given, dry_run=dry_run)
-    config, vocab, stream, beside = read_merged(folder, average=average)
-    report = tell_left_out(folder, {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average})
+    report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
+    if generator:
+        config, vocab, stream, beside = read_generator(folder)
+    else:
+        config, vocab, stream, beside = read_merged(folder, average=average)
+        tell_left_out(folder, report)
     if to in ("gguf", "onnx"):
         write = _export_gguf if to == "gguf" else _export_onnx
         return write(_Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run)
@@ -126,6 +130,15 @@ def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
         f"{size / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
     return Result(report | {"architecture": name, "weights_bytes": size, "dry_run": True}, text)
+
+
+def _check_whole(to: str, quantize: str | None, *, average: bool, generator: bool) -> None:
+    if generator and (to == "peft" or quantize is not None or average):
+        raise UsageError("--generator exports a model of its own, whole: leave out --to peft, --quantize and --average")
+    if to == "peft" and quantize is not None:
+        raise UsageError("--quantize needs a whole model: leave out --to peft")
+    if average and (to == "peft" or quantize is not None):
+        raise UsageError("--average exports a whole model: export it first, then quantize that folder")
 
 
 def _check_dtype(to: str, dtype: str, quantize: str | None) -> None:
@@ -212,15 +225,17 @@ def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run:
 def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the adapter of a run or checkpoint as a folder of its own, which names the path of its base."""
     from hornbook.model.surgery.adapters.files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
+    from hornbook.model.surgery.adapters.prefix import without_network
     from hornbook.model.surgery.folders import read_operated
 
     if not is_adapter(folder):
         raise UsageError(
-            f"{folder} holds no adapter: --to peft exports one that --surgery lora, dora, ia3 or prompt trained"
+            f"{folder} holds no adapter: --to peft exports one that --surgery lora, dora, ia3, prompt or prefix trained"
         )
     found = read_operated(folder)
     digest = read_meta(folder).base_digest or ""
-    spec = AdapterSpec(found.config, found.vocab, found.steps, str(found.base_folder), digest)
+    steps, added = without_network(found.steps, found.added or {})
+    spec = AdapterSpec(found.config, found.vocab, steps, str(found.base_folder), digest)
     keys = adapter_config(spec)
     if keys["peft_type"] == "HORNBOOK_IA3":
         raise UsageError(
@@ -237,8 +252,11 @@ def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write the adapter of {folder} to {out}; nothing written")
     with new_model(out, "export", folder, report) as partial:
-        write_adapter(partial, spec, found.added or {}, with_tokenizer(folder))
-    last = f"base {found.base_folder}; peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
+        write_adapter(partial, spec, added, with_tokenizer(folder))
+    reader = f"peft.PeftModel.from_pretrained(base, {str(out)!r}) loads it"
+    if keys["peft_type"].startswith("HORNBOOK_"):
+        reader = "hornbook reads it; peft has no such adapter"
+    last = f"base {found.base_folder}; {reader}"
     next_line = f"next: {use_command(found.config.head.kind, str(out))}"
     return Result(report, report_text(out, report["files"], last), notes=[next_line])
 

@@ -94,8 +94,12 @@ class SampleText:
             yield self._index.batch(np.array([number]), 1).batches[0]
 
     def measure(self, folder: Path) -> dict[str, float]:
-        """Loss on held-out text, parameters, bytes of the weights, and tokens per second of the evaluation."""
+        """Loss on held-out text, parameters, bytes of the weights, and tokens per second of the evaluation.
+
+        What serves training alone (blocks of multi-token prediction) is in none of them.
+        """
         from hornbook.model.layers.linear import Linear
+        from hornbook.model.surgery.folders import left_out_bytes
         from hornbook.model.surgery.quantization.quantize import QUANTIZED
 
         engine, _ = self.engine(folder)
@@ -113,7 +117,7 @@ class SampleText:
         coded = sum(each.weight.numel() for each in engine.model.modules() if isinstance(each, Linear) and each.code)
         parameters = engine.num_parameters + coded
         files = (*folder.glob("model*.safetensors"), *folder.glob(QUANTIZED))
-        size = sum(path.stat().st_size for path in files) or 4 * parameters
+        size = sum(path.stat().st_size - left_out_bytes(path) for path in files) or 4 * parameters
         return {"loss": loss / tokens, "parameters": parameters, "bytes": size, "tokens per second": rate}
 
     def _held_out(self) -> "Iterator[Batch]":

@@ -52,7 +52,8 @@ def scaling_text(found: "Scaling") -> str:
     lines = [f"{found.name} on {found.cluster.device.name}: a simulation, nothing of it was measured"]
     for curve in found.curves:
         lines += ["", TITLES[curve.kind], _table(curve)]
-    lines += ["", f"failures as {found.mtbf_source}" if found.mtbf_source else "no point fits"]
+    none = f"no point fits {found.cluster.device.name}: --cluster 8xH100 names other devices and their machines"
+    lines += ["", f"failures as {found.mtbf_source}" if found.mtbf_source else none]
     return "\n".join([*lines, "neither slow ranks nor a network that others use are simulated"])
 
 

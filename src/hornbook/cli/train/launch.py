@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -35,6 +36,11 @@ def launch(
         int | None, typer.Option(metavar="R", min=1, help="Ranks of each machine; by default one per GPU.")
     ] = None,
     hosts: Annotated[str, typer.Option(metavar="A,B", help="ssh: the machines; the first has rank 0.")] = "",
+    spares: Annotated[str, typer.Option(metavar="C,D", help="ssh: machines that take the places of lost ones.")] = "",
+    restarts: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="ssh: times that a run that lost machines or ranks is started again."),
+    ] = 3,
     time: Annotated[str, typer.Option(help="Time limit: 90m, 24h, 3d, 24:00:00; the run saves before its end.")] = "",
     image: Annotated[str, typer.Option(help="k8s: container image.")] = "",
     volume: Annotated[list[str] | None, typer.Option(metavar="CLAIM:PATH", help="k8s: volumes of the pods.")] = None,
@@ -51,7 +57,8 @@ def launch(
     --out.
 
     slurm: writes a batch script and submits it. k8s: writes an indexed Job and applies it. ssh: runs `hornbook train`
-    on every machine, until all have ended; Ctrl-C saves and stops.
+    on every machine, until all have ended; Ctrl-C saves and stops. Where a machine is lost a spare takes its place, or
+    the others go on alone.
     """
     from hornbook.run.launch.cluster import ClusterJob, job_name, kubernetes_job, parse_seconds, slurm_script
 
@@ -63,7 +70,13 @@ def launch(
     if on == "ssh":
         if time:
             raise UsageError("--time is for schedulers: over ssh, `timeout -s USR1 24h hornbook launch ...` does it")
-        return _over_ssh(job, [host for host in hosts.split(",") if host], dry_run=dry_run)
+        named, waiting = ([host for host in text.split(",") if host] for text in (hosts, spares))
+
+        def fewer(machines: int) -> ClusterJob:
+            command = _command(words, machines * job.ranks, program, data, out)[1]
+            return replace(job, nodes=machines, command=command)
+
+        return _over_ssh(job, fewer, named, waiting, restarts=restarts, dry_run=dry_run)
     text = slurm_script(job) if on == "slurm" else kubernetes_job(job)
     if dry_run:
         return Result({"on": on, "script": text}, text.rstrip("\n"))
@@ -135,12 +148,23 @@ def _submit(on: On, text: str, file: Path) -> Result:
     return Result({"on": on, "file": str(file), "answer": done.stdout.strip()}, done.stdout.strip())
 
 
-def _over_ssh(job: "ClusterJob", hosts: list[str], *, dry_run: bool) -> Result | Exit:
+def _over_ssh(
+    job: "ClusterJob",
+    fewer: "Callable[[int], ClusterJob]",
+    hosts: list[str],
+    spares: list[str],
+    *,
+    restarts: int,
+    dry_run: bool,
+) -> Result | Exit:
+    """`fewer`: the job on so many machines; raises UsageError where the run does not divide over them."""
     from hornbook.run.launch.cluster import ssh_commands, ssh_script
 
-    commands = ssh_commands(job, hosts, os.environ.get("HORNBOOK_SSH", "ssh"))
+    ssh, every = os.environ.get("HORNBOOK_SSH", "ssh"), [*hosts, *spares]
+    commands = ssh_commands(job, hosts, ssh)
+    ssh_commands(replace(job, nodes=len(every)), every, ssh)  # names of spares that are none, or are there twice
     if dry_run:
         return Result({"on": "ssh", "commands": commands}, ssh_script(commands))
-    from hornbook.run.launch.remote import run_remote
+    from hornbook.run.launch.remote import run_again
 
-    return run_remote(hosts, commands)
+    return run_again(hosts, spares, restarts, lambda found: ssh_commands(fewer(len(found)), found, ssh))

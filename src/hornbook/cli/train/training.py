@@ -52,7 +52,9 @@ def run_job(
     if follows:
         return code
     result = describe_result(run)
-    lines = (ending(result), next_text(resolved, run, result["status"]))
+    lines = [ending(result), next_text(resolved, run, result["status"])]
+    if start.faults is not None and place is None and code == Exit.DONE and (left := start.faults.left()):
+        lines.append(left)
     return Result(result, code=code, notes=[escape(line) for line in lines])
 
 

@@ -239,6 +239,9 @@ class Labels(_Labelled):
     """
     balance: bool = False
     """Texts of rarer labels come as often as those of the commonest, in each pass."""
+    mixup: Number = Field(default=0, ge=0, le=1)
+    """Texts that share a row are mixed, vectors and losses, by shares of Beta(mixup, mixup) (Zhang et al. 2018, arXiv
+    1710.09412); 0: none."""
 
 
 class Answer(_Labelled):

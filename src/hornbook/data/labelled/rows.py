@@ -6,15 +6,17 @@ stored beside the tokens.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
-from hornbook.data.batch import Batch
+from hornbook.data.batch import Batch, Mixed
 from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
 from hornbook.data.config.objectives import Answer, Labels
+from hornbook.data.labelled.mixup import partners
+from hornbook.data.order.random_keys import row_keys
 from hornbook.data.packing.plan import Plan, Segments, stream_ends
 from hornbook.data.packing.rows import RowArrays, RowReader
 from hornbook.data.packing.text_rows import in_microbatches
@@ -55,6 +57,11 @@ class Pieces(NamedTuple):
         return self.steps == self.spread(self.sizes - 1)
 
 
+def _of_rows(mixed: Mixed, rows: slice) -> Mixed:
+    values = None if mixed.values is None else mixed.values[rows]
+    return Mixed(mixed.tokens[rows], mixed.shares[rows], mixed.targets[rows], values)
+
+
 class LabelledRows(BatchBuilder):
     """Builds batches of labelled texts; `plans` are of `plan.row_plan`."""
 
@@ -70,6 +77,8 @@ class LabelledRows(BatchBuilder):
         self._kind: LabelsConfig = corpus.labels
         self._objective, self._sequence, self._ends_between = objective, context.sequence, ends_between
         self._end, self._own_end = corpus.end_id, corpus.end_id != corpus.delimiter_id
+        self._mixup = 0.0 if context.evaluation or not isinstance(objective, Labels) else objective.mixup
+        self._keys = context.keys
 
     def build(self, refs: SampleRefs, micro_batch: int) -> BuiltBatch:
         segments = self.segments(refs)
@@ -77,6 +86,7 @@ class LabelledRows(BatchBuilder):
         arrays, pieces = rows.arrays, self._pieces(refs, segments)
         values = self._label(arrays, pieces)
         types = self._types(arrays, pieces)
+        mixed = self._mix(refs, segments, arrays, pieces) if self._mixup else None
         rows = replace(rows, total_weight=int(np.count_nonzero(arrays.weights)))
         built = in_microbatches(rows, None, refs, micro_batch)
 
@@ -86,6 +96,7 @@ class LabelledRows(BatchBuilder):
                 built.microbatch(j),
                 values=None if values is None else torch.from_numpy(values[mine]),
                 types=None if types is None else torch.from_numpy(types[mine]),
+                mixed=None if mixed is None else _of_rows(mixed, mine),
             )
 
         return built._replace(microbatch=microbatch)
@@ -125,17 +136,37 @@ class LabelledRows(BatchBuilder):
         return None
 
     def _label_texts(self, arrays: RowArrays, pieces: Pieces) -> np.ndarray | None:
-        labels, places = self._labels.at(pieces.streams, pieces.begins), pieces.places
+        arrays.weights.reshape(-1)[self._label_places(pieces)] = 1.0
+        return self._write_labels(arrays.targets, pieces, np.arange(len(pieces.sizes)))
+
+    def _label_places(self, pieces: Pieces) -> Int64[np.ndarray, " pieces"]:
+        """The token of each text that carries its label, as an index into all rows."""
         assert isinstance(self._objective, Labels)
-        if self._objective.token == "last":
-            places = np.maximum(pieces.lasts - self._own_end, places)
-        arrays.weights.reshape(-1)[places] = 1.0
+        first = self._objective.token == "first"
+        return pieces.places if first else np.maximum(pieces.lasts - self._own_end, pieces.places)
+
+    def _write_labels(self, targets: np.ndarray, pieces: Pieces, whose: Int64[np.ndarray, " pieces"]) -> Any:
+        """Write the label of piece `whose[i]` where piece i has its own; returns the values of labels of numbers."""
+        labels, places = self._labels.at(pieces.streams[whose], pieces.begins[whose]), self._label_places(pieces)
         if isinstance(self._kind, ClassLabels) and not self._kind.multiple:
-            arrays.targets.reshape(-1)[places] = labels[:, 0]
+            targets.reshape(-1)[places] = labels[:, 0]
             return None
-        values = np.zeros((*arrays.tokens.shape, labels.shape[1]), np.float32)
+        values = np.zeros((*targets.shape, labels.shape[1]), np.float32)
         values.reshape(-1, labels.shape[1])[places] = labels
         return values
+
+    def _mix(self, refs: SampleRefs, segments: Segments, arrays: RowArrays, pieces: Pieces) -> Mixed:
+        """What each text is mixed with."""
+        found = partners(segments[0], row_keys(self._keys, refs.sources, refs.rows, refs.epochs), self._mixup)
+        places, own = self._tokens(pieces), arrays.tokens.reshape(-1)
+        reaches = pieces.steps < pieces.spread(pieces.sizes[found.others])
+        other = np.where(reaches, pieces.spread(pieces.places[found.others]) + pieces.steps, places)
+        tokens, shares = arrays.tokens.copy(), np.ones(arrays.tokens.shape, np.float32)
+        tokens.reshape(-1)[places], shares.reshape(-1)[places] = own[other], pieces.spread(found.shares)
+        targets = np.zeros_like(arrays.targets)
+        values = self._write_labels(targets, pieces, found.others)
+        given = [torch.from_numpy(each) for each in (tokens, shares, targets)]
+        return Mixed(given[0], given[1], given[2], None if values is None else torch.from_numpy(values))
 
     def _tokens(self, pieces: Pieces) -> Int64[np.ndarray, " tokens"]:
         """Index of each token of the pieces into all rows one after the other."""

@@ -51,9 +51,15 @@ class FullAttention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(cfg.heads)) if part.sinks else None
         self.attend: Callable[..., Heads] | None = None
         """Called in place of `attend`, where the rest of the rows is elsewhere (`AttentionMask.part`)."""
+        self.prefix: nn.Module | None = None
+        """Puts trained keys and values where `Context.prefix` says, called with (key, value, prefix)."""
+        self.gated: nn.Module | None = None
+        """Looks beyond the rows, called with (layer, query); added to what the heads found."""
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         query, key, value = self._project(x, context)
+        if self.prefix is not None and context.prefix is not None:
+            key, value = self.prefix(key, value, context.prefix)
         if context.cache is not None:
             key, value = context.cache.append(self.layer, key, value)
         return self._answer(query, key, value, context.mask.narrowed(self.cfg.window), context.bias, context)
@@ -65,6 +71,8 @@ class FullAttention(nn.Module):
         options = {"scale": self.cfg.scale, "softcap": self.cfg.softcap, "bias": bias, "sinks": self.sinks}
         drop = dropped(context, self.number, self.site, self.cfg.dropout, self.first_head)
         found = (self.attend or attend)(query, key, value, mask, **options, dropout=drop)
+        if self.gated is not None:
+            found = found + self.gated(self, query)
         return self.out(found.transpose(1, 2).flatten(2))
 
     def _project(self, x: Tensor, context: Context) -> tuple[Heads, Heads, Heads]:
@@ -87,6 +95,14 @@ class FullAttention(nn.Module):
         if rotation is not None:
             query, key = (cheap(_rotated, each, *rotation, layout) for each in (query, key))
         return query, key, value
+
+    def unturned(self, layer: Linear, norm: nn.Module | None, x: Tensor) -> Heads:
+        """Heads of one projection, normalised and clipped, without positions."""
+        y = layer(x)
+        if self.cfg.qk_norm == "full":
+            y = self._normalised(y, norm)
+        heads = split_heads(self._clipped(y), (layer.weight.shape[0] // self.head_dim, 0), None)[0]
+        return self._normalised(heads, norm) if self.cfg.qk_norm == "head" else heads
 
     def _clipped(self, x: Tensor) -> Tensor:
         return x if self.cfg.clip is None else x.clamp(-self.cfg.clip, self.cfg.clip)
@@ -111,7 +127,7 @@ class CrossAttention(FullAttention):
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         assert context.cross is not None
-        query = self._ready(self.query, self.query_norm, x)
+        query = self.unturned(self.query, self.query_norm, x)
         key, value = self._memory(context)
         return self._answer(query, key, value, context.cross, None, context)
 
@@ -123,18 +139,10 @@ class CrossAttention(FullAttention):
         # A node of its own adds up what keys and values say to the memory, then come the layers. Without it the order
         # of that sum, and its last bits, would be another under fully_shard, which puts such a node before each block.
         states = context.memory.states.view_as(context.memory.states)
-        pair = self._ready(self.key, self.key_norm, states), self._ready(self.value, None, states)
+        pair = self.unturned(self.key, self.key_norm, states), self.unturned(self.value, None, states)
         if context.cache is not None:
             context.cache.fixed[self.layer] = pair
         return pair
-
-    def _ready(self, layer: Linear, norm: nn.Module | None, x: Tensor) -> Heads:
-        """Heads of one projection, normalised and clipped."""
-        y = layer(x)
-        if self.cfg.qk_norm == "full":
-            y = self._normalised(y, norm)
-        heads = split_heads(self._clipped(y), (layer.weight.shape[0] // self.head_dim, 0), None)[0]
-        return self._normalised(heads, norm) if self.cfg.qk_norm == "head" else heads
 
 
 def split_heads(

@@ -39,6 +39,8 @@ def model_problems(model: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "model.attention", _NOT_ACROSS.format(kind=model.attention.kind)
     if model.kind == "encoder_decoder" and model.block.kind == "parallel":
         yield "model.block", 'a parallel block has no place for attention to the encoder: use "pre" or "post"'
+    if model.embedding.projected == "last" and model.embedding.width is None:
+        yield "embedding.projected", "nothing is projected: leave it out, or set model.embedding.width"
     if model.embedding.bias and model.embedding.width is None:
         yield (
             "model.embedding.bias",

@@ -96,13 +96,15 @@ class EmbeddingConfig(Config):
     """Vectors of token types, of which the first is added everywhere unless types are given (BERT: 2)."""
     width: Count | None = Field(default=None, ge=1)
     """Width of the vectors, if it is not the model's: a projection then follows (OPT-350m)."""
+    projected: Literal["first", "last"] = "first"
+    """Before positions, types and norm (OPT), or behind them, which are then as wide as the vectors (ELECTRA)."""
     bias: bool = False
     """Bias of the projection."""
 
     def num_parameters(self, model: Model) -> int:
         """Trained values between the vectors and the stream, but for the norm."""
         bias = model.width if self.width and self.bias else 0
-        return self.num_matmul_weights(model) + bias + self.types * model.width
+        return self.num_matmul_weights(model) + bias + self.types * model.entrance.width
 
     def num_matmul_weights(self, model: Model) -> int:
         """Weights that each position is multiplied by."""
@@ -267,6 +269,12 @@ class ModelConfig(Config):
         """Width of one attention head."""
         own = self.attention.head_dim if isinstance(self.attention, FullAttentionConfig) else None
         return own or self.width // self.heads
+
+    @property
+    def entrance(self) -> "ModelConfig":
+        """The same, as wide as what is added to the vectors, and their norm."""
+        narrow = self.embedding.width if self.embedding.projected == "last" else None
+        return self.model_copy(update={"width": narrow}) if narrow else self
 
     @property
     def kv_heads(self) -> int:

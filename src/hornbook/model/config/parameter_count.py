@@ -24,7 +24,7 @@ def parameter_counts(config: ModelConfig, vocab: int) -> dict[str, int]:
     found = {
         "embedding": sum(stack.embedding.num_parameters(stack) for stack in stacks)
         + vocab * (config.embedding.width or config.width),
-        "positions": sum(stack.position.num_parameters(stack) for stack in stacks),
+        "positions": sum(stack.position.num_parameters(stack.entrance) for stack in stacks),
         "attention": sum(count * layer.attention.num_parameters(layer) for layer, count in attentions),
         "mlp": sum(count * layer.mlp.num_parameters(layer) for layer, count in blocks),
         "norms": sum(_norms(stack, crossed=stack is config and len(stacks) > 1) for stack in stacks),
@@ -56,7 +56,8 @@ def kinds_of(stack: ModelConfig, blocks: int) -> list[tuple[int, int]]:
 
 def _norms(stack: ModelConfig, crossed: bool) -> int:
     """Norms of a stack; crossed: its layers attend to an encoder."""
-    ends = (stack.final_norm + stack.embedding.norm) * stack.norm.num_parameters(stack)
+    entrance = stack.embedding.norm * stack.norm.num_parameters(stack.entrance)
+    ends = entrance + stack.final_norm * stack.norm.num_parameters(stack)
     kinds = kinds_of(stack, stack.num_blocks)
     return ends + sum(count * block_norms(stack, first, crossed=crossed) for first, count in kinds)
 

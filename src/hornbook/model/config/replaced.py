@@ -50,6 +50,14 @@ class SmallerGenerator(Part):
             }
         )
 
+    def alone(self, model: Model) -> Model:
+        """The same as a masked model of its own, which has the model's embedding, positions, types and norm."""
+        small = self.of(model)
+        own = {"width": model.width, "bias": True, "projected": "last"} if small.width != model.width else {}
+        return small.model_copy(
+            update={"embedding": model.embedding.model_copy(update=own), "position": model.position}
+        )
+
     def problems(self, model: Model) -> Problems:
         if abs((heads := self.share * model.heads) - max(round(heads), 1)) > _ROUNDED:
             text = f"{self.share:g} of model.heads {model.heads} is {heads:g}, and heads are whole"
@@ -108,8 +116,9 @@ class ReplacedHead(HeadPart):
         if model.kind != "encoder":
             text = f'replaced tokens are told by a model that sees both ways, and model.kind is "{model.kind}"'
             yield "head.kind", f'{text}: take "encoder", or another head and objective'
-        if model.embedding.width is not None:
-            yield "embedding.width", "the generator reads vectors as wide as the model: leave it out"
+        if model.embedding.width is not None and self.generator_of(model) is not None:
+            text = "the generator reads vectors as wide as the model: leave it out"
+            yield "embedding.width", f'{text}, or take model.head.generator.kind = "none"'
         yield from self.generator.problems(model)
 
 

@@ -172,7 +172,7 @@ def _entrance(model: ModelConfig, rows: Rows) -> int:
     """Ids, positions and the layers before the first block, which compute in float32."""
     part, wide = model.embedding, replace(rows, itemsize=4, rebuilding=False)
     project = 4 * rows.tokens * part.width if part.width else 0
-    norm = _norm(model.norm, model, wide) if part.norm else 0
+    norm = _norm(model.norm, model.entrance, wide) if part.norm else 0
     return 8 * rows.tokens + model.position.saved_bytes(rows) + project + norm + _dropped(model.dropout, rows)
 
 

@@ -73,6 +73,36 @@ class PromptConfig(Part):
     """Vectors, which take as many positions."""
 
 
+class PrefixConfig(Part):
+    """Prefix tuning (Li and Liang 2021, arXiv 2101.00190): trained keys and values of each layer before documents."""
+
+    builder = "surgery.adapters.prefix:add_prefix"
+    kind: Literal["prefix"] = "prefix"
+    length: Count = Field(default=16, ge=1)
+    """Keys and values of each layer, which take as many positions."""
+    hidden: Count | None = Field(default=None, ge=1)
+    """Hidden width of the network that makes them of trained vectors (section 4.3 of the paper); `none`: no network."""
+
+
+class LlamaAdapter(Part):
+    """LLaMA-Adapter (Zhang et al. 2023, arXiv 2303.16199): gated attention to trained vectors in upper layers."""
+
+    builder = "surgery.adapters.gated:add_gated"
+    kind: Literal["llama_adapter"] = "llama_adapter"
+    length: Count = Field(default=10, ge=1)
+    """Vectors of each layer; they take no positions."""
+    below: Count = Field(default=2, ge=0)
+    """Lower layers without vectors; the paper has 2 of 32."""
+
+
+class LlamaAdapterV2(LlamaAdapter):
+    """LLaMA-Adapter V2 (Gao et al. 2023, arXiv 2304.15010): norms, and a scale and a bias of each layer, learn too."""
+
+    kind: Literal["llama_adapter_v2"] = "llama_adapter_v2"  # pyright: ignore[reportIncompatibleVariableOverride]
+    targets: list[str] = Field(default=LINEARS, min_length=1)
+    """Globs over names of linear layers that have a scale and a bias."""
+
+
 class Freeze(Part):
     """Parameters that are not trained."""
 
@@ -139,14 +169,19 @@ def _named_kind(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
 
 
-SurgeryStep = Annotated[
-    Lora | Dora | BottleneckConfig | Ia3Config | PromptConfig | Freeze | Sparse | Nf4 | FakeQuant,
-    Field(discriminator="kind"),
-]
+AdapterStep = Lora | Dora | BottleneckConfig | Ia3Config | PromptConfig | PrefixConfig | LlamaAdapter | LlamaAdapterV2
+"""Steps that freeze the model and train what they add: a checkpoint holds no more than that."""
+
+SurgeryStep = Annotated[AdapterStep | Freeze | Sparse | Nf4 | FakeQuant, Field(discriminator="kind")]
 Surgery = list[Annotated[SurgeryStep, BeforeValidator(_named_kind)]]
 
-AdapterStep = Lora | Dora | BottleneckConfig | Ia3Config | PromptConfig
-"""Steps that freeze the model and train what they add: a checkpoint holds no more than that."""
+ADAPTERS = "lora, dora, bottleneck, ia3, prompt, prefix, llama_adapter, llama_adapter_v2"
+"""Their kinds, as messages name them."""
+
+
+def positions_ahead(steps: Sequence[Any]) -> int:
+    """Positions that prompts and prefixes take before each document."""
+    return sum(step.length for step in steps if isinstance(step, PromptConfig | PrefixConfig))
 
 
 def adapter_of(steps: Sequence[Any]) -> AdapterStep | None:
@@ -159,9 +194,9 @@ def surgery_problems(steps: Sequence[Any]) -> list[str]:
     kinds = [step.kind for step in steps]
     problems = []
     if sum(isinstance(step, AdapterStep) for step in steps) > 1:
-        problems.append(f"one of lora, dora, bottleneck, ia3, prompt is enough, found {', '.join(kinds)}")
+        problems.append(f"one of {ADAPTERS} is enough, found {', '.join(kinds)}")
     if "nf4" in kinds and adapter_of(steps[kinds.index("nf4") :]) is None:
-        problems.append("weights in nf4 are frozen: add lora, dora, bottleneck, ia3 or prompt behind it")
+        problems.append(f"weights in nf4 are frozen: add one of {ADAPTERS} behind it")
     if "sparse" in kinds and adapter_of(steps) is not None:
         problems.append(
             f"sparse keeps zeros of weights in training, which {' and '.join(kinds)} would freeze: leave it out"

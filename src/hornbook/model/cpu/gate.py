@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hornbook.kernels.scalar import exponential, load, store
 from hornbook.kernels.team import Kernel, is_bf16, launch
-from hornbook.model.layers.products import linear, matmul
+from hornbook.model.layers.products import input_gradient, linear, weight_gradient
 
 
 class SwiGLUFunction(torch.autograd.Function):
@@ -44,9 +44,9 @@ class SwiGLUDown(torch.autograd.Function):
     def backward(ctx, *grads: Tensor):
         gate_up, weight = ctx.saved_tensors
         grad = grads[0].flatten(0, -2)
-        y = matmul(grad, weight)
+        y = input_gradient(grad, weight)
         d_gate_up = swiglu_backward_(gate_up, y)
-        return d_gate_up, matmul(grad.T, y)
+        return d_gate_up, weight_gradient(grad, y) if ctx.needs_input_grad[1] else None
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

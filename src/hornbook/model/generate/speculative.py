@@ -186,7 +186,9 @@ def refuse_unsuited(model: Transformer) -> None:
             'attention of kind "delta" cannot go back behind a draft that is not taken: leave out --speculative'
         )
     if prompt_length(model):
-        raise UsageError("a soft prompt (surgery) shifts all positions: leave out --speculative, or export it merged")
+        raise UsageError(
+            "a soft prompt or a prefix (surgery) shifts all positions: leave out --speculative and --draft"
+        )
 
 
 class _Text:

@@ -18,7 +18,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.losses import LossAndGrad, LossTerms, SoftTargets, distillation, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
 from hornbook.model.layers.linear import Change, Linear, Product
-from hornbook.model.layers.products import linear, mm_into
+from hornbook.model.layers.products import add_weight_gradient_, is_own, linear, mm_into
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.mlp.mlp import activate
 
@@ -251,6 +251,23 @@ def masked_head(cfg: MaskedHead, model: ModelConfig, vocab: int, embedding: Embe
     return Head(vocab, read, embedding if cfg.tied else None, before, cfg.bias)
 
 
+class _ChunkLogits:
+    """Logits of one chunk after the other."""
+
+    def __init__(self, rows: int, matrix: Tensor) -> None:
+        self._rows, self._matrix = rows, matrix
+        self._memory: Tensor | None = None
+
+    def of(self, hidden: Float[Tensor, "rows width"]) -> Float[Tensor, "rows vocab"]:
+        """hidden W^T, in the memory of the former ones where the product can be told where to write."""
+        vocab = len(self._matrix)
+        if is_own(hidden, vocab):
+            return linear(hidden, self._matrix)
+        if self._memory is None:
+            self._memory = hidden.new_empty(self._rows, row_values(vocab, hidden))
+        return mm_into(hidden, self._matrix.T, self._memory[: len(hidden), :vocab])
+
+
 class ChunkedLoss(torch.autograd.Function):
     """Weighted cross-entropy of a linear projection, chunk by chunk; gradients are computed in forward.
 
@@ -283,11 +300,11 @@ class ChunkedLoss(torch.autograd.Function):
         grad_matrix = torch.zeros_like(matrix) if grad and ctx.needs_input_grad[1] else None
         grad_bias = torch.zeros_like(bias) if grad and bias is not None and ctx.needs_input_grad[2] else None
         # One chunk's logits and one product of the matrix's size serve all chunks: both are too large to ask for again.
-        buffer = hidden.new_empty(min(rows, len(hidden)), row_values(len(matrix), hidden))[:, : len(matrix)]
+        buffer = _ChunkLogits(min(rows, len(hidden)), cast)
         product = torch.empty_like(cast) if grad_matrix is not None and cast.dtype != matrix.dtype else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            logits = mm_into(hidden[part], cast.T, buffer[: len(hidden[part])])
+            logits = buffer.of(hidden[part])
             if bias is not None:
                 logits += bias.to(logits.dtype)
             slope = None
@@ -306,7 +323,8 @@ class ChunkedLoss(torch.autograd.Function):
             if product is not None and grad_matrix is not None:
                 grad_matrix += mm_into(logits.T, hidden[part], product)
             elif grad_matrix is not None:
-                grad_matrix.addmm_(logits.T, hidden[part])
+                add_weight_gradient_(grad_matrix, logits, hidden[part])
+            del logits  # before the next
         ctx.save_for_backward(grad_hidden, grad_matrix, grad_bias)
         ctx.mark_non_differentiable(extra, taught)
         return losses.sum(), extra, taught

@@ -5,7 +5,7 @@ only tokens with a weight are projected. What a span is chosen from are the toke
 """
 
 from itertools import accumulate, compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,15 @@ from hornbook.model.layers.transfer import to_device
 START, END, CHOOSABLE = 1, 2, 4
 """Bits of a span's targets: the answer starts here, ends here, or might have done so."""
 _SITE = 62  # of the dropout; no layer draws there
+
+
+class OtherLabels(NamedTuple):
+    """Labels of the texts that those of a batch are mixed with."""
+
+    targets: Tensor
+    """As those of the batch."""
+    shares: Float[Tensor, "batch time"]
+    """How much the loss of a text's own label counts; that of the other has the rest."""
 
 
 class LabelHead(Head):
@@ -57,17 +66,18 @@ class LabelHead(Head):
         keys: Int[Tensor, " batch"] | None = None,
         rows: Int[Tensor, " counting"] | None = None,
         soft: SoftTargets | None = None,
+        mixed: OtherLabels | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Sum over tokens of weight * loss, float32, as `loss`.
 
         targets: ids of labels int64 [batch, time]; or values float32 [batch, time, outputs] where labels are numbers or
         independent of each other; for spans bits [batch, time]. smoothing: of a softmax over labels. z_loss: for
         vocabularies; 0 here. rows: where weights are not 0, of all tokens in a line, on the host; else the device
-        is asked.
+        is asked. mixed: the labels of what the texts are mixed with.
         """
         assert z_loss == 0, "cross_check refuses it"
         assert soft is None, "cross_check refuses a teacher"
-        rows, found = self._losses(hidden, targets, weights, smoothing, lengths, keys, rows)
+        rows, found = self._losses(hidden, targets, weights, smoothing, lengths, keys, rows, mixed)
         return {"loss": (found * weights.flatten()[rows]).sum()}
 
     @torch.no_grad()
@@ -94,12 +104,18 @@ class LabelHead(Head):
         lengths: Lengths | None,
         keys: Tensor | None,
         rows: Tensor | None = None,
+        mixed: OtherLabels | None = None,
     ) -> tuple[Int[Tensor, " labels"], Float[Tensor, " labels"]]:
         """Which tokens, of all in a line, carry a label that counts, and the loss of each label, unweighted."""
         del lengths
         rows = (weights.flatten() > 0).nonzero().squeeze(1) if rows is None else to_device(rows, weights.device)
         outputs = self._read(hidden.flatten(0, 1)[rows], rows, weights.shape[1], keys)
-        return rows, self.label_losses(outputs, targets.flatten(0, 1)[rows], smoothing)
+        losses = self.label_losses(outputs, targets.flatten(0, 1)[rows], smoothing)
+        if mixed is None:
+            return rows, losses
+        shares = mixed.shares.flatten()[rows]
+        other = self.label_losses(outputs, mixed.targets.flatten(0, 1)[rows], smoothing)
+        return rows, shares * losses + (1 - shares) * other
 
     def label_losses(
         self, outputs: Float[Tensor, "labels outputs"], targets: Tensor, smoothing: float
@@ -164,9 +180,11 @@ class SpanFinder(LabelHead):
         lengths: Lengths | None,
         keys: Tensor | None,
         rows: Tensor | None = None,
+        mixed: OtherLabels | None = None,
     ) -> tuple[Int[Tensor, " labels"], Float[Tensor, " labels"]]:
         """As of `LabelHead`. lengths: documents of each row, which answers are found in; None takes the row as one."""
         assert smoothing == 0, "cross_check refuses it"
+        assert mixed is None, "cross_check refuses it"
         everything = torch.arange(weights.numel(), device=weights.device)
         outputs = self._read(hidden.flatten(0, 1), everything, weights.shape[1], keys)
         return _span_losses(outputs, targets, weights, lengths, rows)

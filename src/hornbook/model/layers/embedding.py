@@ -1,6 +1,6 @@
 """From token ids to vectors."""
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,19 @@ class Embedding(nn.Module):
         return nn.functional.embedding(tokens, self.weight)
 
 
+class Mixing(NamedTuple):
+    """Other tokens whose vectors are mixed with those of a batch."""
+
+    tokens: Int[Tensor, "batch time"]
+    shares: Float[Tensor, "batch time"]
+    """How much of a token's own vector stays."""
+
+    def of(self, embedding: Embedding, vectors: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time width"]:
+        """share * vectors + (1 - share) * those of the other tokens."""
+        shares = self.shares[..., None].to(vectors.dtype)
+        return shares * vectors + (1 - shares) * embedding(self.tokens)
+
+
 class TokenTypes(Embedding):
     """`weight` [types, width]: one vector per kind of token (BERT's two sentences)."""
 
@@ -32,7 +45,7 @@ class InputLayers(nn.Module):
     """Layers of a stack between token vectors and its first block, but for dropout.
 
     `scale * vectors`, projected to the width of the model if theirs is another, plus positions and token types,
-    normalised.
+    normalised; or projected last.
     """
 
     def __init__(
@@ -41,9 +54,12 @@ class InputLayers(nn.Module):
         project: Linear | None,
         types: TokenTypes | None,
         norm: nn.Module | None,
+        *,
+        projected_last: bool = False,
     ) -> None:
         super().__init__()
         self.scale, self.project, self.types, self.norm = scale, project, types, norm
+        self.projected_last = projected_last
 
     def forward(
         self,
@@ -53,10 +69,11 @@ class InputLayers(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         if self.scale != 1:
             x = x * self.scale
-        if self.project is not None:
+        if self.project is not None and not self.projected_last:
             x = self.project(x)
         if self.types is not None:
             x = x + (self.types.weight[0] if types is None else self.types(types))
         if added is not None:
             x = x + added
-        return x if self.norm is None else self.norm(x)
+        x = x if self.norm is None else self.norm(x)
+        return self.project(x) if self.project is not None and self.projected_last else x

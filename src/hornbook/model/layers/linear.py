@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.model.config.part import FEW_ROWS
-from hornbook.model.layers.products import PackedProduct, linear, matmul
+from hornbook.model.layers.products import PackedProduct, input_gradient, linear
 from hornbook.model.layers.saved_tensors import cheap
 
 Change = Callable[[Tensor], Tensor]
@@ -89,7 +89,7 @@ class FrozenProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor):
         grad_bias = grads[0].flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
-        d_x = matmul(grads[0].flatten(0, -2), ctx.layer.matrix(grads[0].dtype))
+        d_x = input_gradient(grads[0].flatten(0, -2), ctx.layer.matrix(grads[0].dtype))
         return d_x.unflatten(0, grads[0].shape[:-1]), None, grad_bias
 
 

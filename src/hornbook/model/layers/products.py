@@ -17,10 +17,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hornbook.model.layers import onednn
 from hornbook.model.layers.precision import choose_precision
+from hornbook.model.layers.saved_tensors import applied
 
 PACKED_ROWS = 32
 """Number of rows that the order of packed weights is chosen for; it is as good for one, and for a thousand."""
+
+SUMMED_ROWS = 1024
+"""Rows of a sum to which products are added at once: they are in cache when they are added."""
+
+NARROW = 4
+"""A factor between widths from which on the copy of the narrower side, and one of the result, take less time."""
 
 
 def is_widened(x: Tensor) -> bool:
@@ -46,9 +54,36 @@ def linear(
     x: Float[Tensor, "*batch inputs"], weight: Float[Tensor, "outputs inputs"], bias: Tensor | None = None
 ) -> Float[Tensor, "*batch outputs"]:
     """x W^T + b; all of one dtype."""
-    if not is_widened(x):
-        return F.linear(x, weight, bias)
-    return WideLinear.apply(x, weight, bias)
+    if is_widened(x):
+        return OwnLinear.apply(x, weight, bias)
+    if is_own(x, len(weight)):
+        return applied(OwnLinear, x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def input_gradient(grad: Float[Tensor, "n outputs"], weight: Float[Tensor, "outputs inputs"]) -> Tensor:
+    """g W, the gradient of what a linear layer reads [n, inputs]; for code that makes its gradients itself."""
+    if is_widened(grad):
+        return input_gradient(grad.float(), weight.float()).to(grad.dtype)
+    return onednn.product(grad, weight.T) if is_own(grad, weight.shape[1]) else grad @ weight
+
+
+def weight_gradient(grad: Float[Tensor, "n outputs"], x: Float[Tensor, "n inputs"]) -> Tensor:
+    """g^T x, the gradient of a linear layer's weight [outputs, inputs]; for code that makes its gradients itself."""
+    if is_widened(grad):
+        return weight_gradient(grad.float(), x.float()).to(grad.dtype)
+    if not is_own(grad, x.shape[1]):
+        return grad.T @ x
+    # oneDNN's left side is copied where it is not contiguous: the narrow one costs little.
+    if grad.shape[1] > NARROW * x.shape[1]:
+        return onednn.product(x.T, grad.T).T.contiguous()
+    return onednn.product(grad.T, x.T)
+
+
+def is_own(x: Float[Tensor, "*batch inputs"], outputs: int) -> bool:
+    """Whether products of a linear layer with `x`, which it reads or gives the gradient of, are oneDNN's."""
+    inputs = x.shape[-1]
+    return x.dtype == torch.float32 and onednn.takes(x, x.numel() // max(inputs, 1), inputs, outputs)
 
 
 def matmul(left: Float[Tensor, "*batch n k"], right: Float[Tensor, "*batch k m"]) -> Float[Tensor, "*batch n m"]:
@@ -60,9 +95,22 @@ def matmul(left: Float[Tensor, "*batch n k"], right: Float[Tensor, "*batch k m"]
 
 def mm_into(left: Float[Tensor, "n k"], right: Float[Tensor, "k m"], out: Float[Tensor, "n m"]) -> Tensor:
     """left @ right written to `out`, which is returned; for code that makes its gradients itself."""
-    if not is_widened(left):
-        return torch.mm(left, right, out=out)
-    return out.copy_(left.float() @ right.float())
+    if is_widened(left):
+        return out.copy_(left.float() @ right.float())
+    if is_own(left, right.shape[1]):
+        return out.copy_(onednn.product(left, right.T))
+    return torch.mm(left, right, out=out)
+
+
+def add_weight_gradient_(
+    sums: Float[Tensor, "outputs inputs"], grad: Float[Tensor, "n outputs"], x: Float[Tensor, "n inputs"]
+) -> None:
+    """sums += g^T x, all of one dtype; no product of the size of `sums` is made."""
+    if not is_own(grad, x.shape[1]):
+        sums.addmm_(grad.T, x)
+        return
+    for part, columns in zip(sums.split(SUMMED_ROWS), grad.split(SUMMED_ROWS, 1), strict=True):
+        part.add_(onednn.product(columns.T, x.T))
 
 
 def add_products_(sums: Float[Tensor, "b n m"], left: Float[Tensor, "b n k"], right: Float[Tensor, "b k m"]) -> None:
@@ -101,21 +149,26 @@ def is_packable(weight: Tensor) -> bool:
     return own and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
-class WideLinear(torch.autograd.Function):
-    """`linear` by float32 products; what is kept for backward has the narrow dtype."""
+class OwnLinear(torch.autograd.Function):
+    """x W^T + b with gradients of our own products; of operands, only what they need is kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+        trains_x, trains_weight = x.requires_grad, weight.requires_grad
+        ctx.save_for_backward(x if trains_weight else None, weight if trains_x else None)
+        if is_widened(x):
+            return linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+        return onednn.product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         x, weight = ctx.saved_tensors
         grad = grads[0].reshape(-1, grads[0].shape[-1])
-        wide = grad.float()
-        d_x = (wide @ weight.float()).to(x.dtype).view(x.shape) if ctx.needs_input_grad[0] else None
-        d_weight = (wide.T @ x.reshape(-1, x.shape[-1]).float()).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        d_x = d_weight = None
+        if ctx.needs_input_grad[0]:
+            d_x = input_gradient(grad, weight).view(*grads[0].shape[:-1], weight.shape[1])
+        if ctx.needs_input_grad[1]:
+            d_weight = weight_gradient(grad, x.reshape(-1, x.shape[-1]))
         return d_x, d_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 

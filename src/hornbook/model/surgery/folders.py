@@ -21,7 +21,7 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
 from hornbook.model.config.model import ModelConfig, NoMTP
-from hornbook.model.config.replaced import NoGenerator, ReplacedHead
+from hornbook.model.config.replaced import NoGenerator, ReplacedHead, SmallerGenerator
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf
 from hornbook.model.storage.safetensors_folder import Reader, read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
@@ -151,7 +151,27 @@ def read_merged(folder: Path, *, average: bool = False) -> tuple[ModelConfig, in
     return config.model_copy(update={"mtp": NoMTP()}), found.vocab, kept, tokenizer
 
 
-_LEFT_OUT = ("mtp.", "head.generator.")
+def read_generator(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]], Path]:
+    """As `read_merged`, of the generator of replaced-token detection: a masked model of its own.
+
+    UsageError where there is none.
+    """
+    found = read_operated(folder)
+    head = found.config.head
+    if not isinstance(head, ReplacedHead) or not isinstance(head.generator, SmallerGenerator):
+        raise UsageError(
+            f"{folder} has no generator: a run with model.head.kind replaced has one in its checkpoints; "
+            "leave out --generator"
+        )
+    shared = ("embedding.", "positions.", "entrance.")
+    stream = (
+        (name.removeprefix(_GENERATOR), tensor) for name, tensor in found.base if name.startswith((_GENERATOR, *shared))
+    )
+    return head.generator.alone(found.config), found.vocab, stream, folder
+
+
+_GENERATOR = "head.generator."
+_LEFT_OUT = ("mtp.", _GENERATOR)
 
 
 def left_out(folder: Path) -> dict[str, int]:
@@ -160,6 +180,11 @@ def left_out(folder: Path) -> dict[str, int]:
     generator = config.head.generator_of(config)
     found = {"mtp_blocks": config.mtp.depth, "generator_blocks": 0 if generator is None else generator.layers}
     return {name: count for name, count in found.items() if count}
+
+
+def left_out_bytes(file: Path) -> int:
+    """Bytes of what `read_merged` leaves out in one of a folder's files of weights."""
+    return sum(each.end - each.begin for name, each in read_header(file).items() if name.startswith(_LEFT_OUT))
 
 
 def read_operated(folder: Path, *, average: bool = False) -> Operated:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError
-from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.linear import Linear
 from hornbook.model.storage.safetensors_folder import name_mismatches
 from hornbook.model.surgery.added import Added
@@ -20,16 +19,17 @@ Stream = Iterable[tuple[str, Tensor]]
 
 
 def added_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that surgery added, by name; under an adapter a head for labels, which it trains whole, too."""
+    """Parameters that surgery added, by name; under an adapter what it trains of the model itself, too."""
     added = {
         f"{prefix}.{name}": parameter
         for prefix, module in model.named_modules()
         if isinstance(module, Added) and not isinstance(model.get_submodule(prefix.rpartition(".")[0]), Added)
         for name, parameter in module.named_parameters()
     }
-    head = getattr(model, "head", None)
-    apart = head.named_parameters(prefix="head") if isinstance(head, LabelHead) and head.apart else ()
-    return added | {name: parameter for name, parameter in apart if name not in added}
+    for prefix, module in model.named_modules():
+        if getattr(module, "apart", False):
+            added |= {name: each for name, each in module.named_parameters(prefix) if name not in added}
+    return added
 
 
 def with_added(

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.data.batch import Batch, Compared
+from hornbook.data.batch import Batch, Compared, Mixed
 from hornbook.data.config.preferences import Reward
 from hornbook.data.config.teacher import TeacherConfig, TopTeacher
 from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
+from hornbook.model.heads.label_heads import OtherLabels
 from hornbook.model.heads.losses import SoftTargets
 from hornbook.model.heads.mtp import STATES, targets_ahead
 from hornbook.model.heads.preference import Answers, comparison_losses, reward_losses
@@ -49,6 +50,8 @@ def head_terms(
         head, hidden = head.generator.head, auxiliary[GENERATED]
     if head.takes_rows:
         few["rows"] = batch.weights.flatten().nonzero().squeeze(1)
+    if batch.mixed is not None:
+        few["mixed"] = _other_labels(batch.mixed, device)
     more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
     found = head.losses(hidden, targets, weights * early, **more, **few)
     if states := [value for name, value in auxiliary.items() if name.startswith(STATES)]:
@@ -65,6 +68,11 @@ def _further_loss(head: Head, states: list[Tensor], batch: Batch, weight: float,
         targets, weights = to_device(targets, hidden.device), to_device(weights, hidden.device)
         losses.append(head.losses(hidden, targets, weights * early)["loss"])
     return torch.stack(losses).mean() * weight
+
+
+def _other_labels(mixed: Mixed, device: torch.device) -> OtherLabels:
+    targets = mixed.targets if mixed.values is None else mixed.values
+    return OtherLabels(to_device(targets, device), to_device(mixed.shares, device))
 
 
 def targets_of(batch: Batch, device: torch.device) -> Tensor:

@@ -144,7 +144,11 @@ def read_hardware(path: Path) -> tuple[Device, ...]:
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UsageError(
+            f"--hardware {path}: {error.strerror}; it takes a file with a table [[device]], --cluster takes names"
+        ) from error
+    except ValueError as error:
         raise UsageError(f"--hardware {path}: {error}") from error
     entries = table.get("device")
     if not isinstance(entries, list) or not all(isinstance(each, dict) and "name" in each for each in entries):

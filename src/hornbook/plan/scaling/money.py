@@ -85,7 +85,8 @@ def seconds_of(budget: Budget, cluster: Cluster, price: float | None) -> tuple[f
     if budget.dollars is not None:
         if not price:
             raise UsageError(
-                f"--budget in dollars: {cluster.device.name} has no price; --price DOLLARS sets that of a device-hour"
+                f"--budget in dollars: {cluster.device.name} has no price; --price DOLLARS sets that of a device-hour, "
+                "--cluster 8xH100 takes devices that have one"
             )
         limits["money"] = budget.dollars / (price * cluster.count) * 3600
     if not limits:

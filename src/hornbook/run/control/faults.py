@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import HornbookError, UsageError
+from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.control.fault_plan import (
@@ -72,6 +73,8 @@ class FaultInjector:
         self._first = int(os.environ.get(RESTARTS, "0"))
         self._generation = self._first - 1
         self._flags = mmap.mmap(-1, len(plan.faults) * MOST_RANKS)
+        self._ever = mmap.mmap(-1, len(plan.faults))
+        """Whether a fault has struck in any generation."""
 
     def begin(self, ledger: Ledger) -> None:
         """A new generation of ranks; before the first the ledger gets the plan."""
@@ -90,7 +93,20 @@ class FaultInjector:
         if self._flags.find(_STRUCK) >= 0:
             with contextlib.suppress(HornbookError), Ledger(run) as ledger:
                 ledger.attempt = max(ledger.past.attempt, 1)
+                for record in read_records(run.events):  # rank 0 may have been killed behind its note
+                    if record["kind"] == "fault" and record["attempt"] == ledger.attempt:
+                        self._flags[record["number"] * MOST_RANKS + record["rank"]] = _NOTED[0]
                 self.note_struck(ledger)
+
+    def left(self) -> str:
+        """What the plan asked for and did not happen, as a line; "" where all faults have struck."""
+        names = [f"faults.{n} ({each.do})" for n, each in enumerate(self.plan.faults) if not self._ever[n]]
+        if not names:
+            return ""
+        return (
+            f"{', '.join(names)} of the fault plan did not strike: its rank never entered its phase with its step done "
+            'in its generation (0, where none is given: the ranks that start first; "every" is any)'
+        )
 
     def _note(self, ledger: Ledger, number: int, rank: int) -> None:
         fault = self.plan.faults[number]
@@ -122,6 +138,7 @@ class FaultInjector:
     def _act(self, number: int, rank: int, output: RunWriter, strike: Callable[[], T]) -> T:
         """Mark the fault, have rank 0 record it, and let it strike."""
         place = number * MOST_RANKS + rank
+        self._ever[number] = 1
         if self._flags[place] == 0:  # else it is the next step of a slow rank
             self._flags[place] = _STRUCK[0]
             if output.is_rank0:

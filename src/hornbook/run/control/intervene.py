@@ -112,6 +112,7 @@ class Intervener:
         if course.recipe.model != self.course.recipe.model:
             self._job.control.enter("setup", state)
             load_kernels(course.recipe.model, course.recipe.train, state.spec.vocab)
+            self._job.control.heartbeat.expect_change()
         if course.recipe != self.course.recipe and state.guard is not None:
             state.guard.rearm()  # what was usual is no measure for other settings
         growth = course.length.rows(state.tokens) / self.course.length.rows(state.tokens)

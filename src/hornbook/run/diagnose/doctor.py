@@ -21,6 +21,7 @@ from hornbook.files.durable import TEMPORARY, storage_error, write_file
 from hornbook.files.extras import install_command
 from hornbook.kernels.team import team_library
 from hornbook.model.layers.precision import choose_precision
+from hornbook.model.layers.products import is_own, linear
 from hornbook.run.diagnose.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
 from hornbook.run.start.environment import package_version
 from hornbook.text.pool import usable_cores
@@ -158,9 +159,10 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, side: int = MATMUL_SIZ
     left = torch.randn(side, side, device=device).to(dtype)
     right = torch.randn(side, side, device=device).to(dtype)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    product = linear if is_own(left, side) else torch.mm
 
     def multiply() -> None:
-        torch.mm(left, right)
+        product(left, right)
         wait()
 
     multiply()

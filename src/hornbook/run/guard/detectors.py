@@ -4,7 +4,7 @@
 |---|---|---|
 | D0 | is not finite | - |
 | D1a | has a large gradient | norm z > 6 |
-| D1b | is far out | norm z > 12, or loss z > 8, or as D1c |
+| D1b | is far out | norm z > 12, or loss z > 8 (6 behind a step refused for it), or as D1c |
 | D1c | spikes | loss z > 6, and norm z > 8 within the last 4 steps |
 | level | has a new usual gradient norm | refused for it 8 times in a row, and the loss is as it was |
 | D2 | does not come back from a spike | median of 16 losses 3 deviations too high for 64 steps, without a fall |

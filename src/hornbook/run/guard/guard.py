@@ -124,10 +124,21 @@ class Guard:
 
     def _thresholds(self) -> StepLimits:
         config, exp = self.config, lambda z: _single(math.exp(min(self._norm.at(z), 88.0)))
-        loss = self._loss.at(config.skip_loss_z) if self._high_losses < HIGH_LOSSES else math.inf
-        ran_up = max(self._norm_zs[-(RUN_UP - 1) :], default=0.0) > SPIKE_NORM_Z
-        spike = (-math.inf if ran_up else exp(SPIKE_NORM_Z)), self._loss.at(SPIKE_LOSS_Z)
+        loss = self._loss.at(self._loss_limit)
+        ran_up = max(self._norm_zs[-(RUN_UP - 1) :], default=0.0) > self._spike_norm_z
+        spike = (-math.inf if ran_up else exp(self._spike_norm_z)), self._loss.at(SPIKE_LOSS_Z)
         return StepLimits(exp(config.clip_z), exp(CLIP_TO_Z), exp(config.skip_norm_z), loss, *spike)
+
+    @property
+    def _loss_limit(self) -> float:
+        """Deviations of the loss beyond which a step is refused.
+
+        Less where the step before was refused with a high loss: batches of one kind scatter about a limit, and each
+        that passes below it would be learned.
+        """
+        if self._high_losses >= HIGH_LOSSES:
+            return math.inf
+        return min(self.config.skip_loss_z, SPIKE_LOSS_Z if self._loss_is_out else math.inf)
 
     # ---- after a step
 
@@ -154,19 +165,23 @@ class Guard:
 
     def _rule_of_step(self, seen: Seen, z_loss: float, z_norm: float) -> Rule | None:
         """Why a step is clipped or refused, or would be."""
-        config = self.config
         if not seen.is_finite:
             return "D0"
-        if self._is_out(z_loss, z_norm) or (z_loss > config.skip_loss_z and self._high_losses < HIGH_LOSSES):
+        if self._is_out(z_loss, z_norm) or z_loss > self._loss_limit:
             return "D1b"
-        return "D1a" if z_norm > config.clip_z else None
+        return "D1a" if z_norm > self.config.clip_z else None
 
     def _is_out(self, z_loss: float, z_norm: float) -> bool:
         """Whether a step is far out whatever the losses before it were: by its norm, or as part of a spike."""
         return z_norm > self.config.skip_norm_z or self._is_spike(z_loss)
 
     def _is_spike(self, z_loss: float) -> bool:
-        return z_loss > SPIKE_LOSS_Z and max(self._norm_zs) > SPIKE_NORM_Z
+        return z_loss > SPIKE_LOSS_Z and max(self._norm_zs) > self._spike_norm_z
+
+    @property
+    def _spike_norm_z(self) -> float:
+        """A gradient that `guard.clip_z` lets pass is no spike: whoever raises it wants such text to be learned."""
+        return max(SPIKE_NORM_Z, self.config.clip_z)
 
     def _spike(self, seen: Seen, inputs: dict[str, Any]) -> Iterator[Detection]:
         if self._watch is not None:
@@ -185,7 +200,7 @@ class Guard:
         """Refused updates, and what too many of them ask for."""
         if by_loss:
             self._high_losses += 1
-        elif z_loss <= SPIKE_LOSS_Z:
+        elif z_loss <= SPIKE_LOSS_Z or (not seen.applied and self._high_losses < HIGH_LOSSES):
             self._high_losses = 0
         self._loss_is_out = not seen.applied and (self._loss_is_out or z_loss > SPIKE_LOSS_Z)
         if not seen.applied and seen.in_a_row:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 FULL = 10_000
 """Steps of a run from which on numbers of steps are as they are written."""
 MARGIN, LEAST_MARGIN = 50, 2
-"""Steps left out before the onset and behind the finding."""
+"""Steps left out before the onset and behind the finding; behind it no fewer than were refused in a row up to it."""
 WINDOW, LEAST_WINDOW = 200, 8
 """Steps left out, the fewest."""
 LEAST_BACK = 40
@@ -119,7 +119,8 @@ def decide(finding: Detection, past: Sequence[Decision], mode: str, spans: Spans
     """What a guard of this mode does about a finding, given its decisions so far; `swaps`: settings it may change."""
     margin = spans.of(MARGIN, LEAST_MARGIN)
     first = max(finding.onset - margin, 1)
-    last = max(finding.step + margin, first + spans.of(WINDOW, LEAST_WINDOW) - 1)
+    behind = max(margin, finding.inputs.get("in_a_row", 0))  # what was refused until now may last as long again
+    last = max(finding.step + behind, first + spans.of(WINDOW, LEAST_WINDOW) - 1)
     rollbacks = [each for each in past if each.kind == "rollback"]
     near = spans.of(NEAR, LEAST_NEAR)
     same = [each for each in past if abs(finding.onset - each.effective_step) <= near]

@@ -6,6 +6,7 @@ checkpoint that is changes no bit of the run, since all that is decided takes ef
 """
 
 import json
+import math
 from dataclasses import asdict, replace
 from functools import cached_property
 from typing import Any
@@ -219,9 +220,9 @@ class Recovery(StepJudge):
         job.output.write_json(evidence, {"finding": asdict(finding), "guard": guard.state()})
         return DivergedError(
             f"paused at step {self._state.step:,}: the run diverges since step {finding.onset:,} ({finding.rule}), and "
-            f"{why}. Look at the data of these steps (events.jsonl, {evidence.name} in incidents/); "
-            f"`hornbook resume {job.run.path}` goes on from the newest checkpoint, with a lower --optim.lr or a "
-            "smaller --optim.clip"
+            f"{why}. `hornbook why {job.run.path}@{finding.onset}` shows the text of these steps, {evidence.name} in "
+            f"incidents/ what the guard saw. `hornbook resume {job.run.path}` goes on from the newest checkpoint, with "
+            f"a lower --optim.lr or a smaller --optim.clip{if_sound(finding, guard)}"
         )
 
     def _go_back(self, intervener: Intervener, finding: Detection, action: Action, checkpoint: str) -> Intervener:
@@ -277,3 +278,14 @@ class Recovery(StepJudge):
         steps = guard.spans.of(OVERLAY_STEPS, LEAST_OVERLAY)
         span = round(course.length.batches.tokens_of(steps, tokens))
         return Intervention(step, tokens, overlay=Overlay(OVERLAY_FACTOR, span, span))
+
+
+def if_sound(finding: Detection, guard: Guard) -> str:
+    """What helps where updates were refused for text that is to be learned, to end a message; "" for other findings."""
+    if finding.rule != "D1b":
+        return ""
+    above = math.ceil(2 * max(guard.config.clip_z, *guard.state()["norm_zs"]))
+    return (
+        f"; if the text is sound and only new to the run, with --guard.clip_z {above} --guard.skip_norm_z {above}: "
+        "then it is learned"
+    )

@@ -150,7 +150,7 @@ def _join_node(resolved: Resolved, run: RunDir, start: Start, node: Node) -> Exi
     with progress_bar(shown=not start.quiet) as progress:
         progress("load torch", 0, None)
         preload()
-    return run_node(node, functools.partial(_join, resolved, run, start))
+    return run_node(node, functools.partial(_join, resolved, run, start), run, resolved.recipe.guard.hang_seconds)
 
 
 def _join(

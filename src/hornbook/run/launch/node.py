@@ -1,9 +1,10 @@
 """The ranks of one machine of several, where a single `hornbook train` was started on each (`hornbook launch`).
 
 This process starts them as torchrun's agent would, each with its number; from there on they are ranks that a launcher
-started (`rendezvous.py`). It computes nothing, passes signals on, and ends all of them when one fails.
+started (`rendezvous.py`). It computes nothing, passes signals on, and ends all of them when one fails or they hang.
 """
 
+import contextlib
 import functools
 import signal
 import sys
@@ -11,22 +12,32 @@ import time
 from collections.abc import Callable, Sequence
 
 from hornbook.errors import Exit, HornbookError, RankLostError
+from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
-from hornbook.run.launch.heartbeat import Heartbeat, shared_heartbeats
+from hornbook.run.launch.heartbeat import PERIOD, Heartbeat, Watchdog, shared_heartbeats
 from hornbook.run.launch.launcher_env import Node
-from hornbook.run.launch.rank import Failure, Rank, diagnose_end, fork_rank, wait_for_ends
+from hornbook.run.launch.rank import (
+    Failure,
+    Rank,
+    diagnose_end,
+    diagnose_hang,
+    fork_rank,
+    keep_evidence,
+    wait_for_ends,
+)
 from hornbook.run.launch.rendezvous import LINGER_SECONDS
 from hornbook.run.launch.signals import StopNow, StopSignals, leave_early, stop_signals_blocked
-from hornbook.run.launch.supervisor import PERIOD
+from hornbook.run.ledger import Ledger, read_past
 
 Join = Callable[[RankInfo, Heartbeat], Exit]
 """What a rank does; it calls `RankInfo.connect` itself."""
 
 
-def run_node(node: Node, join: Join) -> Exit:
-    """Run the ranks of this machine to their end; returns their exit code.
+def run_node(node: Node, join: Join, run: RunDir, hang_seconds: float) -> Exit:
+    """Run the ranks of this machine to their end; returns their exit code. `hang_seconds`: as `guard.hang_seconds`.
 
-    Raises the error of the first rank to fail, RankLostError where it was killed or lost another.
+    Raises the error of the first rank to fail, RankLostError where it was killed, lost another, or all wait for one
+    that hangs, here or elsewhere: each machine sees its own ranks fall silent, and keeps their stacks.
     """
     with StopSignals(announces=False) as signals:  # rank 0 answers
         ranks = list[Rank]()
@@ -37,7 +48,7 @@ def run_node(node: Node, join: Join) -> Exit:
                     loop = functools.partial(_be_rank, join, info, heartbeats[info.rank])
                     ranks.append(fork_rank(heartbeats[info.rank], loop))
                 signals.pass_on = functools.partial(_send, ranks)
-            return _watch(ranks)
+            outcome = _watch(ranks, run, hang_seconds)
         except KeyboardInterrupt as interrupt:
             return StopNow.code_of(interrupt)
         finally:
@@ -46,6 +57,21 @@ def run_node(node: Node, join: Join) -> Exit:
                 rank.kill()
             for rank in ranks:
                 rank.reap()
+    if not isinstance(outcome, Failure):
+        return outcome
+    error = _error_of(outcome)
+    if node.number == 0:
+        _note_hang(run, outcome, error)
+    raise error
+
+
+def _note_hang(run: RunDir, failure: Failure, error: HornbookError) -> None:
+    """Record how the run ended: rank 0, which hung or waited, is gone."""
+    with contextlib.suppress(HornbookError), Ledger(run) as ledger:
+        ledger.attempt = max(ledger.past.attempt, 1)
+        ledger.note("fail", failure.status, error=type(error).__name__, text=str(error), found=failure.found)
+        if (state := run.read_state()) is not None:
+            run.write_state({**state, "status": "failed", "heartbeat": time.time()})
 
 
 def _send(ranks: Sequence[Rank], number: int) -> None:
@@ -59,8 +85,9 @@ def _be_rank(join: Join, info: RankInfo, heartbeat: Heartbeat) -> Exit:
     return join(info, heartbeat)
 
 
-def _watch(ranks: Sequence[Rank]) -> Exit:
-    running = list(ranks)
+def _watch(ranks: Sequence[Rank], run: RunDir, hang_seconds: float) -> Exit | Failure:
+    """The exit code of ranks that end, or what is known of one that hangs; raises the error of one that fails."""
+    running, watchdogs = list(ranks), {rank: Watchdog(rank.heartbeat) for rank in ranks}
     while running:
         for rank in wait_for_ends(running, PERIOD):
             running.remove(rank)
@@ -69,6 +96,12 @@ def _watch(ranks: Sequence[Rank]) -> Exit:
             failure = diagnose_end(failed, running)
             _let_others_end([rank for rank in running if rank.number != failure.rank])
             raise _error_of(failure)
+        silent = [rank for rank in running if watchdogs[rank].expired(hang_seconds)]
+        hanging = {rank: watchdogs[rank].seconds for rank in silent if rank.heartbeat.read().sequence}
+        if hanging:  # before its first beat a rank waits for other machines to arrive
+            failure = diagnose_hang(hanging, running)
+            keep_evidence(run, read_past(run).attempt, ranks)
+            return failure
     return Exit(max(rank.end.si_status for rank in ranks))
 
 

@@ -16,9 +16,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hornbook.errors
 from hornbook.errors import Exit, HornbookError, RankLostError, StorageError
@@ -203,9 +203,15 @@ class Failure:
     status: RankStatus
     """Its last heartbeat."""
     report: Report | None = None
+    found: float = field(default_factory=time.time)
+    """When it was noticed, in seconds since 1970: before the stacks of a hang were written, and before any restart."""
 
     def __str__(self) -> str:
         return f"rank {self.rank} {self.cause} (step {self.status.step}, {self.status.phase})"
+
+    def fields(self) -> dict[str, Any]:
+        """Of the ledger's record of the restart."""
+        return {"rank": self.rank, "cause": self.cause, "phase": self.status.phase, "found": self.found}
 
     @property
     def lasting_error(self) -> HornbookError | None:

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import IO, TextIO
 
-from hornbook.errors import Exit, RankLostError, UsageError
+from hornbook.errors import Exit, HornbookError, RankLostError, UsageError
 from hornbook.run.launch.cluster import SAVE_SECONDS, STARTED
 from hornbook.run.launch.signals import StopSignals
 
@@ -24,7 +25,13 @@ AGREE_SECONDS = 40.0
 """After a machine failed, time for the others to come to the same result, before they are asked to stop."""
 END_SECONDS = SAVE_SECONDS + 90.0
 """Longest wait for machines that were asked to stop: they are killed there, and ssh finds a dead connection in 60 s."""
+PAUSE_SECONDS = 1.0
+"""Before another start."""
 _PERIOD = 0.1
+_KILLED = (134, 137)
+"""Exit codes of a shell whose program was ended by SIGABRT or SIGKILL."""
+CommandsOf = Callable[[Sequence[str]], Sequence[Sequence[str]]]
+"""The command of each host; raises UsageError where the run does not divide over so many."""
 
 
 class Machine:
@@ -75,11 +82,72 @@ class Machine:
                     target.flush()
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a start on some machines ended."""
+
+    code: Exit
+    error: HornbookError | None = None
+    """To raise in place of the code."""
+    lost: tuple[str, ...] = ()
+    """Machines that another start should do without: not reached, cut off, killed, or faulty by their own check."""
+    asked: bool = False
+    """A person asked to stop."""
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another start could go on."""
+        return not self.asked and (bool(self.lost) or self.code == Exit.RESUMABLE)
+
+    def result(self) -> Exit:
+        """The exit code. Raises the error, if there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.code
+
+
 def run_remote(hosts: Sequence[str], commands: Sequence[Sequence[str]]) -> Exit:
     """Run one command per host; returns their exit code.
 
     Raises UsageError naming a host that cannot be reached, RankLostError for a connection that broke.
     """
+    return _run_once(hosts, commands).result()
+
+
+def run_again(hosts: Sequence[str], spares: Sequence[str], restarts: int, commands_of: CommandsOf) -> Exit:
+    """The same, started again up to `restarts` times where machines or ranks were lost: `--resume auto` goes on.
+
+    Spares take the places of lost machines, and where none is left the others go on alone, as many as `commands_of`
+    has commands for: it raises UsageError for a number that the run does not divide over.
+    """
+    hosts, waiting, ended = list(hosts), list(spares), _run_once(hosts, commands_of(hosts))
+    if isinstance(ended.error, UsageError):  # nothing ran yet: a wrong name
+        raise ended.error
+    while restarts and ended.may_go_on:
+        restarts -= 1
+        left = [host for host in hosts if host not in ended.lost]
+        while waiting and len(left) < len(hosts):
+            left.append(waiting.pop(0))
+        hosts, commands = _most(left, commands_of)
+        if not hosts:
+            break
+        why = f"lost {', '.join(ended.lost)}" if ended.lost else "a rank was lost"
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{why}: starting again on {', '.join(hosts)}\n")
+        time.sleep(PAUSE_SECONDS)
+        ended = _run_once(hosts, commands)
+    return ended.result()
+
+
+def _most(hosts: Sequence[str], commands_of: CommandsOf) -> tuple[list[str], Sequence[Sequence[str]]]:
+    """The most of these machines that there are commands for, and those; none where there are no commands."""
+    for count in range(len(hosts), 0, -1):
+        with contextlib.suppress(UsageError):
+            return list(hosts[:count]), commands_of(hosts[:count])
+    return [], []
+
+
+def _run_once(hosts: Sequence[str], commands: Sequence[Sequence[str]]) -> Ended:
     machines = list[Machine]()
     with StopSignals() as signals:
         try:
@@ -89,7 +157,7 @@ def run_remote(hosts: Sequence[str], commands: Sequence[Sequence[str]]) -> Exit:
         finally:
             for machine in machines:
                 machine.finish()
-    return _result(machines)
+        return replace(_result(machines), asked=signals.received is not None)
 
 
 def _wait(machines: Sequence[Machine], signals: StopSignals) -> None:
@@ -118,16 +186,21 @@ def _stop(running: Sequence[Machine], failed: Sequence[Machine]) -> None:
         machine.stop()
 
 
-def _result(machines: Sequence[Machine]) -> Exit:
-    for machine in machines:
-        if machine.code == NO_CONNECTION and not machine.reached:
-            said = f": {machine.last}" if machine.last else ""
-            raise UsageError(f"ssh does not reach {machine.host}{said}. `ssh {machine.host} true` must work by itself")
-    codes = [machine.process.returncode for machine in machines]
-    lost = [machine.host for machine, code in zip(machines, codes, strict=True) if code == NO_CONNECTION or code < 0]
-    known = [Exit(code) for code in codes if code in list(Exit) and code not in (Exit.DONE, Exit.RESUMABLE)]
+def _result(machines: Sequence[Machine]) -> Ended:
+    codes = {machine.host: machine.process.returncode for machine in machines}
+    unreached = [machine for machine in machines if machine.code == NO_CONNECTION and not machine.reached]
+    lost = tuple(host for host, code in codes.items() if code in (NO_CONNECTION, Exit.HARDWARE, *_KILLED) or code < 0)
+    if unreached:
+        host, last = unreached[0].host, unreached[0].last
+        said = f": {last}" if last else ""
+        text = f"ssh does not reach {host}{said}. `ssh {host} true` must work by itself"
+        return Ended(Exit.USAGE, UsageError(text), lost)
+    known = [Exit(code) for code in codes.values() if code in list(Exit) and code not in (Exit.DONE, Exit.RESUMABLE)]
     if known:
-        return known[0]
-    if lost:
-        raise RankLostError(f"the connection to {lost[0]} broke; start the command again, and the run goes on")
-    return max((Exit(code) if code in list(Exit) else Exit.DEFECT for code in codes), default=Exit.DONE)
+        return Ended(known[0], lost=lost if set(known) == {Exit.HARDWARE} else ())
+    broken = [host for host, code in codes.items() if code == NO_CONNECTION or code < 0]
+    if broken:
+        text = f"the connection to {broken[0]} broke; start the command again, and the run goes on"
+        return Ended(Exit.RESUMABLE, RankLostError(text), lost)
+    code = max((Exit(code) if code in list(Exit) else Exit.DEFECT for code in codes.values()), default=Exit.DONE)
+    return Ended(code, lost=lost)

@@ -24,7 +24,7 @@ from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.job import Job
-from hornbook.run.launch.heartbeat import shared_heartbeats
+from hornbook.run.launch.heartbeat import PERIOD, Watchdog, shared_heartbeats
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
 from hornbook.run.launch.recovery import SlotKeeper
 from hornbook.run.launch.signals import StopNow, StopSignals, stop_signals_blocked
@@ -35,10 +35,6 @@ from hornbook.settings.recipe import Recipe
 if TYPE_CHECKING:
     from hornbook.run.control.faults import FaultInjector
 
-PERIOD = 0.25
-"""Seconds between two looks at the heartbeats; the end of a rank is seen at once."""
-MIN_SILENCE, MIN_FIRST_SILENCE = 10.0, 300.0
-"""Shortest silence in seconds that counts as a hang: in general, and in a phase that the rank enters the first time."""
 BACKOFF = (0.0, 1.0, 5.0, 30.0)
 """Seconds to wait before the first, second, ... restart without a new checkpoint between."""
 
@@ -115,8 +111,7 @@ class Supervisor:
             waiting = self._take_standby(devices)
             with open_job(failure is not None, size) as job:
                 if failure is not None:
-                    cause = {"rank": failure.rank, "cause": failure.cause, "phase": failure.status.phase}
-                    job.ledger.note("restart", failure.status, restarts=self._restarts, **cause)
+                    job.ledger.note("restart", failure.status, restarts=self._restarts, **failure.fields())
                 attempt, shards = job.ledger.attempt, job.inputs.corpus.shards
                 if waiting is None:
                     started = running_ranks(job, loop, devices, self._signals, self.memory)
@@ -151,7 +146,7 @@ class Supervisor:
 
     def _watch(self, ranks: Sequence[Rank], prepare: Callable[[], Standby] | None) -> Exit | Failure:
         """Wait until all ranks have ended cleanly, or one has failed or hangs; `prepare` once they make steps."""
-        running, watchdogs = list(ranks), {rank: Watchdog(rank) for rank in ranks}
+        running, watchdogs = list(ranks), {rank: Watchdog(rank.heartbeat) for rank in ranks}
         while running:
             if prepare is not None and self._standby is None and all(each.made_step for each in watchdogs.values()):
                 self._standby, prepare = prepare(), None
@@ -163,6 +158,9 @@ class Supervisor:
                 return diagnose_end(failed, running)
             hanging = [rank for rank in running if watchdogs[rank].expired(self._guard.hang_seconds)]
             if hanging:
+                self._log(
+                    f"silent: {', '.join(f'rank {rank.number}' for rank in hanging)}; all ranks write their stacks"
+                )
                 return diagnose_hang({rank: watchdogs[rank].seconds for rank in hanging}, running)
             if any(rank.end.si_status == Exit.INTERRUPTED for rank in ranks if rank not in running):
                 return Exit.INTERRUPTED
@@ -254,32 +252,6 @@ class Supervisor:
 def preload() -> None:
     """Import before the fork what torch would import later in every rank."""
     importlib.import_module("torch._dynamo")
-
-
-class Watchdog:
-    """Measures how long the heartbeat of a rank has stood still, counting only time in which this process ran."""
-
-    def __init__(self, rank: Rank) -> None:
-        self._heartbeat = rank.heartbeat
-        self._sequence = -1
-        self._first: int | None = None
-        self._looked = time.monotonic()
-        self.seconds = 0.0
-        self.made_step = False
-        """Whether the rank has made a step since it began to train."""
-
-    def expired(self, hang_seconds: float) -> bool:
-        """Read the heartbeat; whether its silence is a hang (`guard.hang_seconds`; 0: judged by earlier phases)."""
-        now, status = time.monotonic(), self._heartbeat.read()
-        if status.phase != "setup":
-            self._first = status.step if self._first is None else self._first
-            self.made_step = status.step > self._first
-        # If this process was kept from running too (a busy or frozen machine), that is not the rank's silence.
-        self.seconds = self.seconds + min(now - self._looked, 2 * PERIOD) if status.sequence == self._sequence else 0.0
-        self._looked, self._sequence = now, status.sequence
-        if not status.slowest:
-            return self.seconds > max(hang_seconds, MIN_FIRST_SILENCE)
-        return self.seconds > (hang_seconds or max(MIN_SILENCE, 5 * status.slowest / 1e9))
 
 
 @contextlib.contextmanager

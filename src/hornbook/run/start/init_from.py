@@ -14,6 +14,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.filesystem import is_file, is_folder
 from hornbook.files.run_directory import RunDir
+from hornbook.model.build import build_model
 from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.replaced import ReplacedHead
@@ -24,6 +25,7 @@ from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.inputs import labelled_head
 from hornbook.run.ledger import read_past
 from hornbook.run.start.lineage import describe_source
+from hornbook.run.start.new_norms import NORM, fit_gains
 from hornbook.run.state import State, read_counters
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.resolve import Resolved, leaves
@@ -60,17 +62,26 @@ class InitFrom:
             return None
         return cls(record["kind"], Path(record["checkpoint"]), new_head=record.get("new_head", False))
 
-    def load(self, state: State) -> None:
-        """Read the checkpoint into the state of a new run. UsageError if it is gone, IntegrityError if damaged."""
+    def load(self, state: State) -> str:
+        """Read the checkpoint into the state of a new run; returns a line about what it did not have, or "".
+
+        UsageError if it is gone, IntegrityError if damaged.
+        """
         if not is_folder(self.checkpoint):
             raise UsageError(f"{self.checkpoint}, which this run starts from, is not there")
         if self.kind == "import":
             state.read_weights(self.checkpoint, new_head=self.new_head)
-            return
+            return ""
         verify_folder(self.checkpoint)
-        state.read(self.checkpoint)
+        new = new_norms(read_hf(self.checkpoint)[0], state)
+        state.read(self.checkpoint, new)
+        gains = fit_gains(state, new).values() if new else ()
         if state.guard is not None and self.kind == "fork":
             state.guard.reset()  # what the parent found is no business of this run, which cannot go back from it either
+        if not gains:
+            return ""
+        sizes = f"{min(gains):.3g} to {max(gains):.3g}"
+        return f"{len(gains)} norms of queries and keys are new: gains of {sizes} keep their size"
 
 
 def checkpoint_step(run: RunDir, step: int | None) -> int:
@@ -166,9 +177,16 @@ def refuse_other_shape(old: Recipe, new: Recipe) -> None:
     """Raise UsageError naming the settings in which the models of a run and of its fork differ."""
     before, after = _model_keys(old.model), _model_keys(new.model)
     keys = [key for key in {**before, **after} if _from_checkpoint(key) and before.get(key) != after.get(key)]
+    keys = [key for key in keys if not (key.endswith(".qk_norm") and before.get(key) == "none")]  # they are fitted
     if keys:
         lines = [f"  {key} {before.get(key)} -> {after.get(key)} cannot change in a fork" for key in keys]
         raise UsageError("\n".join(["the weights of the run have another shape", *lines]))
+
+
+def new_norms(before: ModelConfig, state: State) -> frozenset[str]:
+    """The gains of norms of queries and keys that the model of a checkpoint does not have."""
+    there = {name for name, _ in build_model(before, state.spec.vocab, "meta").named_parameters()}
+    return frozenset(name for name in state.engine.shapes if name not in there and NORM.search(name))
 
 
 def has_tokenizer(checkpoint: Path, tokenizer: Tokenizer) -> bool:

@@ -61,7 +61,8 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
             "or start anew in another folder"
         )
     if init_from is not None:
-        init_from.load(state)
+        if told := init_from.load(state):
+            observers.note(told)
     elif restored is None:
         _initialize(job, state)
     if adapter_of(job.recipe.surgery) is not None:

@@ -10,8 +10,8 @@ from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.run.config import TrainConfig
 from hornbook.settings.layout.context import norm_kinds
 
-CHANGING = ("lora", "dora", "bottleneck", "ia3", "prompt", "nf4", "fake_quant")
-"""Kinds of surgery that hang parts on layers, or change what their weights are."""
+UNCHANGED = ("freeze", "sparse")
+"""Kinds of surgery that hang no parts on layers, and leave what their weights are."""
 
 
 def tensor_problems(
@@ -32,7 +32,7 @@ def tensor_problems(
         yield "parallel.sequence", 'a norm of kind "batch" needs whole rows: leave it false'
     if parallel.sequence and parallel.context.ranks > 1:
         yield "parallel.sequence", "rows that parallel.context divides are not divided again: leave it false"
-    kinds = [step.kind for step in surgery if step.kind in CHANGING]
+    kinds = [step.kind for step in surgery if step.kind not in UNCHANGED]
     if kinds:
         yield "parallel.tensor", f"layers with {kinds[0]} (surgery) cannot be divided: leave it 1, or take shard"
     if train.precision == "float8":

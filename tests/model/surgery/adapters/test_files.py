@@ -13,12 +13,23 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
 from hornbook.model.config.position import LearnedPositionsConfig
-from hornbook.model.config.surgery import BottleneckConfig, Dora, Ia3Config, Lora, Nf4, PromptConfig, SurgeryStep
+from hornbook.model.config.surgery import (
+    BottleneckConfig,
+    Dora,
+    Ia3Config,
+    LlamaAdapterV2,
+    Lora,
+    Nf4,
+    PrefixConfig,
+    PromptConfig,
+    SurgeryStep,
+)
 from hornbook.model.heads.label_answers import text_place
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import initialize
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.adapters.files import AdapterSpec, is_adapter, tensors_digest, write_adapter
+from hornbook.model.surgery.adapters.prefix import without_network
 from hornbook.model.surgery.folders import read_merged
 from hornbook.model.surgery.operate import build_operated, fill
 from hornbook.model.surgery.values import added_parameters
@@ -46,6 +57,17 @@ IA3 = {"llama": Ia3Config(), "gpt2": Ia3Config(targets=["*.query", "*.key", "*.v
 """GPT-2's query, key and value are one matrix, which peft has factors of as a whole."""
 
 
+OTHERS = [
+    BottleneckConfig(width=4),
+    Ia3Config(),
+    IA3["gpt2"],
+    PromptConfig(length=3),
+    PrefixConfig(length=3),
+    PrefixConfig(length=3, hidden=6),
+    LlamaAdapterV2(length=4, below=1),
+]
+
+
 def written(folder: Path, base: Path, model: Transformer, *steps: SurgeryStep) -> Path:
     config, vocab, stream = read_hf(base)
     spec = AdapterSpec(config, vocab, steps, str(base), tensors_digest(stream))
@@ -65,7 +87,7 @@ def assert_close_to(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [*STEPS, BottleneckConfig(width=4), Ia3Config(), IA3["gpt2"], PromptConfig(length=3)])
+@pytest.mark.parametrize("step", [*STEPS, *OTHERS])
 @torch.no_grad()
 def test_an_adapter_comes_back_to_the_bit(
     tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str, step: Any
@@ -89,7 +111,7 @@ def test_qlora_comes_back_with_its_codes(tmp_path: Path, bases: dict[str, Path],
 
 
 @pytest.mark.parametrize("base", CONFIGS)
-@pytest.mark.parametrize("step", [*STEPS, PromptConfig(length=3)])
+@pytest.mark.parametrize("step", [*STEPS, PromptConfig(length=3), PrefixConfig(length=3)])
 @torch.no_grad()
 def test_peft_computes_the_same(
     tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str, step: Any
@@ -98,6 +120,21 @@ def test_peft_computes_the_same(
     theirs = loaded_by_peft(written(tmp_path / "adapter", bases[base], model, step), bases[base])
     found = theirs(input_ids=ids()).logits
     assert_close_to(logits(model, ids()), found[:, 3:] if isinstance(step, PromptConfig) else found)
+
+
+@pytest.mark.parametrize("base", CONFIGS)
+@torch.no_grad()
+def test_peft_computes_with_what_the_network_of_a_prefix_made(
+    tmp_path: Path, bases: dict[str, Path], operated: Operated, base: str
+) -> None:
+    step = PrefixConfig(length=3, hidden=6)
+    model = spoil(operated(base, step), size=0.5)
+    steps, added = without_network((step,), added_parameters(model))
+    config, vocab, stream = read_hf(bases[base])
+    write_adapter(tmp_path / "out", AdapterSpec(config, vocab, steps, str(bases[base]), tensors_digest(stream)), added)
+    found = loaded_by_peft(tmp_path / "out", bases[base])(input_ids=ids()).logits
+    assert_close_to(logits(model, ids()), found)
+    assert not torch.allclose(found, logits(operated(base), ids()), atol=0.05)
 
 
 @pytest.mark.parametrize("base", CONFIGS)

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hornbook.text.tokenizer.bpe.encode import Encoder
 from hornbook.text.tokenizer.bpe.heap import pair_table
@@ -178,7 +178,9 @@ def split_by(pattern: dict[str, str], **changes: Any) -> dict[str, Any]:
 def test_what_the_kernel_does_not_know_is_left_to_the_library():
     assert find_merges(changed()) is not None
     known = {"Regex": next(iter(STYLES))}
-    added = json.loads(trained_with_added().to_str())["added_tokens"]
+    takes_blanks = [
+        json.loads(with_added(AddedToken("<k>", **{each: True})).to_str())["added_tokens"] for each in STRIPS
+    ]
     for definition in (
         changed(model__dropout=0.1),
         changed(model__unk_token="a"),
@@ -188,7 +190,7 @@ def test_what_the_kernel_does_not_know_is_left_to_the_library():
         changed(model__ignore_merges=True),
         changed(model__type="WordPiece"),
         changed(normalizer={"type": "NFC"}),
-        changed(added_tokens=added),
+        *(changed(added_tokens=each) for each in takes_blanks),
         changed(model__vocab=json.loads(RAW.to_str())["model"]["vocab"] | {"<far>": 2**21 - 1}),
         changed(pre_tokenizer=None),
         changed(pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}),
@@ -208,11 +210,32 @@ def test_another_library_may_know_other_letters(monkeypatch: pytest.MonkeyPatch)
     assert find_merges(changed()) is None
 
 
-def trained_with_added() -> Tokenizer:
+STRIPS = ("lstrip", "rstrip", "single_word")
+
+
+def with_added(*tokens: AddedToken) -> Tokenizer:
     raw = Tokenizer.from_str(RAW.to_str())
-    raw.add_tokens([AddedToken("<k>", special=False)])
-    raw.normalizer = normalizers.NFC()  # type: ignore[assignment]
+    raw.add_tokens(list(tokens))
     return raw
+
+
+ADDED = (
+    *(
+        AddedToken(name, special=False, normalized=False)
+        for name in (" model", " models", "  ", "    ", "dels", "\n\n")
+    ),
+    *(AddedToken(name, special=False, normalized=True) for name in ("mod", "the models", "é", "aa")),
+)
+WITH_ADDED = with_added(*ADDED)
+OF_ADDED = kernel(WITH_ADDED)
+ADDED_TEXT = st.lists(st.sampled_from([*PARTS, *(token.content for token in ADDED), "s", "the", "mode"]), max_size=30)
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts=st.lists(ADDED_TEXT.map("".join), max_size=4), room=st.integers(3, 40))
+def test_added_tokens_are_found_as_the_library_finds_them(texts: list[str], room: int):
+    found = OF_ADDED.encode(texts, room)
+    assert [each.tolist() for each in found] == [ids(WITH_ADDED, text) for text in texts]
 
 
 def test_a_pair_table_finds_what_is_in_it():

@@ -76,6 +76,13 @@ def _read_vector_width(keys: Json, tree: Json) -> None:
         tree.setdefault("embedding", {})["width"] = width
 
 
+def _read_embedding_size(keys: Json, tree: Json) -> None:
+    """Width of the vectors, of positions and types, and of their norm (ELECTRA)."""
+    width = keys.get("embedding_size", 128)
+    if width != tree["width"]:
+        tree.setdefault("embedding", {}).update(width=width, projected="last", bias=True)
+
+
 def _read_shared(keys: Json, tree: Json) -> None:
     """Experts that serve every token, as one of their width in all (DeepSeek)."""
     count, hidden = keys.get("n_shared_experts", 1), tree["mlp"]["hidden"]
@@ -128,6 +135,11 @@ CODECS = {
         ("word_embed_proj_dim",),
         _read_vector_width,
         lambda config: {"word_embed_proj_dim": config.embedding.width or config.width},
+    ),
+    "embedding_size": Codec(
+        ("embedding_size",),
+        _read_embedding_size,
+        lambda config: {"embedding_size": config.embedding.width or config.width},
     ),
     "shared_experts": Codec(("n_shared_experts",), _read_shared, _write_shared),
     "depths": Codec(

@@ -1,15 +1,15 @@
 """Adapter folders as peft writes them: adapter_config.json and adapter_model.safetensors.
 
-LoRA, rsLoRA, DoRA, IA3 and soft prompts load in peft; bottleneck adapters, which it does not know, and IA3 on part of a
-matrix of transformers, which it cannot have, have the same two files under our names. The safetensors' metadata holds
-the steps and a digest of the base, so that an adapter meets no other.
+LoRA, rsLoRA, DoRA, IA3, soft prompts and prefixes load in peft; what it does not have (bottlenecks, IA3 on part of a
+matrix of transformers, a prefix with its network, gates of single heads) has the same two files under our names. The
+safetensors' metadata holds the steps and a digest of the base, so that an adapter meets no other.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import xxhash
 from pydantic import TypeAdapter, ValidationError
@@ -88,10 +88,29 @@ def placements(spec: AdapterSpec) -> dict[str, Placement]:
     if isinstance(step, surgery.Ia3Config) and (modules := ia3_modules(spec, step, shapes)):
         head = head_placements(spec.config, spec.vocab) if isinstance(spec.config.head, LabelHeadConfig) else {}
         return ia3_placements(modules, _scaled_inputs(shapes)) | head
+    if _is_prefix_of_theirs(step, shapes):
+        return _prefix_placements(shapes)
     names = {"embedding.prompt.weight": "prompt_embeddings"} if isinstance(step, surgery.PromptConfig) else {}
     return {
         name: Placement(names.get(name, PREFIX + name), shape, shape, (0,) * len(shape))
         for name, shape in shapes.items()
+    }
+
+
+def _is_prefix_of_theirs(
+    step: surgery.AdapterStep, shapes: Mapping[str, tuple[int, ...]]
+) -> TypeGuard[surgery.PrefixConfig]:
+    """Whether it is a prefix as peft stores it: without a network, of the same shape in every layer."""
+    return isinstance(step, surgery.PrefixConfig) and step.hidden is None and len(set(shapes.values())) == 1
+
+
+def _prefix_placements(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Placement]:
+    """One matrix of peft's: of each vector the keys and the values of every layer, in order."""
+    length, width = next(iter(shapes.values()))
+    whole = length, width * len(shapes)
+    return {
+        name: Placement("prompt_embeddings", whole, shape, (0, width * number))
+        for number, (name, shape) in enumerate(shapes.items())
     }
 
 
@@ -156,7 +175,25 @@ def adapter_config(spec: AdapterSpec) -> dict[str, Any]:
             "num_layers": spec.config.layers,
             "prompt_tuning_init": "RANDOM",
         }
-    return common | {"peft_type": "HORNBOOK_BOTTLENECK", "width": step.width, "targets": step.targets}
+    if _is_prefix_of_theirs(step, added_shapes(spec.config, spec.vocab, spec.steps)):
+        return common | _prefix_config(spec.config, step.length)
+    settings = step.model_dump(mode="json", exclude={"kind"})
+    return common | {"peft_type": f"{OWN}_{step.kind}".upper(), **settings}
+
+
+def _prefix_config(config: ModelConfig, length: int) -> dict[str, Any]:
+    heads = config.layer(0).kv_heads
+    return {
+        "peft_type": "PREFIX_TUNING",
+        "task_type": LABEL_TASKS.get(config.head.kind, "CAUSAL_LM"),
+        "num_virtual_tokens": length,
+        "token_dim": heads * config.head_dim,
+        "num_transformer_submodules": 1,
+        "num_attention_heads": heads,
+        "num_layers": config.layers,
+        "prefix_projection": False,
+        "encoder_hidden_size": None,
+    }
 
 
 def _ia3_config(spec: AdapterSpec, step: surgery.Ia3Config) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def merged_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, float32 tensor) of every parameter of the plain model that computes what `model` does.
 
     Rounded and 4-bit weights become the values they encode, LoRA, DoRA and IA3 are merged. UsageError, at once, where
-    the model has parts that no plain model has (bottlenecks, soft prompts).
+    the model has parts that no plain model has (bottlenecks, soft prompts, prefixes, gated vectors).
     """
     for name, module in model.named_modules():
         mergeable = isinstance(module, Mergeable | Magnitude) or name.endswith(".code")

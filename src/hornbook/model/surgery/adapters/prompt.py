@@ -73,13 +73,13 @@ def add_prompt(model: nn.Module, step: config.PromptConfig) -> None:
     with torch.device(weight.device):
         embedding.add_module("prompt", SoftPrompt(step.length, weight.shape[1]))
     embedding.forward = functools.partial(_embed, embedding, embedding.forward)
-    model.forward = functools.partial(_forward, model.forward, step.length)
+    model.forward = functools.partial(forward_ahead, model.forward, step.length)
 
 
 def prompt_length(model: nn.Module) -> int:
-    """Positions that a soft prompt takes before every text; 0 where there is none."""
-    prompt = getattr(model.get_submodule("embedding"), "prompt", None)
-    return prompt.length if isinstance(prompt, SoftPrompt) else 0
+    """Positions that a soft prompt, or a prefix, takes before every text; 0 where there is none."""
+    ahead = getattr(model.get_submodule("embedding"), "prompt", None) or getattr(model, "prefix", None)
+    return 0 if ahead is None else ahead.length
 
 
 def _embed(
@@ -89,7 +89,7 @@ def _embed(
     return torch.where((tokens < 0)[..., None], vectors, forward(tokens.clamp(min=0)))
 
 
-def _forward(
+def forward_ahead(
     forward: Callable[..., tuple[Tensor, Any]],
     length: int,
     tokens: Int[Tensor, "batch time"],
@@ -99,7 +99,7 @@ def _forward(
     cache: Any = None,
     **others: Any,
 ) -> tuple[Float[Tensor, "batch time width"], Any]:
-    """`Transformer.forward` over rows with prompts; hidden states of the rows' own tokens."""
+    """`Transformer.forward` over rows with tokens -1, ... -length before documents; states of the rows' own."""
     assert all(other is None for other in others.values()), "a soft prompt stands before plain causal rows"
     if cache is not None and cache.length > 0:  # it holds the prompt already
         return forward(tokens, positions, lengths, keys, cache)

@@ -113,7 +113,7 @@ def convergence(
     last = constant_part(rate)
     warm = int(np.argmax(rate >= CONSTANT * rate.max())) if len(rate) else 0
     if last - warm < MIN_POINTS:
-        why = f"{last - warm} evaluations at a constant learning rate, {MIN_POINTS} are needed"
+        why = f"it needs {MIN_POINTS} evaluations at a constant learning rate, and has {last - warm}"
         return Convergence("unknown", f"{why}; while the rate is lowered the loss falls for that reason")
     tokens, loss = tokens[:last], loss[:last]
     first = max(min(int(np.searchsorted(tokens, tokens[-1] / SPAN)), last - MIN_POINTS), warm)

@@ -33,6 +33,7 @@ TOLD += (
     "overlay",
     "swap",
     "pause",
+    "fault",
 )
 """Kinds of records that the story of a run consists of."""
 LONGEST = 120
@@ -147,6 +148,8 @@ def _line(record: Mapping[str, Any]) -> str:
     text = record.get("text") or record.get("reason") or record.get("cause") or record.get("checkpoint") or ""
     if record["kind"] == "restart":
         text = f"rank {record.get('rank')} {record.get('cause')} ({record.get('phase')})"
+    if record["kind"] == "fault":
+        text = f"{record.get('do')} on rank {record.get('rank')} ({record.get('phase')}), as the fault plan asks"
     if record["kind"] == "shorten":
         text = f"to {record.get('length'):,} tokens{': ' + str(record['reason']) if record.get('reason') else ''}"
     first = shorten(str(text), LONGEST) if text else ""

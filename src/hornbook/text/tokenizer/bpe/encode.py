@@ -14,6 +14,7 @@ import numpy as np
 
 from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, borrowed, compiled, inlined, load64
 from hornbook.kernels.packed import pack
+from hornbook.text.tokenizer.bpe.added import AddedTokens
 from hornbook.text.tokenizer.bpe.heap import ALL, HALF, LOW, draw, find_pair, merge_by_heap, pair_table
 from hornbook.text.tokenizer.bpe.split import character_tables, word_end
 from hornbook.text.tokenizer.bpe.tables import TOKEN_BITS, Draws, Merges
@@ -26,6 +27,7 @@ _CACHE_BITS = 15
 _CAPACITY = 2**18
 """Ids after which the kernel hands over what it has."""
 
+_EMPTY = np.empty(0, np.uint32)
 _NONE = np.uint64(0)
 _BYTE = np.uint64(8)
 _BITS = np.uint64(TOKEN_BITS)
@@ -42,12 +44,27 @@ class Encoder:
         cache = np.zeros(8 << _CACHE_BITS, np.uint64)
         self._scratch = cache, np.empty(_SHORT + 1, np.int64), np.empty(_SHORT + 1, np.uint64)
         self._lock = threading.Lock()  # the scratch is shared
+        self._added = AddedTokens(merges.added)
 
     def encode(self, texts: Sequence[str], capacity: int = _CAPACITY, draws: Draws | None = None) -> list[np.ndarray]:
         """The tokens of each text, uint32 [tokens]; `capacity`: how many are held at once beside the result.
 
         `draws` leaves out merges by chance.
         """
+        if not self._added:
+            return self._encode(texts, capacity, draws)
+        cuts = [self._added.cut(text) for text in texts]
+        between = [(number, part) for number, parts in enumerate(cuts) for part in parts if isinstance(part, str)]
+        chances = None if draws is None else Draws(*(each[[number for number, _ in between]] for each in draws))
+        words = iter(self._encode([part for _, part in between], capacity, chances))
+        return [
+            np.concatenate(
+                [_EMPTY, *(next(words) if isinstance(each, str) else np.array([each], np.uint32) for each in parts)]
+            )
+            for parts in cuts
+        ]
+
+    def _encode(self, texts: Sequence[str], capacity: int, draws: Draws | None) -> list[np.ndarray]:
         chances = tuple(np.zeros((2, len(texts)), np.uint64)) if draws is None else tuple(draws)
         data, bounds = pack(texts)
         parts: list[list[np.ndarray]] = [[] for _ in texts]
@@ -65,7 +82,7 @@ class Encoder:
                     parts[number].append(out[start:end].copy())
             if text == first and not used:  # a word longer than all the room
                 out = np.empty(2 * len(out), np.uint32)
-        return [np.concatenate(part) if part else np.empty(0, np.uint32) for part in parts]
+        return [np.concatenate(part) if part else _EMPTY for part in parts]
 
 
 def _byte_pairs(merges: Merges) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Input of the BPE kernels: known split regexes, the merges of a tokenizer.json, the draws of BPE-dropout.
 
 A kernel encodes byte-level BPE without a normaliser, split by a known regex. Whatever else a tokenizer.json asks for
-(dropout, unknown tokens, added words, another pattern) leaves it to the tokenizers library.
+(dropout, unknown tokens, added tokens that take blanks, another pattern) leaves it to the tokenizers library.
 """
 
 import tomllib
@@ -14,6 +14,8 @@ import numpy as np
 import tokenizers
 import xxhash
 from jaxtyping import UInt64
+
+from hornbook.text.tokenizer.bpe.added import is_plain
 
 _STYLES = tomllib.loads(Path(__file__).with_name("styles.toml").read_text(encoding="utf-8"))
 PATTERN: str = _STYLES["ours"]["regex"]
@@ -42,6 +44,8 @@ class Merges:
     """Token of each of the 256 bytes."""
     triples: list[tuple[int, int, int]]
     """(left token, right token, their merge), the earliest learned first."""
+    added: tuple[Mapping[str, Any], ...] = ()
+    """Entries of `added_tokens` that ordinary text may spell."""
 
 
 def byte_characters() -> list[str]:
@@ -57,8 +61,8 @@ def byte_characters() -> list[str]:
 def find_merges(definition: Mapping[str, Any]) -> Merges | None:
     """The merges of a tokenizer.json that is byte-level BPE of a known kind and nothing more, else None."""
     model, digits = definition["model"], _find_digits(definition.get("pre_tokenizer"))
-    added = definition.get("added_tokens") or []
-    if digits is None or definition.get("normalizer") is not None or not all(token["special"] for token in added):
+    added = tuple(token for token in definition.get("added_tokens") or [] if not token["special"])
+    if digits is None or definition.get("normalizer") is not None or not all(map(is_plain, added)):
         return None
     if not tokenizers.__version__.startswith(_VERSIONS):
         return None
@@ -72,7 +76,7 @@ def find_merges(definition: Mapping[str, Any]) -> Merges | None:
         triples = [(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs]
     except KeyError:
         return None
-    return Merges(digits, [vocab[character] for character in characters], triples)
+    return Merges(digits, [vocab[character] for character in characters], triples, added)
 
 
 def _find_digits(splitter: Mapping[str, Any] | None) -> int | None:
