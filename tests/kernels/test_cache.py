@@ -1,6 +1,7 @@
 """Kernels on disk are used again, and only while all that they were made of is as it was."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -57,11 +58,19 @@ print(kernel(1), sum(kernel.stats.cache_hits.values()))
 """
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the kernel was compiled. Read only."""
+    folder = tmp_path_factory.mktemp("compiled")
+    (folder / "callee.py").write_text(CALLEE)
+    (folder / "caller.py").write_text(CALLER)
+    assert run(folder) == (31, 0)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "callee.py").write_text(CALLEE)
-    (tmp_path / "caller.py").write_text(CALLER)
-    assert run(tmp_path) == (31, 0)
+def folder(first: Path, tmp_path: Path) -> Path:
+    shutil.copytree(first, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
 
 

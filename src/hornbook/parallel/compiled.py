@@ -6,7 +6,9 @@ run compiles for training, for evaluation, and no more.
 """
 
 import contextlib
+import importlib
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -76,6 +78,9 @@ class CompiledParts:
 
 
 def _settings(options: dict[str, Any]) -> dict[str, Any]:
+    with warnings.catch_warnings():  # torch's compiler imports a part of torch that torch itself has deprecated
+        warnings.filterwarnings("ignore", "`torch.jit.script_method` is deprecated", DeprecationWarning)
+        importlib.import_module("torch.utils.mkldnn")
     return {"backend": BACKEND, "dynamic": False, **compile_options(recompile_limit=MOST_SHAPES), **options}
 
 
