@@ -71,14 +71,9 @@ def export(
     from hornbook.model.surgery.folders import read_generator, read_merged
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    if generator and (to == "peft" or quantize is not None or average):
-        raise UsageError("--generator exports a model of its own, whole: leave out --to peft, --quantize and --average")
-    if to == "peft" and quantize is not None:
-        raise UsageError("--quantize needs a whole model: leave out --to peft")
+    _check_whole(to, quantize, average=average, generator=generator)
     _check_dtype(to, dtype, quantize)
     _check_calibration(quantize, calibrate, act_order=act_order)
-    if average and (to == "peft" or quantize is not None):
-        raise UsageError("--average exports a whole model: export it first, then quantize that folder")
     folder = checkpoint_path(target)
     check_free(out)
     if to == "peft":
@@ -87,11 +82,8 @@ def export(
     if quantize is not None:
         return _export_quantized(folder, out, quantize, given, dry_run=dry_run)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
-    if generator:
-        config, vocab, stream, beside = read_generator(folder)
-    else:
-        config, vocab, stream, beside = read_merged(folder, average=average)
-        tell_left_out(folder, report)
+    config, vocab, stream, beside = read_generator(folder) if generator else read_merged(folder, average=average)
+    report = report if generator else tell_left_out(folder, report)
     if to in ("gguf", "onnx"):
         write = _export_gguf if to == "gguf" else _export_onnx
         return write(_Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run)
@@ -135,6 +127,15 @@ def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
         f"{size / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
     return Result(report | {"architecture": name, "weights_bytes": size, "dry_run": True}, text)
+
+
+def _check_whole(to: str, quantize: str | None, *, average: bool, generator: bool) -> None:
+    if generator and (to == "peft" or quantize is not None or average):
+        raise UsageError("--generator exports a model of its own, whole: leave out --to peft, --quantize and --average")
+    if to == "peft" and quantize is not None:
+        raise UsageError("--quantize needs a whole model: leave out --to peft")
+    if average and (to == "peft" or quantize is not None):
+        raise UsageError("--average exports a whole model: export it first, then quantize that folder")
 
 
 def _check_dtype(to: str, dtype: str, quantize: str | None) -> None:
