@@ -64,7 +64,7 @@ def test_an_adapter_from_the_command_line(
     assert "is an adapter, and a run starts from whole weights" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("step", ['[{kind="bottleneck", width=4}]', "prompt"])
+@pytest.mark.parametrize("step", ['[{kind="bottleneck", width=4}]', "prompt", '[{kind="llama_adapter", below=0}]'])
 def test_what_cannot_be_merged_is_refused_before_anything_is_written(
     tmp_path: Path, tiny_settings: tuple[str, ...], step: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +76,22 @@ def test_what_cannot_be_merged_is_refused_before_anything_is_written(
         assert "cannot be merged" in capsys.readouterr().err
     assert main(["export", str(run), *out, "--to", "peft", "-n"]) == Exit.DONE
     assert not (tmp_path / "out").exists()
+
+
+def test_a_prefix_goes_to_peft_without_the_network_that_made_it(
+    tmp_path: Path, tiny_settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    step = 'surgery=[{kind="prefix", length=3, hidden=5}]'
+    assert main(["train", "--out", str(run), *tiny_settings, step, *ONE_STEP]) == Exit.DONE
+    assert main(["export", str(run), "--out", str(out)]) == Exit.USAGE
+    assert "cannot be merged" in capsys.readouterr().err
+    assert main(["export", str(run), "--to", "peft", "--out", str(out)]) == Exit.DONE
+    assert "peft.PeftModel.from_pretrained" in capsys.readouterr().out
+    assert json.loads((out / "adapter_config.json").read_text())["peft_type"] == "PREFIX_TUNING"
+    ids = torch.arange(20)[None]
+    trained = logits_of(max((run / "checkpoints").glob("step-*")), ids)
+    torch.testing.assert_close(logits_of(out, ids), trained, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("form", "most"), [("int8", 0.01), ("int4-group16", 0.12), ("int8-tensor", 0.02)])

@@ -206,9 +206,8 @@ def adapted(model: ModelConfig, steps: Sequence[Any]) -> Adapted:
             case LlamaAdapter():
                 layers = [model.layer(number) for number in range(step.below, model.layers)]
                 trained = sum(step.length * layer.width + layer.heads for layer in layers)
-                inner = sum(
-                    layer.heads * (2 * step.length + layer.head_dim) for layer in layers
-                )  # scores, what is found
+                scores = 2 * step.length  # before and after the softmax
+                inner = sum(layer.heads * (scores + layer.head_dim) for layer in layers)
                 if isinstance(step, LlamaAdapterV2):
                     scaled = sum(each.outputs for each in _chosen(model, step.targets))
                     trained, inner = trained + 2 * scaled + _norm_values(model), inner + scaled

@@ -85,8 +85,7 @@ def export(
         return _export_quantized(folder, out, quantize, given, dry_run=dry_run)
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
     config, vocab, stream, beside = read_generator(folder) if generator else read_merged(folder, average=average)
-    if not generator:
-        tell_left_out(folder, report)
+    report = report if generator else tell_left_out(folder, report)
     if to in ("gguf", "onnx"):
         write = _export_gguf if to == "gguf" else _export_onnx
         return write(_Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run)
