@@ -2,8 +2,8 @@
 
     HORNBOOK_POINTS=FILE[:FILE] python -m benchmarks.plan.timing [--calibrate] [--worst N] [FILE...]
 
-fitted: with the shares of `calibration.toml`, which `--calibrate` fits and writes. held out: with shares that are
-fitted without the source (a family of tables of one trainer) of the point. anchored: such times, multiplied by measured
+fitted: with shares fitted on all points, which `--calibrate` writes to `calibration.toml`. held out: with shares fitted
+without the source (a family of tables of one trainer) of the point. anchored: such times, multiplied by measured
 over predicted time of one other run of the same source, model, device and setting on the fewest devices that it has:
 the nearest one in shape, rows and layout, since who benches one machine benches what he means to run. on one: the same
 run for all of them, with the middle number of tokens in a microbatch. The files of points are not part of the
@@ -26,7 +26,6 @@ from benchmarks.plan.trainer_time import anchored_only
 from benchmarks.report import table, write
 from hornbook.model.config.flops import step_operations
 from hornbook.plan.devices import rates
-from hornbook.plan.devices.rates import shares_of
 
 HEADER = """# What a device reaches of its data sheet (`hardware.toml`): six shares for each kind, fitted by
 # `python -m benchmarks.plan.timing --calibrate` on published runs of the sources named; `default` for other kinds.
@@ -115,8 +114,12 @@ def _error(point: Published, predicted: float) -> float:
 # ---- Ranks of layouts
 
 
-def ranking(points: Sequence[Published], times: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Spearman's correlation of each search's layouts, and what the planner's choice takes longer than the best."""
+def ranking(
+    points: Sequence[Published], times: Mapping[str, float], fitted: Mapping[str, float]
+) -> dict[str, dict[str, float]]:
+    """Spearman's correlation of each search's layouts, and what the planner's choice takes longer than the best.
+
+    fitted: times by the shares of `calibration.toml`."""
     groups = defaultdict[str, list[Published]](list)
     for each in points:
         if search := next((name for name in SEARCHES if name in each.source), None):
@@ -133,6 +136,7 @@ def ranking(points: Sequence[Published], times: Mapping[str, float]) -> dict[str
         predicted = [_cost(each, times[each.id]) for each in rows]
         chosen = measured[predicted.index(min(predicted))]
         entry = {"layouts": float(len(rows)), "spearman": spearman(measured, predicted)}
+        entry["fitted"] = spearman(measured, [_cost(each, fitted[each.id]) for each in rows])
         found[name] = entry if name.endswith("all") else entry | {"regret": chosen / min(measured) - 1}
     return found
 
@@ -165,7 +169,8 @@ def report(points: Sequence[Published]) -> dict[str, Any]:
     cold = [each for each in points if not anchored_only(each.source)]
     found = fit(cold)
     shares = {each.id: found.held_out.get(each.id, found.together) for each in points}
-    fitted = {each.id: _error(each, seconds(each, shares_of(each.cluster.device))) for each in cold}
+    calibrated = {each.id: seconds(each, found.devices[each.cluster.device.name]) for each in cold}
+    fitted = {each.id: _error(each, calibrated[each.id]) for each in cold}
     times = {each.id: seconds(each, shares[each.id]) for each in points}
     held = {each.id: _error(each, times[each.id]) for each in cold}
     near, one = anchored(points, times), anchored_on_one(points, times)
@@ -178,7 +183,7 @@ def report(points: Sequence[Published]) -> dict[str, Any]:
     kinds = {"fitted": fitted, "held_out": held, "anchored": near, "anchored_on_one": one}
     return {
         "errors": {name: _by(points, key, kinds) for name, key in keys.items()},
-        "ranking": ranking(points, times),
+        "ranking": ranking(points, times, calibrated),
         "calculon_mean": CALCULON,
         "shares": {name: each.model_dump(exclude={"fitted_on"}) for name, each in found.devices.items()},
         "calibration": calibration_text(found),
@@ -244,10 +249,15 @@ def _print(found: Mapping[str, Any]) -> None:
             rows.append(cells)
         print(table(header, rows), end="\n\n")
     rows = [
-        [name, f"{each['layouts']:.0f}", f"{each['spearman']:.3f}", f"{each['regret']:.1%}" if "regret" in each else ""]
+        [
+            name,
+            f"{each['layouts']:.0f}",
+            *(f"{each[key]:.3f}" for key in ("spearman", "fitted")),
+            f"{each['regret']:.1%}" if "regret" in each else "",
+        ]
         for name, each in found["ranking"].items()
     ]
-    print(table(["layouts", "number", "Spearman", "regret"], rows))
+    print(table(["layouts", "number", "Spearman", "fitted", "regret"], rows))
 
 
 def _cells(part: Mapping[str, float] | None, keys: Iterable[str]) -> list[str]:
