@@ -20,7 +20,7 @@ ROOM_LINES = {
     "evals": 2_700,
     "files": 1_800,
     "kernels": 1_050,
-    "model": 17_550,
+    "model": 17_650,
     "optim": 3_800,
     "parallel": 7_100,
     "plan": 6_050,
