@@ -103,7 +103,9 @@ def test_frozen_weights_have_no_gradients_to_compute_and_to_send(cluster: str) -
     assert prompt.compute < lora.compute < 1.4 * prompt.compute
     assert max(prompt.update, lora.update) < 0.05 * whole.update
     assert max(prompt.data, lora.data) <= 0.05 * whole.data
-    assert lora.recompute > prompt.recompute == pytest.approx(whole.recompute, rel=0.001)
+    longer = (recipe.train.sequence + 16) / recipe.train.sequence  # by the vectors of the prompt
+    assert whole.recompute < prompt.recompute < longer**2 * whole.recompute
+    assert lora.recompute > prompt.recompute
 
 
 def test_casts_cost_where_products_are_narrow() -> None:

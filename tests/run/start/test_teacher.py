@@ -188,7 +188,7 @@ def test_two_ranks_learn_the_same_relations(
     [
         ("train.compile=true", "train.compile  compiled code does not show"),
         ("parallel.recompute.kind=block", "parallel.recompute  activations that are dropped"),
-        ("surgery=prompt", "a prompt makes rows longer"),
+        ("surgery=prompt", "a prompt or a prefix makes rows longer"),
         ("parallel.context.ranks=2", "parallel.context  a teacher of relations compares whole rows"),
     ],
 )

@@ -73,7 +73,7 @@ class InitFrom:
             state.read_weights(self.checkpoint, new_head=self.new_head)
             return ""
         verify_folder(self.checkpoint)
-        new = new_norms(read_hf(self.checkpoint)[0], state)
+        new = frozenset[str]() if is_adapter(self.checkpoint) else new_norms(read_hf(self.checkpoint)[0], state)
         state.read(self.checkpoint, new)
         gains = fit_gains(state, new).values() if new else ()
         if state.guard is not None and self.kind == "fork":

@@ -1,6 +1,6 @@
 """Every architecture that can be read and written: the tables of this folder, put together.
 
-A table of a `.toml` file is a class of transformers, or, without `model_type`, something that several have in common.
+A table of a `.toml` file is a class of transformers, or, in lower case, what several classes have in common.
 
 | entry | meaning |
 |---|---|
@@ -50,7 +50,12 @@ def _read_architectures() -> tuple[Architecture, ...]:
     for family in FAMILIES:
         for name, given in read_toml(family).items():
             tables[name] = _combined(given, tables)
-    return tuple(_architecture(name, table) for name, table in tables.items() if "model_type" in table)
+    return tuple(_architecture(name, table) for name, table in tables.items() if is_class(name))
+
+
+def is_class(name: str) -> bool:
+    """Whether a table is of a class of transformers; the others, in lower case, hold what classes have in common."""
+    return name[0].isupper()
 
 
 def _combined(given: Json, tables: Mapping[str, Json]) -> Json:
