@@ -15,6 +15,7 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
+from hornbook.run.diagnose.runs.report import diagnose_run
 from tests.processes import free_port, wait_until
 from tests.run.launcher import Launcher, Started
 
@@ -137,6 +138,26 @@ def test_a_rank_that_is_lost_in_a_save_is_not_waited_for_without_end(
     again = [begin(["resume", str(tmp_path / "run")], by_hand(each, port)) for each in range(2)]
     assert [each.wait() for each in again] == [Exit.DONE] * 2, again[0].text + again[1].text
     same(tmp_path / "run")
+
+
+def test_ranks_that_hang_end_themselves_and_keep_their_stacks(
+    tmp_path: Path, words: list[str], begin: Begin, same: Any, events: Events
+):
+    """A launcher sees no silence: the rank that waits for the stopped one ends, and says where it waited."""
+    port, run = free_port(), tmp_path / "run"
+    hang = {"do": "SIGSTOP", "rank": 1, "phase": "forward_backward", "step": 7}
+    ranks = [begin([*words, "guard.hang_seconds=3"], by_hand(rank, port), faults=[hang]) for rank in range(2)]
+    assert ranks[0].wait() == Exit.RESUMABLE, ranks[0].text
+    assert "error rank 0 was silent for 3." in ranks[0].text
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    ranks[1].wait()
+    assert [event["error"] for event in events(run, "fail")] == ["RankLostError"]
+    (found,) = [each for each in diagnose_run(RunDir(run)).findings if each.severity == "fail"]
+    assert found.name == "hang"
+    assert "bucket.sums.wait()" in found.evidence
+    again = [begin(["resume", str(run)], by_hand(each, port)) for each in range(2)]
+    assert [each.wait() for each in again] == [Exit.DONE] * 2, again[0].text + again[1].text
+    same(run)
 
 
 def test_ranks_with_other_recipes_are_named_before_anything_is_written(tmp_path: Path, words: list[str], begin: Begin):

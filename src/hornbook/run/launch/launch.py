@@ -43,6 +43,7 @@ from hornbook.run.launch.node import run_node
 from hornbook.run.launch.rank import Report
 from hornbook.run.launch.recovery import with_world
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
+from hornbook.run.launch.self_watch import watching_itself
 from hornbook.run.launch.settle import settle_ranks
 from hornbook.run.launch.signals import StopNow, StopSignals
 from hornbook.run.launch.standby import StandbyPlan
@@ -176,7 +177,10 @@ def _join(
                 published["attempt"] = job.ledger.attempt
         else:
             job = _follow(inputs, run, start, signals, await_rank0(store)["attempt"])
-        return _train(job.on_rank(rank_info, heartbeat or Heartbeat(rank=rank_info.rank)))
+        if heartbeat is None:  # nobody else sees whether this rank hangs
+            heartbeat, limit = Heartbeat(rank=rank_info.rank), resolved.recipe.guard.hang_seconds
+            stack.enter_context(watching_itself(heartbeat, run, job.ledger, limit))
+        return _train(job.on_rank(rank_info, heartbeat))
 
 
 def _follow(

@@ -4,7 +4,6 @@ This process starts them as torchrun's agent would, each with its number; from t
 started (`rendezvous.py`). It computes nothing, passes signals on, and ends all of them when one fails or they hang.
 """
 
-import contextlib
 import functools
 import signal
 import sys
@@ -23,11 +22,12 @@ from hornbook.run.launch.rank import (
     diagnose_hang,
     fork_rank,
     keep_evidence,
+    note_hang,
     wait_for_ends,
 )
 from hornbook.run.launch.rendezvous import LINGER_SECONDS
 from hornbook.run.launch.signals import StopNow, StopSignals, leave_early, stop_signals_blocked
-from hornbook.run.ledger import Ledger, read_past
+from hornbook.run.ledger import read_past
 
 Join = Callable[[RankInfo, Heartbeat], Exit]
 """What a rank does; it calls `RankInfo.connect` itself."""
@@ -61,17 +61,8 @@ def run_node(node: Node, join: Join, run: RunDir, hang_seconds: float) -> Exit:
         return outcome
     error = _error_of(outcome)
     if node.number == 0:
-        _note_hang(run, outcome, error)
+        note_hang(run, outcome, error)
     raise error
-
-
-def _note_hang(run: RunDir, failure: Failure, error: HornbookError) -> None:
-    """Record how the run ended: rank 0, which hung or waited, is gone."""
-    with contextlib.suppress(HornbookError), Ledger(run) as ledger:
-        ledger.attempt = max(ledger.past.attempt, 1)
-        ledger.note("fail", failure.status, error=type(error).__name__, text=str(error), found=failure.found)
-        if (state := run.read_state()) is not None:
-            run.write_state({**state, "status": "failed", "heartbeat": time.time()})
 
 
 def _send(ranks: Sequence[Rank], number: int) -> None:

@@ -26,6 +26,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
 from hornbook.run.launch.heartbeat import Heartbeat, RankStatus
 from hornbook.run.launch.signals import STOP_SIGNALS
+from hornbook.run.ledger import Ledger
 
 KILL_SECONDS = 30.0
 """Longest wait for a killed process to end; only one that waits in the kernel for a device takes longer."""
@@ -287,3 +288,12 @@ def keep_evidence(run: RunDir, attempt: int, ranks: Sequence[Rank]) -> None:
                 run.incidents.mkdir(exist_ok=True)  # without parents: a run that was moved is not made anew
                 folder.mkdir(exist_ok=True)
                 write_atomic(folder / f"rank-{rank.number}.txt", text)
+
+
+def note_hang(run: RunDir, failure: Failure, error: HornbookError) -> None:
+    """Record how the run ended: rank 0, which hung or waited, is gone."""
+    with contextlib.suppress(HornbookError), Ledger(run) as ledger:
+        ledger.attempt = max(ledger.past.attempt, 1)
+        ledger.note("fail", failure.status, error=type(error).__name__, text=str(error), found=failure.found)
+        if (state := run.read_state()) is not None:
+            run.write_state({**state, "status": "failed", "heartbeat": time.time()})
