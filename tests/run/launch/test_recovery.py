@@ -186,7 +186,7 @@ def test_what_counts_as_the_same_failure() -> None:
     assert signature(Failure(1, "was killed by SIGSEGV", status)) == (7, "SIGSEGV")
     assert signature(Failure(0, "was silent for 12.0 s", status)) == (7, "silent in clip")
     for outside in (
-        "was killed by SIGKILL, as the system does when memory runs out",
+        "was killed by SIGKILL: memory ran out, and the system killed a process",
         "was stopped, and silent for 4 s",
     ):
         assert signature(Failure(1, outside, status)) is None

@@ -24,6 +24,7 @@ import hornbook.errors
 from hornbook.errors import Exit, HornbookError, RankLostError, StorageError
 from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
+from hornbook.run.diagnose.runs.stacks import RankStack, parse_stacks
 from hornbook.run.launch.heartbeat import Heartbeat, RankStatus
 from hornbook.run.launch.signals import STOP_SIGNALS
 from hornbook.run.ledger import Ledger
@@ -74,7 +75,7 @@ class Rank:
 
     def __init__(self, heartbeat: Heartbeat, pid: int, stacks: int, report: int) -> None:
         self.number, self.heartbeat, self.pid = heartbeat.rank, heartbeat, pid
-        self.pidfd = os.pidfd_open(pid)
+        self.pidfd, self.memory_kills = os.pidfd_open(pid), memory_kills()
         self._stacks, self._report = stacks, report
 
     @cached_property
@@ -106,6 +107,11 @@ class Rank:
         return _content(self._stacks)
 
     @property
+    def waits_for_others(self) -> bool:
+        """Whether its stack stands in a collective."""
+        return bool(RankStack(self.number, tuple(parse_stacks(self.stacks))).collective)
+
+    @property
     def stopped(self) -> bool:
         """Whether the system keeps it from running: stopped by a signal, or in an uninterruptible wait for a device."""
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
@@ -133,6 +139,13 @@ class Rank:
         os.waitpid(self.pid, 0)
         for descriptor in (self.pidfd, self._stacks, self._report):
             os.close(descriptor)
+
+
+def memory_kills() -> int:
+    """Processes that the system has killed since it started because memory ran out; 0 where it does not count them."""
+    with contextlib.suppress(OSError), open("/proc/vmstat") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    return 0
 
 
 def fork_rank(heartbeat: Heartbeat, loop: Callable[[], Exit]) -> Rank:
@@ -249,23 +262,27 @@ def _order(rank: Rank) -> int:
 def _cause(rank: Rank) -> str:
     if rank.killed:
         name = signal.Signals(rank.end.si_status).name
-        return f"was killed by {name}" + (", as the system does when memory runs out" if name == "SIGKILL" else "")
+        memory = name == "SIGKILL" and rank.memory_kills < memory_kills()
+        return f"was killed by {name}" + (": memory ran out, and the system killed a process" if memory else "")
     if rank.report is None:
         return f"ended with exit code {rank.end.si_status}"
     return f"failed with {rank.report.kind}: {rank.report.text}"
 
 
 def diagnose_hang(silent: dict[Rank, float], running: Sequence[Rank]) -> Failure:
-    """Of silent ranks (rank -> seconds), the one that the others wait for; all running ranks write their stacks."""
+    """Of silent ranks (rank -> seconds), the one that the others wait for; all running ranks write their stacks.
+
+    It is the one that the system keeps from running, else one that waits in no collective, else the longest silent.
+    """
+    found, status = time.time(), {rank: rank.heartbeat.read() for rank in silent}
     stopped = [rank for rank in silent if rank.stopped]
-    culprit = max(stopped or silent, key=lambda rank: silent[rank])
-    what = "was stopped, and silent" if stopped else "was silent"
-    failure = Failure(culprit.number, f"{what} for {silent[culprit]:.1f} s", culprit.heartbeat.read())
     for rank in running:
         rank.send(signal.SIGUSR2)
         rank.send(signal.SIGCONT)  # a stopped process writes nothing
     await_stacks(running)
-    return failure
+    culprit = max(stopped or silent, key=lambda rank: (not rank.waits_for_others, silent[rank]))
+    what = "was stopped, and silent" if stopped else "was silent"
+    return Failure(culprit.number, f"{what} for {silent[culprit]:.1f} s", status[culprit], found=found)
 
 
 def await_stacks(ranks: Sequence[Rank]) -> None:

@@ -55,7 +55,7 @@ def fail(run: RunDir, error: str, text: str, status: str = "failed") -> None:
     """Let the ledger and state.json say that the run ended with an error."""
     with Ledger(run) as ledger:
         ledger.attempt = 1
-        ledger.note("fail", At(7, 900), error=error, text=text)
+        ledger.note("fail", At(13, 900), error=error, text=text)
     set_status(run, status)
 
 
@@ -94,6 +94,8 @@ def test_nothing_is_wrong_with_a_finished_run(finished: RunDir, capsys: pytest.C
         ("UsageError", "optim.lr", "usage", 2),
         ("DivergedError", "paused at step 7: the run diverges since step 5 (D2), and all rollbacks", "paused", 5),
         ("HardwareError", "slots that failed a check are left out, and no slot is left", "hardware", 8),
+        ("RankLostError", "another rank went away: connection closed by peer", "lost_rank", 75),
+        ("RetriesSpentError", "rank 1 was killed by SIGKILL: memory ran out, and the system", "out_of_memory", 4),
         ("ZeroDivisionError", "division by zero", "defect", 1),
     ],
 )
@@ -102,7 +104,7 @@ def test_an_error_has_its_name_code_and_remedy(finished: RunDir, error: str, tex
     report = diagnose_run(finished)
     found = only(report)
     assert (found.name, report.code) == (name, code)
-    assert "step 7" in found.evidence
+    assert "step 13" in found.evidence
     assert text.partition(";")[0] in found.evidence
     assert found.remedy == texts()[name].remedy
 
@@ -112,10 +114,14 @@ def test_every_name_that_an_error_gets_has_texts() -> None:
     assert {classify(error, "") for error in errors} <= texts().keys()
 
 
-def test_memory_is_named_by_category(finished: RunDir) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [("DoesNotFitError", "out of memory"), ("RetriesSpentError", "rank 1 was killed by SIGKILL (step 7, clip)")],
+)
+def test_memory_is_named_by_category(finished: RunDir, error: str, text: str) -> None:
     sizes = {"parameters": 10**9, "gradients": 10**9, "optimizer": 2 * 10**9, "activations": 5 * 10**9, "peak": 10**10}
     finished.memory.write_text(json.dumps({"attempt": 1, "step": 6, "tokens": 1, **sizes}) + "\n")
-    fail(finished, "DoesNotFitError", "out of memory")
+    fail(finished, error, text)
     shown = "memory at step 6: activations 5 GB, optimizer 2 GB, parameters 1 GB, gradients 1 GB, at most 10 GB"
     assert shown in only(diagnose_run(finished)).evidence
 
@@ -123,8 +129,14 @@ def test_memory_is_named_by_category(finished: RunDir) -> None:
 def test_a_killed_process_leaves_a_run_that_says_it_runs(finished: RunDir) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    set_status(finished, "running", pid=gone.pid, started="0")
-    assert only(diagnose_run(finished)).name == "killed"
+    set_status(finished, "running", pid=gone.pid, started="0", step=0)
+    with Ledger(finished) as ledger:
+        ledger.attempt = 1
+        ledger.note("fault", At(13, 900), do="kill9")
+    report = diagnose_run(finished)
+    found = only(report)
+    assert (found.name, report.step) == ("killed", 13)  # state.json is older than the ledger
+    assert "lived at step 13; a fault of the plan (--faults) was the last thing on record" in found.evidence
 
 
 def test_a_cut_and_a_missing_file_of_a_checkpoint_are_named(finished: RunDir) -> None:
@@ -144,8 +156,10 @@ def test_a_checkpoint_that_a_resume_set_aside_is_told(finished: RunDir, launch_r
     data[-1] ^= 1
     newest.write_bytes(data)
     assert launch_run(finished.path, mode="resume") == Exit.DONE
-    found = only(diagnose_run(finished))
-    assert found.evidence.startswith("damaged-step-00000012 was set aside: model.safetensors is damaged")
+    report = diagnose_run(finished)
+    found = only(report)
+    assert (found.name, found.severity, report.code) == ("set_aside", "warn", Exit.DONE)
+    assert found.evidence.startswith("damaged-step-00000012: model.safetensors is damaged")
 
 
 def test_too_little_room_for_the_next_checkpoint_is_told(finished: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
 
 from hornbook.errors import IntegrityError
 from hornbook.files.filesystem import is_file, is_folder, list_folder
@@ -20,6 +20,8 @@ ENDED_BADLY = ("fail",)
 GOES_ON = ("start", "resume")
 _MEMORY = re.compile(r"(?i)out of memory|can't allocate memory|cannot allocate|memory ran out|DoesNotFit|MemoryError")
 _FULL = re.compile(r"(?i)no space left|disk is full|disk quota|free some space|too little space")
+LONGEST_ERROR = 240
+"""Characters that are shown of the collectives' own words."""
 HEADROOM = 1.2
 """Free space that the next save needs, over the size of the last one."""
 
@@ -52,20 +54,23 @@ def examine(history: RunHistory) -> list[Diagnosis]:
 def _death(history: RunHistory) -> Iterator[Diagnosis]:
     """The cause of the end of the newest attempt, if it ended badly."""
     if history.status == "dead":
-        state: Any = history.run.read_state() or {}
-        yield _found(
-            "killed", f"attempt {history.attempt} lived at {at_step({'step': state.get('step', 0)})}{_memory(history)}"
-        )
+        newest = history.events[-1] if history.events else {}
+        by_plan = "; a fault of the plan (--faults) was the last thing on record" * (newest.get("kind") == "fault")
+        lived = f"attempt {history.attempt} lived at {at_step({'step': history.last_step})}"
+        yield _found("killed", f"{lived}{by_plan}{_memory(history)}")
         return
     failure = history.newest(*ENDED_BADLY, *GOES_ON, "finish", "stop")
     if history.status != "failed" or failure is None or failure["kind"] not in ENDED_BADLY:
         return
     name = classify(failure.get("error", ""), failure.get("text", ""))
-    evidence = f"{at_step(failure)}: {failure.get('text') or failure.get('error')}"
+    step = max(failure["step"], history.last_step)
+    evidence = f"{at_step({'step': step})}: {failure.get('text') or failure.get('error')}"
     if name == "hang":
         evidence = f"{evidence}{_stacks(history)}"
-    elif name == "out_of_memory":
+    elif name in ("out_of_memory", "killed"):
         evidence = f"{evidence}{_memory(history)}"
+    elif name == "lost_rank":
+        evidence = shorten(evidence, LONGEST_ERROR)
     elif name == "diverged" and (first := _first_skip(history)) is not None:
         evidence = f"{evidence.split('. ')[0]}; the first was step {first:,} (--step {first})"
     yield _found(name, evidence)
@@ -90,6 +95,7 @@ def classify(error: str, text: str) -> str:
         "InUseError": "storage",
         "UsageError": "usage",
         "HardwareError": "hardware",
+        "RankLostError": "lost_rank",
     }
     return names.get(error, "defect")
 
@@ -158,7 +164,7 @@ def _checkpoints(history: RunHistory) -> Iterator[Diagnosis]:
             ),
             {},
         )
-        yield _found("damaged_checkpoint", f"{name} was set aside" + (f": {record['text']}" if record else ""))
+        yield _found("set_aside", name + (f": {record['text']}" if record else ""))
 
 
 def quick_problem(folder: Path) -> str:

@@ -42,6 +42,13 @@ class RunHistory:
         """The newest attempt; 0 before the first."""
         return max((each["attempt"] for each in self.events), default=0)
 
+    @property
+    def last_step(self) -> int:
+        """The last step on record anywhere: state.json is written once a second at most."""
+        state = self.run.read_state() or {}
+        newest = (each[-1:] for each in (self.steps, self.events))
+        return max([int(state.get("step", 0)), *(int(record["step"]) for (record,) in filter(None, newest))])
+
     def newest(self, *kinds: str) -> dict[str, Any] | None:
         """The newest record of the ledger of these kinds."""
         return next((each for each in reversed(self.events) if each.get("kind") in kinds), None)

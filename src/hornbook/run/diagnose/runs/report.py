@@ -72,6 +72,7 @@ class RunReport:
             "usage": Exit.USAGE,
             "hang": Exit.HARDWARE,
             "hardware": Exit.HARDWARE,
+            "lost_rank": Exit.RESUMABLE,
         }
         return codes.get(failed[0], Exit.DEFECT) if failed else Exit.DONE
 
@@ -89,7 +90,7 @@ def diagnose_run(run: RunDir) -> RunReport:
         str(run.path),
         history.status,
         history.attempt,
-        int(state.get("step", 0)),
+        history.last_step,
         int(state.get("tokens", 0)),
         story(history),
         [*examine(history), *(_with_shards(each, history) for each in judge(curves))],

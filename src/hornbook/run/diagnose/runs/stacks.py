@@ -15,6 +15,7 @@ _COLLECTIVES = re.compile(
     r"^(all_reduce|all_gather\w*|reduce_scatter\w*|broadcast\w*|barrier|all_to_all\w*|gather|scatter|send|recv|isend"
     r"|irecv|wait|batch_isend_irecv|monitored_barrier)$"
 )
+_WAIT = re.compile(r"\.wait\(\)")
 _OURS = re.compile(r"(^|/)hornbook/(?P<path>.+)$")
 
 
@@ -48,9 +49,12 @@ class RankStack:
 
     @property
     def collective(self) -> str:
-        """The collective that it waits in: `all_reduce`; "" if none."""
+        """What it waits in: `all_reduce`, "a collective" where its stack does not tell which; "" if in none."""
         found = [each for each in self.frames if "/distributed/" in each.file and _COLLECTIVES.match(each.function)]
-        return found[-1].function if found else ""
+        if found:
+            return found[-1].function
+        last = self.frames[0] if self.frames else None  # one that was begun before: its wait is no frame of Python
+        return "a collective" if last and last.own.startswith("parallel/") and _WAIT.search(last.code) else ""
 
     @property
     def where(self) -> Frame | None:
