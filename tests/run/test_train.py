@@ -129,6 +129,13 @@ def test_the_model_learns(tmp_path: Path, launch_run: Launch, branch: Branch) ->
     assert sum(step["step_tokens"] for step in branch(tmp_path / "run")) >= 19_000
 
 
+def test_a_model_that_diverged_makes_no_sample_and_the_guard_ends_the_run(tmp_path: Path, launch_run: Launch) -> None:
+    words = ("optim.lr=1e30", "eval.every=1", "eval.prompt=the")
+    with pytest.raises(DivergedError, match="steps in a row"):
+        launch_run(tmp_path / "run", *words, "guard.max_skips=4", "guard.mode=off")
+    assert "no sample: the model's logits are not finite" in (tmp_path / "run" / "log.txt").read_text()
+
+
 def test_evaluation_is_per_source_and_in_all(tmp_path: Path, launch_run: Launch, events: Events) -> None:
     launch_run(tmp_path / "run", "eval.every=12")
     result = json.loads((tmp_path / "run" / "evals" / "step-00000012.json").read_text())

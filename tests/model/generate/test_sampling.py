@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hornbook.errors import UsageError
+from hornbook.errors import DivergedError, UsageError
 from hornbook.model.generate.sampling import (
     NUCLEUS,
     REMOVED,
@@ -126,6 +126,12 @@ def test_the_draw_never_leaves_what_the_filter_left():
     logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
     points = [0.0, 0.25, 0.5, 0.75, math.nextafter(1, 0), 1.0]
     assert draw(logits.expand(len(points), -1), points) == [1, 1, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_model_that_diverged_draws_nothing(value: float):
+    with pytest.raises(DivergedError, match="logits are not finite: take a checkpoint from before"):
+        draw(torch.tensor([[0.0, 1.0], [value, value]]), [0.5, 0.5])
 
 
 def test_uniform_numbers_are_keyed():

@@ -228,14 +228,18 @@ def test_a_clock_that_jumps_changes_nothing(
     assert times[8] - times[4] < -80_000
 
 
-def test_a_rank_that_hangs_by_itself_is_found(tmp_path: Path, start: Start, events: Events) -> None:
-    """Asleep for a minute with stop signals of no use to it: the supervisor kills it."""
+@pytest.mark.parametrize(("phase", "rank"), [("clip", 1), ("forward_backward", 0), ("forward_backward", 1)])
+def test_a_rank_that_hangs_by_itself_is_found(
+    tmp_path: Path, start: Start, events: Events, phase: str, rank: int
+) -> None:
+    """Asleep for a minute with stop signals of no use to it: the supervisor kills it. The other one is silent as long,
+    in a collective, and is not named."""
     run = tmp_path / "run"
-    hang = plan('do = "slow"\nseconds = 60\nat = {step = 7, phase = "clip", rank = 1}')
+    hang = plan(f'do = "slow"\nseconds = 60\nat = {{step = 7, phase = "{phase}", rank = {rank}}}')
     started = start(run, hang, "parallel.data=2", "guard.hang_seconds=2")
     assert started.wait(40) == 0, started.text
     (restart,) = events(run, "restart")
-    assert (restart["rank"], restart["step"]) == (1, 7)
+    assert (restart["rank"], restart["step"]) == (rank, 7)
     assert re.match(r"was silent for 2\.\d s", restart["cause"])
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hornbook.errors import UsageError
+from hornbook.errors import DivergedError, UsageError
 from hornbook.kernels.team import supports
 from hornbook.model.cpu.sampling import draw_tokens, outside_nucleus
 
@@ -209,13 +209,20 @@ def token_shares(logits: Float[Tensor, " vocab"], sampling: Sampling, counts: To
 def draw(logits: Rows, uniform: Sequence[float]) -> list[int]:
     """Of each row the token whose interval of the distribution function holds its `uniform` (in [0, 1)).
 
-    Never one of -inf.
+    Never one of -inf. DivergedError where a row has no finite logit.
     """
     points, vocab = torch.tensor(uniform, dtype=torch.float64), logits.shape[1]
     found = drawn(logits, points)
     # The vocabulary's size is found where a point was rounded up to the end of the last interval.
     rows = zip(found.tolist(), logits, strict=True)
-    return [at if at < vocab else int(torch.nonzero(row > REMOVED)[-1]) for at, row in rows]
+    return [at if at < vocab else _last_possible(row) for at, row in rows]
+
+
+def _last_possible(logits: Float[Tensor, " vocab"]) -> int:
+    possible = torch.nonzero(logits > REMOVED)
+    if not len(possible):
+        raise DivergedError("the model's logits are not finite: take a checkpoint from before it diverged")
+    return int(possible[-1])
 
 
 def drawn(logits: Rows, uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:

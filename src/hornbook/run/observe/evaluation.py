@@ -7,6 +7,7 @@ from typing import Any
 
 from hornbook.data.config.objectives import Infill
 from hornbook.data.validation import HeldOut
+from hornbook.errors import DivergedError
 from hornbook.evals.evaluate import Evaluator, Report
 from hornbook.evals.loss import LossScores
 from hornbook.files.run_status import evaluations, fullest
@@ -208,7 +209,12 @@ class Samples:
         if not prompt or not (step.final or is_due(step.step, self._every)):
             return
         with self._engine.weights_to_evaluate():
-            text = self._fill(prompt) if self._job.recipe.model.kind == "encoder" else self._continue(prompt, step)
+            try:
+                text = self._fill(prompt) if self._job.recipe.model.kind == "encoder" else self._continue(prompt, step)
+            except DivergedError as error:  # on all ranks alike; whether the run ends is the guard's to say
+                for console in self._consoles:
+                    console.note(f"no sample: {error}")
+                return
         record = {"attempt": step.attempt, "step": step.step, "tokens": step.tokens, "prompt": prompt, "text": text}
         self._job.output.write_json(self._job.run.samples / f"step-{step.step:08d}.json", record)
         for console in self._consoles:
