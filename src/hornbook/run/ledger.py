@@ -123,6 +123,8 @@ def fold(state: Monotone, record: dict[str, Any]) -> Monotone:
         state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
         if "metrics" in record:
             state.metrics.append({**record["metrics"], "step": record["step"]})
+    if record.get("kind") == "checkpoint_damaged":  # it was set aside, and an older one is used
+        state.saved_manifests.pop(int(record["path"].rpartition("step-")[2]), None)
     for change in record.get("changes", ()):
         state.settings.pop(change["key"], None)
         if change["key"] == "train.micro_batch":

@@ -113,6 +113,18 @@ def test_a_run_made_before_goes_on_and_is_bound_from_then_on(
     assert "seed = 1 (now 3)" in problems(run)["recipe"]
 
 
+def test_a_newest_checkpoint_that_is_gone_is_told(run: RunDir, launch_run: Launch, events: Events) -> None:
+    newest = max(run.checkpoints.glob("step-*"))
+    step = int(newest.name.removeprefix("step-"))
+    assert problems(run) == {}
+    shutil.rmtree(newest)
+    assert f"step {step} was saved last, and its checkpoint is gone" in problems(run)["checkpoints"]
+    assert launch_run(run.path, mode="resume") == Exit.DONE
+    (warning,) = events(run.path, "warning")
+    assert f"step {step} was saved, and its checkpoint is gone: steps from" in warning["text"]
+    assert problems(run) == {}, "it was saved again"
+
+
 @pytest.mark.parametrize("step", [8, 9, 10])
 def test_a_checkpoint_of_another_run_is_not_taken(
     run: RunDir, tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, step: int

@@ -18,6 +18,7 @@ from hornbook.run.start.bound import (
     base_recipe,
     describe_edits,
     edited_settings,
+    lost_checkpoint,
     metrics_problem,
     recipe_in_force,
     why_foreign,
@@ -68,6 +69,9 @@ def check_run(run: RunDir, *, read_data: bool = False, with_data: bool = True) -
         checkup.try_check("settings", lambda: _check_settings(run, past))
     for folder in list_checkpoints(run.checkpoints):
         checkup.try_check(folder.name, lambda folder=folder: _check_checkpoint(run, past, folder))
+    if (lost := lost_checkpoint(run, past)) is not None:
+        text = f"step {lost:,} was saved last, and its checkpoint is gone: put it back, or a resume starts before it"
+        checkup.findings.append(Finding("checkpoints", False, text))
     with suppress(HornbookError):  # a damaged ledger was reported above
         if text := lineage_of(run, find_runs(run.path.parent)).describe():
             checkup.findings.append(Finding("origin", True, text))
@@ -103,6 +107,8 @@ def _check_ledger(run: RunDir) -> str:
 
 
 def _check_recipe(run: RunDir, past: Monotone) -> str:
+    if not past.chain:
+        return "not compared: the ledger is damaged"
     if past.recipe is None:
         return "the version that made the run noted nothing to compare it with"
     if edits := edited_settings(run, past):

@@ -12,7 +12,7 @@ import xxhash
 from pydantic import ValidationError
 
 from hornbook.errors import IntegrityError
-from hornbook.files.filesystem import exists
+from hornbook.files.filesystem import exists, is_folder, list_folder
 from hornbook.files.journal import first_broken
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.manifest import Manifest
@@ -132,3 +132,15 @@ def metrics_problem(run: RunDir, past: Monotone) -> str | None:
     else:
         what = "lines before it were changed"
     return f"{run.metrics} is not what it was when step {broken['step']:,} was saved ({what}): put back a copy of it"
+
+
+def lost_checkpoint(run: RunDir, past: Monotone) -> int | None:
+    """Step of the newest save on record whose checkpoint is gone, damaged or not; None: it is there.
+
+    Retention never deletes the newest, so somebody else did; steps behind it are computed anew.
+    """
+    newest = max(past.saved_manifests, default=None)
+    if newest is None:
+        return None
+    there = list_folder(run.checkpoints, f"*step-{newest:08d}*") if is_folder(run.checkpoints) else []
+    return None if any(not path.name.startswith(".") for path in there) else newest

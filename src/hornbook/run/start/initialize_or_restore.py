@@ -75,7 +75,7 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     environment = _environment(job, state.engine.world)
     state.loader.skip([*past.skipped_ranges, *(start.init_from.skipped_ranges if start.init_from is not None else ())])
     job.ledger.note(start.mode, state, **_first_record(job, past, environment, restored))
-    if job.output.is_rank0 and (problem := bound.metrics_problem(job.run, past)):
+    for problem in _problems(job, past, state) if job.output.is_rank0 else ():
         job.ledger.note("warning", state, text=problem)
         observers.note(f"warning: {problem}")
     stale = start.mode == "resume" and past.recipe_before == bound.digest_of(job.run.recipe) != ""
@@ -90,6 +90,15 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
         observers.evaluation.score_start(state)
     if init_from is not None:
         checkpointer.save(state)  # from here on the run does not need the initial checkpoint
+
+
+def _problems(job: Job, past: Monotone, state: State) -> Iterator[str]:
+    """What the ledger has on record and the run's folder does not."""
+    if problem := bound.metrics_problem(job.run, past):
+        yield problem
+    lost = bound.lost_checkpoint(job.run, past)
+    if lost is not None and lost > state.step:
+        yield f"step {lost:,} was saved, and its checkpoint is gone: steps from {state.step + 1:,} on are made again"
 
 
 def _first_record(job: Job, past: Monotone, environment: dict[str, Any], restored: Restored | None) -> dict[str, Any]:
