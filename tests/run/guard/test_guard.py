@@ -190,7 +190,7 @@ def test_new_text_whose_gradients_stand_out_is_learned_with_a_higher_limit(share
         assert least <= refused <= most
         assert (guard.pending is None) == (limit is not None)
         if guard.pending is not None:  # the pause says which limit would have let it pass
-            named = float(other_remedy(guard.pending, guard).partition("--guard.clip_z ")[2].split()[0])
+            named = float(other_remedy(guard.pending, guard, "RUN").partition("--guard.clip_z ")[2].split()[0])
             assert exp(guard, named) > norm
 
 
@@ -275,6 +275,10 @@ def test_held_out_text_confirms_twice() -> None:
     assert probes.add(10, 3.5)[1] is False
     assert probes.add(11, 3.6)[1] is True
     assert probes.good_step == 9
+    early = Probes()
+    losses = [3.0, 2.9, math.nan, 2.8, 2.7, 2.6, 2.5, 2.4, 2.3, 2.2, 30.0, 30.0]
+    assert [early.add(step, loss)[1] for step, loss in enumerate(losses)] == [False] * 11 + [True]
+    assert early.good_step == 9
     again = Probes()
     for step, loss in enumerate([3.0 - 0.01 * each for each in range(10)] + [3.5, 2.9, 3.5]):
         assert again.add(step, loss)[1] is False

@@ -12,6 +12,7 @@ from hornbook.errors import DivergedError, Exit
 from hornbook.files.journal import read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
+from hornbook.run.control.control import Request, write_request
 from hornbook.run.diagnose.verify import check_run
 from hornbook.run.job import Job, Start
 from hornbook.run.launch.launch import launch
@@ -192,6 +193,18 @@ def test_the_ladder_to_its_end(tmp_path: Path, launch_run: Launch, events: Event
     assert [each for each in check_run(run).findings if not each.ok] == []
     undo()
     assert launch_run(run.path, mode="resume") == Exit.DONE
+
+
+def test_a_swap_that_a_person_made_before_is_passed_over(tmp_path: Path, launch_run: Launch, events: Events) -> None:
+    poison((range(80, 10_000), float("nan")))
+    run = RunDir(tmp_path / "run").create()
+    write_request(run, Request(action="set", settings=["optim.clip=0.3"], at_step=6))
+    words = (*RUN, "guard.mode=auto", 'guard.swaps=["optim.clip=0.3", "optim.clip=0.2"]')
+    with pytest.raises(DivergedError, match="it went back 3 times"):
+        launch_run(run.path, *words, "optim.schedule.kind=constant")
+    last = events(run.path, "rollback")[-1]
+    assert last["intervention"]["swap"] == "optim.clip=0.2"
+    assert last["intervention"]["changes"][0]["new"] == 0.2
 
 
 def test_safe_stops_where_there_is_nothing_to_go_back_to(tmp_path: Path, launch_run: Launch, events: Events) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hornbook.cli.train.training import describe_result, ending
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.engine import Engine
@@ -98,7 +99,7 @@ def test_a_second_interrupt_leaves_at_once(
 
 
 def test_a_second_sigterm_gives_the_save_up(
-    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hornbook.run.launch.signals.SECOND_SECONDS", 0.0)
     send_in_step(monkeypatch, 7, signal.SIGTERM, signal.SIGTERM)
@@ -106,6 +107,9 @@ def test_a_second_sigterm_gives_the_save_up(
     run = RunDir(tmp_path / "run")
     assert [path.name for path in run.checkpoints.glob("step-*")] == ["step-00000004"]
     assert (run.read_state() or {})["status"] == "stopped"
+    (stop,) = events(run.path, "stop")
+    assert (stop["step"], stop["reason"], stop["saved_step"]) == (6, "a second signal", 4)
+    assert ending(describe_result(run)) == f"stopped at step 6, saved at step 4: {run.path}"
     monkeypatch.undo()
     assert launch_run(run.path, mode="resume") == Exit.DONE
     launch_run(tmp_path / "whole")

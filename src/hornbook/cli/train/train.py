@@ -39,7 +39,7 @@ def train(
     world: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Ranks: what the axis of [parallel] that is -1, or parallel.data, fills."
+            metavar="N", min=1, help="Ranks: what the axis of the section parallel that is -1, or parallel.data, fills."
         ),
     ] = None,
     rank: Annotated[

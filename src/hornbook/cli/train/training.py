@@ -12,6 +12,7 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import fullest, newest_evaluation
 from hornbook.progress import progress_bar
+from hornbook.run.checkpoints.commit import newest_step
 
 if TYPE_CHECKING:
     from hornbook.run.job import Start
@@ -60,7 +61,10 @@ def run_job(
 
 def ending(result: dict[str, Any]) -> str:
     """Status and step of a run, from `describe_result`; it has no step if a signal stopped it before the first one."""
-    at = "before its first step" if result["step"] is None else f"at step {result['step']:,}"
+    step, saved = result["step"], result.get("saved_step")
+    at = "before its first step" if step is None else f"at step {step:,}"
+    if step is not None and saved is not None and saved < step:
+        at += f", saved at step {saved:,}" if saved >= 0 else ", without a checkpoint"
     return f"{result['status'] or 'ended'} {at}: {result['run']}"
 
 
@@ -89,6 +93,7 @@ def describe_result(run: RunDir) -> dict[str, Any]:
     keys = ("status", "attempt", "step", "tokens", "total_tokens", "loss")
     newest = newest_evaluation(run)
     result = {"run": str(run.path)} | {key: state.get(key) for key in keys}
+    result["saved_step"] = newest_step(run.checkpoints)
     if newest is not None:
         result["evaluation"] = {"step": newest["step"], **fullest(newest)["all"]}
     return result

@@ -23,6 +23,7 @@ from hornbook.run.checkpoints.commit import (
     checkpoint_name,
     commit,
     list_checkpoints,
+    newest_step,
     read_pointer,
     step_of,
 )
@@ -149,7 +150,7 @@ class CheckpointStore:
     @property
     def newest_step(self) -> int:
         """Step of the newest checkpoint by its name, whole or not; -1 where there is none."""
-        return next((step_of(folder) or 0 for folder in list_checkpoints(self._directory)), -1)
+        return newest_step(self._directory)
 
     def restore(self, state: "State") -> Path | None:
         """Read the newest checkpoint that verifies; None where there is none at all.

@@ -33,6 +33,11 @@ def step_of(folder: Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def newest_step(parent: Path) -> int:
+    """Step of the newest checkpoint by its name, whole or not; -1 where there is none."""
+    return next((step_of(folder) or 0 for folder in list_checkpoints(parent)), -1)
+
+
 def list_checkpoints(parent: Path) -> list[Path]:
     """Committed directories, newest step first; a copy about to be replaced comes after its replacement."""
     if not is_folder(parent):

@@ -117,8 +117,8 @@ class MemoryTier:
 
         The step may well be at fault itself: then it is not finite again from the checkpoint, and is skipped there.
         """
-        finite = math.isfinite(step.loss) and math.isfinite(step.grad_norm)
-        if finite or self._scaled or self._start is None:
+        finite = math.isfinite(step.loss) and (self._scaled or math.isfinite(step.grad_norm))
+        if finite or self._start is None:
             return
         if step.step <= self._start + ON_TRIAL:
             why = f"step {step.step} is not finite, {step.step - self._start} after a start from the copy in memory"

@@ -65,8 +65,16 @@ class DecisionRecord:
         ranges = ", ".join(f"samples {first:,} to {end - 1:,}" for first, end in record.get("windows", ()))
         changes = ", ".join(f"{each['key']} {each['old']} -> {each['new']}" for each in record.get("changes", ()))
         spent = f"{record['before']:,} -> {record['length']:,} tokens" if record["kind"] == "shorten" else ""
-        rule = str(record.get("rule", ""))
+        rule = _why(record)
         return "; ".join(part for part in (rule, f"{ranges} skipped" * bool(ranges), changes, spent) if part)
+
+
+def _why(record: Mapping[str, Any]) -> str:
+    """What the guard went by."""
+    if record.get("rule") == "D0":
+        return "not finite"
+    names = {"z_norm": "gradient norm", "z_loss": "loss"}
+    return ", ".join(f"{name} z {record[key]:.1f}" for key, name in names.items() if key in record)
 
 
 @dataclass(frozen=True)
@@ -112,8 +120,9 @@ class ReplayPlan:
 
     @property
     def decisions(self) -> list[DecisionRecord]:
-        """All that are made again."""
-        return [each for segment in self.segments for each in segment.decisions if each != self.without]
+        """All that are made again, up to the end."""
+        every = [each for segment in self.segments for each in segment.decisions]
+        return [each for each in every if each != self.without and each.begins < self.end]
 
     def environments(self, out: RunDir) -> list[str]:
         """How the environments of the later attempts, and of the replay, differ from that of the first."""

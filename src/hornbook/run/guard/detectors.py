@@ -124,7 +124,8 @@ class Probes:
         window = RobustWindow(PROBES)
         for each in self.losses:
             window.add(each)
-        z = window.z(loss) if len(self.losses) >= FIRST_PROBES else 0.0
+        judges = len(self.losses) >= FIRST_PROBES or not math.isfinite(loss)
+        z = window.z(loss) if judges else 0.0
         if z > PROBE_Z:
             self.high += 1
         else:

@@ -73,7 +73,7 @@ class StepJudge:
             return
         self._probe(guard, step)
         if guard.pending is not None and not guard.acts:
-            action = self._decide(guard.pending)
+            action = self._decide(guard.pending, course)
             fields = {**guard.pending.fields(), "text": action.text}
             self.job.ledger.note("observed", state, would=action.kind, **fields)
             guard.let_go()
@@ -160,11 +160,12 @@ class StepJudge:
         tokens = min(PROBE_TOKENS, inputs.recipe.train.batch_tokens)
         return self._evaluator.rows(max(tokens // len(inputs.corpus.validation), inputs.recipe.train.sequence))
 
-    def _decide(self, finding: Detection) -> Action:
-        guard, recipe = self._state.guard, self.job.course.recipe
+    def _decide(self, finding: Detection, course: Course) -> Action:
+        """course: the settings in force, with what people and the guard changed on the way."""
+        guard = self._state.guard
         assert guard is not None
-        swaps = [word for word in guard.config.swaps if self._changes(self.job.course, word)]
-        return decide(finding, self.job.ledger.now.decisions, recipe.guard.mode, guard.spans, swaps)
+        swaps = [word for word in guard.config.swaps if self._changes(course, word)]
+        return decide(finding, self.job.ledger.now.decisions, course.recipe.guard.mode, guard.spans, swaps)
 
     def _changes(self, course: Course, word: str) -> tuple[SettingChange, ...]:
         """What a setting would change; nothing where the run does not have it."""
@@ -194,7 +195,7 @@ class Recovery(StepJudge):
             guard.let_go()
             return intervener
         finding = Detection(**json.loads(text))
-        action = self._decide(finding)
+        action = self._decide(finding, intervener.course)
         kind = "swap" if action.swap else "overlay" if action.overlay else action.kind
         if guard.suppresses(kind, self._state.step) or guard.suppresses(action.kind, self._state.step):
             self._note("suppressed", replace(finding, inputs={}), decision=kind, inputs=finding.inputs)
@@ -222,7 +223,7 @@ class Recovery(StepJudge):
             f"paused at step {self._state.step:,}: the run diverges since step {finding.onset:,} ({finding.rule}), and "
             f"{why}. `hornbook why {job.run.path}@{finding.onset}` shows the text of these steps, {evidence.name} in "
             f"incidents/ what the guard saw. `hornbook resume {job.run.path}` goes on from the newest checkpoint, with "
-            f"a lower --optim.lr or a smaller --optim.clip{other_remedy(finding, guard)}"
+            f"a lower --optim.lr or a smaller --optim.clip{other_remedy(finding, guard, str(job.run.path))}"
         )
 
     def _go_back(self, intervener: Intervener, finding: Detection, action: Action, checkpoint: str) -> Intervener:
@@ -280,10 +281,10 @@ class Recovery(StepJudge):
         return Intervention(step, tokens, overlay=Overlay(OVERLAY_FACTOR, span, span))
 
 
-def other_remedy(finding: Detection, guard: Guard) -> str:
+def other_remedy(finding: Detection, guard: Guard, run: str) -> str:
     """What else helps, to end a message: by what was found."""
     if finding.rule == "D0":
-        return f"; `hornbook doctor RUN --step {finding.onset}` names the first module that is not finite"
+        return f"; `hornbook doctor {run} --step {finding.onset}` names the first module that is not finite"
     if finding.rule == "D4":
         return "; or with --train.precision bf16, which needs no loss scale"
     if finding.rule != "D1b":

@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
+from hornbook.run.checkpoints.commit import newest_step
 from hornbook.run.control.control import Control, refuse_if_held
 from hornbook.run.control.fault_plan import check_plan
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
@@ -344,6 +345,10 @@ def _train(job: Job, ready: Ready | None = None) -> Exit:
     try:
         return train(job, ready)
     except KeyboardInterrupt as interrupt:
+        if job.rank_info.size == 1:  # of several ranks the supervisor writes it
+            state: Mapping[str, Any] = job.run.read_state() or {}
+            at, saved = At(state.get("step", 0), state.get("tokens", 0)), newest_step(job.run.checkpoints)
+            job.ledger.note("stop", at, reason="a second signal", saved_step=saved)
         return StopNow.code_of(interrupt)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(error) from error

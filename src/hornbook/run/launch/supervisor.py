@@ -21,7 +21,7 @@ from hornbook.data.shards.shard import truncated
 from hornbook.errors import Exit, HardwareError, IntegrityError, RetriesSpentError, StorageError
 from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.world import RankInfo
-from hornbook.run.checkpoints.commit import list_checkpoints, step_of
+from hornbook.run.checkpoints.commit import newest_step
 from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.job import Job
 from hornbook.run.launch.heartbeat import PERIOD, Watchdog, shared_heartbeats
@@ -89,8 +89,7 @@ class Supervisor:
                 if self._signals.received is not None:  # another generation could only stop where this one started
                     return self._stop(failure.status)
         except StopNow:
-            newest = next(iter(list_checkpoints(self._run.checkpoints)), None)
-            return self._stop(At(step_of(newest) or 0 if newest is not None else 0))
+            return self._stop(At(max(newest_step(self._run.checkpoints), 0)))
         except KeyboardInterrupt:
             self._set_status("stopped")
             return Exit.INTERRUPTED
@@ -209,7 +208,7 @@ class Supervisor:
 
     def _progress(self) -> int:
         """Step of the newest state that ranks can go on from."""
-        return max(newest_step(self._run), -1 if self.memory is None else self.memory.newest(self._size))
+        return max(newest_step(self._run.checkpoints), -1 if self.memory is None else self.memory.newest(self._size))
 
     def _log(self, text: str) -> None:
         """Write a line to stderr and log.txt; a failure to write either must not end a run."""
@@ -316,8 +315,3 @@ def _run_loop(on_rank: Callable[[], Job], loop: Loop, signals: StopSignals) -> E
     signals.patient, signals.announces = True, signals.announces and job.rank_info.is_rank0 and os.isatty(2)
     job.control.enter("setup", At())
     return loop(job)
-
-
-def newest_step(run: RunDir) -> int:
-    """Step of the newest checkpoint; -1 before the first."""
-    return next((step_of(folder) or 0 for folder in list_checkpoints(run.checkpoints)), -1)

@@ -140,7 +140,7 @@ def story(history: RunHistory) -> list[str]:
     told = [_line(each) for each in history.events if each.get("kind") in TOLD]
     skips = sum(each.get("kind") == "skip" for each in history.events)
     if skips:
-        told.append(f"{skips} updates were skipped")
+        told.append(f"{skips} updates were skipped" if skips > 1 else "1 update was skipped")
     return told[-LINES:]
 
 
