@@ -14,7 +14,7 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
 from hornbook.run.diagnose.deep.cordon import SECONDS, CordonList
-from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport, judge
+from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport
 from hornbook.run.job import Job
 from hornbook.run.launch import recovery
 from hornbook.run.launch.heartbeat import RankStatus
@@ -99,21 +99,6 @@ def test_without_a_sound_slot_the_run_ends(tmp_path: Path, train: Train, events:
     assert started.wait() == Exit.HARDWARE, started.text
     assert "and no slot is left: replace the hardware" in started.text
     assert events(run, "fail")[-1]["error"] == "HardwareError"
-
-
-def test_the_majority_of_slots_is_right() -> None:
-    sound = {"fp32": ["a", "a"], "bf16": ["b", "b"]}
-    odd, unsteady = {**sound, "bf16": ["c", "c"]}, {**sound, "fp32": ["a", "d"]}
-    reports = [SlotReport(slot, golden) for slot, golden in enumerate((sound, sound, odd, unsteady))]
-    faults, problems = judge(reports)
-    assert [(each.slot, each.test) for each in faults] == [(3, "products"), (2, "products")]
-    assert problems == []
-    assert judge([SlotReport(0, sound), SlotReport(1, odd)]) == (
-        [],
-        ["bf16 products differ between slots 0, 1, without a majority"],
-    )
-    broken = [SlotReport(0, sound, "word 3", {"1": None}), SlotReport(4, {}, error="was killed")]
-    assert [(each.slot, each.test) for each in judge(broken)[0]] == [(0, "memory"), (4, "answer"), (4, "echo")]
 
 
 def test_a_slot_that_fails_when_it_is_back_is_out_until_a_person_lifts_it(
