@@ -50,7 +50,9 @@ def concluding(run: RunDir, ranks: int = 4, device: str = "cpu", *, silent: bool
     engine = SimpleNamespace(world=world, model=torch.nn.Linear(2, 2))
     state = SimpleNamespace(engine=engine, step=4, tokens=0)
     ledger = Ledger(run, silent=silent)
-    return ledger, Audit(cast("Job", SimpleNamespace(recipe=Recipe(), ledger=ledger)), cast("State", state), str)
+    return ledger, Audit(
+        cast("Job", SimpleNamespace(recipe=Recipe(), ledger=ledger)), cast("State", state), list[str]().append
+    )
 
 
 def found(run: RunDir) -> list[tuple[str, list[int]]]:
