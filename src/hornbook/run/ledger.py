@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from hornbook.files.run_lock import process_identity
 from hornbook.files.secrets import hide_secrets
 from hornbook.run.control.interventions import Intervention
 from hornbook.run.guard.policy import Decision, decisions_of
+from hornbook.run.guard.suspects import fold_named
 from hornbook.run.training_length import Cut
 
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")
@@ -97,6 +99,8 @@ class Monotone:
     """(steps done from which on checkpoints were left behind, records up to it) of each time the run went back."""
     paused: bool = False
     """Whether the guard paused the run, and nobody has resumed it."""
+    named: Counter[int] = field(default_factory=Counter)
+    """Rank -> how often computing again has named it alone, and nothing was done about it."""
 
     @property
     def first(self) -> str:
@@ -142,6 +146,7 @@ def fold(state: Monotone, record: dict[str, Any]) -> Monotone:
         state.init_from = record["origin"]
     _fold_settings(state, record)
     _fold_decisions(state, record)
+    fold_named(state.named, record)
     return state
 
 

@@ -1,6 +1,7 @@
 """A refused step that is computed again: who is believed of three results, and on whom it falls."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from hornbook.errors import HardwareError
 from hornbook.optim.config.clipping import NormClip
 from hornbook.run.config import GuardConfig
 from hornbook.run.guard.recompute import Recompute, Result
+from hornbook.run.guard.suspects import fold_named
 from hornbook.run.job import Job
 from hornbook.run.observe.audit import FaultyRankError, Replay
 from hornbook.run.state import State
@@ -39,11 +41,14 @@ class Bench:
     made: int = 0
 
     def __post_init__(self) -> None:
+        named = Counter[int]()
+
         def count(_: Any) -> None:
             self.made += 1
 
         def note(kind: str, _: Any, **fields: Any) -> None:
             self.noted.append({"kind": kind, "made": self.made, **fields})
+            fold_named(named, self.noted[-1])
 
         world = SimpleNamespace(size=self.ranks, data_size=self.ranks, device=torch.device(self.device))
         world.all_reduce_max = list
@@ -56,7 +61,9 @@ class Bench:
         state = SimpleNamespace(engine=engine, optimizer=None, guard=SimpleNamespace(acts=self.acts), step=6)
         guard = GuardConfig(audit_every=self.audit_every)
         recipe = SimpleNamespace(guard=guard, parallel=SimpleNamespace(shard=self.shard))
-        job = SimpleNamespace(recipe=recipe, control=None, ledger=SimpleNamespace(note=note))
+        job = SimpleNamespace(
+            recipe=recipe, control=None, ledger=SimpleNamespace(note=note, now=SimpleNamespace(named=named))
+        )
         job.rank_info = SimpleNamespace(host=None)
         self.again = Recompute(cast("Job", job), cast("State", state), lambda _: None)
         left = iter(self.script)
@@ -134,7 +141,7 @@ def test_a_rank_that_is_named_alone_twice_is_faulty() -> None:
     others = {"ranks": 2, "gathered": lambda value: [(False, value[1]), value]}
     bench = Bench([*script()], **others)
     assert bench.refused(BAD)[0]
-    with pytest.raises(FaultyRankError):
+    with pytest.raises(FaultyRankError, match="on rank 1, not for the first time"):
         bench.refused(BAD)
     assert [(each["found"], each["ranks"]) for each in bench.noted] == [("transient", [1]), ("persistent", [1])]
 

@@ -14,7 +14,7 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
 from hornbook.run.diagnose.deep.cordon import SECONDS, CordonList
-from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport, judge
+from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport
 from hornbook.run.job import Job
 from hornbook.run.launch import recovery
 from hornbook.run.launch.heartbeat import RankStatus
@@ -101,35 +101,27 @@ def test_without_a_sound_slot_the_run_ends(tmp_path: Path, train: Train, events:
     assert events(run, "fail")[-1]["error"] == "HardwareError"
 
 
-def test_the_majority_of_slots_is_right() -> None:
-    sound = {"fp32": ["a", "a"], "bf16": ["b", "b"]}
-    odd, unsteady = {**sound, "bf16": ["c", "c"]}, {**sound, "fp32": ["a", "d"]}
-    reports = [SlotReport(slot, golden) for slot, golden in enumerate((sound, sound, odd, unsteady))]
-    faults, problems = judge(reports)
-    assert [(each.slot, each.test) for each in faults] == [(3, "products"), (2, "products")]
-    assert problems == []
-    assert judge([SlotReport(0, sound), SlotReport(1, odd)]) == (
-        [],
-        ["bf16 products differ between slots 0, 1, without a majority"],
-    )
-    broken = [SlotReport(0, sound, "word 3", {"1": None}), SlotReport(4, {}, error="was killed")]
-    assert [(each.slot, each.test) for each in judge(broken)[0]] == [(0, "memory"), (4, "answer"), (4, "echo")]
+def test_a_slot_that_fails_when_it_is_back_is_out_until_a_person_lifts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked, now = list[list[int]](), [1e9]
 
+    def check(slots: list[int], *_: Any) -> list[SlotReport]:
+        checked.append(slots)
+        return [SlotReport(slot, memory="word 3" if slot == 1 else "") for slot in slots]
 
-def test_a_cordon_ends_by_itself_the_first_time(tmp_path: Path) -> None:
-    now = [1e9]
-    cordon = CordonList(tmp_path / "cordon.json", lambda: now[0])
-    cordon.add([SlotFault(1, "memory", "word 3"), SlotFault(1, "products", "differ")])
-    assert cordon.slots() == {1}
-    now[0] += SECONDS + 1
-    assert cordon.slots() == set()
-    cordon.add([SlotFault(2, "memory", "word 3")])
-    now[0] += SECONDS / 2
-    cordon.add([SlotFault(2, "memory", "word 4")])
-    now[0] += 100 * SECONDS
-    assert cordon.slots() == {2}
-    assert {each.slot for each in cordon.lift()} == {1, 2}
-    assert cordon.slots() == set()
+    monkeypatch.setattr(recovery, "check_slots", check)
+    monkeypatch.setattr(recovery, "_stay_on", lambda _: None)
+    run = RunDir(tmp_path / "run").create()
+    keeper = SlotKeeper(run, resolve(None, ["parallel.data=1"], environ={}).recipe, lambda: None)
+    monkeypatch.setattr(keeper, "_known", 2)
+    monkeypatch.setattr(keeper, "_list", CordonList(run.cordon, lambda: now[0]))
+    found = list[list[float | None]]()
+    for seconds in (0.0, SECONDS / 2, SECONDS, 10 * SECONDS):
+        now[0] += seconds
+        found.append([each.until for each in keeper.check(1).cordoned])
+    assert found == [[1e9 + SECONDS], [], [None], []]
+    assert checked == [[0, 1], [0], [0, 1], [0]]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is one slot")

@@ -33,7 +33,7 @@ MATMUL_SECONDS = 0.4
 DISK_BYTES = 64 << 20
 FSYNCS = 20
 _GIGABYTE = 10**9
-_CANNOT_MEET = (
+CANNOT_MEET = (
     "processes of this machine cannot reach each other: allow local connections in the firewall, or name the network "
     "interface: GLOO_SOCKET_IFNAME=lo"
 )
@@ -186,7 +186,7 @@ def check_ranks() -> list[Check]:
     found = measure_ranks(backend)
     where = f"2 ranks over {backend}" + (", on the CPU: NCCL needs two devices" if devices == 1 else "")
     if "error" in found:
-        return [_check("ranks", f"{where}: {found['error']}", fail=_CANNOT_MEET)]
+        return [_check("ranks", f"{where}: {found['error']}", fail=CANNOT_MEET)]
     wrong = "" if found["right"] else "do not train on several processes here: update torch, or the driver"
     rate, small = REDUCE_BYTES / 1e6 / found["large_seconds"], found["small_seconds"] * 1e3
     slow = "ranks would wait for it: see what else runs here, or name a faster interface: GLOO_SOCKET_IFNAME=lo"

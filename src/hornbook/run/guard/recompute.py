@@ -10,12 +10,11 @@
 Neighbours compute each other's microbatches where ranks of one machine hold the whole model. Results are equal to the
 bit on a CPU. Kernels of a GPU may add in any order, so there they agree within a hundredth, three that are all refused
 are the data, and neighbours are not asked. A rank is named where its own losses were other ones; of a fault behind them
-nobody knows whose it was. A rank that is named alone for the second time counts as one whose fault stays. A step that
-is not refused costs nothing. (Megatron-LM's re-run logic asks the same questions.)
+nobody knows whose it was. A rank that is named alone for the second time (`suspects.py`) counts as one whose fault
+stays. A step that is not refused costs nothing. (Megatron-LM's re-run logic asks the same questions.)
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,14 +25,12 @@ from hornbook.optim.config.clipping import AnyClip, StepLimits
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import AXES
 from hornbook.run.job import Job
-from hornbook.run.observe.audit import Audit, Replay
+from hornbook.run.observe.audit import Audit, Kind, Replay
 from hornbook.run.observe.replicas import combined, digests
 from hornbook.run.state import State
 
 CLOSE = 1e-2
 """Relative difference up to which two results of a GPU are the same."""
-TRUSTED = 1
-"""Passing faults of one rank after which the next is no accident."""
 OVERFLOW = 1e19
 """A value whose square is not finite in float32."""
 
@@ -81,7 +78,6 @@ class Recompute:
         self._asks_neighbour = (
             self.audit.possible and self._world.size > 1 and self._exact and job.rank_info.host is None
         )
-        self._named = Counter[int]()
 
     def refused(
         self, batch: GlobalBatch, how: AnyClip, limits: StepLimits | None, seen: list[float]
@@ -148,15 +144,12 @@ class Recompute:
                 return
             self.audit.conclude(found)
 
-    def _tell(self, kind: str, results: Sequence[Result], *, wrong: Result, right: Result) -> None:
+    def _tell(self, kind: Kind, results: Sequence[Result], *, wrong: Result, right: Result) -> None:
         """Record whose fault it was. Raises FaultyRankError where it stays."""
         differs = repr(wrong.own) != repr(right.own) if self._exact else not _close(wrong.own, right.own)
         found = self._world.all_gather_values((differs, [each.digest for each in results]), AXES)
         ranks = [rank for rank, (own, _) in enumerate(found) if own] or list(range(len(found)))
-        if len(ranks) == 1:
-            self._named[ranks[0]] += 1
-        lasts = kind == "persistent" or (len(ranks) == 1 and self._named[ranks[0]] > TRUSTED)
         whole = [[digests[number] for _, digests in found] for number in range(len(results))]
         told = [None if None in each else f"{combined([*filter(None, each)]):016x}" for each in whole]
         norms = [each.numbers[0] for each in results]
-        self.audit.conclude(Replay("persistent" if lasts else "transient", ranks), digests=told, gradient_norms=norms)
+        self.audit.conclude(Replay(kind, ranks), digests=told, gradient_norms=norms)

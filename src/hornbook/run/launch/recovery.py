@@ -121,7 +121,7 @@ class SlotKeeper:
         faults, problems = judge(reports)
         faults += [each for each in accused if each.slot not in {fault.slot for fault in faults}]
         self._keep(attempt, reports)
-        return Verdict(self._list.add(faults) if faults else [], problems)
+        return Verdict(self._list.add(faults) if faults else [], [each.text for each in problems])
 
     def _keep(self, attempt: int, reports: Sequence[SlotReport]) -> None:
         folder = self._run.incidents / str(attempt)

@@ -1,13 +1,14 @@
 """Computes gradients of microbatches again: on the same rank, whose bits must be the same, and on its neighbour.
 
-An answer that the same rank does not give twice is a fault that passed; one that its neighbour does not give is a fault
-that stays, of one of the two; an answer that both give is real. (Megatron-LM's re-run logic compares in this way too;
-here all is compared to the bit, since sums of a rank have one order.) Only where every rank holds the whole model, and
-no experts count what passes through them: elsewhere gradients of one rank alone do not exist.
+An answer that the same rank does not give twice is a fault that passed; if audits name that rank alone again, it stays.
+One that its neighbour does not give is a fault that stays, of one of the two; an answer that both give is real.
+(Megatron-LM's re-run logic compares in this way too; here all is compared to the bit, since sums of a rank have one
+order.) Only where every rank holds the whole model, and no experts count what passes through them: elsewhere gradients
+of one rank alone do not exist.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from hornbook.errors import HardwareError
 from hornbook.model.mlp.experts import Experts
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import DATA
+from hornbook.run.guard.suspects import is_suspect
 from hornbook.run.job import Job
 from hornbook.run.observe.replicas import combined, digests
 from hornbook.run.start.micro_batch import free_cached_memory, is_out_of_memory
@@ -27,7 +29,7 @@ Kind = Literal["transient", "persistent", "real"]
 
 
 class FaultyRankError(RuntimeError):
-    """A rank gives other bits than its neighbour for the same work, every time."""
+    """A rank gives other bits than its neighbour for the same work every time, or than itself again and again."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Replay:
     """transient: the fault has passed; persistent: it stays; real: there is none, the numbers are what they are."""
     ranks: list[int]
     """Ranks to suspect; of a whole step that came out otherwise nobody knows whose fault it was: all."""
+    unsteady: list[int] = field(default_factory=list)
+    """Beside a fault that stays: other ranks, with a fault that has passed."""
+    accuses: bool = True
+    """Whether a fault that has passed counts against a rank that is named alone."""
 
 
 def microbatch_gradients(state: State, batch: Batch) -> list[Tensor]:
@@ -54,17 +60,14 @@ def can_replay(state: State, parallel: ParallelConfig) -> bool:
 
 def judge(found: Sequence[tuple[int, int, int]]) -> Replay:
     """Of each rank (digest, the same again, digest of the work of the rank before it): the verdict."""
-    size = len(found)
     unsteady = [rank for rank, (first, again, _) in enumerate(found) if first != again]
-    if unsteady:
-        return Replay("transient", unsteady)
-    after = [(rank + 1) % size for rank in range(size)]
-    apart = [rank for rank in range(size) if found[rank][0] != found[after[rank]][2]]
-    if not apart:
-        return Replay("real", [])
-    suspects = {each for rank in apart for each in (rank, after[rank])}
-    agreed = {each for rank in range(size) if rank not in apart for each in (rank, after[rank])}
-    return Replay("persistent", sorted(suspects - agreed or suspects))
+    pairs = [(rank, (rank + 1) % len(found)) for rank in range(len(found))]
+    same = [(rank, after) for rank, after in pairs if found[after][2] in found[rank][:2]]
+    apart = [pair for pair in pairs if pair not in same and not set(pair) & set(unsteady)]
+    if apart:
+        suspects, agreed = ({each for pair in some for each in pair} for some in (apart, same))
+        return Replay("persistent", sorted(suspects - agreed or suspects), unsteady)
+    return Replay("transient", unsteady) if unsteady else Replay("real", [])
 
 
 class Audit:
@@ -99,7 +102,8 @@ class Audit:
         found = world.all_gather_values(self._digests(batch, batch, theirs), DATA)
         without = [rank for rank, own in enumerate(found) if own is None]
         if not without:
-            return judge([own for own in found if own is not None])
+            verdict = judge([own for own in found if own is not None])
+            return replace(verdict, accuses=size > 1 or world.device.type == "cpu")  # a GPU may add in any order
         told = f"memory ran out on rank {', '.join(map(str, without))}: nothing is computed again to be compared"
         self._ledger.note("audit", self._state, found="no memory", ranks=without, text=told)
         self._say(f"warning: {told}")
@@ -118,17 +122,31 @@ class Audit:
         return None
 
     def conclude(self, found: Replay, **evidence: Any) -> None:
-        """Record what computing again has shown, unless all is well. Raises FaultyRankError, or
-        HardwareError without other ranks, where a fault stays."""
+        """Record what computing again has shown, unless all is well.
+
+        A fault that has passed stays after all, where its rank was named alone before. Raises FaultyRankError, or
+        HardwareError without other ranks, where a fault stays.
+        """
         if found.kind == "real":
             return
-        text = f"step {self._state.step + 1} computed again has other bits on rank {', '.join(map(str, found.ranks))}"
-        told = f"{text}: a {found.kind} fault"
-        self._ledger.note("audit", self._state, found=found.kind, ranks=found.ranks, **evidence, text=told)
+        if found.unsteady:
+            self._note("transient", found.unsteady, evidence)
+        passed = found.kind == "transient"
+        again = passed and found.accuses and is_suspect(self._ledger.now.named, found.ranks)
+        if passed and not again:
+            self._note("transient", found.ranks, evidence if found.accuses else {**evidence, "accuses": False})
+            return
+        text = (
+            f"{self._note('persistent', found.ranks, evidence)}, {'not for the first time' if again else 'every time'}"
+        )
+        if self._world.size == 1:
+            raise HardwareError(f"{text}: check the machine (`hornbook doctor --deep`), then resume the run")
+        raise FaultyRankError(text)
+
+    def _note(self, kind: Kind, ranks: list[int], evidence: Mapping[str, Any]) -> str:
+        """Record and say what was found; returns where."""
+        text = f"step {self._state.step + 1} computed again has other bits on rank {', '.join(map(str, ranks))}"
+        told = f"{text}: a {kind} fault"
+        self._ledger.note("audit", self._state, found=kind, ranks=ranks, **evidence, text=told)
         self._say(f"warning: {told}")
-        if found.kind == "persistent" and self._world.size == 1:
-            raise HardwareError(
-                f"{text}, every time: check the machine (`hornbook doctor --deep`), then resume the run"
-            )
-        if found.kind == "persistent":
-            raise FaultyRankError(f"{text}, every time")
+        return text

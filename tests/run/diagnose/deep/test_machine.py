@@ -12,7 +12,7 @@ from hornbook.errors import Exit
 from hornbook.run.diagnose.deep import machine, slots
 from hornbook.run.diagnose.deep.machine import check_clock, check_data, check_read_back, check_throttling, slot_lines
 from hornbook.run.diagnose.deep.slots import SlotReport, run_slots
-from hornbook.run.diagnose.doctor import Check
+from hornbook.run.diagnose.doctor import CANNOT_MEET, Check
 
 SOUND = {"fp32": ["a", "a"], "bf16": ["b", "b"]}
 
@@ -75,7 +75,33 @@ def test_a_slot_whose_neighbour_died_is_not_blamed(tmp_path: Path, monkeypatch: 
     faults, problems = slots.judge([alone, dead])
     assert [(fault.slot, fault.test) for fault in faults] == [(1, "answer")]
     assert problems == []
-    assert slots.judge([alone, alone])[1] == ["slot 0 cannot reach the others: Connection closed by peer"]
+    (problem,) = slots.judge([alone, alone])[1]
+    assert problem.text == "slot 0 cannot reach the others: Connection closed by peer"
+
+
+def test_what_no_slot_can_be_blamed_for_is_told_where_it_belongs() -> None:
+    """With the remedy of the network where slots do not reach each other, and of the pair where it has other bytes."""
+    alone = [SlotReport(slot, SOUND, alone="Connection closed by peer") for slot in (0, 1)]
+    lines = {line.name: line for line in slot_lines(alone, "cpu", 1 << 20)}
+    assert {name: line.verdict for name, line in lines.items()} == {"products": "ok", "memory": "ok", "echo": "fail"}
+    assert (lines["echo"].text, lines["echo"].remedy) == (
+        "slot 0 cannot reach the others: Connection closed by peer",
+        CANNOT_MEET,
+    )
+    pair = [SlotReport(0, SOUND, echo={"1": None}), SlotReport(1, {**SOUND, "bf16": ["c", "c"]})]
+    lines = {line.name: line for line in slot_lines(pair, "cpu", 1 << 20)}
+    assert "bf16 products differ between slots 0, 1" in lines["products"].text
+    assert lines["echo"].text == "other bytes came back between slots 0 and 1"
+    assert lines["echo"].remedy.startswith("one of them is wrong, or what connects them: leave it out")
+    assert lines["products"].remedy.startswith("one of them is wrong: leave it out")
+
+
+def test_faults_and_problems_share_a_line() -> None:
+    odd = [SlotReport(slot, {**SOUND, "bf16": [found] * 2}) for slot, found in enumerate("bc")]
+    reports = [*odd, SlotReport(2, {**SOUND, "fp32": ["x", "x"], "bf16": []})]
+    (line,) = [line for line in slot_lines(reports, "cpu", 1 << 20) if line.name == "products"]
+    assert "slot 2: its fp32 product differs from that of 2 slots" in line.text
+    assert "bf16 products differ between slots 0, 1, without a majority" in line.text
 
 
 def test_without_what_linux_alone_has_it_checks_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

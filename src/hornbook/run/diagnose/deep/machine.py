@@ -18,7 +18,7 @@ from hornbook.data.shards.shard import BLOCK_BYTES, TokenShard
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import TEMPORARY, storage_error, write_file
 from hornbook.run.diagnose.deep.slots import SlotReport, judge, run_slots
-from hornbook.run.diagnose.doctor import Check, Verdict, drop_cached
+from hornbook.run.diagnose.doctor import CANNOT_MEET, Check, Verdict, drop_cached
 from hornbook.text.pool import usable_cores
 
 MEMORY_BYTES = 1 << 30
@@ -32,6 +32,14 @@ SHARED_BYTES = 1 << 30
 THROTTLED = 0.05
 _COUNTERS = ("ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.hw_slowdown", "temperature.gpu")
 _REPLACE = "leave it out: see the machine's own log, and have it replaced"
+_REMEDIES = {
+    "products": f"one of them is wrong: {_REPLACE}",
+    "echo": f"one of them is wrong, or what connects them: {_REPLACE}",
+    "alone": CANNOT_MEET,
+}
+"""By the test of a problem that no slot can be blamed for."""
+_TESTS = {"products": ("answer", "products"), "memory": ("answer", "memory"), "echo": ("answer", "echo", "alone")}
+"""By line: tests whose faults and problems it shows."""
 
 
 def _line(name: str, text: str, verdict: Verdict = "ok", remedy: str = "", value: float | None = None) -> Check:
@@ -66,15 +74,13 @@ def slot_lines(reports: Sequence[SlotReport], device: str, num_bytes: int) -> li
         "echo": _slowest(reports),
     }
     lines = list[Check]()
-    for test, text in texts.items():
-        blamed = [fault for fault in faults if fault.test in (test, "answer")]
-        if blamed:
-            found = "; ".join(f"slot {fault.slot}: {fault.evidence}" for fault in blamed)
-            lines.append(_line(test, found, "fail", _REPLACE))
-        elif test == "products" and problems:
-            lines.append(_line(test, "; ".join(problems), "fail", "one of them is wrong: " + _REPLACE))
+    for name, text in texts.items():
+        found = {f"slot {each.slot}: {each.evidence}": _REPLACE for each in faults if each.test in _TESTS[name]}
+        found |= {each.text: _REMEDIES[each.test] for each in problems if each.test in _TESTS[name]}
+        if found:
+            lines.append(_line(name, "; ".join(found), "fail", "; ".join(dict.fromkeys(found.values()))))
         else:
-            lines.append(_line(test, text))
+            lines.append(_line(name, text))
     return lines
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,6 +62,15 @@ class SlotFault:
     slot: int
     test: str
     evidence: str
+
+
+@dataclass(frozen=True)
+class SlotProblem:
+    """A check that failed where no slot can be blamed."""
+
+    test: str
+    """products, echo, or alone: bytes could not even be exchanged."""
+    text: str
 
 
 def golden_products(device: torch.device, slot: int) -> dict[str, list[str]]:
@@ -201,40 +210,63 @@ def run_slots(slots: Sequence[int], device: str, num_bytes: int) -> list[SlotRep
     return [SlotReport(**each) for each in json.loads(done.stdout)]
 
 
-def judge(reports: Sequence[SlotReport]) -> tuple[list[SlotFault], list[str]]:
+def judge(reports: Sequence[SlotReport]) -> tuple[list[SlotFault], list[SlotProblem]]:
     """(slots that are faulty, problems that no slot can be blamed for)."""
-    faults = list[SlotFault]()
-    for each in reports:
-        if each.error:
-            faults.append(SlotFault(each.slot, "answer", each.error))
-        if each.memory:
-            faults.append(SlotFault(each.slot, "memory", each.memory))
-        for dtype, hashes in each.golden.items():
-            if len(set(hashes)) > 1:
-                faults.append(
-                    SlotFault(each.slot, "products", f"the same {dtype} product has {len(set(hashes))} results")
-                )
-    for each in reports:
-        wrong = [other for other, rate in each.echo.items() if rate is None]
-        others = [reports[int(other)].slot for other in wrong]
-        faults += [SlotFault(other, "echo", f"other bytes came back to slot {each.slot}") for other in others]
-    problems = list[str]()
-    if not any(each.error for each in reports) and (alone := [each for each in reports if each.alone]):
-        problems.append(f"slot {alone[0].slot} cannot reach the others: {alone[0].alone}")
+    faults = [fault for each in reports for fault in _own_faults(each)]
+    problems = list[SlotProblem]()
     for dtype in ("fp32", "bf16"):
-        steady = {each.slot: each.golden[dtype][0] for each in reports if len(set(each.golden.get(dtype, ()))) == 1}
-        counts = Counter(steady.values())
-        if len(counts) < 2:
-            continue
-        right, votes = counts.most_common(1)[0]
-        if votes * 2 > len(steady):
-            odd = [slot for slot, found in steady.items() if found != right]
-            faults += [
-                SlotFault(slot, "products", f"its {dtype} product differs from that of {votes} slots") for slot in odd
-            ]
-        else:
-            problems.append(f"{dtype} products differ between slots {', '.join(map(str, steady))}, without a majority")
-    return faults, problems
+        odd, apart = _vote_on_products(reports, dtype)
+        faults, problems = faults + odd, problems + apart
+    if not any(each.error for each in reports) and (alone := [each for each in reports if each.alone]):
+        problems.append(SlotProblem("alone", f"slot {alone[0].slot} cannot reach the others: {alone[0].alone}"))
+    wrong, doubtful = _vote_on_echoes(reports, {each.slot for each in faults})
+    return faults + wrong, problems + doubtful
+
+
+def _own_faults(report: SlotReport) -> Iterator[SlotFault]:
+    """Faults that a report shows by itself."""
+    if report.error:
+        yield SlotFault(report.slot, "answer", report.error)
+    if report.memory:
+        yield SlotFault(report.slot, "memory", report.memory)
+    for dtype, hashes in report.golden.items():
+        if len(set(hashes)) > 1:
+            yield SlotFault(report.slot, "products", f"the same {dtype} product has {len(set(hashes))} results")
+
+
+def _vote_on_products(reports: Sequence[SlotReport], dtype: str) -> tuple[list[SlotFault], list[SlotProblem]]:
+    """The slots whose product differs from that of most."""
+    steady = {each.slot: each.golden[dtype][0] for each in reports if len(set(each.golden.get(dtype, ()))) == 1}
+    counts = Counter(steady.values())
+    if len(counts) < 2:
+        return [], []
+    right, votes = counts.most_common(1)[0]
+    if votes * 2 <= len(steady):
+        text = f"{dtype} products differ between slots {', '.join(map(str, steady))}, without a majority"
+        return [], [SlotProblem("products", text)]
+    evidence = f"its {dtype} product differs from that of {votes} slots"
+    return [SlotFault(slot, "products", evidence) for slot, found in steady.items() if found != right], []
+
+
+def _vote_on_echoes(reports: Sequence[SlotReport], faulty: set[int]) -> tuple[list[SlotFault], list[SlotProblem]]:
+    """The slots to blame for pairs that got other bytes: faulty ones, and a minority that explains all other pairs.
+
+    faulty: slots that failed another check; their pairs say nothing of anybody else.
+    """
+    pairs = {(each.slot, reports[int(to)].slot): rate for each in reports for to, rate in each.echo.items()}
+    wrong = [pair for pair, rate in pairs.items() if rate is None]
+    doubtful = [pair for pair in wrong if faulty.isdisjoint(pair)]
+    made = Counter(slot for pair in pairs if faulty.isdisjoint(pair) for slot in pair)
+    failed = Counter(slot for pair in doubtful for slot in pair)
+    worst = {slot for slot, count in failed.items() if count * 2 > made[slot]}
+    if len(worst) * 2 < len(made) and not any(worst.isdisjoint(pair) for pair in doubtful):
+        faulty, doubtful = faulty | worst, []
+    faults = list[SlotFault]()
+    for slot in sorted({slot for pair in wrong for slot in pair} & faulty):
+        others = ", ".join(str(sum(pair) - slot) for pair in wrong if slot in pair)
+        faults.append(SlotFault(slot, "echo", f"other bytes came back between it and slot {others}"))
+    named = ", ".join(f"{low} and {high}" for low, high in doubtful)
+    return faults, [SlotProblem("echo", f"other bytes came back between slots {named}")] if doubtful else []
 
 
 if __name__ == "__main__":
