@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,20 @@ def test_ranks_with_variables_set_by_hand(tmp_path: Path, words: list[str], begi
 
 def test_ranks_of_slurm(tmp_path: Path, words: list[str], begin: Begin, same: Any):
     ranks = [begin(words, by_slurm(rank, os.getpid())) for rank in (1, 0)]
+    assert [rank.wait() for rank in ranks] == [Exit.DONE] * 2, ranks[0].text + ranks[1].text
+    same(tmp_path / "run")
+
+
+def test_ranks_of_slurm_stop_before_the_end_of_their_job(
+    tmp_path: Path, words: list[str], begin: Begin, same: Any, events: Events
+):
+    """With so little time left that none is for a step; started again without a limit they go on."""
+    end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 60)}
+    near = {"deadline__FLOOR_SECONDS": 100.0}
+    ranks = [begin(words, by_slurm(rank, os.getpid()) | end, **near) for rank in (1, 0)]
+    assert [rank.wait() for rank in ranks] == [Exit.RESUMABLE] * 2, ranks[0].text + ranks[1].text
+    assert [(each["step"], each["reason"]) for each in events(tmp_path / "run", "stop")] == [(0, "deadline")]
+    ranks = [begin([*words, "--resume", "auto"], by_slurm(rank, os.getpid())) for rank in (1, 0)]
     assert [rank.wait() for rank in ranks] == [Exit.DONE] * 2, ranks[0].text + ranks[1].text
     same(tmp_path / "run")
 

@@ -8,6 +8,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.memory_copies import CopyMemory, RankCopies
 from hornbook.run.control.control import Control
+from hornbook.run.control.deadline import Deadline
 from hornbook.run.control.interventions import Course, sorted_by_step
 from hornbook.run.inputs import Inputs, resumed_length
 from hornbook.run.launch.heartbeat import Heartbeat
@@ -44,6 +45,8 @@ class Start:
     """Decisions of the guard that are not taken, as (kind, step): what would have been without them."""
     faults: "FaultInjector | None" = None
     """What is to go wrong, to try it out; None: nothing is injected."""
+    until: float | None = None
+    """When the run has to have stopped, in seconds since 1970 by the clock of rank 0; None: when it is finished."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Job:
     def on_rank(self, rank_info: RankInfo, heartbeat: Heartbeat, memory: CopyMemory | None = None) -> Self:
         """The same job on one rank of several, with its part of the memory for copies."""
         output = self.output.on_rank(rank_info.rank)
-        control = Control(output, self.control.signals, heartbeat, self.control.faults)
+        control = Control(output, self.control.signals, heartbeat, self.control.faults, self.control.deadline)
         copies = memory.of_rank(rank_info.rank) if memory is not None else None
         return replace(self, rank_info=rank_info, output=output, control=control, copies=copies)
 
@@ -103,6 +106,14 @@ class Job:
     def write_recipe(self) -> None:
         """Replace recipe.toml: every value in force, with its origin."""
         self.output.write(self.run.recipe, self.course.to_end().resolved.to_toml())
+
+
+def steered_job(inputs: Inputs, start: Start, output: RunWriter, signals: StopSignals) -> Job:
+    """A job that signals, and the faults and the deadline of its start, steer."""
+    if start.faults is not None:
+        start.faults.begin(output.ledger)
+    control = Control(output, signals, faults=start.faults, deadline=Deadline(start.until))
+    return Job(inputs, start, output, control)
 
 
 def silent_job(inputs: Inputs, run: RunDir, start: Start) -> Job:

@@ -76,6 +76,8 @@ class Monotone:
     """The attempt that began with it."""
     saved_manifests: dict[int, set[str | None]] = field(default_factory=dict)
     """Step -> digests of the manifests saved at it; None for a save of a version that did not record it."""
+    slowest_save: float = 0.0
+    """Seconds of the slowest save."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """Extent of metrics.jsonl at each save (`Appender.extent`), and its step."""
     chain: dict[str, int] = field(default_factory=dict)
@@ -125,6 +127,7 @@ def fold(state: Monotone, record: dict[str, Any]) -> Monotone:
     state.attempt = max(state.attempt, record["attempt"])
     if record.get("kind") == "save":
         state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
+        state.slowest_save = max(state.slowest_save, record.get("seconds", 0.0))
         if "metrics" in record:
             state.metrics.append({**record["metrics"], "step": record["step"]})
     if record.get("kind") == "checkpoint_damaged":  # it was set aside, and an older one is used

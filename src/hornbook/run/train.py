@@ -98,7 +98,7 @@ def train(job: Job, ready: Ready | None = None) -> Exit:
                     control.enter("save", state)
                     checkpointer.save(state)
                 if requests.stop:
-                    return _stop(job, state, observers)
+                    return _stop(job, state, observers, requests.stop)
                 course = intervener(requests.changes)
                 searching = engine.scaler is not None and not engine.scaler.spent
                 shrunk = len(state.fewer_rows)
@@ -303,9 +303,10 @@ def longest_wait(heartbeat: Heartbeat) -> float:
     return min(max(20 * heartbeat.slowest_seconds, MIN_TIMEOUT), MAX_TIMEOUT)
 
 
-def _stop(job: Job, state: State, observers: Observers) -> Exit:
+def _stop(job: Job, state: State, observers: Observers, reason: str) -> Exit:
     """Record the stop; the state is saved already."""
-    job.ledger.note("stop", state)
+    job.ledger.note("stop", state, reason=reason)
     observers.state_file.write("stopped")
-    observers.note(f"stopped at step {state.step:,}; `hornbook resume {job.run.path}` goes on")
+    why = f" ({job.control.deadline.describe()})" if reason == "deadline" else ""
+    observers.note(f"stopped at step {state.step:,}{why}; `hornbook resume {job.run.path}` goes on")
     return Exit.RESUMABLE

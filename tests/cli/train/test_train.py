@@ -100,6 +100,36 @@ def test_the_default_folder_is_the_recipes_name(
     assert main(["train", "--data", str(tiny_corpus), "name=small", "-n", *words]) == Exit.DONE
 
 
+@pytest.mark.parametrize("verb", ["train", "resume", "fork"])
+def test_a_deadline_that_is_no_time_or_past_is_refused_before_anything_is_read(
+    tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [verb, "--until"] if verb == "train" else [verb, str(tmp_path / "none"), "--until"]
+    extra = [] if verb == "resume" else ["--out", str(tmp_path / "run")]
+    for text, problem in (("noon", "is no time"), ("2020-01-01T06:00", "is past")):
+        assert main([*command, text, *extra]) == Exit.USAGE
+        said = capsys.readouterr().err
+        assert f"--until {text} {problem}: write a time from now (90s, 30m, 2h" in said
+        assert "2026-11-27T06:00" in said
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "17")
+    assert main([*command[:-1], *extra]) == Exit.USAGE
+    assert "SLURM_JOB_END_TIME=17 is past: unset SLURM_JOB_END_TIME, or give --until" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_until_stops_a_run_and_a_resume_goes_on(
+    tmp_path: Path, tiny_corpus: Path, words: list[str], branch: Branch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Less time than a save may take: no step is made, by the start nor by a resume with such a limit."""
+    command = ["train", "--data", str(tiny_corpus), *words, "--out"]
+    assert main([*command, str(tmp_path / "run"), "--until", "7s"]) == Exit.RESUMABLE
+    assert "stopped at step 0 (the deadline is " in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "run"), "--until", "7s"]) == Exit.RESUMABLE
+    assert main(["resume", str(tmp_path / "run"), "--until", "2d"]) == Exit.DONE
+    assert main([*command, str(tmp_path / "whole")]) == Exit.DONE
+    assert branch(tmp_path / "run") == branch(tmp_path / "whole")
+
+
 def test_a_second_start_names_resume(
     tmp_path: Path, tiny_corpus: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

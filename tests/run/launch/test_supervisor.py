@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,28 @@ def test_a_signal_stops_all_ranks_after_the_same_step(
     (asked,), (stop,) = events(run, "stop_requested"), events(run, "stop")
     assert asked["reason"] == name
     assert asked["step"] == stop["step"] == events(run, "save")[-1]["step"] >= 6
+    assert f"`hornbook resume {run}` goes on" in started.text
+    assert train(run, resume=True).wait() == 0
+    same(run)
+
+
+AT_ONCE = {"deadline__SAVES": 1e9, "deadline__FLOOR_SECONDS": 0.0, "async_checkpointer__SLOW_DISK": 1e30}
+"""What makes a deadline near as soon as one save has been measured, however far it is."""
+
+
+@pytest.mark.parametrize("by", ["option", "slurm", "after a restart"])
+def test_a_deadline_stops_all_ranks_after_the_same_step(
+    tmp_path: Path, train: Train, same: Callable[[Path], None], events: Events, by: str
+) -> None:
+    run, end = tmp_path / "run", str(int(time.time()) + 3600)
+    option, environ = ((), {"SLURM_JOB_END_TIME": end}) if by == "slurm" else (("--until", "1h"), {})
+    deaths = [fault("SIGKILL", rank=1, phase="clip", step=2)] if by == "after a restart" else []
+    started = train(run, *option, environ=environ, faults=deaths, supervisor__BACKOFF=[0.0], **AT_ONCE)
+    assert started.wait() == 75, started.text
+    assert len(events(run, "restart")) == len(deaths)
+    asked, stop = events(run, "stop_requested", "stop")
+    assert [(each["step"], each["reason"]) for each in (asked, stop)] == [(4, "deadline")] * 2
+    assert "stopped at step 4 (the deadline is " in started.text
     assert f"`hornbook resume {run}` goes on" in started.text
     assert train(run, resume=True).wait() == 0
     same(run)

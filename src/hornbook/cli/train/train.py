@@ -1,6 +1,8 @@
 """`hornbook train | resume | fork`: train a model, continue a run, or start one from a checkpoint of another."""
 
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 
 Faults = Annotated[
     Path | None, typer.Option(metavar="PLAN", help="Inject the faults of this TOML file, to see what a run survives.")
+]
+
+Until = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Save and stop before: 90m, 2h, 2026-11-27T06:00; by default a Slurm job's end."),
 ]
 
 
@@ -45,6 +52,7 @@ def train(
     rank: Annotated[
         int | None, typer.Option(metavar="R", min=0, help="With --dry-run: memory and collectives of this rank.")
     ] = None,
+    until: Until = None,
     faults: Faults = None,
     dry_run: DryRun = False,
 ) -> Result | Exit:
@@ -53,11 +61,9 @@ def train(
     A run that starts from weights (--from) is evaluated before its first step. `--world 1024 --rank 0 --dry-run`
     builds one rank of a large run on this machine, without data: its memory, and what it sends.
     """
-    if rank is not None and not dry_run:
-        raise UsageError(f"--rank {rank}: ranks are numbered by their launcher; --rank is for --dry-run alone")
-    for option, given in (("--from", from_), ("--resume", resume)):
-        if rank is not None and given is not None:
-            raise UsageError(f"{option} {given}: --rank {rank} builds a rank of the recipe alone; leave {option} out")
+    if rank is not None:
+        _check_rank(rank, {"--from": from_, "--resume": resume}, dry_run=dry_run)
+    end = deadline(until, dry_run=dry_run)
     load_torch()
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.job import Start
@@ -76,14 +82,23 @@ def train(
         before = recipe_in_force(run)
         resolved = keep_reference(resolved, before)
         resolved = resolved if from_ is None else keep_model(resolved, before, str(run.path))
-        return run_job(resolved, run, Start("resume", faults=injector(faults)), dry_run=dry_run, world=world)
+        return run_job(resolved, run, Start("resume", faults=injector(faults), until=end), dry_run=dry_run, world=world)
     if from_ is None:
-        return run_job(resolved, run, Start(faults=injector(faults)), dry_run=dry_run, world=world)
+        return run_job(resolved, run, Start(faults=injector(faults), until=end), dry_run=dry_run, world=world)
     resolved = with_reference(resolved, checkpoint_path(from_))
     resolved, init_from = init_from_import(resolved, checkpoint_path(from_))
     say(rate_text(resolved))
-    start = Start(init_from=init_from, faults=injector(faults))
+    start = Start(init_from=init_from, faults=injector(faults), until=end)
     return run_job(resolved, run, start, dry_run=dry_run, world=world)
+
+
+def _check_rank(rank: int, others: Mapping[str, Path | str | None], *, dry_run: bool) -> None:
+    """Raise UsageError where `--rank` stands without `--dry-run`, or beside options that it does not go with."""
+    if not dry_run:
+        raise UsageError(f"--rank {rank}: ranks are numbered by their launcher; --rank is for --dry-run alone")
+    for option, given in others.items():
+        if given is not None:
+            raise UsageError(f"{option} {given}: --rank {rank} builds a rank of the recipe alone; leave {option} out")
 
 
 def injector(plan: Path | None) -> "FaultInjector | None":
@@ -107,15 +122,25 @@ def default_folder(recipe: Recipe) -> Path:
     return Path(os.environ.get("HORNBOOK_RUNS", "runs")) / recipe.name
 
 
-def resume(words: RunWords = None, faults: Faults = None, dry_run: DryRun = False) -> Result | Exit:
+def deadline(until: str | None, *, dry_run: bool) -> float | None:
+    """When the run has to have stopped, in seconds since 1970; None: nothing says so. Raises UsageError."""
+    from hornbook.run.control.deadline import read_deadline
+
+    return read_deadline(until, {} if dry_run else os.environ, time.time())
+
+
+def resume(
+    words: RunWords = None, *, until: Until = None, faults: Faults = None, dry_run: DryRun = False
+) -> Result | Exit:
     """Continue a run exactly from its newest checkpoint, with changes to settings that may change."""
+    end = deadline(until, dry_run=dry_run)
     load_torch()
     from hornbook.run.job import Start
     from hornbook.run.start.directory import check_directory
 
     run, overrides = _named_run(words, "hornbook resume RUN")
     check_directory(run, "resume")
-    start = Start("resume", faults=injector(faults))
+    start = Start("resume", faults=injector(faults), until=end)
     return run_job(resolve(str(run.recipe), overrides), run, start, dry_run=dry_run)
 
 
@@ -126,9 +151,11 @@ def fork(
     at: Annotated[
         int | None, typer.Option(metavar="STEP", help="Step of the checkpoint to start from; by default the newest.")
     ] = None,
+    until: Until = None,
     dry_run: DryRun = False,
 ) -> Result | Exit:
     """Start a new run from the weights, moments and clock of another. All settings but the model's shape may change."""
+    end = deadline(until, dry_run=dry_run)
     load_torch()
     from hornbook.run.job import Start
     from hornbook.run.start.bound import recipe_in_force, refuse_edited
@@ -148,7 +175,7 @@ def fork(
     init_from = init_from_fork(parent, at, old, resolved.recipe)
     if resolved.origins.get("name", "") != COMMAND_LINE:
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
-    return run_job(resolved, RunDir(out), Start(init_from=init_from), dry_run=dry_run)
+    return run_job(resolved, RunDir(out), Start(init_from=init_from, until=end), dry_run=dry_run)
 
 
 def _named_run(words: list[str] | None, usage: str) -> tuple[RunDir, list[str]]:

@@ -125,6 +125,8 @@ class AsyncCheckpointer:
         every = job.recipe.checkpoint.memory_every
         self._interval = SaveInterval(job.recipe.guard.mtbf, job.ledger.past.save_intervals, world, job.ledger)
         self._replicas = ReplicaCheck(job.recipe.guard.hash_every, world, job.ledger, observers.note)
+        self._before = job.ledger.past.slowest_save
+        """Seconds of the slowest save of earlier attempts; 0: none is known."""
         self.memory = MemoryTier(job.copies, every, world, job.ledger, observers.note)
 
     def __enter__(self) -> Self:
@@ -138,6 +140,7 @@ class AsyncCheckpointer:
 
     def restore(self, state: State) -> Restored | None:
         """Read the newest state into `state`: a copy in memory, else the newest checkpoint that verifies, else None."""
+        self._control.deadline.expect_save(self._before or num_bytes(state) / SLOW_DISK)
         found, on_disk = None, self._store.newest_step
         if self.memory.restore(state, on_disk):
             found = Restored("memory", "the copy in memory")
@@ -218,6 +221,7 @@ class AsyncCheckpointer:
     def _begin(self, state: State, buffers: Buffers | None, *, final: bool = False) -> None:
         """Start to write the state, from a copy in `buffers`, or itself (it must not change until then)."""
         started = time.monotonic()
+        self._control.deadline.begin_save()
         self._slowest = self._slowest or num_bytes(state) / SLOW_DISK
         metrics = self._observers.metrics.sync()  # a checkpoint is never newer than the record of its steps
         snapshot, score = take_snapshot(state, buffers), self._observers.evaluation.losses.get(state.step)
@@ -250,6 +254,7 @@ class AsyncCheckpointer:
         self._saved_step, self._failures = save.snapshot.step, 0
         seconds = {"seconds": durable - save.started, "held_seconds": save.held_seconds}
         self._slowest = max(self._slowest, seconds["seconds"])
+        self._control.deadline.end_save(seconds["seconds"])
         fields = {**self._store.digests, "metrics": save.metrics}
         self._ledger.note("save", save.snapshot, checkpoint=folder.name, final=save.final, **fields, **seconds)
         self.pass_on_notes(state)

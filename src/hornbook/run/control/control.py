@@ -1,4 +1,4 @@
-"""Steers a running run: stop signals, requests of people as files in `control/`, and the heartbeat that answers.
+"""Steers a running run: stop signals, a deadline, requests of people as files in `control/`, and the heartbeat.
 
 A request is a small JSON file that appears atomically (written aside, then renamed): `{"action": "save" or "stop",
 "reason": text, "at_step": optional}`, or `{"action": "set", "settings": ["optim.lr=1e-4"], ...}`. The loop looks once a
@@ -23,6 +23,7 @@ from hornbook.errors import UsageError
 from hornbook.files.durable import TEMPORARY, write_atomic
 from hornbook.files.filesystem import exists, is_file, list_folder
 from hornbook.files.run_directory import RunDir
+from hornbook.run.control.deadline import Deadline
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.signals import STOP_SIGNALS, StopSignals
 from hornbook.run.ledger import Position, RunWriter
@@ -31,7 +32,7 @@ from hornbook.settings.fields import Config, Duration
 if TYPE_CHECKING:
     from hornbook.run.control.faults import FaultInjector
 
-REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file", "full disk")
+REASONS = ("", *(number.name for number in STOP_SIGNALS), "request", "STOP file", "full disk", "deadline")
 """Sources of a stop; ranks exchange the index, because a collective reduces numbers."""
 
 
@@ -97,12 +98,14 @@ class Control:
         signals: StopSignals,
         heartbeat: Heartbeat | None = None,
         faults: "FaultInjector | None" = None,
+        deadline: Deadline | None = None,
     ) -> None:
-        """`faults`: injects what the plan of the command asks for; None: nothing."""
+        """`faults`: injects what the plan of the command asks for; None: nothing. `deadline`; None: there is none."""
         self._output, self.signals, self.faults = output, signals, faults
         self._changes: list[tuple[Path, Request]] = []
         self._answered = set(output.ledger.past.answered)
         self.heartbeat = heartbeat or Heartbeat()
+        self.deadline = deadline or Deadline(None)
 
     def enter(self, phase: str, at: Position) -> None:
         """Report the phase that this rank enters now (`heartbeat.PHASES`) and the position of the run."""
@@ -112,8 +115,8 @@ class Control:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal asked to stop: long tasks such as an evaluation should end early."""
-        return self.signals.received is not None
+        """Whether a signal asked to stop, or a deadline is near: long tasks such as an evaluation should end early."""
+        return self.signals.received is not None or (self._output.is_rank0 and self.deadline.is_near())
 
     def poll(
         self, at: Position, all_reduce_max: Callable[[Sequence[int]], list[int]] = list, verdict: int = 0
@@ -124,6 +127,7 @@ class Control:
         `verdict`: what the guard of this rank says.
         """
         self._changes.clear()
+        self.deadline.begin_step()
         taken = [request for path in self._files() if (request := self._take(path, at))]
         save = any(request.action == "save" for request in taken)
         stop = REASONS.index(self._stop_reason(taken))
@@ -156,7 +160,11 @@ class Control:
             return "request"
         if self._output.is_disk_full:
             return "full disk"
-        return "STOP file" if self._output.is_rank0 and exists(stop_file(self._output.run)) else ""
+        if not self._output.is_rank0:
+            return ""
+        if exists(stop_file(self._output.run)):
+            return "STOP file"
+        return "deadline" if self.deadline.is_due() else ""
 
     def _files(self) -> list[Path]:
         if not self._output.is_rank0:

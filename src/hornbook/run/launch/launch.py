@@ -31,11 +31,11 @@ from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.checkpoints.commit import newest_step
-from hornbook.run.control.control import Control, refuse_if_held
+from hornbook.run.control.control import refuse_if_held
 from hornbook.run.control.fault_plan import check_plan
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
-from hornbook.run.job import Job, Start
+from hornbook.run.job import Job, Start, steered_job
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.launcher_env import Node, launched, ranks_per_node
@@ -206,9 +206,7 @@ def _follow(
     ledger.listeners += alerts_of(inputs.recipe, run)
     output = RunWriter(run, ledger, ballast=inputs.recipe.checkpoint.ballast)
     output = output if owner is None else dataclasses.replace(output, owner=owner)
-    if start.faults is not None:
-        start.faults.begin(ledger)
-    return Job(inputs, start, output, Control(output, signals, faults=start.faults))
+    return steered_job(inputs, start, output, signals)
 
 
 def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
@@ -294,9 +292,7 @@ def open_job(run: RunDir, inputs: Inputs, signals: StopSignals, start: Start) ->
     with Ledger(run) as ledger:
         ledger.listeners += alerts_of(inputs.recipe, run)
         output, lock = RunWriter(run, ledger, ballast=ballast), inputs.corpus.lock()
-        if start.faults is not None:
-            start.faults.begin(ledger)
-        job = Job(inputs, start, output, Control(output, signals, faults=start.faults))
+        job = steered_job(inputs, start, output, signals)
         if start.mode == "resume":
             check_data_lock(run.data_lock, lock)
         else:

@@ -143,6 +143,8 @@ def _lines(
     yield from (f"changed: {change.key} {change.old} -> {change.new}" for change in job.start.changes)
     if job.length.cuts:
         yield f"the run was shortened on its way: {job.length.describe()}"
+    if (until := job.control.deadline.clock_time()) and job.output.is_rank0:
+        yield f"the run saves and stops before {until}"
     if environment.get("changed"):
         yield f"warning: the last bits may differ from the earlier attempts: {'; '.join(environment['changed'])}"
     if job.recipe.surgery:
