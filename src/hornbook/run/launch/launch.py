@@ -251,7 +251,12 @@ def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tupl
     before = recipe_in_force(run, past) if ends else base_recipe(run, past)
     there = {dotted(path) for path, _ in leaves(resolved.recipe)}
     new = [SettingChange(each.key, each.old, each.new, each.key not in there) for each in changes]
-    return start, Resolved(with_changes(before, new), resolved.origins)
+    return start, Resolved(_with_alerts_of(resolved.recipe, with_changes(before, new)), resolved.origins)
+
+
+def _with_alerts_of(given: Recipe, recipe: Recipe) -> Recipe:
+    """`recipe` with the alerts of the one that was given, which were checked; the ledger may hold any."""
+    return recipe.model_copy(update={"log": recipe.log.model_copy(update={"alerts": given.log.alerts})})
 
 
 def restarted(recipe: Recipe, run: RunDir, start: Start) -> Start:
