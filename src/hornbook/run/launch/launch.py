@@ -49,7 +49,7 @@ from hornbook.run.launch.signals import StopNow, StopSignals
 from hornbook.run.launch.standby import StandbyPlan
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
-from hornbook.run.observe.alerts import Alerts
+from hornbook.run.observe.alerts import Alerts, await_deliveries
 from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.directory import check_directory
@@ -76,6 +76,13 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     InUseError, IntegrityError (data changed, every checkpoint damaged), DivergedError, DoesNotFitError, StorageError,
     RetriesSpentError, RankLostError.
     """
+    try:
+        return _launch(resolved, run, start)
+    finally:
+        await_deliveries()
+
+
+def _launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     with progress_bar(shown=not start.quiet) as progress:
         progress("look at the device", 0, None)
         resolved = settle_precision(settle_ranks(resolved, os.environ))
@@ -360,6 +367,8 @@ def _train(job: Job, ready: Ready | None = None) -> Exit:
         raise
     finally:
         job.inputs.loader.close()
+        if job.rank_info.size > 1:  # this process may be a fork, which ends here
+            await_deliveries()
 
 
 def _does_not_fit(error: BaseException) -> DoesNotFitError:
