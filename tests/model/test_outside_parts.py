@@ -182,6 +182,13 @@ def test_what_is_no_part_is_refused_by_name(kind: str, text: str) -> None:
     assert kind in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ['[model]\nmlp = "nowhere:Part"\n', '[model.mlp]\nkind = "nowhere:Part"\n'])
+def test_the_line_of_the_recipe_that_names_it_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"nowhere:Part cannot be imported .*recipe\.toml:2\)"):
+        resolve(str(tmp_path), [], {})
+
+
 @pytest.mark.usefixtures("own")
 def test_its_settings_are_checked_as_all_others_are() -> None:
     with pytest.raises(UsageError, match="piecse"):

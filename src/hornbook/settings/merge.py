@@ -136,11 +136,11 @@ class Merge:
         self.problems.append(Problem(dotted(path), text, first_origin(value), hint))
 
     def origin(self, path: Path) -> str:
-        """Origin of the longest known beginning of the path; a default's children are defaults."""
+        """Origin of the longest known beginning of the path, else of its kind; a default's children are defaults."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.origins:
                 return self.origins[path[:length]]
-        return "default"
+        return self.origins.get((*path, "kind"), "default")
 
 
 def first_origin(value: Any) -> str:

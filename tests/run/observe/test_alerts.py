@@ -13,13 +13,13 @@ import pytest
 
 from hornbook.errors import DivergedError, Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.config import CommandAlert, FileAlert, WebhookAlert
+from hornbook.run.config import CommandAlert, FileAlert, TerminalAlert, WebhookAlert
 from hornbook.run.inputs import open_inputs
 from hornbook.run.job import Start
 from hornbook.run.launch.launch import _follow
 from hornbook.run.launch.signals import StopSignals
 from hornbook.run.ledger import At
-from hornbook.run.observe.alerts import Alerts, event_of
+from hornbook.run.observe.alerts import LAST_SECONDS, Alerts, await_deliveries, event_of, name_of
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
 
@@ -98,7 +98,48 @@ def test_what_fails_is_told_once_and_what_hangs_is_not_waited_for(tmp_path: Path
     alerts(RECORD)
     assert [text.partition(":")[0] for text in shown] == ["warning"] * 2
     assert "no/such/folder" in shown[0]
-    assert "a command or a webhook failed" in shown[1]
+    assert f"(command {tmp_path / 'no-such-program'}): exit code 127" in shown[1]
+
+
+def test_what_fails_is_named_by_program_or_host_alone() -> None:
+    assert name_of(CommandAlert(argv=["mail-me", "--to", "a"])) == "command mail-me"
+    assert name_of(WebhookAlert(url="https://me:word@hooks.example:8443/T0/secret?a=b")) == (
+        "webhook https://hooks.example:8443"
+    )
+    assert name_of(WebhookAlert(url="env:HOOK")) == "webhook env:HOOK"
+    assert name_of(FileAlert()) == "file"
+
+
+def test_an_event_without_a_text_ends_without_a_colon(tmp_path: Path) -> None:
+    shown: list[str] = []
+    alerts = Alerts([TerminalAlert(events=["finish", "spike"])], RunDir(tmp_path / "a"))
+    alerts.show = shown.append
+    alerts(RECORD)
+    alerts({**RECORD, "kind": "spike", "text": "loss 9"})
+    assert shown == ["alert: finish at step 12 of a", "alert: spike at step 12 of a: loss 9"]
+
+
+def test_the_alert_of_the_last_event_is_told_to_have_failed(
+    tmp_path: Path, launch_run: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = json.dumps([sys.executable, "-c", "raise SystemExit(3)"])
+    on = f'log.alerts=[{{kind = "command", argv = {argv}}}]'
+    told = f"warning: an alert could not be given (command {sys.executable}): exit code 3"
+    assert launch_run(tmp_path / "good", on) == Exit.DONE
+    assert told in capsys.readouterr().err
+    with pytest.raises(DivergedError):
+        launch_run(tmp_path / "bad", on.replace("argv =", 'events = ["fail"], argv ='), "optim.lr=1e30", "optim.clip=0")
+    assert told in capsys.readouterr().err
+
+
+def test_the_end_of_a_run_waits_two_seconds_for_deliveries_in_all(tmp_path: Path) -> None:
+    hangs = CommandAlert(argv=[sys.executable, "-c", "import time; time.sleep(6)"])
+    alerts = Alerts([hangs, hangs, hangs], RunDir(tmp_path))
+    started = time.monotonic()
+    alerts(RECORD)
+    await_deliveries()
+    await_deliveries()
+    assert LAST_SECONDS <= time.monotonic() - started < LAST_SECONDS + 1.5
 
 
 def test_a_run_alerts_of_its_end_and_of_its_failure(tmp_path: Path, launch_run: Launch) -> None:
@@ -137,6 +178,16 @@ def test_the_supervisor_alerts_of_restarts_and_failures(
     assert started.wait() == Exit.RETRIES_SPENT, started.text
     lines = (tmp_path / "run" / "alerts.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["restart", "fail"]
+
+
+def test_rank_0_of_several_tells_of_the_last_alert(
+    tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...]
+) -> None:
+    on = 'log.alerts=[{kind = "command", argv = ["false"], events = ["finish"]}]'
+    words = ["train", "--out", str(tmp_path / "run"), *tiny_settings, "parallel.data=2", on]
+    started = launcher.start(words, tmp_path / "log")
+    assert started.wait() == Exit.DONE, started.text
+    assert "warning: an alert could not be given (command false): exit code 1" in started.text
 
 
 def test_a_recovery_is_no_alert_and_a_failed_save_is_one_of_the_disk() -> None:

@@ -141,7 +141,7 @@ def resume(
     run, overrides = _named_run(words, "hornbook resume RUN")
     check_directory(run, "resume")
     start = Start("resume", faults=injector(faults), until=end)
-    return run_job(resolve(str(run.recipe), overrides), run, start, dry_run=dry_run)
+    return run_job(resolve(str(run.recipe), overrides), run, start, dry_run=dry_run, settings_of_a_run=True)
 
 
 def fork(
@@ -175,7 +175,9 @@ def fork(
     init_from = init_from_fork(parent, at, old, resolved.recipe)
     if resolved.origins.get("name", "") != COMMAND_LINE:
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
-    return run_job(resolved, RunDir(out), Start(init_from=init_from, until=end), dry_run=dry_run)
+    return run_job(
+        resolved, RunDir(out), Start(init_from=init_from, until=end), dry_run=dry_run, settings_of_a_run=True
+    )
 
 
 def _named_run(words: list[str] | None, usage: str) -> tuple[RunDir, list[str]]:

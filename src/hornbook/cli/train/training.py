@@ -27,17 +27,25 @@ def load_torch() -> None:
 
 
 def run_job(
-    resolved: "Resolved", run: RunDir, start: "Start", *, dry_run: bool, world: int | None = None
+    resolved: "Resolved",
+    run: RunDir,
+    start: "Start",
+    *,
+    dry_run: bool,
+    world: int | None = None,
+    settings_of_a_run: bool = False,
 ) -> Result | Exit:
     """Launch the job, or under `dry_run` say what it would be. Rank 0 answers; the others return their exit code.
 
     world: the number of ranks that was asked for; None: that of the recipe, a launcher, or this machine.
+    settings_of_a_run: whether settings come from the files of a run, which somebody else may have made.
     """
     from rich.markup import escape
 
     from hornbook.run.launch.launch import launch
     from hornbook.run.launch.launcher_env import Node, launched
     from hornbook.run.launch.settle import settle_ranks
+    from hornbook.run.start.known_alerts import keep_alerts, refuse_unknown_alerts
 
     resolved = settle_ranks(resolved, os.environ, world)
     place = launched(os.environ, resolved.recipe.parallel)
@@ -45,9 +53,13 @@ def run_job(
     follows = number > 0  # rank 0 answers, or the process that started it
     if dry_run and follows:
         return Exit.DONE
+    if settings_of_a_run and not follows:
+        refuse_unknown_alerts(resolved, run)
     if dry_run:
         summary = describe_job(resolved, run, start, measure=True)
         return Result(summary, summary_text(summary))
+    if not follows:
+        keep_alerts(resolved, run)
     start = replace(start, argv=tuple(sys.argv), quiet=people().quiet)
     code = launch(resolved, run, start)
     if follows:

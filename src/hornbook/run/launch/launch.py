@@ -50,7 +50,7 @@ from hornbook.run.launch.signals import StopNow, StopSignals
 from hornbook.run.launch.standby import StandbyPlan
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
-from hornbook.run.observe.alerts import Alerts
+from hornbook.run.observe.alerts import Alerts, await_deliveries
 from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.directory import check_directory
@@ -77,6 +77,13 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     InUseError, IntegrityError (data changed, every checkpoint damaged), DivergedError, DoesNotFitError, StorageError,
     RetriesSpentError, RankLostError.
     """
+    try:
+        return _launch(resolved, run, start)
+    finally:
+        await_deliveries()
+
+
+def _launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     with progress_bar(shown=not start.quiet) as progress:
         progress("look at the device", 0, None)
         resolved = settle_precision(settle_ranks(resolved, os.environ))
@@ -250,7 +257,12 @@ def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tupl
     before = recipe_in_force(run, past) if ends else base_recipe(run, past)
     there = {dotted(path) for path, _ in leaves(resolved.recipe)}
     new = [SettingChange(each.key, each.old, each.new, each.key not in there) for each in changes]
-    return start, Resolved(with_changes(before, new), resolved.origins)
+    return start, Resolved(_with_alerts_of(resolved.recipe, with_changes(before, new)), resolved.origins)
+
+
+def _with_alerts_of(given: Recipe, recipe: Recipe) -> Recipe:
+    """`recipe` with the alerts of the one that was given, which were checked; the ledger may hold any."""
+    return recipe.model_copy(update={"log": recipe.log.model_copy(update={"alerts": given.log.alerts})})
 
 
 def restarted(recipe: Recipe, run: RunDir, start: Start) -> Start:
@@ -356,6 +368,8 @@ def _train(job: Job, ready: Ready | None = None) -> Exit:
         raise
     finally:
         job.inputs.loader.close()
+        if job.rank_info.size > 1:  # this process may be a fork, which ends here
+            await_deliveries()
 
 
 def _does_not_fit(error: BaseException) -> DoesNotFitError:

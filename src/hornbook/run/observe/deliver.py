@@ -11,6 +11,8 @@ import urllib.request
 
 WEBHOOK_SECONDS = 10.0
 COMMAND_SECONDS = 60.0
+NOT_STARTED = 127
+"""Exit code for a program that cannot be started, as a shell has it."""
 
 
 def main() -> int:
@@ -18,8 +20,10 @@ def main() -> int:
     request = json.load(sys.stdin)
     data = json.dumps(request["message"]).encode()
     if request["kind"] == "command":
-        done = subprocess.run(request["target"], input=data, timeout=COMMAND_SECONDS, check=False)
-        return done.returncode
+        try:
+            return subprocess.run(request["target"], input=data, timeout=COMMAND_SECONDS, check=False).returncode
+        except OSError:
+            return NOT_STARTED
     url = request["target"]
     url = os.environ.get(url.removeprefix("env:"), "") if url.startswith("env:") else url
     if not url.startswith(("http://", "https://")):  # a variable may hold anything
