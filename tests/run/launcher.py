@@ -51,6 +51,7 @@ SLACK_SECONDS = 30.0
 CONSTANTS = {
     "exchange": "hornbook.run.checkpoints.exchange",
     "async_checkpointer": "hornbook.run.checkpoints.async_checkpointer",
+    "interval": "hornbook.run.checkpoints.interval",
     "deadline": "hornbook.run.control.deadline",
     "supervisor": "hornbook.run.launch.supervisor",
     "run_lock": "hornbook.files.run_lock",

@@ -142,7 +142,7 @@ class CheckpointConfig(Config):
 
     every: Annotated[Count | Literal["auto"], _or_auto("steps", 0)] = 500
     """Steps between saves; 0 saves only at the end and on a stop. `auto` takes what loses least time to saves and to
-    failures, from the time that saves hold the loop and `guard.mtbf`; the ledger keeps each number."""
+    failures, from the time that saves hold the loop, `guard.mtbf` and the failures so far; each is in the ledger."""
     keep: Count = Field(default=3, ge=1)
     """Newest checkpoints kept; where they are close together, two older ones too, for the guard to go back to."""
     keep_every: Count = Field(default=0, ge=0)
@@ -190,7 +190,8 @@ class GuardConfig(Config):
     standby: bool = False
     """Keep a second set of ranks waiting, with the model built, on a CPU: a restart takes less time."""
     mtbf: Number = Field(default=24.0, gt=0)
-    """Hours between failures, on average, for `checkpoint.every = "auto"`."""
+    """Hours between failures that are expected before a run, for `checkpoint.every = "auto"`: they count as one failure
+    in so many hours, beside those that the run trains and the failures it has."""
     hash_every: Count = Field(default=0, ge=0)
     """Steps between comparisons of hashes of weights and moments over data-parallel ranks, which also come before each
     save; 0: none. Where most ranks agree, the others get their bits; else the run restarts from the state before."""

@@ -24,6 +24,7 @@ from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
 from hornbook.files.secrets import hide_secrets
+from hornbook.run.checkpoints.failures import Uptime
 from hornbook.run.control.interventions import Intervention
 from hornbook.run.guard.policy import Decision, decisions_of
 from hornbook.run.guard.suspects import fold_named
@@ -86,6 +87,8 @@ class Monotone:
     """Where the run was shortened, in the order of decision."""
     fewer_rows: list[tuple[int, int]] = field(default_factory=list)
     """(tokens consumed, rows) from which on microbatches were smaller, since memory ran out."""
+    uptime: Uptime = field(default_factory=Uptime)
+    """What the run has trained, and how often it failed."""
     save_intervals: list[Interval] = field(default_factory=list)
     """Steps between saves, with `checkpoint.every = "auto"`, in the order of decision."""
     interventions: list[Intervention] = field(default_factory=list)
@@ -125,6 +128,7 @@ def fold(state: Monotone, record: dict[str, Any]) -> Monotone:
     if "sha" in record:
         state.chain[record["sha"]] = len(state.chain)
     state.attempt = max(state.attempt, record["attempt"])
+    state.uptime = state.uptime.after(record)
     if record.get("kind") == "save":
         state.saved_manifests.setdefault(record["step"], set()).add(record.get("manifest"))
         state.slowest_save = max(state.slowest_save, record.get("seconds", 0.0))

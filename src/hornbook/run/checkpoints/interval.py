@@ -1,14 +1,16 @@
 """Steps between saves with `checkpoint.every = "auto"`: the interval that loses least time to saves and to failures.
 
-Saves hold the loop for `stall` seconds each; a failure, every `guard.mtbf` hours, loses half an interval. The sum is
-least at T = sqrt(2 stall MTBF) (Young 1974; Daly 2006 gives higher orders). Stall and step time are rank 0's, measured
-at saves. What follows from them is no function of the recipe, so the ledger has each new interval before it counts.
+Saves hold the loop for `stall` seconds each; a failure, every MTBF hours, loses half an interval. The sum is least at
+T = sqrt(2 stall MTBF) (Young 1974; Daly 2006 gives higher orders). Stall and step time are rank 0's, measured at saves;
+the MTBF follows from `guard.mtbf` and the failures of the run so far (`hornbook.run.checkpoints.failures`). What
+follows from all that is no function of the recipe, so the ledger has each new interval before it counts.
 """
 
 import time
 
 from hornbook.parallel.world import World
 from hornbook.plan.at_scale.failures import young
+from hornbook.run.checkpoints.failures import expected_mtbf
 from hornbook.run.ledger import Interval, Ledger
 from hornbook.run.state import State
 
@@ -36,7 +38,7 @@ class SaveInterval:
     """The intervals of one run. Every rank makes the same calls in the same order."""
 
     def __init__(self, hours: float, known: list[Interval], world: World, ledger: Ledger) -> None:
-        """`hours`: mean time between failures; `known`: the intervals that the ledger has."""
+        """`hours`: between failures, as expected before the run; `known`: the intervals that the ledger has."""
         self._hours, self._world, self._ledger = hours, world, ledger
         self._intervals = list(known)
         self._saved: tuple[int, float] | None = None
@@ -58,9 +60,11 @@ class SaveInterval:
         if known or before is None or before[0] >= state.step:
             return
         stall, seconds = now - begun, (begun - before[1]) / (state.step - before[0])
-        every = self._world.broadcast(best_interval(stall, seconds, self._hours))
+        uptime = self._ledger.now.uptime
+        mtbf = expected_mtbf(self._hours, uptime.hours(time.time()), uptime.failures)
+        every = self._world.broadcast(best_interval(stall, seconds, mtbf))
         present = self._intervals[-1].every if self._intervals else FIRST_STEPS
         if abs(every - present) > CHANGE * present:
-            fields = {"every": every, "before": present, "stall": stall, "step_seconds": seconds, "mtbf": self._hours}
-            self._ledger.note("save_interval", state, **fields)
+            fields = {"every": every, "before": present, "stall": stall, "step_seconds": seconds}
+            self._ledger.note("save_interval", state, **fields, mtbf=mtbf, failures=uptime.failures)
             self._intervals.append(Interval(state.step, every))
