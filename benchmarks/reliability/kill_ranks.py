@@ -30,8 +30,8 @@ from benchmarks.reliability import kill
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.commit import newest_step
 from hornbook.run.diagnose.rehearsal.judge import litter
-from hornbook.run.launch.supervisor import newest_step
 
 SETTINGS = kill.SETTINGS | {
     "parallel.data": 2,
@@ -94,9 +94,9 @@ def saving(run: RunDir) -> bool:
 
 def strike(trial: Trial, process: subprocess.Popen[bytes], run: RunDir, draw: random.Random, *, whole: bool) -> bool:
     """One kill at a random moment; False if the run ended before it."""
-    held = newest_step(run)
+    held = newest_step(run.checkpoints)
     fresh = draw.random() < 0.8
-    if fresh and not wait_until(process, lambda: newest_step(run) > held):
+    if fresh and not wait_until(process, lambda: newest_step(run.checkpoints) > held):
         return False
     if draw.random() < 0.4:
         if not wait_until(process, lambda: saving(run)):

@@ -80,3 +80,14 @@ class StorageError(HornbookError, exit_code=Exit.STORAGE):
 
 class TakenOverError(StorageError, exit_code=Exit.IN_USE):
     """Another process took the run directory over, and this one must write nothing more there."""
+
+
+def planned(error: Exception) -> Exception:
+    """The error, marked as one that a person asked for by a fault plan."""
+    error.__dict__["planned"] = True
+    return error
+
+
+def is_planned(error: BaseException) -> bool:
+    """Whether a fault plan raised it: no defect of ours."""
+    return bool(getattr(error, "planned", False))

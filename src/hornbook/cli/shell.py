@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from hornbook.errors import Exit, HornbookError, UsageError
+from hornbook.errors import Exit, HornbookError, UsageError, is_planned
 from hornbook.files.durable import REMEDIES, storage_error
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ def _judge(error: Exception) -> tuple[str, Exit]:
     # torch, whose error it may be, need not be imported
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT
+    if is_planned(error):
+        return f"the fault plan raised this: {type(error).__name__}: {error}", Exit.DEFECT
     whole = bool(os.environ.get("HORNBOOK_VERBOSE"))
     with contextlib.suppress(OSError):
         sys.stderr.write("".join(traceback.format_exception(error, limit=None if whole else -3)))

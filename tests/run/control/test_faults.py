@@ -12,7 +12,7 @@ import pytest
 from hornbook.errors import Exit, UsageError
 from hornbook.files.journal import verify_chain
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.fault_plan import check_plan, parse_plan, read_plan
+from hornbook.run.control.fault_plan import check_plan, check_steps, parse_plan, read_plan
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher, Started
 
@@ -93,6 +93,58 @@ def test_a_fault_that_cannot_happen_here_is_refused(tiny_settings: tuple[str, ..
     for fault, told in cases:
         with pytest.raises(UsageError, match=told):
             check_plan(parse_plan({"faults": [fault]}, "a plan"), recipe)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (
+            {"do": "kill9", "at": {"step": 12}},
+            r"faults\.0 \(kill9\): phase 'forward_backward' .*ends after 12: name an",
+        ),
+        ({"do": "eio", "at": {"step": 13, "phase": "save"}}, r"phase 'save' is not entered with 13 steps done"),
+        ({"do": "nan_batch", "at": {"step": 1000}}, r"phase 'forward' is not entered with 1,000 steps"),
+        (
+            {"do": "torn_shard", "at": {"step": 3}},
+            r"no checkpoint to damage .* the first is saved after 4: name a later",
+        ),
+        ({"do": "bitflip_shard", "at": {"step": 0, "phase": "data"}}, r"set --checkpoint\.every"),
+    ],
+)
+def test_a_fault_outside_of_the_run_is_refused(fault: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        check_steps(parse_plan({"faults": [fault]}, "a plan"), 12, 4)
+
+
+def test_a_fault_within_the_run_is_taken() -> None:
+    faults = [
+        {"do": "kill9", "at": {"step": 11}},
+        {"do": "eio", "at": {"step": 12, "phase": "save"}},
+        {"do": "torn_shard", "at": {"step": 4}},
+    ]
+    check_steps(parse_plan({"faults": faults}, "a plan"), 12, 4)
+    check_steps(parse_plan({"faults": [{"do": "torn_shard", "at": {"step": 0}}]}, "a plan"), 12, 0)
+
+
+def test_a_start_refuses_a_fault_that_comes_too_late_or_too_early(tmp_path: Path, start: Start) -> None:
+    run = tmp_path / "run"
+    for fault, told in (
+        ('do = "exit"\nat = {step = 40}', "ends after 12"),
+        ('do = "torn_shard"\nat = {step = 3}', "after 4"),
+    ):
+        started = start(run, plan(fault))
+        assert started.wait() == Exit.USAGE
+        assert told in started.text
+        assert not run.exists()
+    assert start(run, plan('do = "torn_shard"\nat = {step = 3}'), "checkpoint.every=0").wait() == Exit.USAGE
+
+
+def test_an_error_of_the_plan_is_no_defect_of_ours(tmp_path: Path, start: Start) -> None:
+    started = start(tmp_path / "run", plan('do = "exc"\nat = {step = 2}'))
+    assert started.wait() == Exit.DEFECT
+    assert "error the fault plan raised this: RuntimeError: injected by the fault plan" in started.text
+    assert "Traceback" not in started.text
+    assert "report" not in started.text
 
 
 def test_a_killed_process_resumes_to_the_same_bits_and_both_are_on_record(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
+from hornbook.text.ingest import compressions
 from hornbook.text.ingest.compressions import DamagedStream, decompressed
 
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(20_000))
@@ -65,3 +66,22 @@ def test_gzip_keeps_all_before_a_wrong_checksum():
 
 def test_an_empty_file_is_no_damage():
     assert read(b"", "gzip") == (b"", "")
+
+
+@pytest.mark.parametrize("name", ["bz2", "xz", "zstd"])
+def test_a_bomb_is_stopped_at_the_limit_that_is_named(name: str, monkeypatch: pytest.MonkeyPatch):
+    bomb = PACK[name](TEXT + bytes(2**26))
+    assert len(read(bomb, name)[0]) == len(TEXT) + 2**26  # within what every file may expand to
+    monkeypatch.setattr(compressions, "FREE", 2**20)
+    text, problem = read(bomb, name)
+    assert text.startswith(TEXT)
+    assert len(text) < 2**26
+    limit = f"{name} bomb: it expands to more than "
+    assert problem.startswith(limit)
+    assert problem.endswith(" bytes, the larger of 1048576 and 1000 times what was read of it")
+
+
+def test_repetitive_text_is_no_bomb(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compressions, "FREE", 2**16)
+    for name, pack in PACK.items():
+        assert read(pack(TEXT * 20), name) == (TEXT * 20, "")

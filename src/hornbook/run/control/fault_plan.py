@@ -27,6 +27,9 @@ from hornbook.settings.toml import dotted, key_lines
 PASSES = ("forward", "backward")
 """Moments within the phase `forward_backward`: the first microbatch of the step on its way."""
 
+_AFTER_STEP = ("observe", "evaluate", "sample", "save", "end")
+"""Phases that are entered behind a step, which is among those done then."""
+
 
 def _which(value: Any) -> Any:
     if value == "every" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
@@ -237,3 +240,22 @@ def check_plan(plan: FaultPlan, recipe: Recipe) -> None:
             raise UsageError(f"{where}: only ranks that a supervisor starts have a phase 'setup'")
         if fault.phase in PASSES and stages > 1:
             raise UsageError(f"{where}: stages of a pipeline have no phase {fault.phase!r}: name another phase or kind")
+
+
+def check_steps(plan: FaultPlan, steps: int, first_save: int) -> None:
+    """Raise UsageError for a fault that comes too late for a run of so many steps, or too early.
+
+    first_save: steps before which the run has no checkpoint; 0: it has one, or that is not known.
+    """
+    for number, fault in enumerate(plan.faults):
+        where, done = f"the fault plan: faults.{number} ({fault.do})", fault.at.step
+        if done > (steps if fault.phase in _AFTER_STEP else steps - 1):
+            raise UsageError(
+                f"{where}: phase {fault.phase!r} is not entered with {done:,} steps done, the run ends after "
+                f"{steps:,}: name an earlier step, or lengthen the run (--train.tokens)"
+            )
+        if isinstance(fault, FileFault) and done < first_save:
+            raise UsageError(
+                f"{where}: there is no checkpoint to damage with {done:,} steps done, the first is saved after "
+                f"{first_save:,}: name a later step, or set --checkpoint.every"
+            )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from hornbook.errors import HornbookError, UsageError
+from hornbook.errors import HornbookError, UsageError, planned
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.commit import list_checkpoints
@@ -152,7 +152,7 @@ def act(fault: AnyFault, at: Position, run: RunDir, is_asked: Callable[[], bool]
         case SignalFault():
             send_signal(fault, is_asked)
         case ErrorFault():
-            raise error_class(fault.error)(fault.text)
+            raise planned(error_class(fault.error)(fault.text))
         case ExitFault():
             os._exit(fault.code)
         case FileFault():

@@ -32,7 +32,7 @@ from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.checkpoints.commit import newest_step
 from hornbook.run.control.control import refuse_if_held
-from hornbook.run.control.fault_plan import check_plan
+from hornbook.run.control.fault_plan import check_plan, check_steps
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.job import Job, Start, steered_job
@@ -275,13 +275,17 @@ def read_inputs(resolved: Resolved, start: Start) -> Inputs:
     """Open the inputs.
 
     Raises UsageError if an initial checkpoint has another tokenizer, an override fits no parameter, or the schedule
-    does not fit the length of the run.
+    or a fault plan does not fit the length of the run.
     """
     with progress_bar(shown=not start.quiet) as progress:
         progress("read the data", 0, None)
         inputs = open_inputs(pin_teacher(resolved))
     if start.mode == "start" or any(sets_schedule(change.key) for change in start.changes):
         check_schedule(inputs.recipe.optim.schedule, inputs.recipe.train.average, inputs.length)
+    if start.faults is not None:
+        steps, every = inputs.length.steps_from(0), inputs.recipe.checkpoint.every
+        first_save = 0 if start.mode == "resume" or every == "auto" else min(every or steps, steps)
+        check_steps(start.faults.plan, steps, first_save)
     model = resolved.recipe.model
     if model.init.overrides:
         check_overrides(model, parameter_shapes(model, inputs.vocab))

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import zstandard
 
+EXPANSION, FREE = 1000, 2**28
+"""A stream may expand to EXPANSION times what was read of it, and to FREE bytes in any case; text never does."""
 _INPUT = {"zstd": 1 << 10}
 """Bytes given to a decoder at once; 32 KiB where none are named. The zstd decoder returns all output at once, at most
 128 KiB for every 4 bytes, and loses the output of an input that is damaged: so it gets little."""
@@ -126,9 +128,22 @@ class Members:
         self._file, self._rest, self._name = file, b"", compression
         self._decoder: _Decoder | None = None
         self._members, self._begun = 0, False
+        self._taken = self._given = 0
+        """Bytes read and returned so far."""
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; empty at the end. Raises DamagedStream."""
+        limit = max(FREE, EXPANSION * self._taken)
+        if self._given > limit:
+            reason = (
+                f"it expands to more than {limit} bytes, the larger of {FREE} and {EXPANSION} times what was read of it"
+            )
+            raise DamagedStream(f"{self._name} bomb: {reason}")
+        data = self._next(size)
+        self._given += len(data)
+        return data
+
+    def _next(self, size: int) -> bytes:
         while True:
             if self._decoder is None and not self._begin():
                 return b""
@@ -148,6 +163,7 @@ class Members:
 
     def _fill(self) -> bool:
         self._rest = self._file.read(_INPUT.get(self._name, 1 << 15))
+        self._taken += len(self._rest)
         return bool(self._rest)
 
     def _begin(self) -> bool:

@@ -62,6 +62,39 @@ def test_nothing_is_said_of_a_rate_that_is_lowered_from_the_start() -> None:
     assert convergence(tokens, law(2.0, 4.0, 0.3), np.linspace(1, 0.1, COUNT)).verdict == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("newest", "verdict"),
+    [
+        ([np.nan] * 3, "diverging"),
+        ([np.inf, np.nan, 3.0], "diverging"),
+        ([3.0, 3.0, np.nan], "diverging"),
+        ([3.0, np.nan, 2.99], "worth it"),
+    ],
+)
+def test_a_run_whose_newest_losses_are_not_finite_diverges(newest: list[float], verdict: str) -> None:
+    loss = np.concatenate([np.linspace(4, 3, 9), newest])
+    found = convergence(tokens[:12], loss, np.full(12, 1e-3), loss)
+    assert found.verdict == verdict
+    assert verdict != "diverging" or (found.tokens, found.floor) == (tokens[11], None)
+
+
+def test_no_loss_and_one_loss_are_judged_too() -> None:
+    empty = np.empty(0)
+    assert convergence(tokens[:0], empty, empty).verdict == "unknown"
+    assert convergence(tokens[:1], np.array([3.0]), np.array([1e-3])).verdict == "unknown"
+    assert convergence(tokens[:2], np.array([np.nan, 3.0]), np.full(2, 1e-3)).verdict == "unknown"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_floor_below_zero_is_told_and_the_gain_is_right(seed: int) -> None:
+    """5 - 0.5 ln D falls for ever: its fit has a floor of some -5 nats."""
+    noise = np.random.default_rng(seed).normal(0, 0.01, COUNT)
+    found = convergence(tokens, 5 - 0.5 * np.log(tokens / BATCH) + noise, np.full(COUNT, 1e-3))
+    assert (found.verdict, found.floor) == ("worth it", None)
+    assert found.text.endswith("; the losses show no floor yet")
+    assert found.gain == pytest.approx(0.5 * np.log(1.1), rel=0.1)
+
+
 # ---- stopping
 
 

@@ -41,6 +41,8 @@ def test_normalize_is_what_it_says(text: str, form: str):
         ("x\x0cy\x7f", "xy"),
         ("\tkept\n", "\tkept\n"),
         ("\ufb01", "\ufb01"),
+        ("\0\0\0", ""),
+        ("", ""),
     ],
 )
 def test_normalize_examples(text: str, expected: str):

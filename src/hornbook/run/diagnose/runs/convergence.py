@@ -36,7 +36,7 @@ class Convergence:
     tokens: int = 0
     """Up to which the losses were judged."""
     floor: float | None = None
-    """E, in nats."""
+    """E, in nats; None too where the losses show none: the fit's is below 0, which no loss in nats is."""
     gain: float | None = None
     """Expected fall of the loss with 10 % more tokens, in nats."""
     low: float | None = None
@@ -46,7 +46,11 @@ class Convergence:
 
 @dataclass(frozen=True)
 class Fit:
-    """L(D) = floor + B D^-exponent."""
+    """L(D) = floor + B D^-exponent.
+
+    Losses that bend little fit best with a floor far away, or below 0. The gain is read off the curve where the losses
+    are, so it holds all the same; the fit with the floor held at 0 bends more than they do and gives too small a gain.
+    """
 
     floor: float
     exponent: float
@@ -106,6 +110,9 @@ def convergence(
     when the upper end of the interval is below it.
     """
     fine = np.isfinite(loss)
+    if not fine[-1:].all() or (~fine[-3:]).sum() >= 2:
+        text = f"{(~fine[-3:]).sum()} of the {len(fine[-3:])} newest validation losses are not finite"
+        return Convergence("diverging", text, int(tokens[-1]))
     tokens, loss, rate = tokens[fine], loss[fine], rate[fine]
     training = None if training is None else training[fine]
     if risen := _risen(loss, training):
@@ -120,11 +127,10 @@ def convergence(
     law = fit(tokens[first:].astype(float), loss[first:])
     verdict: Verdict = "converged" if law.high < gain else "worth it" if law.low > gain else "undecided"
     where = "" if last == len(rate) else f" at {tokens[-1]:,} tokens, before the rate was lowered"
-    text = (
-        f"10 % more tokens{where} lower the loss by {law.gain:.4f} nats ({law.low:.4f} to {law.high:.4f}); "
-        f"{law.floor:.3f} is the floor of the fit"
-    )
-    return Convergence(verdict, text, int(tokens[-1]), law.floor, law.gain, law.low, law.high)
+    floor = law.floor if law.floor >= 0 else None
+    text = f"10 % more tokens{where} lower the loss by {law.gain:.4f} nats ({law.low:.4f} to {law.high:.4f}); "
+    text += "the losses show no floor yet" if floor is None else f"{floor:.3f} is the floor of the fit"
+    return Convergence(verdict, text, int(tokens[-1]), floor, law.gain, law.low, law.high)
 
 
 def constant_part(rate: Values) -> int:

@@ -27,6 +27,8 @@ class Normalize(Edit):
     counters = ("changed",)
 
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
+        if not document.text.strip("\0"):  # nothing but NULs, each of which would be a match
+            return "", (int(bool(document.text)),)
         text = _CONTROLS.sub("", _LINE_ENDS.sub("\n", document.text))
         if self.config.form != "none" and not text.isascii():
             text = unicodedata.normalize(self.config.form, text)
