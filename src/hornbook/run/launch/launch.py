@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from hornbook.files.filesystem import is_file
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock, process_identity
 from hornbook.files.secrets import holds_secret
-from hornbook.model.config.replaced import HeadConfig
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
 from hornbook.parallel.device import choose_device
@@ -52,7 +50,7 @@ from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.observe.alerts import Alerts, await_deliveries
 from hornbook.run.observe.trackers.packages import require_trackers
-from hornbook.run.start.bound import base_recipe, describe_edits, edited_settings, recipe_in_force, recipe_on_file
+from hornbook.run.start.bound import base_recipe, changed_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.directory import check_directory
 from hornbook.run.start.environment import check_data_lock
 from hornbook.run.start.init_from import check_tokenizer
@@ -64,7 +62,7 @@ from hornbook.run.training_length import check_schedule, sets_schedule
 from hornbook.settings.layout.world import warning_about_nodes
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
-from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
+from hornbook.settings.resume_rules import resume_changes
 from hornbook.settings.schema import leaves
 from hornbook.settings.toml import dotted
 
@@ -328,28 +326,6 @@ def check_supervision() -> None:
             f"several ranks are forks, which {threading.active_count() - 1} other threads of this process would "
             "not survive: run `hornbook train` as a process of its own"
         )
-
-
-def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
-    """The changes of a resume with `recipe`; UsageError naming old, new and `fork` for what must not change."""
-    old = recipe_on_file(run, read_past(run))
-    path = old.data.path if recipe.data.path is None else str(Path(recipe.data.path).resolve())
-    settled = {"vocab": recipe.model.vocab or old.model.vocab, "head": _settled_head(recipe, old)}
-    data, model = recipe.data.model_copy(update={"path": path}), recipe.model.model_copy(update=settled)
-    changes = resume_changes(old, recipe.model_copy(update={"data": data, "model": model}))
-    try:
-        refuse_incompatible(changes)
-    except UsageError as error:
-        edits = [edit for edit in edited_settings(run) if edit.policy == "refused"]
-        raise UsageError(f"{error}\n{describe_edits(run, edits)}: put these values back") if edits else error from None
-    return changes
-
-
-def _settled_head(recipe: Recipe, old: Recipe) -> HeadConfig:
-    """The head of `recipe`, with the labels of the run where `recipe` leaves them to the data."""
-    head, before = recipe.model.head, old.model.head
-    is_open = getattr(head, "labels", None) == [] and head.kind == before.kind
-    return head.model_copy(update={"labels": getattr(before, "labels", [])}) if is_open else head
 
 
 def _train(job: Job, ready: Ready | None = None) -> Exit:

@@ -11,16 +11,17 @@ from pathlib import Path
 import xxhash
 from pydantic import ValidationError
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.filesystem import exists, is_folder, list_folder
 from hornbook.files.journal import first_broken
 from hornbook.files.run_directory import RunDir
+from hornbook.model.config.replaced import HeadConfig
 from hornbook.run.checkpoints.manifest import Manifest
 from hornbook.run.control.interventions import Intervention, sorted_by_step
 from hornbook.run.ledger import Monotone, read_past, remedy
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved, resolve
-from hornbook.settings.resume_rules import Change, resume_changes
+from hornbook.settings.resume_rules import Change, refuse_incompatible, resume_changes
 from hornbook.settings.show import toml_value
 
 LEFT_BEHIND = "the run went back to before it"
@@ -94,6 +95,28 @@ def refuse_edited(run: RunDir) -> None:
     """Raise IntegrityError if recipe.toml is not what the run was trained with."""
     if edits := edited_settings(run):
         raise IntegrityError(f"{describe_edits(run, edits)}: put the values back, and give new ones as settings")
+
+
+def changed_settings(run: RunDir, recipe: Recipe) -> list[Change]:
+    """The changes of a resume with `recipe`; UsageError naming old, new and `fork` for what must not change."""
+    old = recipe_on_file(run, read_past(run))
+    path = old.data.path if recipe.data.path is None else str(Path(recipe.data.path).resolve())
+    settled = {"vocab": recipe.model.vocab or old.model.vocab, "head": _settled_head(recipe, old)}
+    data, model = recipe.data.model_copy(update={"path": path}), recipe.model.model_copy(update=settled)
+    changes = resume_changes(old, recipe.model_copy(update={"data": data, "model": model}))
+    try:
+        refuse_incompatible(changes)
+    except UsageError as error:
+        edits = [edit for edit in edited_settings(run) if edit.policy == "refused"]
+        raise UsageError(f"{error}\n{describe_edits(run, edits)}: put these values back") if edits else error from None
+    return changes
+
+
+def _settled_head(recipe: Recipe, old: Recipe) -> HeadConfig:
+    """The head of `recipe`, with the labels of the run where `recipe` leaves them to the data."""
+    head, before = recipe.model.head, old.model.head
+    is_open = getattr(head, "labels", None) == [] and head.kind == before.kind
+    return head.model_copy(update={"labels": getattr(before, "labels", [])}) if is_open else head
 
 
 def why_foreign(run: RunDir, past: Monotone, manifest: Manifest) -> str | None:
