@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from hornbook.cli.main import COMMANDS, build_command, load_command, main
-from hornbook.cli.result import Command, CommandGroup, Json, Result, Results, columns, show
+from hornbook.cli.result import Command, CommandGroup, Json, Result, Results, columns, show, table
 from hornbook.errors import Exit
 from hornbook.model.generate import generate as generating
 from hornbook.run.observe.console import Console, Header
@@ -82,12 +82,27 @@ def test_usage_names_arguments_as_they_are_typed(capsys: pytest.CaptureFixture[s
 
 
 def test_without_a_text_stdout_stays_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    table = Table("source")
-    table.add_row("notes")
-    assert show(Result(FOUND, report=[table, "[bold]next[/]: train"], notes=["only for people"])) == Exit.DONE
+    made = Table("source")
+    made.add_row("notes")
+    assert show(Result(FOUND, report=[made, "[bold]next[/]: train"], notes=["only for people"])) == Exit.DONE
     printed = capsys.readouterr()
     assert printed.out == ""
     assert re.search(r"source.*notes.*\nnext: train\nonly for people\n$", printed.err, re.DOTALL)
+
+
+def test_a_table_in_a_file_is_as_wide_as_its_cells(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = table("cases", ["case", "what happened"], ["seconds"], fold=True)
+    made.add_row("a case " * 10, "it went on " * 20, "1.0")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show(Result(FOUND, report=[made]))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "case a case" in line or "went" in line]
+    assert len(lines) == 1
+    assert len(lines[0]) < 400
+    monkeypatch.setenv("COLUMNS", "60")
+    show(Result(FOUND, report=[made]))
+    assert max(map(len, capsys.readouterr().err.splitlines())) <= 60
 
 
 def test_under_json_the_report_stays_and_notes_go(capsys: pytest.CaptureFixture[str]) -> None:

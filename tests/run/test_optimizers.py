@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
+from hornbook.optim.config.clipping import NormClip
 from hornbook.settings.resolve import ConfigError, resolve
 from tests.optim.kinds import KINDS, config_of
 from tests.run.launcher import Launcher
@@ -91,6 +92,8 @@ def test_clipping_is_chosen_by_name_and_a_number_is_a_norm() -> None:
     recipe = resolve(None, ["optim.clip=adaptive", "optim.clip.limit=0.02"], {}).recipe
     assert (recipe.optim.clip.kind, recipe.optim.clip.limit) == ("adaptive", 0.02)
     assert resolve(None, ["optim.clip=value", "optim.clip=2"], {}).recipe.optim.clip.kind == "norm"
+    assert resolve(None, ["optim.clip=value", "optim.clip=none"], {}).recipe.optim.clip == NormClip(limit=0)
+    assert config_of("adamw", clip="none").clip == NormClip(limit=0)
     with pytest.raises(ConfigError, match=r'optim\.clip\.kind  must be "norm", "value", "adaptive" or "zscore"'):
         resolve(None, ["optim.clip=norms"], {})
 

@@ -106,6 +106,10 @@ def show(found: Result | Results | Exit, *, as_json: bool = False) -> Exit:
     return code
 
 
+UNFOLDED = 1000
+"""Columns of a file or pipe."""
+
+
 def _only(result: Result) -> Results:
     yield result
 
@@ -119,9 +123,14 @@ def _print(result: Result, *, as_json: bool) -> None:
         Console(highlight=False, soft_wrap=True).print(result.terminal())
     elif result.text is not None:
         write(result.text if result.text.endswith("\n") else result.text + "\n")
-    console = people()
+    console = people(_room())
     for each in [*result.report, *(() if as_json else result.notes)]:
         console.print(each)
+
+
+def _room() -> int | None:
+    """Columns for tables: those of the terminal or of COLUMNS, else as many as their longest cells need."""
+    return None if sys.stderr.isatty() or "COLUMNS" in os.environ else UNFOLDED
 
 
 def write(text: str, *, raw: bool = False) -> None:

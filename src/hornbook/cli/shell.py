@@ -61,8 +61,11 @@ def take_speech(words: Sequence[str]) -> list[str]:
     return [word for at, word in enumerate(words) if at >= end or word not in _SPEECH]
 
 
-def people() -> "Console":
-    """Console on stderr, for people: silent under -q, in colour only on a terminal and without NO_COLOR."""
+def people(width: int | None = None) -> "Console":
+    """Console on stderr, for people: silent under -q, in colour only on a terminal and without NO_COLOR.
+
+    width: columns; None: those of the terminal or of COLUMNS, else 80.
+    """
     from rich.console import Console
 
     class Screen(Console):
@@ -72,7 +75,7 @@ def people() -> "Console":
             forget(sys.stderr)
 
     quiet = bool(os.environ.get("HORNBOOK_QUIET"))
-    return Screen(stderr=True, quiet=quiet, highlight=False, soft_wrap=not sys.stderr.isatty())
+    return Screen(stderr=True, quiet=quiet, highlight=False, soft_wrap=not sys.stderr.isatty(), width=width)
 
 
 def forget(stream: TextIO) -> None:

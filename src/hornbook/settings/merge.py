@@ -165,7 +165,12 @@ def _names_kind(shape: Section, value: Any) -> bool:
 
 
 def _with_number(shape: Section, value: Given) -> dict[str, Given] | None:
-    """The section that a plain number stands for, of the kind that says which of its settings it is (`number`)."""
+    """The section that a plain number stands for, of the kind that says which of its settings it is (`number`).
+
+    Where there is such a kind and none is called so, `none` is 0.
+    """
+    if value.value == "none" and "none" not in shape.kinds:
+        value = replace(value, value=0, raw=False)
     number = parse_number(value.value)
     if not isinstance(number, int | float) or isinstance(number, bool):
         return None

@@ -31,7 +31,7 @@ class NormClip(Config):
     """By the global norm (Pascanu et al. 2013, arXiv 1211.5063): all gradients are scaled alike."""
 
     number: ClassVar = "limit"
-    """The setting that a plain number in place of the section sets."""
+    """The setting that a plain number in place of the section sets; `none` there is 0, no clipping."""
 
     kind: Literal["norm"] = "norm"
     limit: Number = Field(default=1.0, ge=0)
@@ -79,8 +79,8 @@ class ZScoreClip(Config):
 
 
 def _from_number(value: Any) -> Any:
-    """A plain number is the largest global norm."""
-    number = parse_number(value)
+    """A plain number is the largest global norm; `none` is no limit."""
+    number = 0 if value == "none" else parse_number(value)
     if isinstance(number, int | float) and not isinstance(number, bool):
         return {"kind": "norm", "limit": number}
     return value
@@ -90,7 +90,7 @@ class _OrNumber:
     """The JSON schema of a section in place of which a number may stand."""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        return {"anyOf": [handler(schema), {"type": "number", "minimum": 0}]}
+        return {"anyOf": [handler(schema), {"type": "number", "minimum": 0}, {"const": "none"}]}
 
 
 AnyClip = NormClip | ValueClip | AdaptiveClip | ZScoreClip
