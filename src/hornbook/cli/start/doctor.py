@@ -71,6 +71,8 @@ def describe(report: "RunReport") -> str:
         lines += _wrapped(f"-> {finding.remedy}", "      ")
     if not report.findings:
         lines += ["", "ok    nothing is wrong"]
+    if report.not_judged:
+        lines += ["", *_wrapped(f"not judged: {'; '.join(report.not_judged)}", "")]
     lines += ["", *_wrapped(f"convergence: {report.convergence.verdict}: {report.convergence.text}", "")]
     return "\n".join(lines)
 

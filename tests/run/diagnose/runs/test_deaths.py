@@ -78,6 +78,7 @@ def test_nothing_is_wrong_with_a_finished_run(finished: RunDir, capsys: pytest.C
     shown = capsys.readouterr().out
     assert "finished, attempt 1, step 12" in shown
     assert "nothing is wrong" in shown
+    assert "not judged: curves, 12 of 192 steps; layers, 0 of 3 measurements (log.statistics_every)" in shown
     assert main(["doctor", str(finished.path), "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["findings"] == []
 

@@ -16,7 +16,7 @@ from hornbook.run.diagnose.runs.convergence import MIN_POINTS, Convergence, conv
 from hornbook.run.diagnose.runs.curves import WINDOW, Curves, curves_of
 from hornbook.run.diagnose.runs.deaths import examine
 from hornbook.run.diagnose.runs.history import RunHistory, read_history
-from hornbook.run.diagnose.runs.rules import Diagnosis, judge
+from hornbook.run.diagnose.runs.rules import Diagnosis, judge, not_judged
 from hornbook.run.diagnose.runs.stalled import stalled_shards
 
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
@@ -54,6 +54,8 @@ class RunReport:
     story: list[str]
     findings: list[Diagnosis]
     convergence: Convergence
+    not_judged: list[str]
+    """Rules that had too little to judge by."""
 
     @property
     def code(self) -> Exit:
@@ -95,6 +97,7 @@ def diagnose_run(run: RunDir) -> RunReport:
         story(history),
         [*examine(history), *(_with_shards(each, history) for each in judge(curves))],
         verdict_of(curves),
+        not_judged(curves),
     )
 
 

@@ -74,6 +74,14 @@ def judge(curves: Curves) -> list[Diagnosis]:
     return [diagnosis(name, evidence) for name in texts() if (evidence := RULES[name](curves))]
 
 
+def not_judged(curves: Curves) -> list[str]:
+    """Which rules have too little to judge by, and how much they need."""
+    steps, measured, needed = len(curves.step), len(curves.layers), 3 * MIN_STEPS
+    found = [f"curves, {steps} of {needed} steps"] if steps < needed else []
+    layers = f"layers, {measured} of {MEASUREMENTS} measurements (log.statistics_every)"
+    return [*found, layers] if measured < MEASUREMENTS else found
+
+
 def diagnosis(name: str, evidence: str) -> Diagnosis:
     """A finding of a rule."""
     text = texts()[name]
