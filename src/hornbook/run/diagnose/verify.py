@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hornbook.errors import HornbookError, IntegrityError
-from hornbook.files.filesystem import exists, is_file
+from hornbook.files.filesystem import exists, is_file, is_folder
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import find_runs, steps_that_count
@@ -69,7 +69,7 @@ def check_run(run: RunDir, *, read_data: bool = False, with_data: bool = True) -
         checkup.try_check("settings", lambda: _check_settings(run, past))
     for folder in list_checkpoints(run.checkpoints):
         checkup.try_check(folder.name, lambda folder=folder: _check_checkpoint(run, past, folder))
-    if (lost := lost_checkpoint(run, past)) is not None:
+    if is_folder(run.checkpoints) and (lost := lost_checkpoint(run, past)) is not None:  # a seal has no weights
         text = f"step {lost:,} was saved last, and its checkpoint is gone: put it back, or a resume starts before it"
         checkup.findings.append(Finding("checkpoints", False, text))
     with suppress(HornbookError):  # a damaged ledger was reported above
