@@ -1,6 +1,8 @@
 """Copies of tensors in memory: whole or not there, and every bit compared when they are read."""
 
+import math
 import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,9 +14,10 @@ from hornbook.errors import IntegrityError
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints import memory_copies
 from hornbook.run.checkpoints.memory_copies import CopyMemory
-from hornbook.run.checkpoints.memory_tier import MemoryTier
+from hornbook.run.checkpoints.memory_tier import MemoryTier, UntrustedCopyError
 from hornbook.run.ledger import Ledger
 from hornbook.run.state import State
+from hornbook.run.step_report import Step
 
 
 def tensors(number: float) -> dict[str, Tensor]:
@@ -133,3 +136,22 @@ def test_a_rank_that_has_memory_asks_as_one_that_has_none() -> None:
         assert copies.steps == [4, 4] if not written else 4 in copies.steps
     assert len(calls[0]) == len(calls[1]) == 2
     assert calls[0][0] == 0 < calls[1][0]
+
+
+@pytest.mark.parametrize(
+    ("scaler", "loss", "norm", "blamed"),
+    [(False, 1.0, math.inf, True), (True, 1.0, math.inf, False), (True, math.nan, 1.0, True), (True, 1.0, 1.0, False)],
+)
+def test_under_fp16_a_loss_that_is_not_finite_is_blamed_on_the_copy_and_an_overflow_is_not(
+    scaler: bool, loss: float, norm: float, blamed: bool
+) -> None:
+    copies, noted = CopyMemory(1).of_rank(0), list[str]()
+    copies.write(2, {}, tensors(2.0))
+    world = SimpleNamespace(all_gather_values=lambda value, _: [value], rank=0)
+    ledger = SimpleNamespace(note=lambda kind, *_, **__: noted.append(kind))
+    tier = MemoryTier(copies, 1, cast("World", world), cast("Ledger", ledger), print)
+    tier._start, tier._scaled = 2, scaler  # as `restore` leaves them
+    step = cast("Step", SimpleNamespace(step=5, loss=loss, grad_norm=norm))
+    with pytest.raises(UntrustedCopyError) if blamed else nullcontext():
+        tier.judge(step)
+    assert noted == ["tier_distrusted"] * blamed

@@ -14,7 +14,7 @@ from hornbook.files.journal import Appender, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.control.control import Request, write_request
 from hornbook.run.diagnose.compare import compare_runs
-from hornbook.run.diagnose.replay import list_decisions, plan_replay, replay_run
+from hornbook.run.diagnose.replay import DecisionRecord, list_decisions, plan_replay, replay_run
 from hornbook.run.job import Start
 from hornbook.run.launch.launch import launch
 from hornbook.settings.resolve import resolve
@@ -84,6 +84,19 @@ def test_a_part_begins_at_a_checkpoint(run: RunDir, output: Output) -> None:
     code, value = output(run.path, "--from", 8, "--to", 10)
     assert (code, value["from"], value["to"], parts(value)["tokens"]) == (0, 8, 10, (2, 0))
     assert parts(value)["weights"] == (1, 0)  # the checkpoint that it began with
+    made = [each.text for each in plan_replay(run, end=5).decisions]
+    assert made == ["optim.lr 0.01 -> 0.02"], "the others change steps behind the end"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"rule": "D0"}, "not finite"),
+        ({"rule": "D1b", "z_loss": -0.21, "z_norm": 22.4}, "gradient norm z 22.4, loss z -0.2"),
+    ],
+)
+def test_a_refused_step_is_told_by_what_the_guard_saw(fields: dict[str, Any], text: str) -> None:
+    assert DecisionRecord({"kind": "skip", "step": 3, **fields}).text == text
 
 
 def test_without_a_decision_the_steps_behind_it_differ(run: RunDir, output: Output) -> None:

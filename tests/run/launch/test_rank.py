@@ -157,6 +157,23 @@ def test_a_killed_rank_comes_before_one_that_failed(fork: Fork) -> None:
     assert "in sleep" in culprit.stacks  # a crash leaves its stacks
 
 
+@pytest.mark.parametrize(
+    ("number", "kills", "told"), [("SIGKILL", 1, True), ("SIGKILL", 0, False), ("SIGSEGV", 1, False)]
+)
+def test_a_lack_of_memory_is_told_where_the_system_killed_for_it(
+    fork: Fork, monkeypatch: pytest.MonkeyPatch, number: str, kills: int, told: bool
+) -> None:
+    assert ranks.memory_kills() >= 0
+    monkeypatch.setattr(ranks, "memory_kills", lambda: 3)
+    victim = fork(sleep)
+    wait_until_up(victim)
+    monkeypatch.setattr(ranks, "memory_kills", lambda: 3 + kills)
+    victim.send(signal.Signals[number])
+    assert wait_for_ends([victim], 60)
+    more = ": memory ran out, and the system killed a process" if told else ""
+    assert diagnose_end([victim], []).cause == f"was killed by {number}{more}"
+
+
 def test_ranks_that_gave_up_on_a_stopped_one_name_it(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.1)
     victim, culprit = fork(lambda: fail(RuntimeError("timed out")), 0), fork(sleep, 1)

@@ -42,7 +42,7 @@ class MemoryTier:
         self._start: int | None = None
         """Step of the copy that this attempt went on from."""
         self._scaled = False
-        """Whether steps that are not finite are normal: the fp16 scale grows until one is not."""
+        """Whether gradient norms that are not finite are normal: the fp16 scale grows until one is not."""
 
     def restore(self, state: State, on_disk: int) -> bool:
         """Read the newest copy that every rank has, unless it is older than step `on_disk`; whether it was read.
