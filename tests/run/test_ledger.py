@@ -4,6 +4,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,14 @@ def test_replay_folds_in_order() -> None:
     origin = {"kind": "fork", "checkpoint": "/x"}
     assert replay(records) == Monotone(3, {"optim.lr": 3}, [(10, 20), (40, 50)], origin)
     assert replay([]) == Monotone()
+
+
+@pytest.mark.parametrize(("name", "left"), [("step-00000008", [4]), ("step-00000008.old", [4, 8])])
+def test_a_checkpoint_that_was_set_aside_is_saved_no_more(name: str, left: list[int]) -> None:
+    """The copy that its replacement left behind is none of it."""
+    saves: list[dict[str, Any]] = [{"kind": "save", "attempt": 1, "step": step, "tokens": 1} for step in (4, 8)]
+    damaged = {"kind": "checkpoint_damaged", "attempt": 2, "step": 4, "tokens": 1, "path": f"run/checkpoints/{name}"}
+    assert sorted(replay([*saves, damaged]).saved_manifests) == left
 
 
 def test_a_failure_is_noted_with_where_it_was(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hornbook.errors import StorageError
 from hornbook.files.durable import TEMPORARY, write_atomic
+from hornbook.files.user_folder import user_folder
 
 MOST_BYTES = 128 * 2**20
 """Beyond this the least recently used kernels are deleted; all of hornbook's take some 10 MB."""
@@ -29,12 +30,8 @@ def folders() -> Iterator[Path]:
     """Where kernels may lie, the preferred folder first."""
     if named := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(named) / "hornbook"
-    elif home := os.environ.get("HORNBOOK_HOME"):
-        yield Path(home) / "kernels"
-    else:
-        with contextlib.suppress(RuntimeError):  # there is no home
-            named = os.environ.get("XDG_CACHE_HOME")
-            yield (Path(named) if named else Path.home() / ".cache") / "hornbook" / "kernels"
+    elif (own := user_folder("kernels")) is not None:
+        yield own
     yield _temporary() / "kernels"
 
 

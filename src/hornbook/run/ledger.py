@@ -24,6 +24,7 @@ from hornbook.files.journal import Appender, read_records, verify_chain
 from hornbook.files.run_directory import RunDir, StateRecord
 from hornbook.files.run_lock import process_identity
 from hornbook.files.secrets import hide_secrets
+from hornbook.run.checkpoints.commit import checkpoint_name
 from hornbook.run.checkpoints.failures import Uptime
 from hornbook.run.control.interventions import Intervention
 from hornbook.run.guard.policy import Decision, decisions_of
@@ -135,7 +136,8 @@ def fold(state: Monotone, record: dict[str, Any]) -> Monotone:
         if "metrics" in record:
             state.metrics.append({**record["metrics"], "step": record["step"]})
     if record.get("kind") == "checkpoint_damaged":  # it was set aside, and an older one is used
-        state.saved_manifests.pop(int(record["path"].rpartition("step-")[2]), None)
+        names = {checkpoint_name(step): step for step in state.saved_manifests}
+        state.saved_manifests.pop(names.get(Path(record["path"]).name, -1), None)
     for change in record.get("changes", ()):
         state.settings.pop(change["key"], None)
         if change["key"] == "train.micro_batch":

@@ -7,13 +7,13 @@
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornbook.files.filesystem import list_folder
+from hornbook.files.user_folder import user_folder
 
 if TYPE_CHECKING:
     from hornbook.settings.recipe import Recipe
@@ -30,12 +30,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9.*]+")
 
 def bench_folder() -> Path | None:
     """The folder of all measurements; None where the user has no home."""
-    if home := os.environ.get("HORNBOOK_HOME"):
-        return Path(home) / "bench"
-    with contextlib.suppress(RuntimeError):
-        named = os.environ.get("XDG_CACHE_HOME")
-        return (Path(named) if named else Path.home() / ".cache") / "hornbook" / "bench"
-    return None
+    return user_folder("bench")
 
 
 def folder_name(name: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hornbook.errors import UsageError
 from hornbook.files.run_directory import RunDir
+from hornbook.files.user_folder import user_folder
 from hornbook.run.config import AlertConfig, CommandAlert, FileAlert, WebhookAlert
 from hornbook.settings.fields import TRUST
 from hornbook.settings.resolve import Resolved
@@ -77,11 +78,8 @@ def _is_known(target: list[str], environ: Mapping[str, str]) -> bool:
 
 
 def _path(target: list[str], environ: Mapping[str, str]) -> Path:
-    digest = hashlib.sha256(json.dumps(target).encode()).hexdigest()
-    return _home(environ) / "alerts" / digest
-
-
-def _home(environ: Mapping[str, str]) -> Path:
-    if home := environ.get("HORNBOOK_HOME"):
-        return Path(home)
-    return Path(environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()) / "hornbook"
+    """Raises FileNotFoundError where the user has no home."""
+    folder = user_folder("alerts", environ, lasting=True)
+    if folder is None:
+        raise FileNotFoundError("there is no home")
+    return folder / hashlib.sha256(json.dumps(target).encode()).hexdigest()
