@@ -2,19 +2,21 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hornbook.cli.data.why import otherwise
+from hornbook.cli.data.why import otherwise, reason_lines
 from hornbook.cli.main import main
+from hornbook.data.batch import DocumentRef
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.journal import Appender, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
-from hornbook.run.diagnose.blame import NON_TEXT, Usual, blame_skipped, blame_step
+from hornbook.run.diagnose.blame import NON_TEXT, Blame, Blamed, Usual, blame_skipped, blame_step
 from hornbook.run.diagnose.piece_text import non_text_share, repeats
 from tests.conftest import TINY_RUN, WORDS, write_shard, write_tokenizer
 
@@ -120,6 +122,15 @@ def test_attempts_and_skips(run: RunDir, tmp_path: Path) -> None:
 def test_a_skipped_step_of_usual_documents_names_what_to_look_at_next() -> None:
     assert "`hornbook doctor runs/a --step 7`" in otherwise({"run": "runs/a", "step": 7, "loss": None})
     assert "guard.clip_z" in otherwise({"run": "runs/a", "step": 7, "loss": 9.0})
+
+
+def test_a_document_of_many_pieces_has_one_line() -> None:
+    ref = DocumentRef("web", "web/00000", 1, "a", "a.txt", 0, 9)
+    odd, other = (Blamed(0, each, 0.1, 0.0, 0, 0.9, 1, 0) for each in (ref, replace(ref, id="b")))
+    assert reason_lines(Blame([odd, other, replace(odd, sample=1)])) == [
+        "web a: 90% of its characters are no text (2 pieces)",
+        "web b: 90% of its characters are no text",
+    ]
 
 
 def test_the_list_goes_back_into_prepare(run: RunDir, tmp_path: Path) -> None:

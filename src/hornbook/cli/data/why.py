@@ -1,5 +1,6 @@
 """`hornbook why`: which documents made a step what it was."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,8 +105,14 @@ def _text(blame: "Blame") -> list[str]:
     if more := len(blame.documents) - len(shown):
         lines.append(f"and {more:,} more: --json")
     lines.append("")
-    lines += [f"{each.ref.source} {each.ref.id}: {'; '.join(each.reasons)}" for each in blame.marked[:SHOWN]]
+    lines += reason_lines(blame)
     return lines if blame.marked else [*lines, "no document has a reason to be blamed"]
+
+
+def reason_lines(blame: "Blame") -> list[str]:
+    """Documents with their reasons, those with most blame first; pieces of one document with one reason once."""
+    pieces = Counter(f"{each.ref.source} {each.ref.id}: {'; '.join(each.reasons)}" for each in blame.marked)
+    return [f"{text} ({count} pieces)" if count > 1 else text for text, count in list(pieces.items())[:SHOWN]]
 
 
 def otherwise(value: dict[str, Any]) -> str:
