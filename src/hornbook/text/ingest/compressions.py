@@ -125,31 +125,20 @@ class Members:
     """The decompressed bytes of all members of a stream."""
 
     def __init__(self, file: Stream, compression: str) -> None:
-        self._file, self._rest, self._name = file, b"", compression
+        self._file, self._rest, self.name = file, b"", compression
         self._decoder: _Decoder | None = None
         self._members, self._begun = 0, False
-        self._taken = self._given = 0
-        """Bytes read and returned so far."""
+        self.taken = 0
+        """Compressed bytes read so far."""
 
     def read(self, size: int, /) -> bytes:
         """At most `size` bytes; empty at the end. Raises DamagedStream."""
-        limit = max(FREE, EXPANSION * self._taken)
-        if self._given > limit:
-            reason = (
-                f"it expands to more than {limit} bytes, the larger of {FREE} and {EXPANSION} times what was read of it"
-            )
-            raise DamagedStream(f"{self._name} bomb: {reason}")
-        data = self._next(size)
-        self._given += len(data)
-        return data
-
-    def _next(self, size: int) -> bytes:
         while True:
             if self._decoder is None and not self._begin():
                 return b""
             assert self._decoder is not None
             if self._decoder.needs_input and not self._rest and not self._fill():
-                raise DamagedStream(f"damaged {self._name}: it ends early")
+                raise DamagedStream(f"damaged {self.name}: it ends early")
             try:
                 data = self._decoder.decompress(self._rest, min(size, _PIECE))
             except _ERRORS as error:
@@ -162,8 +151,8 @@ class Members:
                 return data
 
     def _fill(self) -> bool:
-        self._rest = self._file.read(_INPUT.get(self._name, 1 << 15))
-        self._taken += len(self._rest)
+        self._rest = self._file.read(_INPUT.get(self.name, 1 << 15))
+        self.taken += len(self._rest)
         return bool(self._rest)
 
     def _begin(self) -> bool:
@@ -172,16 +161,39 @@ class Members:
             if self._members:
                 self._rest = self._rest.lstrip(b"\0")
             if self._rest:
-                self._decoder, self._begun = _DECODERS[self._name](), False
+                self._decoder, self._begun = _DECODERS[self.name](), False
                 return True
         return False
 
     def _reason(self, error: Exception) -> str:
         if self._members and not self._begun:
-            return f"damaged {self._name}: what follows its {self._members} members is not {self._name} ({error})"
-        return f"damaged {self._name}: {error}"
+            return f"damaged {self.name}: what follows its {self._members} members is not {self.name} ({error})"
+        return f"damaged {self.name}: {error}"
 
 
-def decompressed(file: Stream, compression: str | None) -> Stream:
-    """The decompressed bytes of a file. Reading raises DamagedStream where the compressed stream is damaged."""
-    return file if compression is None else Members(file, compression)
+class _Limited:
+    """Decompressed bytes, up to what no text expands to."""
+
+    def __init__(self, members: Members) -> None:
+        self._members, self._given = members, 0
+
+    def read(self, size: int, /) -> bytes:
+        """At most `size` bytes; empty at the end. Raises DamagedStream."""
+        limit = max(FREE, EXPANSION * self._members.taken)
+        if self._given > limit:
+            most = f"{limit} bytes, the larger of {FREE} and {EXPANSION} times what was read of it"
+            raise DamagedStream(f"{self._members.name} bomb: it expands to more than {most}")
+        data = self._members.read(size)
+        self._given += len(data)
+        return data
+
+
+def decompressed(file: Stream, compression: str | None, *, counted: bool = False) -> Stream:
+    """The decompressed bytes of a file. Reading raises DamagedStream where the stream is damaged or expands too far.
+
+    counted: the caller bounds the expansion itself (`archives.Budget`).
+    """
+    if compression is None:
+        return file
+    members = Members(file, compression)
+    return members if counted else _Limited(members)

@@ -21,7 +21,7 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """
     assert options.reader is not None
     function = load_function(options.reader, "reader")
-    stream = Bounded(decompressed(raw, file.compression), Budget(file.size))
+    stream = Bounded(decompressed(raw, file.compression, counted=True), Budget(file.size))
     number = 0
     try:
         for number, row in enumerate(function(file, stream, options), 1):

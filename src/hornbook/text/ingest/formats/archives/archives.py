@@ -50,7 +50,7 @@ class Bounded:
 
 def read_tar(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The rows of all members, as they come."""
-    stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
+    stream = Buffered(Bounded(decompressed(raw, file.compression, counted=True), Budget(file.size)))
     return _rows(file, ((member, member) for member in tar_members(stream)), options)
 
 

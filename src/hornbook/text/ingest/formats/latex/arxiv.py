@@ -44,7 +44,7 @@ def read_latex(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
 
 def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A row per paper."""
-    stream = Buffered(Bounded(decompressed(raw, file.compression), Budget(file.size)))
+    stream = Buffered(Bounded(decompressed(raw, file.compression, counted=True), Budget(file.size)))
     opened = papers = 0
     own = _Sources()
     try:
@@ -55,7 +55,7 @@ def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
             if member.kind == "file" and member.name.endswith((".gz", ".pdf")) and not own.files:
                 papers += 1
                 packed = "gzip" if member.name.endswith(".gz") else None
-                inside = Bounded(decompressed(member, packed), Budget(member.size))
+                inside = Bounded(decompressed(member, packed, counted=True), Budget(member.size))
                 yield _paper(file, member.name, opened, Buffered(inside), options)
             else:
                 own.keep(member)
