@@ -7,8 +7,11 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.surgery.operate import build_operated, trained_parameters
-from hornbook.plan.held import adapted
+from hornbook.plan.adapted import adapted
+from hornbook.plan.devices.hardware import Device
+from hornbook.plan.memory import RankMemory, estimate_memory
 from hornbook.plan.share import rows_of
+from hornbook.run.diagnose.simulate import Simulation, simulate
 from hornbook.settings.resolve import resolve
 
 LATENT = {"kind": "latent", "query_rank": 24, "kv_rank": 16, "nope_dim": 8, "rope_dim": 4, "value_dim": 12}
@@ -29,6 +32,7 @@ WORDS = (
     '{kind = "llama_adapter_v2", below = 2}',
 )
 VOCAB = 96
+CPU = Device(name="a CPU", fp32=1.0, memory=64, bandwidth=50)
 
 
 def config(part: dict[str, Any]) -> ModelConfig:
@@ -61,7 +65,7 @@ def test_norms_of_latent_attention_are_trained_where_norms_are() -> None:
 
 def same_as_operated(chosen: ModelConfig, word: Any) -> None:
     surgery = steps(word)
-    assert adapted(chosen, surgery).trained == trained_parameters(chosen, VOCAB, surgery) > 0
+    assert adapted(chosen, VOCAB, surgery).trained == trained_parameters(chosen, VOCAB, surgery) > 0
 
 
 def test_rows_grow_by_what_stands_before_documents() -> None:
@@ -76,19 +80,92 @@ def test_rows_grow_by_what_stands_before_documents() -> None:
 
 def test_targets_are_names_of_layers() -> None:
     chosen, surgery = config({}), steps(('{kind = "lora", rank = 4, targets = ["*.query", "blocks.1.mlp.down"]}',))
-    assert adapted(chosen, surgery).trained == trained_parameters(chosen, VOCAB, surgery)
-    assert adapted(chosen, surgery).inner == 4 * 4
+    assert adapted(chosen, VOCAB, surgery).trained == trained_parameters(chosen, VOCAB, surgery)
+    assert adapted(chosen, VOCAB, surgery).inner == 4 * 4
 
 
 def test_codes_take_the_bytes_of_the_buffers_that_hold_them() -> None:
     chosen, surgery = config({}), steps("nf4", "lora")
-    model, left = build_operated(chosen, VOCAB, surgery), adapted(chosen, surgery)
+    model, left = build_operated(chosen, VOCAB, surgery), adapted(chosen, VOCAB, surgery)
     assert left.code_bytes == sum(each.nbytes for name, each in model.named_buffers() if ".code" in name)
     assert left.code_bytes < 0.53 * left.coded
 
 
-def test_parts_without_names_and_steps_without_arithmetic_are_named() -> None:
-    with pytest.raises(UsageError, match="experts"):
-        adapted(config({"mlp": {"kind": "experts", "count": 4, "active": 2, "hidden": 16}}), steps("lora"))
-    with pytest.raises(UsageError, match="bottleneck"):
-        adapted(config({}), steps("bottleneck"))
+def test_steps_without_arithmetic_and_globs_that_match_nothing_are_named() -> None:
+    with pytest.raises(UsageError, match="fake_quant"):
+        adapted(config({}), VOCAB, steps("fake_quant"))
+    with pytest.raises(UsageError, match="no parameter"):
+        adapted(config({}), VOCAB, steps(('{kind = "freeze", names = ["*.nothing"]}',)))
+    with pytest.raises(UsageError, match="no linear layer"):
+        adapted(config({}), VOCAB, steps(('{kind = "lora", targets = ["*.nothing"]}',)))
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "experts": {"mlp": {"kind": "experts", "count": 4, "active": 2, "hidden": 16, "shared_hidden": 8}},
+    "further tokens": {"mtp": {"kind": "sequential"}},
+    "delta": {"attention": {"kind": "delta"}},
+    "t5": {"kind": "encoder_decoder", "position": {"kind": "relative"}, "head": {"kind": "lm", "tied": False}},
+    "labels": {"kind": "encoder", "head": {"kind": "classification", "labels": ["a", "b", "c"]}},
+}
+
+
+@pytest.mark.parametrize("model", OTHERS | MODELS)
+@pytest.mark.parametrize(
+    "word",
+    [
+        "lora",
+        "dora",
+        '{kind = "bottleneck", width = 8}',
+        '{kind = "freeze", names = ["*blocks.0.*", "embedding.*"]}',
+        '{kind = "freeze", names = ["*blocks.*.weight", "embedding.*"]}, "sparse"',
+    ],
+)
+def test_frozen_parts_and_adapters_of_every_model(model: str, word: str) -> None:
+    chosen, delta = config((OTHERS | MODELS)[model]), '{kind = "%s", rank = 4}'
+    word = delta % word if model == "delta" and not word.startswith("{") else word
+    surgery = steps((word,) if word.startswith("{") else word)
+    try:
+        trained = trained_parameters(chosen, VOCAB, surgery)
+    except UsageError as error:
+        reason = "nothing" if "nothing is left" in str(error) else "no linear layer"
+        with pytest.raises(UsageError, match=reason):
+            adapted(chosen, VOCAB, surgery)
+    else:
+        assert adapted(chosen, VOCAB, surgery).trained == trained > 0
+
+
+def kept(words: list[str]) -> tuple[Simulation, RankMemory]:
+    """A step as traced, and as planned for such a trace."""
+    small = ["model.layers=4", "model.width=256", "model.heads=4", "train.sequence=256", "train.micro_batch=4"]
+    small += ["train.batch_tokens=1024", "train.precision=fp32", "train.compile=false"]
+    recipe = resolve("tiny", [*small, *words], {}).recipe
+    return simulate(recipe, 512, 0), estimate_memory(recipe, 512, CPU, traced=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "share"), [("'embedding.*', 'blocks.[01].*'", 0.6), ("'embedding.*', 'blocks.[012].*'", 0.35)]
+)
+def test_blocks_below_the_first_trained_one_keep_nothing(names: str, share: float) -> None:
+    whole, frozen = kept([]), kept([f'surgery=[{{kind="freeze",names=[{names}]}}]', "model.head.tied=false"])
+    for traced, planned in (whole, frozen):
+        update = planned.phases["update"]
+        assert update.weights == traced.state["weights"]
+        assert update.gradients == traced.state["gradients"]
+        assert update.optimizer == pytest.approx(traced.state["moments"], rel=1e-3)
+        assert traced.kept <= planned.kept <= 1.05 * traced.kept  # the first trained block counts in full
+    assert frozen[0].kept < share * whole[0].kept
+
+
+@pytest.mark.parametrize("average", ["none", "ema"])
+def test_an_average_is_of_what_is_trained_and_shared_as_weights_are(average: str) -> None:
+    words = ["parallel.data=4", "train.batch_tokens=65536", f"train.average={average}"]
+    found = {}
+    for surgery in ("[]", '["lora"]'):
+        for shard in ("none", "everything"):
+            recipe = resolve("tiny", [*words, f"surgery={surgery}", f"parallel.shard={shard}"], {}).recipe
+            phase = estimate_memory(recipe, 512, CPU)[0].phases["update"]
+            found[surgery, shard] = phase.weights, phase.gradients
+    for (surgery, shard), (weights, gradients) in found.items():
+        plain = resolve("tiny", [*words, "train.average=none", f"surgery={surgery}", f"parallel.shard={shard}"], {})
+        without = estimate_memory(plain.recipe, 512, CPU)[0].phases["update"].weights
+        assert weights - without == (gradients if average == "ema" else 0)

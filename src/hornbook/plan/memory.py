@@ -94,12 +94,12 @@ def estimate_memory(
     traced: as a dry run on fake tensors finds it, where parts are torch's operations as on a GPU. Raises UsageError for
     parts that do not say what they keep.
     """
-    return list(_Estimate(recipe, vocab, device, holding or HornbookHolding(device), traced).ranks())
+    return list(_Estimate(recipe, vocab, device, holding or HornbookHolding(device, vocab), traced).ranks())
 
 
 def fits_memory(recipe: Recipe, vocab: int, device: Device, capacity: float) -> bool:
     """Whether no rank holds more than `capacity` bytes; the first one that does ends it."""
-    ranks = _Estimate(recipe, vocab, device, HornbookHolding(device), traced=False).held()
+    ranks = _Estimate(recipe, vocab, device, HornbookHolding(device, vocab), traced=False).held()
     return all(sum(phase.values()) <= capacity for each in ranks for phase in each.phases.values())
 
 
@@ -125,7 +125,7 @@ class _Estimate:
     @cached_property
     def _rows(self) -> Rows:
         found = rows_of(self.recipe, self.recipe.train.micro_rows, fused=self.traced or not self.device.is_cpu)
-        return replace(found, traced=self.traced, frozen=bool(self.recipe.surgery))
+        return replace(found, traced=self.traced)
 
     @cached_property
     def _model(self) -> ModelConfig:

@@ -4,13 +4,15 @@ Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hornbook.data.config.objectives import Masked, Replaced
 from hornbook.errors import UsageError
-from hornbook.model.config.flops import step_operations
+from hornbook.model.config.flops import StepOperations, step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
+from hornbook.model.config.surgery import adapter_of
 from hornbook.parallel.config import ParallelConfig
+from hornbook.plan.adapted import adapted
 from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
 from hornbook.plan.devices.hardware import PRECISIONS, Cluster, prices
 from hornbook.plan.devices.rates import NARROW
@@ -172,7 +174,7 @@ def trainer_of(recipe: Recipe) -> Trainer:
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
-        sum_bytes=None if recipe.surgery else 4.0,
+        sum_bytes=None if adapter_of(recipe.surgery) else 4.0,
         targets=_targets(recipe),
         sides=sides(recipe),
         fused=recipe.train.compile,
@@ -196,6 +198,7 @@ def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
     decoder, encoder = sides(recipe)
     positions = round(batch * decoder), round(batch * encoder) if recipe.model.kind == "encoder_decoder" else 0
     done = step_operations(recipe.model, vocab, reach(recipe), positions, parallel.recompute)
+    done = needed_operations(done, recipe, vocab, sum(positions))
     could = step.total * parallel.world * cluster.device.rate(recipe.train.precision)
     peak = max(each.peak.total for each in memory)
     return Layout(
@@ -212,6 +215,21 @@ def estimate_layout(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
         mfu_palm=done.palm / could,
         hfu=done.recomputed / could,
     )
+
+
+def needed_operations(done: StepOperations, recipe: Recipe, vocab: int, positions: int) -> StepOperations:
+    """Operations of a step without gradients of what surgery froze, a third of its products, and with what it added."""
+    if not recipe.surgery:
+        return done
+    left, head = adapted(recipe.model, vocab, recipe.surgery), done.causal - done.without_head
+    below, inside = left.first / recipe.model.num_blocks, done.matrices - head
+    spared = (left.frozen * inside + left.is_head_frozen * head) / 3 - 6.0 * positions * left.added * (left.updated > 0)
+
+    def needed(operations: float) -> float:
+        """Blocks before the first one that is trained have no gradients of their inputs, nor of attention."""
+        return operations - spared - below * (2 * (operations - head) - inside) / 3
+
+    return replace(done, causal=needed(done.causal), palm=needed(done.palm), recomputed=needed(done.recomputed))
 
 
 def layout_name(parallel: ParallelConfig) -> str:

@@ -11,13 +11,14 @@ from math import gcd
 
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.parameter_count import stacks_of
+from hornbook.model.config.parameter_count import count_parameters, stacks_of
 from hornbook.model.config.part import method
 from hornbook.parallel.config import BlockRecompute, SelectiveRecompute
+from hornbook.plan.adapted import Adapted, adapted
 from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.rates import Rates, Shares, rates_of
-from hornbook.plan.held import adapted, held_values
+from hornbook.plan.held import held_values
 from hornbook.plan.share import reach, rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.passes import Passes
@@ -122,6 +123,7 @@ class _Step:
         model = tensor_share(self.recipe.model, self.recipe.parallel.tensor)
         decoder, *encoder = stacks_of(model)
         found, known = list[Passes](), dict[tuple[int, bool], Passes]()
+        first = self._adapted.first if self.recipe.surgery else 0
         generator = model.head.generator_of(model)
         for stack in (*encoder, *([] if generator is None else [generator]), decoder):
             known.clear()
@@ -131,7 +133,7 @@ class _Step:
                 if key not in known:
                     known[key] = self._with_recompute(self._block(stack.layer(number), side, crossed=crossed), key[1])
                 found.append(known[key])
-        return found
+        return [replace(each, backward=0.0, again=0.0, answered=0.0) for each in found[:first]] + found[first:]
 
     def _block(self, layer: ModelConfig, side: float, *, crossed: bool) -> Passes:
         parallel, tokens, sequence = self.recipe.parallel, self._positions(side), reach(self.recipe)
@@ -154,7 +156,8 @@ class _Step:
         if not self.trainer.fused and not self.cluster.device.is_cpu:
             work = replace(work, moved=UNFUSED * work.moved)
         if self.recipe.surgery:
-            work += adapter_work(adapted(self.recipe.model, self.recipe.surgery), layer.layers, tokens, self._item)
+            blocks = sum(stack.num_blocks for stack in stacks_of(self.recipe.model))
+            work += adapter_work(self._adapted, blocks, tokens, self._item)
         return Passes(work.forward(self.rates, self._item), self._backward(work), once, sent, answered)
 
     def _positions(self, side: float) -> int:
@@ -163,6 +166,9 @@ class _Step:
 
     def _backward(self, work: Work) -> float:
         trainer, seconds = self.trainer, work.backward(self.rates, self._item, self.trainer.sum_bytes)
+        if self.recipe.surgery and trainer.sum_bytes is not None:  # without gradients of what is frozen
+            still = work.backward(self.rates, self._item, None)
+            seconds += self._adapted.frozen * (still - seconds)
         if not trainer.sums_apart or trainer.sum_bytes is None:
             return seconds
         weights = sum(each.weights for each in work.multiplies)
@@ -247,9 +253,15 @@ class _Step:
 
     @cached_property
     def _trained(self) -> int:
-        """Values of a rank that have gradients, before data ranks share them: all, or those of adapters."""
-        surgery, stages = self.recipe.surgery, self.recipe.parallel.pipeline.stages
-        return adapted(self.recipe.model, surgery).trained // stages if surgery else max(self._held)
+        """Values of a rank that have gradients, before data ranks share them: all, or those that surgery leaves."""
+        if not self.recipe.surgery:
+            return max(self._held)
+        total = count_parameters(self.recipe.model, self.vocab)
+        return self._adapted.of_rank(max(self._held), total, self.recipe.parallel.pipeline.stages)
+
+    @cached_property
+    def _adapted(self) -> Adapted:
+        return adapted(self.recipe.model, self.vocab, self.recipe.surgery)
 
     def time(self, *, waiting: bool) -> StepTime:
         stages, pipeline = self._stages(), self.recipe.parallel.pipeline
@@ -345,7 +357,7 @@ class _Step:
         recipe, rates = self.recipe, self.rates
         work = update_of(recipe.model, self.vocab, recipe.optim, recipe.train.item_bytes)
         moved = work.bytes_per_value * self._trained / shared / rates.bandwidth
-        if recipe.surgery:  # what adapters add are thin matrices
+        if self.trainer.sum_bytes is None:  # what adapters add are thin matrices
             return started + moved
         busy = work.operations / rates.vector + work.narrow_operations / rates.wide
         return started + moved + busy / shared / parallel.pipeline.stages / parallel.tensor / parallel.expert

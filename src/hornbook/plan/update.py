@@ -11,8 +11,8 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import Product, method
 from hornbook.optim.config.optimizer import OptimizerConfig
-from hornbook.plan.held import Matrix, layers_of
 from hornbook.plan.memo import KEPT, ByIdentity, kept_by_model
+from hornbook.plan.parameters import Parameter, layers_of
 
 
 class ParameterShape(NamedTuple):
@@ -95,20 +95,23 @@ def _matrices(model: ModelConfig, vocab: int, patterns: tuple[str, ...] = ()) ->
     return found
 
 
-def _taken(linear: list[Matrix], product: Product) -> tuple[list[Matrix], list[Matrix]]:
+def _taken(linear: list[Parameter], product: Product) -> tuple[list[Parameter], list[Parameter]]:
     """(those of the next linear layers that a product consists of, the others); none where they are not known."""
     for end in range(1, len(linear) + 1):
         some = linear[:end]
-        if all(each.inputs == product.inner for each in some) and sum(each.outputs for each in some) == product.columns:
+        if (
+            all(each.shape[1] == product.inner for each in some)
+            and sum(each.shape[0] for each in some) == product.columns
+        ):
             return some, linear[end:]
     return [], linear
 
 
 def _parts(
-    linear: list[Matrix], product: Product, place: str, patterns: tuple[str, ...]
+    linear: list[Parameter], product: Product, place: str, patterns: tuple[str, ...]
 ) -> Iterator[tuple[int, int | None]]:
     """(columns, group) of a product's weights: of those that lie side by side, what one group has of them."""
-    names = [(f"{place}.{each.name}.weight", each.outputs) for each in linear]
+    names = [(f"{place}.{each.name}", each.shape[0]) for each in linear]
     grouped = [(_group(name, patterns), columns) for name, columns in names or [(f"{place}.weight", product.columns)]]
     for group, some in groupby(grouped, key=lambda each: each[0]):
         yield sum(columns for _, columns in some), group

@@ -12,8 +12,8 @@ from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Product, method
+from hornbook.plan.adapted import Adapted
 from hornbook.plan.devices.rates import Rates
-from hornbook.plan.held import Adapted
 
 ITEM = 2
 """Bytes of a value of an activation; fp32 has twice as many."""
@@ -200,7 +200,7 @@ def block_work(
 def adapter_work(adapters: Adapted, blocks: int, tokens: int, item: int) -> Work:
     """Of the low-rank updates of one of `blocks` blocks: two products with what is trained; an input is read, a result
     written, scaled and added."""
-    operations, moved = 2.0 * tokens * adapters.trained, 2.0 * item * tokens * adapters.around
+    operations, moved = 2.0 * tokens * adapters.added, 2.0 * item * tokens * adapters.around
     return Work(plain=operations / blocks, moved=moved / blocks, calls=ADAPTER_CALLS * adapters.updated / blocks)
 
 

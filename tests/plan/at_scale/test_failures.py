@@ -5,9 +5,9 @@ import random
 import pytest
 
 from hornbook.cli.plan.table import plan_text
+from hornbook.plan.adapted import adapted
 from hornbook.plan.at_scale.failures import Upkeep, checkpoint_bytes, daly, estimate_upkeep, goodput, trainings, young
 from hornbook.plan.devices.hardware import parse_cluster
-from hornbook.plan.held import adapted
 from hornbook.plan.planner import plan_run
 from hornbook.run.checkpoints.interval import best_interval
 from hornbook.settings.resolve import resolve
@@ -102,6 +102,6 @@ def test_a_checkpoint_of_an_adapter_has_the_adapter_alone() -> None:
         sizes[words] = checkpoint_bytes(recipe, 128256)
     whole, lora, averaged = sizes.values()
     assert whole > 100 * lora
-    trained = adapted(recipe.model, recipe.surgery).trained
+    trained = adapted(recipe.model, 128256, recipe.surgery).trained
     assert lora == 12 * trained  # weights and AdamW's moments in float32
     assert averaged == 16 * trained

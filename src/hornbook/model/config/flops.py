@@ -149,19 +149,25 @@ def _cross(model: ModelConfig, sequence: int) -> tuple[Operations, Operations]:
 
 
 def state_bytes(
-    parameters: int, parallel: ParallelConfig, optim: OptimizerConfig, item_bytes: int = FLOAT32
+    parameters: int,
+    parallel: ParallelConfig,
+    optim: OptimizerConfig,
+    item_bytes: int = FLOAT32,
+    moments: int | None = None,
 ) -> dict[str, int]:
     """Bytes each process holds of weights and gradients, each `item_bytes` per value, and of the optimizer's moments,
     with no parameter frozen, between two microbatches of a step.
 
     parameters: what it would hold if data ranks shared nothing (`hornbook.plan.held.held_values`). Where
     moments are sharded and weights are not, the rank's share of the weights is held beside the whole ones: it is what
-    the optimizer updates.
+    the optimizer updates. moments: bytes of them before they are sharded; by default about what the optimizer says of
+    a model of that size.
     """
     cut = {"none": 0, "optimizer": 1, "gradients": 2, "everything": 3}[parallel.shard]
     group = parallel.data // parallel.replicas
     weights, narrow = item_bytes * parameters, item_bytes != FLOAT32
-    moments = optim.state_bytes(parameters, item_bytes) if narrow else optim.model_state_bytes(parameters)
+    if moments is None:
+        moments = optim.state_bytes(parameters, item_bytes) if narrow else optim.model_state_bytes(parameters)
     sizes = {"moments": moments, "gradients": weights, "weights": weights}  # as they are sharded
     shares = {name: group if number < cut else 1 for number, name in enumerate(sizes)}
     found = {name: -(-size // shares[name]) for name, size in reversed(sizes.items())}

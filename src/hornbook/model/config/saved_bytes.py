@@ -187,7 +187,9 @@ def _read(model: ModelConfig, generator: ModelConfig, rows: Rows) -> int:
 def _shared(model: ModelConfig, rows: Rows) -> int:
     """Angles of each kind of rotary positions, and tables of scores by distance."""
     layers = [model.layer(number) for number in range(model.num_blocks)]
-    parts = {(layer.position, layer.attention.rotary_dims(layer)) for layer in layers}
+    parts = {
+        (layer.position, layer.attention.rotary_dims(layer) if layer.position.kind == "rope" else 0) for layer in layers
+    }
     return sum(position.shared_bytes(rows, model.heads, dims) for position, dims in parts)
 
 

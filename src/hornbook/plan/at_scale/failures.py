@@ -14,8 +14,8 @@ from pydantic import Field
 
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.surgery import adapter_of
+from hornbook.plan.adapted import adapted
 from hornbook.plan.devices.hardware import Cluster
-from hornbook.plan.held import adapted
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -147,6 +147,8 @@ def writers(recipe: Recipe, cluster: Cluster) -> int:
 def checkpoint_bytes(recipe: Recipe, vocab: int) -> int:
     """Weights, moments, and an average of the weights: of an adapter alone where there is one, its base stays."""
     has_adapter = adapter_of(recipe.surgery) is not None
-    values = adapted(recipe.model, recipe.surgery).trained if has_adapter else count_parameters(recipe.model, vocab)
+    values = (
+        adapted(recipe.model, vocab, recipe.surgery).trained if has_adapter else count_parameters(recipe.model, vocab)
+    )
     average = 4 * values if recipe.train.average.kind != "none" else 0
     return recipe.train.item_bytes * values + recipe.optim.model_state_bytes(values) + average

@@ -6,12 +6,14 @@ from typing import ClassVar, Protocol
 from hornbook.model.config.flops import FLOAT32, state_bytes
 from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
 from hornbook.parallel.config import HostOffload
+from hornbook.plan.adapted import adapted
 from hornbook.plan.devices.hardware import Device
-from hornbook.plan.held import adapted
 from hornbook.plan.memo import kept_by_model
+from hornbook.plan.parameters import state_bytes_per_value
 from hornbook.plan.share import cpu_runtime, gpu_runtime, labels_texts, left_on_device
 from hornbook.plan.teacher import live_teacher, teacher_bytes
 from hornbook.settings.recipe import Recipe
@@ -73,22 +75,30 @@ class HornbookHolding:
 
     keeps_gradients: ClassVar[bool] = False
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, vocab: int) -> None:
+        """vocab: rows of the embedding."""
+        self._device, self._vocab = device, vocab
 
     def state(self, recipe: Recipe, held: int, _experts: int) -> dict[str, int]:
-        """float32, or bfloat16 with `bf16-pure`; moments as the optimizer declares them. Frozen values have none."""
-        found = state_bytes(held, recipe.parallel, recipe.optim, recipe.train.item_bytes)
+        """float32, or bfloat16 with `bf16-pure`; moments as the rule of each parameter declares them. What is frozen
+        has none."""
+        parallel, item, trained, whole = recipe.parallel, recipe.train.item_bytes, held, held
+        moments = round(held * state_bytes_per_value(recipe.model, self._vocab, recipe.optim, item))
+        codes = 0
         if recipe.surgery:
-            left, stages = adapted(recipe.model, recipe.surgery), recipe.parallel.pipeline.stages
-            trained, frozen = left.trained // stages, held - left.coded // stages
-            whole = state_bytes(frozen + trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
-            found = state_bytes(trained, recipe.parallel, recipe.optim, recipe.train.item_bytes)
-            found["weights"] = whole["weights"] + left.code_bytes // stages
-        found, offload = left_on_device(found, recipe.parallel.offload), recipe.parallel.offload
+            left, stages = adapted(recipe.model, self._vocab, recipe.surgery), parallel.pipeline.stages
+            trained = left.of_rank(held, count_parameters(recipe.model, self._vocab), stages)
+            whole, codes = held + (left.added - left.coded) // stages, left.code_bytes // stages
+            # Adapters are small matrices; of a base that is frozen in part the rest has the moments of its values.
+            moments = recipe.optim.state_bytes(trained, item) if left.added else moments * trained // held
+        found = state_bytes(trained, parallel, recipe.optim, item, moments)
+        found["weights"] = state_bytes(whole, parallel, recipe.optim, item, moments)["weights"] + codes
+        found, offload = left_on_device(found, parallel.offload), parallel.offload
         found["optimizer"] = found.pop("moments")
         on_host = isinstance(offload, HostOffload) and offload.parameters
-        found["weights"] += FLOAT32 * held * (recipe.train.average.kind != "none" and not on_host)
+        if recipe.train.average.kind != "none" and not on_host:  # of a rank's part of what is trained
+            group = parallel.data // parallel.replicas if parallel.shard != "none" else 1
+            found["weights"] += FLOAT32 * -(-trained // group)
         found["weights"] += FLOAT32 * (teacher.values if (teacher := live_teacher(recipe)) else 0)
         return found
 
@@ -96,11 +106,17 @@ class HornbookHolding:
         """`hornbook.model.config.saved_bytes`, proven equal to what autograd keeps; with adapters, theirs too."""
         if not recipe.surgery:
             return _block_bytes(model, rows)
-        left, found = adapted(model, recipe.surgery), _block_bytes(model, rows)
-        more = rows.values(left.inner) + rows.cast(left.trained) + (4 * left.coded if rows.itemsize == 4 else 0)
+        left = adapted(model, self._vocab, recipe.surgery)
+        found = _block_bytes(model, replace(rows, frozen=left.is_norm_frozen))
+        more = rows.values(left.inner) + rows.cast(left.added) + (4 * left.coded if rows.itemsize == 4 else 0)
         if self._device.is_cpu and not rows.traced:
             more += rows.values(left.gated * (model.mlp.kind == "glu") + HOLES * left.outputs)
-        return [replace(each, whole=each.whole + more // len(found)) for each in found]
+        more //= max(len(found) - left.first, 1)
+        frozen = BlockBytes(0, 0, 0)
+        return [
+            frozen if number < left.first else replace(each, whole=each.whole + more)
+            for number, each in enumerate(found)
+        ]
 
     def ends(self, recipe: Recipe, model: ModelConfig, vocab: int, rows: Rows) -> Ends:
         """The loss makes the gradients of hidden states and matrix at once, chunk by chunk."""
@@ -108,7 +124,7 @@ class HornbookHolding:
         found = _saved_bytes(model, vocab, rows, recipe.parallel.recompute, targets)
         chunk = 0 if self._device.is_cpu else self._device.memory_bytes // DEVICE_SHARE
         last, loss = found.head + found.final, head_bytes(model, vocab, rows, chunk)
-        if recipe.surgery and hasattr(model.head, "tied"):  # the matrix is frozen
+        if recipe.surgery and hasattr(model.head, "tied") and adapted(model, vocab, recipe.surgery).is_head_frozen:
             matrix = 4 * vocab * (model.embedding.width or model.width)
             last, loss = last - matrix, loss - matrix
         kept, passing = teacher_bytes(recipe, rows)
