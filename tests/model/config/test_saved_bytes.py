@@ -62,6 +62,15 @@ OTHERS: dict[str, dict[str, Any]] = {
     "electra": BERT | {"embedding": {"norm": True, "types": 2, "width": 16, "bias": True, "projected": "last"}},
     "opt": GPT2 | {"embedding": {"width": 16}, "mlp": {"kind": "mlp", "activation": "relu"}},
     "oss": {"attention": {"kind": "full", "sinks": True}, "mlp": {"kind": "glu", "activation": "relu2"}},
+    "scaled, further tokens": {"head": {"kind": "lm", "scale": 0.5}, "mtp": {"kind": "parallel", "depth": 2}},
+    "narrow, further tokens": {"embedding": {"width": 16}, "mtp": {"kind": "sequential", "depth": 2}},
+    "relu before tokens": {"kind": "encoder", "head": {"kind": "masked", "activation": "relu"}},
+    "alibi, heads of two widths": {
+        "position": {"kind": "alibi"},
+        "first": [{"attention": {"kind": "full", "head_dim": 6}}],
+    },
+    "alibi, no scores": {"position": {"kind": "alibi"}, "attention": {"kind": "delta"}},
+    "relative, no scores": {"position": {"kind": "relative"}, "attention": {"kind": "delta"}},
     "mixed": {"pattern": [{"attention": {"kind": "full", "window": 16}}, {"position": {"kind": "none"}}, {}]},
 }
 T5 = {
@@ -258,6 +267,11 @@ def test_a_generator_keeps_its_own_stack_and_the_embedding_twice(recompute: str,
         compare(BERT | {"head": head}, RECOMPUTE[recompute], precision, (2, 48))
     rotary = {"position": {"kind": "rope"}, "block": {"kind": "pre"}, "mlp": {"kind": "glu"}}
     compare(BERT | rotary | {"head": {"kind": "replaced"}}, RECOMPUTE[recompute], precision, (2, 48))
+
+
+def test_blocks_that_are_computed_again_keep_no_angles_of_their_own() -> None:
+    model = {"pattern": [{}, {"attention": {"kind": "latent", "rope_dim": 4}}, {}]}
+    compare(model, RECOMPUTE["every second"], "fp32", (2, 48))
 
 
 @pytest.mark.parametrize("source", [40, 56, 57, 58, 600])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.plan.budget import Budgets, LawFile, PreparedText, Served, Size, budget_result, sized
+from hornbook.cli.plan.claim import Claim, claim_result
 from hornbook.cli.plan.scale import Plot, Scale, scale_result
 from hornbook.cli.plan.table import colored, plan_text, room
 from hornbook.cli.result import Result
@@ -23,6 +24,7 @@ LAYOUT = tuple(f"parallel.{name}" for name in ("data", "shard", "replicas", "ten
 """Settings by which a recipe has a layout of its own."""
 UNUSED = {
     "--budget": ("--scale", "--plot", "--apply", "--verify", "--all", "--float8"),
+    "--claim": ("--budget", "--scale", "--plot", "--apply", "--verify", "--all", "--float8", "--explain", "--price"),
     "--scale": ("--apply", "--verify", "--all", "--float8", "--explain", "--price"),
 }
 """Options of the table of layouts that another answer has no use for."""
@@ -73,6 +75,7 @@ def plan(
     scale: Scale = None,
     plot: Plot = None,
     verify: Verify = False,
+    claim: Claim = None,
 ) -> Result:
     """Predict memory, time and cost of a run. Nothing is computed: it is arithmetic on the recipe and data sheets.
 
@@ -86,10 +89,12 @@ def plan(
     _check_used(
         {"--budget": budget, "--scale": scale, "--plot": plot, "--apply": apply, "--verify": verify, "--all": every}
         | {"--float8": float8, "--explain": explain, "--law": law, "--data": data, "--serve": serve}
-        | {"--price": price is not None}
+        | {"--price": price is not None, "--claim": claim}
     )
     devices = parse_cluster(cluster, () if hardware is None else read_hardware(hardware))
     resolved = sized(words, resolve_words(words), size)
+    if claim is not None:
+        return claim_result(resolved.recipe, devices, claim)
     if budget:
         ours = {"fixed": size is not None, "price": price, "law": law, "data": data, "serve": serve, "explain": explain}
         return budget_result(words, resolved, devices, budget, **ours)

@@ -1,6 +1,6 @@
 """Configuration of attention: how positions exchange information."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -200,6 +200,7 @@ class DeltaAttentionConfig(LayerPart):
     """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): a linear recurrence that corrects its state."""
 
     builder = "attention.delta:DeltaAttention"
+    scored: ClassVar = False
     kind: Literal["delta"] = "delta"
     key_heads: Count | None = Field(default=None, ge=1)
     """Heads of queries and keys; by default as many as heads."""

@@ -132,7 +132,7 @@ class MaskedHead(_VocabularyHead):
     def _saved_before(self, model: Model, rows: Rows, targets: int) -> int:
         """Where the targets are, the projection's input and matrix, its output, and what the norm keeps."""
         few, read = Rows(targets, 1, rows.itemsize), self._read(model)
-        made = self.activation != "relu" or rows.itemsize == 2  # what the activation keeps, where the norm does not
+        made = self.activation != "relu" or not model.norm.keeps_input(few)  # relu keeps its result, the norm's input
         return (
             8 * targets
             + few.stream(model)

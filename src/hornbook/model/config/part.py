@@ -123,6 +123,9 @@ def unknown_memory(part: Part) -> UsageError:
 class LayerPart(Part):
     """Attention or an MLP of one layer."""
 
+    scored: ClassVar[bool] = True
+    """Whether attention has scores, to which positions may add theirs by distance."""
+
     def build(self, model: Model, layer: int, /) -> Any:
         """The module of layer `layer`."""
         return self.make(model, layer)

@@ -7,6 +7,7 @@ what the largest of them holds while it is.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig, Parallel
@@ -53,13 +54,18 @@ def saved_bytes(
     again = [each for each in range(len(blocks)) if every and each % every == 0]
     inputs = sum(every_block[each][0].stream for each in again)
     kept = sum(blocks) - sum(blocks[each] for each in again) + inputs
-    whole = [stack for stack in stacks if any(each[0] is stack for i, each in enumerate(every_block) if i not in again)]
-    ends, shared = sum(stack.ends for stack in stacks), sum(stack.shared + stack.memory for stack in whole)
+    held = [[n for i, (own, n) in enumerate(every_block) if own is stack and i not in again] for stack in stacks]
+    whole = [stack for stack, numbers in zip(stacks, held, strict=True) if numbers]
+    shared = sum(stack.memory for stack in whole)
+    shared += sum(_shared(stack.model, stack.rows, numbers) for stack, numbers in zip(stacks, held, strict=True))
+    ends = sum(stack.ends for stack in stacks)
     ends += 4 * rows.rows if any(stack.weighs_rows for stack in stacks) else 0
-    head = model.head.saved_bytes(model, vocab, stacks[-1].rows, rows.tokens if targets is None else targets)
-    head += model.mtp.depth * head + model.mtp.saved_bytes(model, stacks[-1].rows)
+    targets = rows.tokens if targets is None else targets
+    ahead = (targets - number * rows.rows for number in range(1 + model.mtp.depth))  # a row's last tokens have none
+    head = sum(model.head.saved_bytes(model, vocab, stacks[-1].rows, max(each, 0)) for each in ahead)
+    head += model.mtp.saved_bytes(model, stacks[-1].rows)
     if (generator := model.head.generator_of(model)) is not None:
-        head += generator.head.saved_bytes(generator, vocab, rows, rows.tokens if targets is None else targets)
+        head += generator.head.saved_bytes(generator, vocab, rows, targets)
     states = 0 if stacks[-1] in whole else stacks[-1].memory  # held all the same, by the blocks that read them
     recomputed = max((blocks[each] for each in again), default=0)
     return SavedBytes(ends, shared, kept, head, recomputed + states, stacks[-1].final)
@@ -133,10 +139,6 @@ class _Stack:
         )
 
     @property
-    def shared(self) -> int:
-        return _shared(self.model, self.rows)
-
-    @property
     def memory(self) -> int:
         """The encoder's states, which all blocks of the decoder project."""
         return 0 if self.source is None else self.source.stream(self.model)
@@ -184,12 +186,13 @@ def _read(model: ModelConfig, generator: ModelConfig, rows: Rows) -> int:
     return _entrance(model, rows) - model.position.saved_bytes(rows) + project
 
 
-def _shared(model: ModelConfig, rows: Rows) -> int:
-    """Angles of each kind of rotary positions, and tables of scores by distance."""
-    layers = [model.layer(number) for number in range(model.num_blocks)]
-    parts = {
-        (layer.position, layer.attention.rotary_dims(layer) if layer.position.kind == "rope" else 0) for layer in layers
-    }
+def _shared(model: ModelConfig, rows: Rows, numbers: list[int]) -> int:
+    """Angles of each kind of rotary positions, and a table of scores by distance, as these blocks read them."""
+    parts = set[tuple[Any, int]]()
+    for layer in map(model.layer, numbers):
+        dims = layer.attention.rotary_dims(layer) if layer.position.kind == "rope" else 0
+        if layer.position.kind == "rope" or layer.attention.scored:
+            parts.add((layer.position, dims))
     return sum(position.shared_bytes(rows, model.heads, dims) for position, dims in parts)
 
 
