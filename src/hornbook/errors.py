@@ -66,6 +66,10 @@ class RankLostError(HornbookError, exit_code=Exit.RESUMABLE):
     """Another rank of the run ended; when all are started again, they go on from the newest checkpoint."""
 
 
+class StoppedError(HornbookError, exit_code=Exit.RESUMABLE):
+    """Somebody asked to stop; the same command goes on."""
+
+
 class HardwareError(HornbookError, exit_code=Exit.HARDWARE):
     """A check of the machine failed, and the run cannot go on without the part that did."""
 

@@ -2,8 +2,13 @@
 
 import json
 import math
+import os
 import re
 import shutil
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -15,7 +20,7 @@ from hornbook.cli.plan import ladder
 from hornbook.cli.plan.ladder import read_rungs
 from hornbook.cli.shell import resolve_words
 from hornbook.data.corpus import Corpus, open_corpus
-from hornbook.errors import Exit, UsageError
+from hornbook.errors import Exit, HornbookError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.parameter_count import count_parameters, rounded_rows
 from hornbook.plan.scaling.isoflop import PlannedRun
@@ -143,23 +148,27 @@ def test_a_ladder_is_run_once_and_goes_on(
     """Each run is a process; here one that writes what a finished run leaves."""
     started = []
 
-    def finish(*words: object, **_: object) -> str:
-        started.append([str(word) for word in words])
+    def finish(*words: object) -> None:
+        started.append(["train", *map(str, words)])
         made = RunDir(Path(started[-1][started[-1].index("--out") + 1])).create()
         corpus = Corpus.open(tiny_corpus)
         given = started[-1][1 : started[-1].index("--data")]
         rows = f"model.vocab={rounded_rows(corpus.vocab_size)}"
         made.recipe.write_text(resolve_words(given, rows).to_toml())
         made.data_lock.write_text(json.dumps(corpus.lock()))
-        return ""
 
-    monkeypatch.setattr("hornbook.cli.start.demo.hornbook", finish)
+    monkeypatch.setattr(ladder, "_train", finish)
     monkeypatch.setattr(ladder, "summarize", lambda _: SimpleNamespace(status="finished"))
     command = ["ladder", "run", *tiny_settings, "--data", str(tiny_corpus), "--sizes", "4"]
     command += ["--out", str(tmp_path / "runs"), "--compute", "1e15", "--compute", "3e15", "--json"]
     assert main([*command, "-n"]) == Exit.DONE
-    planned = json.loads(capsys.readouterr().out)["runs"]
+    value = json.loads(capsys.readouterr().out)
     assert not started
+    assert all(each.pop("seconds") > 0 for each in value["runs"])
+    assert [text.split(" reads")[0] for text in value["warnings"]] == ["the longest run"]
+    assert main([*command[:-1], "-n"]) == Exit.DONE
+    assert re.search(r"about [\d,.]+ \w+ of steps, as planned", capsys.readouterr().err)
+    planned = value["runs"]
     made = resolve("tiny", [*tiny_settings, *PlannedRun.model_validate(planned[0]).words()], environ={}).recipe.model
     assert count_parameters(made, rounded_rows(Corpus.open(tiny_corpus).vocab_size)) == planned[0]["parameters"]
     assert main(command) == Exit.DONE
@@ -179,6 +188,33 @@ def test_a_ladder_is_run_once_and_goes_on(
     assert main(command) == Exit.USAGE
     assert "the data is not what this run began with (the tokenizer)" in capsys.readouterr().err
     assert len(started) == 8
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "text"),
+    [
+        ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); ready(); time.sleep(60)", Exit.RESUMABLE, "goes on"),
+        ("sys.exit(9)", Exit(9), "ended with exit code 9"),
+    ],
+)
+def test_an_interrupted_run_is_waited_for(
+    ending: str, code: Exit, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C killed the run a quarter of a second later, and what it had made since its last save was lost."""
+    ready = tmp_path / "ready"
+    script = f"import pathlib, signal, sys, time; ready = pathlib.Path({str(ready)!r}).touch; {ending}"
+    monkeypatch.setattr("hornbook.cli.start.demo.command", lambda *_: [sys.executable, "-c", script])
+
+    def interrupt() -> None:
+        while not ready.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if "ready()" in ending:
+        threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(HornbookError, match=text) as stopped:
+        ladder._train("tiny")
+    assert stopped.value.exit_code == code
 
 
 def test_paths_that_a_run_has_settled_are_the_same_run(

@@ -39,6 +39,14 @@ def ask(words: list[str], cluster: str = "H100", **more: Any) -> BudgetPlan:
     return plan_budget(question, base(), planner, published_laws(), fixed=False)
 
 
+def ask_of(recipe: str, words: list[str], **more: Any) -> BudgetPlan:
+    """The same of a recipe's model on an H100."""
+    own, devices = resolve(recipe, []).recipe, parse_cluster("H100")
+    any_plan = plan_run(own, devices)
+    question = Question(budget=parse_budgets(words), cluster=devices, **more)
+    return plan_budget(question, own, lambda *_, **__: any_plan, published_laws(), fixed=True)
+
+
 # ---- Words
 
 
@@ -114,7 +122,7 @@ def test_rules_are_those_of_their_papers() -> None:
     assert said["batch", "Step Law"] == pytest.approx(0.58 * 1e11**0.571)
     assert said["learning rate", "DeepSeek"] == pytest.approx(0.3118 * 6e20**-0.125)
     assert said["batch", "DeepSeek"] == pytest.approx(0.292 * 6e20**0.3271)
-    loss = ((8.8e13 / 1e9) ** (0.076 / 0.095) + 5.4e13 / 1e11) ** 0.095
+    loss = ((6.4e13 / 1e9) ** (0.076 / 0.103) + 1.8e13 / 1e11) ** 0.103
     assert said["critical batch", "Kaplan"] == pytest.approx(2e8 / loss ** (1 / 0.21))
 
 
@@ -165,9 +173,17 @@ def test_more_money_buys_a_lower_loss() -> None:
 
 
 def test_operations_beyond_the_time_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"1e\+22 operations take .* days on 1 x H100 SXM.*allows 1: "):
+    with pytest.raises(UsageError, match=r"1e\+22 operations take .* d on 1 x H100 SXM.*allows 24\.0 h: "):
         ask(["1e22", "1d"])
     assert ask(["1e18", "1d"]).main.seconds < 86400
+
+
+def test_the_operations_that_a_refusal_names_fit_the_time() -> None:
+    """Two digits of them, rounded up, were refused again with the same advice."""
+    with pytest.raises(UsageError) as refused:
+        ask_of("gpt2-124m", ["1e22", "1d"])
+    named = str(refused.value).split()[-2]
+    assert ask_of("gpt2-124m", [named, "1d"]).main.seconds > 0.9 * 86400
 
 
 def test_a_budget_of_a_few_steps_is_refused() -> None:
@@ -196,6 +212,26 @@ def test_a_model_to_serve_much() -> None:
     assert found.served is not None
     assert found.served.parameters < found.main.parameters
     assert ask(["1e19"]).served is None
+
+
+def test_a_model_to_serve_has_the_loss_of_the_one_that_was_asked_for() -> None:
+    """It had the loss of the law's own choice, which a small model far from it does not have."""
+    found = ask_of("gpt2-124m", ["1e20"], serve=1e12)
+    assert found.served is not None
+    assert found.served.loss == pytest.approx(found.main.loss, rel=1e-9)
+    cost, own = found.served.compute + 2e12 * found.served.parameters, found.main
+    assert cost < own.operations + 2e12 * own.counted
+    few = ask_of("gpt2-124m", ["1e20"], serve=1e12, unique=1e8)
+    assert few.served is None
+    assert any("--serve: " in text for text in few.warnings)
+
+
+def test_an_answer_survives_its_json() -> None:
+    """The constants of its laws were left out, and those that were read back knew no loss."""
+    found = ask(["1e19"], serve=1e12)
+    again = BudgetPlan.model_validate_json(found.model_dump_json())
+    assert again == found
+    assert [each.law.loss(1e9, 2e10) for each in again.choices] == [law.loss(1e9, 2e10) for law in published_laws()]
 
 
 def test_a_model_of_other_heads_is_planned_on_its_own() -> None:

@@ -1,11 +1,13 @@
 """Runs of equal compute around the best size of a law."""
 
+import re
+
 import pytest
 
 from hornbook.errors import UsageError
 from hornbook.model.build import build_model
 from hornbook.plan.planner import vocabulary
-from hornbook.plan.scaling.isoflop import isoflop_runs
+from hornbook.plan.scaling.isoflop import doubts, isoflop_runs
 from hornbook.plan.scaling.laws import law_named
 from hornbook.settings.resolve import resolve
 
@@ -33,9 +35,30 @@ def test_curves_have_their_compute_and_models_that_can_be_built() -> None:
 
 def test_budgets_too_small_for_three_models_are_refused() -> None:
     recipe = resolve("tiny", WORDS, environ={}).recipe
-    with pytest.raises(UsageError, match=r"--compute 1e\+11: . different models are too few.*steps are no training"):
+    with pytest.raises(UsageError, match=r"--compute 1e\+11: 3 different models are the least.*100 steps") as refused:
         isoflop_runs(recipe, [1e11], 5, 4.0)
+    (named,) = re.findall(r"--compute (\S+) has as many", str(refused.value))
+    assert len(isoflop_runs(recipe, [float(named)], 5, 4.0)[0]) >= 3
     runs, left_out = isoflop_runs(resolve("tiny", ["train.batch_tokens=128Ki"], {}).recipe, [3e14], 7, 4.0)
     assert len(runs) >= 3
     assert left_out
     assert all("steps are no training" in why for why in left_out.values())
+
+
+def test_ladders_that_a_fit_would_refuse_are_told_before_they_are_trained() -> None:
+    recipe = resolve("tiny", WORDS, environ={}).recipe
+    one, _ = isoflop_runs(recipe, [1e15], 5, 4.0)
+    (refused,) = doubts(one, 1e12)
+    assert "a fit will be refused" in refused
+    assert "5 runs of 5 sizes" in refused
+    two, _ = isoflop_runs(recipe, [1e15, 3e15], 5, 4.0)
+    assert list(doubts(two, 1e12)) == []
+    (repeated,) = doubts(two, max(run.tokens for run in two) / 5)
+    assert "reads the text 5 times: beyond 4" in repeated
+
+
+def test_small_ladders_have_models_of_few_different_sizes_no_more() -> None:
+    """Widths were multiples of 64: 1e13 operations with a vocabulary of 1,024 had three models, now four."""
+    recipe = resolve("tiny", ["train.batch_tokens=2048", "text.tokenizer.vocab=1024"], environ={}).recipe
+    runs, _ = isoflop_runs(recipe, [1e13], 5, 4.0)
+    assert len(runs) >= 4

@@ -11,7 +11,7 @@ import typer
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import split_target
 from hornbook.errors import Exit, UsageError
-from hornbook.plan.search.numbers import duration, short
+from hornbook.plan.search.numbers import duration, figure, short
 
 if TYPE_CHECKING:
     from hornbook.plan.devices.hardware import Cluster
@@ -216,7 +216,8 @@ def budget_json(found: "BudgetPlan") -> dict[str, Any]:
 
 
 def _choice_json(choice: "Choice") -> dict[str, Any]:
-    return choice.model_dump(mode="json") | {"ratio": choice.ratio, "operations": choice.operations}
+    value = choice.model_dump(mode="json", exclude={"law": {"samples"}})
+    return value | {"ratio": choice.ratio, "operations": choice.operations}
 
 
 def budget_text(found: "BudgetPlan", *, explain: bool = False) -> str:
@@ -269,7 +270,7 @@ def _row(name: str, each: "Choice") -> list[str]:
         name,
         f"{short(each.counted)}{mark}",
         short(each.tokens),
-        f"{each.ratio:,.3g}",
+        figure(each.ratio),
         "" if each.loss is None else f"{each.loss:.3f}",
         "" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}",
         duration(each.seconds),
@@ -290,8 +291,8 @@ def _main_lines(found: "BudgetPlan") -> list[str]:
         f"{short(main.parameters)} parameters ({name}): {main.layers} layers, {main.width:,} wide, "
         f"{short(main.bare)} without embeddings; batch {main.batch_tokens:,} tokens"
         f"{', train.compile' if main.compiled else ''}",
-        f"compute: {main.operations:.3g} operations, {found.petaflops_days:,.3g} petaFLOP/s-days "
-        f"({near.name} took {near.petaflops_days:,.3g})",
+        f"compute: {main.operations:.3g} operations, {figure(found.petaflops_days)} petaFLOP/s-days "
+        f"({near.name} took {figure(near.petaflops_days)})",
     ]
     for what in ("batch", "critical batch", "learning rate"):
         said = [each for each in found.suggestions if each.what == what]
@@ -303,13 +304,13 @@ def _main_lines(found: "BudgetPlan") -> list[str]:
         collect = short(found.text_bytes).replace("B", "G")
         lines.append(
             f"text to collect: {collect}B for one pass, if preparation keeps {text.retention:.0%} as "
-            f"it did; there are {short(text.tokens)} tokens, {main.tokens / text.tokens:,.3g} passes"
+            f"it did; there are {short(text.tokens)} tokens, {figure(main.tokens / text.tokens)} passes"
         )
     if found.served is not None and found.question.serve is not None:
-        serve, plain = found.question.serve, main.law.optimum(main.operations)
-        whole, least = (each.compute + 2 * each.parameters * serve for each in (plain, found.served))
+        serve = 2 * found.question.serve
+        whole, least = main.operations + main.counted * serve, found.served.compute + found.served.parameters * serve
         lines.append(
-            f"with {short(serve)} tokens to serve: {short(found.served.parameters)} parameters on "
+            f"with {short(found.question.serve)} tokens to serve: {short(found.served.parameters)} parameters on "
             f"{short(found.served.tokens)} tokens have the same loss and take {least / whole:.0%} of the operations of "
             f"training and serving (arXiv 2401.00448)"
         )

@@ -7,17 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, say, split_target
-from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.errors import Exit, HornbookError, IntegrityError, StoppedError, UsageError
 from hornbook.files.durable import writing
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
-from hornbook.plan.search.numbers import short
+from hornbook.plan.search.numbers import duration, figure, short
 
 if TYPE_CHECKING:
     from hornbook.plan.scaling.ladder import LadderFit, Rung
@@ -48,13 +49,14 @@ def run(
     ] = 4.0,
     dry_run: DryRun = False,
 ) -> Result:
-    """Train isoFLOP curves: several sizes for each budget of operations, one run after the other, then fit them.
+    """Train isoFLOP curves: several sizes for each budget of operations, one run after the other.
 
     Models have the recipe's parts and usual proportions; data, batch, learning rate and schedule are the recipe's. Runs
     that are finished stay, one that was stopped goes on, if they are of the same settings and data: others are refused.
-    Two budgets or more are needed for a fit.
+    `hornbook ladder fit` fits their law; it needs two budgets or more.
     """
-    from hornbook.plan.scaling.isoflop import isoflop_runs
+    from hornbook.data.corpus import Corpus
+    from hornbook.plan.scaling.isoflop import doubts, isoflop_runs
     from hornbook.plan.scaling.money import parse_budgets
 
     resolved = resolve_words(words, f"data.path={data}")
@@ -64,26 +66,61 @@ def run(
     recipe = _with_rows_of(data, resolved.recipe)
     planned, left_out = isoflop_runs(recipe, sorted({each for each in budgets if each}), sizes, spread)
     target, overrides = split_target(words)
-    rows = []
+    rows, expected = [], dict[str, float | None]()
     for each in planned:
+        wanted = _with_rows_of(data, resolve_words([*(words or []), *each.words()], f"data.path={data}").recipe)
+        status = "new"
         if (there := RunDir(out / each.name)).recipe.is_file():
-            wanted = resolve_words([*(words or []), *each.words()], f"data.path={data}").recipe
-            _require_same(there, _with_rows_of(data, wanted))
-    for number, each in enumerate(planned, 1):
-        begun = RunDir(out / each.name)
-        status = summarize(begun).status if begun.recipe.is_file() else "new"
-        rows.append([each.name, short(each.parameters), short(each.tokens), f"{each.operations:.3g}", status])
-        if not dry_run and status != "finished":
-            from hornbook.cli.start.demo import hornbook
-
-            say(f"run {number} of {len(planned)}: {each.name}")
-            given = [word for word in (target, *overrides, *each.words()) if word is not None]
-            hornbook("train", *given, "--data", data, "--out", begun.path, "--resume", "auto", capture=True)
-            rows[-1][-1] = "finished"
+            _require_same(there, wanted)
+            status = summarize(there).status
+        expected[each.name] = seconds = None if status == "finished" else _seconds(wanted)
+        time = "" if seconds is None else duration(seconds)
+        rows.append([each.name, short(each.parameters), short(each.tokens), f"{each.operations:.3g}", time, status])
+    train = sum(stream.tokens for stream in Corpus.open(data).train.values())
     notes = [f"[yellow]![/] {name} is left out: {why}" for name, why in left_out.items()]
+    warnings = list(doubts(planned, train))
+    notes += [f"[yellow]![/] {text}" for text in warnings]
+    for number, (each, row) in enumerate(zip(planned, rows, strict=True), 1):
+        if not dry_run and row[-1] != "finished":
+            say(f"run {number} of {len(planned)}: {each.name}{row[-2] and f', about {row[-2]}'}")
+            given = [word for word in (target, *overrides, *each.words()) if word is not None]
+            _train(*given, "--data", data, "--out", out / each.name, "--resume", "auto")
+            row[-2:] = ["", "finished"]
+    if dry_run and (total := sum(each or 0.0 for each in expected.values())):
+        notes.append(f"about {duration(total)} of steps, as planned; evaluations and saves are not in it")
     notes.append(f"fit: hornbook ladder fit {out}")
-    value = {"runs": [each.model_dump(mode="json") for each in planned], "left_out": left_out}
-    return Result(value, columns([["run", "parameters", "tokens", "operations", "status"], *rows]), notes=notes)
+    runs = [each.model_dump(mode="json") | {"seconds": expected[each.name]} for each in planned]
+    value = {"runs": runs, "left_out": left_out, "warnings": warnings}
+    header = ["run", "parameters", "tokens", "operations", "time", "status"]
+    return Result(value, columns([header, *rows]), notes=notes)
+
+
+def _seconds(recipe: "Recipe") -> float | None:
+    """Of the steps of a run on this machine, as planned; None for parts that the planner does not know."""
+    from hornbook.plan.devices.hardware import parse_cluster
+    from hornbook.plan.planner import plan_run
+    from hornbook.plan.search.anchor import anchored
+
+    try:
+        here = parse_cluster("this")
+        best = anchored(plan_run(recipe, here, remedy=False), recipe, here).best
+    except UsageError:
+        return None
+    return (recipe.train.tokens or 0) / best.tokens_per_second if best.fits else None
+
+
+def _train(*words: object) -> None:
+    """Train one run in a process of its own. It saves and stops on the signals that stop `hornbook train`, which are
+    passed on to it. Raises HornbookError where it did not finish."""
+    from hornbook.cli.start.demo import command, require_done
+    from hornbook.run.launch.signals import StopSignals
+
+    with StopSignals(announces=False) as stop, Popen(command("train", *map(str, words)), stdout=DEVNULL) as worker:
+        stop.pass_on = lambda _: worker.terminate()
+        code = worker.wait()
+    if stop.received or code == Exit.RESUMABLE:
+        raise StoppedError("stopped: the same command goes on where this run was saved")
+    require_done(("train", *words), code)
 
 
 @app.command()
@@ -272,7 +309,8 @@ def ladder_text(found: "LadderFit", rungs: Iterable["Rung"]) -> str:
     small, large = found.size_interval
     lines.append(
         f"for {best.compute:.3g} operations: {short(best.parameters)} parameters ({short(small)} to {short(large)}), "
-        f"{short(best.tokens)} tokens, {best.ratio:,.3g} a parameter ({low:,.3g} to {high:,.3g}), loss {best.loss:.4f} "
+        f"{short(best.tokens)} tokens, {figure(best.ratio)} a parameter ({figure(low)} to {figure(high)}), "
+        f"loss {best.loss:.4f} "
         f"({found.loss_interval[0]:.4f} to {found.loss_interval[1]:.4f})"
     )
     return "\n".join(lines)
@@ -293,7 +331,7 @@ def published(
     rows = [["model", "parameters", "tokens", "operations", "petaFLOP/s-days"]]
     for each in found:
         total = each.operations * each.parameters * each.tokens
-        days = f"{each.petaflops_days:,.3g}" if each.petaflops_days < 100 else f"{each.petaflops_days:,.0f}"
+        days = figure(each.petaflops_days)
         rows.append([each.name, short(each.parameters), short(each.tokens), f"{total:.3g}", days])
     if out is not None and not dry_run:
         from hornbook.studio.bars import bar_chart

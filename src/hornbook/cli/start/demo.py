@@ -97,11 +97,16 @@ def command(*words: str | Path) -> list[str]:
 def hornbook(*words: str | Path, capture: bool = False) -> str:
     """Run a command in a child process, its messages on our stderr; returns its stdout if `capture`."""
     done = subprocess.run(command(*words), check=False, text=True, stdout=subprocess.PIPE if capture else None)
-    if done.returncode:
-        failed = HornbookError(f"`hornbook {' '.join(map(str, words))}` ended with exit code {done.returncode}")
-        failed.exit_code = Exit(done.returncode) if done.returncode in set(Exit) else Exit.DEFECT
-        raise failed
+    require_done(words, done.returncode)
     return done.stdout if capture else ""
+
+
+def require_done(words: Sequence[object], code: int) -> None:
+    """Raise HornbookError, of the same exit code, for a command that did not end well."""
+    if code:
+        failed = HornbookError(f"`hornbook {' '.join(map(str, words))}` ended with exit code {code}")
+        failed.exit_code = Exit(code) if code in set(Exit) else Exit.DEFECT
+        raise failed
 
 
 @dataclass(frozen=True)

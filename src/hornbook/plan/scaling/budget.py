@@ -19,8 +19,8 @@ from hornbook.plan.scaling.compute import petaflops_days
 from hornbook.plan.scaling.laws import (
     OPERATIONS,
     Allocation,
+    AnyLaw,
     FittedLaw,
-    Law,
     RepeatedLaw,
     SumLaw,
     data_constrained,
@@ -30,6 +30,7 @@ from hornbook.plan.scaling.laws import (
 from hornbook.plan.scaling.money import Budget, seconds_of
 from hornbook.plan.scaling.shape import count_as, shaped
 from hornbook.plan.search.advice import EPOCHS
+from hornbook.plan.search.numbers import duration, figure
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -86,7 +87,7 @@ class Question(Config):
 class Choice(Config):
     """What one law would train, or the model that was asked for."""
 
-    law: Law
+    law: AnyLaw
     counted: int
     """Parameters as the law counts them."""
     parameters: int
@@ -134,7 +135,7 @@ class BudgetPlan(Config):
     suggestions: list[Suggestion]
     """Batch and learning rate for `main`."""
     served: Allocation | None
-    """A smaller model of the same loss, that is cheaper over training and serving."""
+    """A smaller model of the loss of `main`, that is cheaper over training and serving."""
     fits_on: str
     """Where `main` fits, in words, if it does not fit here."""
     warnings: list[str]
@@ -164,7 +165,9 @@ def _main(own: Choice | None, choices: Sequence[Choice]) -> Choice:
 class _Search:
     """The choices for one question; each size is planned once."""
 
-    def __init__(self, question: Question, recipe: Recipe, planner: Planner, laws: Sequence[Law], batch: bool) -> None:
+    def __init__(
+        self, question: Question, recipe: Recipe, planner: Planner, laws: Sequence[AnyLaw], batch: bool
+    ) -> None:
         self.question, self.recipe, self.planner, self.laws = question, recipe, planner, laws
         self.choose_batch = batch
         """By published rules."""
@@ -174,7 +177,7 @@ class _Search:
         self._recipes: dict[tuple[int, int, int, int], Recipe] = {}
         self._spent: float | None = None
 
-    def choice(self, law: Law, recipe: Recipe | None = None) -> Choice:
+    def choice(self, law: AnyLaw, recipe: Recipe | None = None) -> Choice:
         """What a law would train; with a recipe, what the law says of that model."""
         operations = self.question.budget.operations
         found = self._spend(law, operations or self._first_guess(), recipe)
@@ -185,7 +188,7 @@ class _Search:
         self._spent = found.operations
         return found
 
-    def _spend(self, law: Law, compute: float, recipe: Recipe | None) -> Choice:
+    def _spend(self, law: AnyLaw, compute: float, recipe: Recipe | None) -> Choice:
         """The law's model for so many operations, or the recipe's, trained for the whole budget."""
         model = recipe or shaped(self.recipe, self._best_size(law, compute), law.parameters)
         counted = count_as(model.model, self.vocab, law.parameters)
@@ -224,12 +227,12 @@ class _Search:
         device = self.question.cluster.device
         return 0.4 * device.rate("auto") * self.question.cluster.count * self.seconds
 
-    def _best_size(self, law: Law, compute: float) -> float:
+    def _best_size(self, law: AnyLaw, compute: float) -> float:
         if isinstance(law, RepeatedLaw) and self.question.unique is not None:
             return law.constrained(compute, self.question.unique).parameters
         return law.best_size(compute)
 
-    def _loss(self, law: Law, parameters: float, tokens: float) -> float | None:
+    def _loss(self, law: AnyLaw, parameters: float, tokens: float) -> float | None:
         unique = self.question.unique
         if unique is None or unique >= tokens:
             return law.loss(parameters, tokens)
@@ -237,7 +240,7 @@ class _Search:
             return law.repeated_loss(parameters, tokens, unique)
         return law.loss(parameters, data_constrained().worth(tokens, unique))
 
-    def _described(self, law: Law, plan: Plan, model: Recipe, counted: int, tokens: float, batch: int) -> Choice:
+    def _described(self, law: AnyLaw, plan: Plan, model: Recipe, counted: int, tokens: float, batch: int) -> Choice:
         parameters = count_as(model.model, self.vocab, "all")
         best, seconds = plan.best, tokens / plan.best.tokens_per_second
         if isinstance(law, FittedLaw):
@@ -271,7 +274,7 @@ class _Search:
 
 
 def plan_budget(
-    question: Question, recipe: Recipe, planner: Planner, laws: Sequence[Law], *, fixed: bool, batch: bool = True
+    question: Question, recipe: Recipe, planner: Planner, laws: Sequence[AnyLaw], *, fixed: bool, batch: bool = True
 ) -> BudgetPlan:
     """What each law makes of a budget.
 
@@ -284,9 +287,7 @@ def plan_budget(
     choices = [search.choice(law) for law in laws]
     main = _main(own, choices)
     _check(search, main)
-    served = None
-    if question.serve is not None and isinstance(main.law, SumLaw):
-        served = main.law.served(main.operations, question.serve)
+    served = _served(question, main)
     return BudgetPlan(
         question=question,
         seconds=search.seconds,
@@ -300,8 +301,22 @@ def plan_budget(
             *filter(None, [search.anchor(main)]),
             *_of_laws(choices, main, fitted),
             *_of_model(question, main, chosen=own is not None),
+            *_of_serving(question, served),
         ],
     )
+
+
+def _served(question: Question, main: Choice) -> Allocation | None:
+    """The cheapest model of the loss of `main` over training and serving; None where its law does not say."""
+    if question.serve is None or not isinstance(main.law, SumLaw):
+        return None
+    found = main.law.served(main.law.loss(main.counted, main.tokens), question.serve)
+    return None if question.unique is not None and found.tokens > question.unique else found
+
+
+def _of_serving(question: Question, served: Allocation | None) -> Iterator[str]:
+    if question.serve is not None and question.unique is not None and served is None:
+        yield "--serve: a smaller model of this loss would read the text several times, of which the law says nothing"
 
 
 def _check(search: _Search, main: Choice) -> None:
@@ -310,9 +325,9 @@ def _check(search: _Search, main: Choice) -> None:
     if operations is not None and allowed is not None and main.seconds > allowed:
         factor = main.seconds / allowed
         raise UsageError(
-            f"--budget: {operations:.3g} operations take {main.seconds / 86400:,.3g} days on {cluster}, and "
-            f"the other budget allows {allowed / 86400:,.3g}: {factor:,.3g} times as many devices, or as much money, "
-            f"or {operations / factor:.2g} operations"
+            f"--budget: {operations:.3g} operations take {duration(main.seconds)} on {cluster}, and the other budget "
+            f"allows {duration(allowed)}: about {figure(factor)} times as many devices, or as much time or money, or "
+            f"{_rounded_down(operations / factor):.2g} operations"
         )
     if main.tokens < LEAST_STEPS * main.batch_tokens:
         raise UsageError(
@@ -321,15 +336,22 @@ def _check(search: _Search, main: Choice) -> None:
         )
 
 
+def _rounded_down(number: float) -> float:
+    """The first two digits of a number."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return math.floor(number / unit) * unit
+
+
 def _of_laws(choices: Sequence[Choice], main: Choice, fitted: FittedLaw | None) -> Iterator[str]:
     """How far the laws can be believed."""
     if fitted is None:
         low, high = (extreme(each.ratio for each in choices) for extreme in (min, max))
-        yield f"the laws differ: {low:,.3g} to {high:,.3g} tokens a parameter; `hornbook ladder fit` fits yours"
+        yield f"the laws differ: {figure(low)} to {figure(high)} tokens a parameter; `hornbook ladder fit` fits yours"
     else:
         low, high = interval(each.optimum(main.operations).ratio for each in fitted.laws())
         if high > OPEN * low:
-            yield f"your law leaves the optimum open: {low:,.3g} to {high:,.3g} tokens a parameter (90 % interval)"
+            between = f"{figure(low)} to {figure(high)} tokens a parameter"
+            yield f"your law leaves the optimum open: {between} (90 % interval)"
     least, most = FITTED if fitted is None else fitted.compute
     if not least / 3 <= main.operations <= 3 * most:
         yield f"{main.operations:.2g} operations: the law was fitted to runs of {least:.2g} to {most:.2g}"

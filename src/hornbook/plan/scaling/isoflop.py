@@ -1,13 +1,16 @@
 """Runs of equal compute and several sizes (Hoffmann et al. 2022, arXiv 2203.15556, approach 2), around the size that a
 published law finds best."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hornbook.errors import UsageError
 from hornbook.plan.planner import vocabulary
 from hornbook.plan.scaling.budget import LEAST_STEPS, MAIN
+from hornbook.plan.scaling.ladder import Rung, check
 from hornbook.plan.scaling.laws import OPERATIONS, law_named
 from hornbook.plan.scaling.shape import count_as, shaped
+from hornbook.plan.search.advice import EPOCHS
+from hornbook.plan.search.numbers import figure
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -45,23 +48,51 @@ def isoflop_runs(
     the law's best size, the smallest first. Raises UsageError where a budget is left with fewer than three."""
     found, left_out = list[PlannedRun](), dict[str, str]()
     for budget in sorted(budgets):
-        runs = dict[tuple[int, int, int], PlannedRun]()
-        for number in range(sizes):
-            factor = spread ** (2 * number / (sizes - 1) - 1)
-            run = _planned(recipe, budget, law_named(MAIN).best_size(budget) * factor)
-            steps = run.tokens // recipe.train.batch_tokens
-            if steps < LEAST_STEPS:
-                left_out[run.name] = f"{steps} steps are no training: a larger budget or a smaller train.batch_tokens"
-            else:
-                runs.setdefault((run.layers, run.width, run.heads), run)
+        runs, short = _curve(recipe, budget, sizes, spread)
+        left_out |= {name: f"{steps} steps are no training" for name, steps in short.items()}
         if len(runs) < LEAST:
-            reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
-            raise UsageError(
-                f"--compute {budget:g}: {len(runs)} different models are too few, {LEAST} are the least: a larger "
-                f"budget, or a larger --spread or --sizes{f' ({reasons})' if reasons else ''}"
-            )
-        found += runs.values()
+            remedy = _remedy(recipe, budget, sizes, spread)
+            raise UsageError(f"--compute {budget:g}: {LEAST} different models are the least, not {len(runs)}{remedy}")
+        found += runs
     return found, left_out
+
+
+def _curve(recipe: Recipe, budget: float, sizes: int, spread: float) -> tuple[list[PlannedRun], dict[str, int]]:
+    """(different models of one budget, name -> steps of a run that is too short)."""
+    runs, short = dict[tuple[int, int, int], PlannedRun](), dict[str, int]()
+    for number in range(sizes):
+        factor = spread ** (2 * number / (sizes - 1) - 1)
+        run = _planned(recipe, budget, law_named(MAIN).best_size(budget) * factor)
+        steps = run.tokens // recipe.train.batch_tokens
+        if steps < LEAST_STEPS:
+            short[run.name] = steps
+        else:
+            runs.setdefault((run.layers, run.width, run.heads), run)
+    return list(runs.values()), short
+
+
+def _remedy(recipe: Recipe, budget: float, sizes: int, spread: float) -> str:
+    """What would give a budget enough models: the next budget that has them, rounded up."""
+    smallest = _planned(recipe, budget, 1.0).parameters
+    ladder = (budget * 2**number for number in range(1, 20))
+    enough = next((each for each in ladder if len(_curve(recipe, each, sizes, spread)[0]) >= LEAST), None)
+    remedy = "" if enough is None else f": --compute {enough:.2g} has as many"
+    shortest = f"a run has {LEAST_STEPS} steps of train.batch_tokens {recipe.train.batch_tokens:,} or more"
+    return f"{remedy} ({shortest}; the smallest model of this recipe and vocabulary has {smallest:,} parameters)"
+
+
+def doubts(runs: Sequence[PlannedRun], available: float) -> Iterator[str]:
+    """Why a fit of these runs, on so many different tokens, will be refused or mislead."""
+    try:
+        check([Rung(name=each.name, parameters=each.parameters, tokens=each.tokens, loss=1.0) for each in runs])
+    except UsageError as error:
+        yield f"a fit will be refused, unless further budgets are trained into the same folder: {error}"
+    passes = max(each.tokens for each in runs) / available
+    if passes > EPOCHS:
+        yield (
+            f"the longest run reads the text {figure(passes)} times: beyond {EPOCHS}, repeated text is worth much less "
+            "than new text, and the law knows nothing of that"
+        )
 
 
 def _planned(recipe: Recipe, budget: float, size: float) -> PlannedRun:

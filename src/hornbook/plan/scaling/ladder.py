@@ -10,6 +10,7 @@ from hornbook.errors import UsageError
 from hornbook.plan.scaling.approaches import Frontier, envelope, parabolas
 from hornbook.plan.scaling.fit import Runs, bootstrap, fit_law
 from hornbook.plan.scaling.laws import CONSTANTS, OPERATIONS, Allocation, FittedLaw, Parameters, SumLaw, interval
+from hornbook.plan.search.numbers import figure
 from hornbook.settings.fields import Config
 
 SAMPLES = 200
@@ -156,7 +157,8 @@ def _approach(found: Frontier | None) -> Approach | None:
 def _warnings(found: LadderFit, budget: float) -> Iterator[str]:
     low, high = found.ratio_interval
     if high > 3 * low:
-        yield f"the runs leave the optimum open: {low:,.3g} to {high:,.3g} tokens a parameter; more runs narrow it"
+        between = f"{figure(low)} to {figure(high)} tokens a parameter"
+        yield f"the runs leave the optimum open: {between}; more runs narrow it"
     if budget > 100 * found.law.compute[1]:
         yield f"{budget:.3g} operations are {budget / found.law.compute[1]:,.0f} times the largest run: a long way out"
     if found.residual > POOR:

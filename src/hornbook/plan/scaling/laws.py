@@ -98,21 +98,20 @@ class SumLaw(Law):
         left = loss - self.E - self.A * parameters**-self.alpha
         return math.inf if left <= 0 else (self.B / left) ** (1 / self.beta)
 
-    def served(self, compute: float, tokens: float) -> Allocation:
-        """The model of the loss that `compute` buys, of least operations over training and `tokens` that it serves.
+    def served(self, loss: float, tokens: float) -> Allocation:
+        """The model of a loss above E, of least operations over training and `tokens` that it serves.
 
         The minimum of 6 N D + 2 N tokens at a fixed loss (Sardana et al. 2024, arXiv 2401.00448, equation 3).
         """
-        best = self.optimum(compute)
-        assert best.loss is not None
 
         def cost(log: float) -> float:
             size = math.exp(log)
-            return size * (OPERATIONS * self.tokens_for(size, best.loss or 0.0) + SERVING * tokens)
+            return size * (OPERATIONS * self.tokens_for(size, loss) + SERVING * tokens)
 
-        least = (self.A / (best.loss - self.E)) ** (1 / self.alpha)  # a smaller model never comes so far
-        size = math.exp(minimum(cost, math.log(least) + 1e-9, math.log(best.parameters)))
-        return self.at(size, self.tokens_for(size, best.loss))
+        least = (self.A / (loss - self.E)) ** (1 / self.alpha)  # a smaller model never comes so far
+        best = least * (1 + self.alpha / self.beta) ** (1 / self.alpha)  # where nothing is served
+        size = math.exp(minimum(cost, math.log(least) + 1e-9, math.log(best)))
+        return self.at(size, self.tokens_for(size, loss))
 
 
 class RepeatedLaw(SumLaw):
@@ -195,7 +194,10 @@ class PowerLaw(Law):
 
 
 class KaplanLaw(PowerLaw):
-    """L = ((Nc / N)^(alpha_N / alpha_D) + Dc / D)^alpha_D (Kaplan et al. 2020, arXiv 2001.08361, equation 1.5)."""
+    """L = ((Nc / N)^(alpha_N / alpha_D) + Dc / D)^alpha_D (Kaplan et al. 2020, arXiv 2001.08361, equation 1.5).
+
+    The constants of `laws.toml` are those of its joint fit (table 2), not those of N or D alone (equations 1.1, 1.2).
+    """
 
     kind: Literal["kaplan"] = "kaplan"  # pyright: ignore[reportIncompatibleVariableOverride]
     Nc: PositiveFloat
@@ -219,17 +221,17 @@ def interval(values: Iterable[float]) -> tuple[float, float]:
     return ends[0], ends[1]
 
 
-AnyLaw = Annotated[SumLaw | RepeatedLaw | PowerLaw | KaplanLaw, Field(discriminator="kind")]
+AnyLaw = Annotated[SumLaw | RepeatedLaw | FittedLaw | PowerLaw | KaplanLaw, Field(discriminator="kind")]
 
 
 @cache
-def published_laws() -> tuple[Law, ...]:
+def published_laws() -> tuple[AnyLaw, ...]:
     """The laws of `laws.toml`."""
     text = Path(__file__).with_name("laws.toml").read_text(encoding="utf-8")
     return tuple(TypeAdapter(list[AnyLaw]).validate_python(tomllib.loads(text)["law"]))
 
 
-def law_named(name: str) -> Law:
+def law_named(name: str) -> AnyLaw:
     """A published law. Raises UsageError with the known names."""
     for law in published_laws():
         if law.name == name:

@@ -12,7 +12,7 @@ ASPECT = 128
 """Width over layers: 85 to 150 in the models of GPT-3 and LLaMA from a billion parameters on."""
 OFF_ASPECT = 0.05
 """What a proportion that is off by a factor e counts, beside a size that is."""
-STEPS = ((1024, 64, 64), (4096, 256, 64), (1 << 62, 1024, 128))
+STEPS = ((256, 32, 32), (1024, 64, 64), (4096, 256, 64), (1 << 62, 1024, 128))
 """(width below which, what it is a multiple of, width of a head): tensor ranks divide the heads of wide models."""
 LEAST = 2
 """Layers of the smallest model."""

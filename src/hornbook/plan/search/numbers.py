@@ -15,3 +15,8 @@ def short(number: float) -> str:
         if number >= 0.9995 * size:  # three digits of less than that are 1,000 of the unit below
             return f"{number / size:.3g} {unit}"
     return f"{number:.0f}"
+
+
+def figure(number: float) -> str:
+    """Three digits, never with an exponent where the number is large: `0.116`, `21.3`, `1,464`."""
+    return f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"
