@@ -12,7 +12,7 @@ from hornbook.cli.main import main
 from hornbook.data.corpus import Corpus
 from hornbook.evals.compare import compare, paired
 from hornbook.evals.evaluate import Evaluator, Report
-from hornbook.evals.items import ItemScores
+from hornbook.evals.items import ItemScores, mean_and_error
 from hornbook.evals.loss import LossScores
 from hornbook.settings.resolve import resolve
 from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -40,6 +40,21 @@ def test_intervals_hold_the_truth_as_often_as_stated() -> None:
         found = paired(draw.exponential(1, 60), draw.exponential(1, 60))
         inside += found.low <= 0 <= found.high
     assert 180 <= inside <= 200
+
+
+def test_errors_of_ratios_are_those_of_samples() -> None:
+    """Bits are in proportion to bytes, so documents of many sizes say little of the rate: it varies less than they."""
+    draw = np.random.default_rng(2)
+    sizes = np.maximum(draw.lognormal(6, 1.5, (300, 200)), 1).round()
+    rates = draw.normal(2, 0.2, sizes.shape)
+    truth = float(((rates * sizes).sum(1) / sizes.sum(1)).std())
+    values = rates * sizes / sizes.mean(1, keepdims=True)
+    errors = [mean_and_error(*each)[1] for each in zip(values, sizes, strict=True)]
+    assert float(np.mean(errors)) == pytest.approx(truth, rel=0.15)
+    found = paired(values[0], np.zeros(200), sizes[0])
+    assert found.high - found.low == pytest.approx(2 * 1.96 * errors[0], rel=0.25)
+    item = ItemScores({"bits_per_byte": values[0]}, "x", sizes={"bits_per_byte": sizes[0]})
+    assert item.as_dict()["bits_per_byte_se"] == errors[0]
 
 
 def test_documents_add_up_to_the_whole(tiny_corpus: Path) -> None:

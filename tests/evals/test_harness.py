@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from jinja2 import TemplateError
 
 from hornbook.cli.main import main
 from hornbook.errors import UsageError
+from hornbook.evals import harness
 from hornbook.evals.harness import HarnessMethods, run_harness
 from hornbook.evals.likelihood import Request, log_likelihoods
 from hornbook.parallel.world import World
@@ -83,6 +85,47 @@ def test_an_encoder_is_not_asked(tiny_corpus: Path) -> None:
         run_harness(engine(), WORLD, encoder, ["facts"], None)
 
 
+@pytest.fixture
+def lm_eval(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """In place of lm-eval: its `simple_evaluate` does as `evaluate` says."""
+
+    def simple_evaluate(*_: Any, **settings: Any) -> dict[str, Any]:
+        found.settings = settings
+        return found.evaluate()
+
+    found = SimpleNamespace(evaluate=dict, settings={}, simple_evaluate=simple_evaluate)
+    found.TaskManager = lambda include_path: SimpleNamespace(all_tasks=["facts"])  # noqa: ARG005
+    monkeypatch.setattr(harness, "_lm_eval", lambda name: found)  # noqa: ARG005
+    monkeypatch.setattr(harness, "harness_model", lambda *_, **__: None)
+    return found
+
+
+def test_standard_errors_are_asked_for_and_stdout_stays_free(
+    tiny_corpus: Path, lm_eval: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a bootstrap lm-eval gives no standard error, not even of a mean."""
+    lm_eval.evaluate = lambda: print("bootstrapping for stddev") or {"results": {}}
+    run_harness(engine(), WORLD, context(tiny_corpus), ["facts"], None)
+    assert lm_eval.settings["bootstrap_iters"] > 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("error", [KeyError("question"), TemplateError("no x"), ValueError("no test split")])
+def test_a_fault_of_a_task_file_is_told_as_one(
+    tmp_path: Path, tiny_corpus: Path, lm_eval: SimpleNamespace, error: Exception
+) -> None:
+    def fail() -> None:
+        raise error
+
+    lm_eval.evaluate = fail
+    with pytest.raises(UsageError, match=rf"task facts: lm-eval cannot run it \({type(error).__name__}: .*yaml"):
+        run_harness(engine(), WORLD, context(tiny_corpus), ["facts"], tmp_path)
+    with pytest.raises(UsageError, match=r"lm-eval has no task 'other', and .* has no yaml file that names it"):
+        run_harness(engine(), WORLD, context(tiny_corpus), ["other"], tmp_path)
+    with pytest.raises(UsageError, match=r"--include .*none: no such folder"):
+        run_harness(engine(), WORLD, context(tiny_corpus), ["facts"], tmp_path / "none")
+
+
 @pytest.mark.slow
 def test_a_task_of_a_local_file_runs(tmp_path: Path, launch_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The command, with lm-eval where it is installed."""
@@ -102,6 +145,7 @@ def test_a_task_of_a_local_file_runs(tmp_path: Path, launch_run: Any, capsys: py
     found = json.loads(capsys.readouterr().out)["harness"]
     assert found.keys() == TASKS.keys()
     assert 0 <= found["next_word"]["acc"] <= 1
+    assert all(each.keys() > {"acc", "acc_se"} for each in found.values() if "acc" in each)
     assert found["whole_pages"]["bits_per_byte"] > 1
     assert main([*words, "no_such_task"]) == 2
     assert "lm-eval has no task 'no_such_task'" in capsys.readouterr().err

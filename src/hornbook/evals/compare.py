@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from hornbook.errors import UsageError
 from hornbook.evals.evaluate import Report
-from hornbook.evals.items import ItemScores, mean_and_error
+from hornbook.evals.items import CorpusMetric, ItemScores, mean_and_error
 from hornbook.evals.loss import LossScores
 
 RESAMPLES = 2000
@@ -43,21 +43,26 @@ class Difference:
         return self.low > 0 or self.high < 0
 
 
-def paired(first: Float[np.ndarray, " items"], second: Float[np.ndarray, " items"], seed: int = 0) -> Difference:
-    """Difference of the means over the same items, in the same order."""
+def paired(
+    first: Float[np.ndarray, " items"],
+    second: Float[np.ndarray, " items"],
+    sizes: Float[np.ndarray, " items"] | None = None,
+) -> Difference:
+    """Difference of the means over the same items, in the same order; sizes: as of `mean_and_error`."""
     change = first - second
-    mean, error = mean_and_error(change)
-    low, high = _bootstrap(change, seed)
+    mean, error = mean_and_error(change, sizes)
+    low, high = _bootstrap(change, np.ones(len(change)) if sizes is None else sizes / sizes.mean())
     return Difference(float(first.mean()), float(second.mean()), mean, error, low, high, len(change))
 
 
-def _bootstrap(values: Float[np.ndarray, " items"], seed: int) -> tuple[float, float]:
-    """2.5th and 97.5th percentile of the means of samples drawn with replacement."""
-    draw, means = np.random.default_rng(seed), np.empty(RESAMPLES)
+def _bootstrap(values: Float[np.ndarray, " items"], sizes: Float[np.ndarray, " items"]) -> tuple[float, float]:
+    """2.5th and 97.5th percentile of the means of samples drawn with replacement, over the mean sizes of each."""
+    draw, means = np.random.default_rng(0), np.empty(RESAMPLES)
     rows = max(_CHUNK // len(values), 1)
     for first in range(0, RESAMPLES, rows):
         part = means[first : first + rows]
-        part[:] = values[draw.integers(len(values), size=(len(part), len(values)))].mean(1)
+        drawn = draw.integers(len(values), size=(len(part), len(values)))
+        part[:] = values[drawn].mean(1) / sizes[drawn].mean(1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 
@@ -94,11 +99,11 @@ def _bits(documents: np.ndarray) -> dict[str, dict[str, float]]:
 
     Those of each document are over the mean bytes of a document.
     """
-    size, tokens = documents[:, 2].mean(), documents[:, 3:]
-    bits = documents[:, :2] / math.log(2) / size
-    found = {"bits_per_byte": asdict(paired(bits[:, 0], bits[:, 1]))}
+    sizes, tokens = documents[:, 2], documents[:, 3:] / documents[:, 2].mean()
+    bits = documents[:, :2] / math.log(2) / sizes.mean()
+    found = {"bits_per_byte": asdict(paired(bits[:, 0], bits[:, 1], sizes))}
     if (tokens[:, 0] != tokens[:, 1]).any():
-        found["tokens_per_byte"] = asdict(paired(tokens[:, 0] / size, tokens[:, 1] / size))
+        found["tokens_per_byte"] = asdict(paired(tokens[:, 0], tokens[:, 1], sizes))
     return found
 
 
@@ -109,4 +114,18 @@ def _task(first: Any, second: Any) -> Mapping[str, Any]:
         return {"reason": "this task keeps no values of items"}
     if first.digest != second.digest:
         return {"reason": "the items differ, as they do where they are tokens and the tokenizers differ"}
-    return {name: asdict(paired(values, second.values[name])) for name, values in first.values.items() if len(values)}
+    whole = {name: asdict(_overall(each, second.overall[name])) for name, each in first.overall.items()}
+    items = {
+        name: asdict(paired(values, second.values[name], first.sizes.get(name)))
+        for name, values in first.values.items()
+        if len(values)
+    }
+    return whole | items
+
+
+def _overall(first: CorpusMetric, second: CorpusMetric) -> Difference:
+    """Of measurements of all items together, by paired bootstrap: the same samples of both."""
+    change = first.resampled() - second.resampled()
+    low, high = np.percentile(change, [2.5, 97.5]).tolist()
+    error, items = float(change.std(ddof=1)), len(first.statistics)
+    return Difference(first.value, second.value, first.value - second.value, error, low, high, items)

@@ -83,4 +83,12 @@ def _told(score: ItemScores, found: Contamination) -> ItemScores:
     counts = {**score.counts, "contaminated": int(found.seen.sum()), "judged": int(found.judged.sum())}
     some = found.seen.any() and not found.seen.all()
     clean = {f"{name}_clean": values for name, values in score.of(~found.seen).items()} if some else {}
-    return replace(score, values={**score.values, **clean}, counts=counts)
+    sizes = {f"{name}_clean": each[~found.seen] for name, each in score.sizes.items()} if some else {}
+    overall = {f"{name}_clean": each.of(~found.seen) for name, each in score.overall.items()} if some else {}
+    return replace(
+        score,
+        values={**score.values, **clean},
+        counts=counts,
+        sizes={**score.sizes, **sizes},
+        overall={**score.overall, **overall},
+    )

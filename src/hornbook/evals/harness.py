@@ -7,7 +7,9 @@ them, so that both give the same numbers. lm-eval is imported when a model is ma
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from hornbook.files.extras import install_command
 from hornbook.model.generate.generate import generate
 from hornbook.parallel.world import World
 
+RESAMPLES = 1000
+"""Samples of the bootstrap, for standard errors of metrics that are no means (BLEU: 100, by lm-eval)."""
 ANSWER_TOKENS = 256
 """Tokens of an answer where a task does not say, as of HFLM."""
 
@@ -162,32 +166,52 @@ def harness_model(model: Model, world: World, context: ModelContext, *, bos: boo
 def run_harness(
     model: Model, world: World, context: ModelContext, tasks: Sequence[str], folder: Path | None, *, bos: bool = False
 ) -> dict[str, Any]:
-    """Results of lm-eval's tasks by name: metrics with their standard errors; samples under `samples`.
+    """Results of lm-eval's tasks by name: metrics with their standard errors.
 
     `folder` has task files (yaml) besides those that lm-eval brings. Nothing is fetched: data sets must be local files,
     or in the cache. Raises UsageError for tasks that are not known, or whose data is not there.
     """
     if context.model.kind != "decoder":
         raise UsageError(f"lm-eval asks a decoder for texts, and this model is an {context.model.kind}")
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"--include {folder}: no such folder: give the one that has the yaml files of lm-eval's tasks")
     own = harness_model(model, world, replace(context, proceed=lambda: True), bos=bos)
     manager = _lm_eval("lm_eval.tasks").TaskManager(include_path=None if folder is None else str(folder))
     if unknown := [name for name in tasks if name not in manager.all_tasks]:
-        where = f" or in {folder}" if folder else ": name the folder of its yaml file with --include"
+        where = f", and {folder} has no yaml file that names it" if folder else ": name its folder with --include"
         raise UsageError(f"lm-eval has no task {unknown[0]!r}{where}")
-    evaluator = _lm_eval("lm_eval.evaluator")
+    return _evaluate(own, tasks, manager)
+
+
+def _evaluate(own: Any, tasks: Sequence[str], manager: Any) -> dict[str, Any]:
+    """What `simple_evaluate` of lm-eval finds. Raises UsageError where a task's data or file is at fault."""
+    from jinja2 import TemplateError
+
+    evaluator, named = _lm_eval("lm_eval.evaluator"), f"lm-eval task {', '.join(tasks)}"
     try:
-        return evaluator.simple_evaluate(own, tasks=list(tasks), task_manager=manager, bootstrap_iters=0)
+        with redirect_stdout(sys.stderr):  # lm-eval prints, and stdout is of the result
+            found = evaluator.simple_evaluate(
+                own, tasks=list(tasks), task_manager=manager, bootstrap_iters=RESAMPLES, log_samples=False
+            )
+    except UsageError:
+        raise
     except (FileNotFoundError, ConnectionError) as error:
         raise UsageError(
-            f"lm-eval task {', '.join(tasks)}: its data is not on this machine ({error}): correct data_files in the "
-            "task's yaml, or fetch the data set beforehand"
+            f"{named}: its data is not on this machine ({error}): correct data_files in the task's yaml, or fetch the "
+            "data set beforehand"
         ) from error
+    except (TemplateError, LookupError, ValueError, TypeError) as error:
+        raise UsageError(
+            f"{named}: lm-eval cannot run it ({type(error).__name__}: {error}): correct the fields and templates that "
+            "the task's yaml names"
+        ) from error
+    return dict(found)
 
 
 def _lm_eval(name: str) -> Any:
     """A module of lm-eval, which looks for nothing on the network."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError(f"--harness needs lm-eval, which is not installed: {install_command('eval')}")
-    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_MULTIPROC"):  # the last: no forks beside torch
         os.environ.setdefault(variable, "1")
     return importlib.import_module(name)

@@ -1,7 +1,7 @@
 """Scores of a task that has items: means with standard errors, and the values of each item for comparisons."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,6 +9,32 @@ import xxhash
 from jaxtyping import Bool, Float, Int
 
 from hornbook.evals.task import summary_of
+
+RESAMPLES = 1000
+"""Samples of the bootstrap of a `CorpusMetric`, as of sacrebleu's."""
+
+
+@dataclass(frozen=True)
+class CorpusMetric:
+    """A measurement of all items together that is no mean, such as BLEU: a function of the sums of their statistics."""
+
+    statistics: Int[np.ndarray, "items n"]
+    compute: Callable[[list[int]], float]
+
+    @property
+    def value(self) -> float:
+        """Of all items."""
+        return self.compute(self.statistics.sum(0).tolist())
+
+    def resampled(self) -> Float[np.ndarray, " resamples"]:
+        """Of samples drawn with replacement, the same ones for every model (paired bootstrap; Koehn 2004)."""
+        items = len(self.statistics)
+        counts = np.random.default_rng(0).multinomial(items, np.full(items, 1 / items), RESAMPLES)
+        return np.array([self.compute(each) for each in (counts @ self.statistics).tolist()])
+
+    def of(self, kept: Bool[np.ndarray, " items"]) -> "CorpusMetric":
+        """The same of some items."""
+        return CorpusMetric(self.statistics[kept], self.compute)
 
 
 @dataclass(frozen=True)
@@ -21,10 +47,12 @@ class ItemScores:
     """Hash of the items: values with equal digests are of the same items, in the same order."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """What is said besides, such as how many prompts were cut."""
-    sizes: Int[np.ndarray, " items"] | None = None
-    """Where `bits_per_byte` is measured, bytes of each item: its values are bits over their mean."""
-    overall: Mapping[str, float | str] = field(default_factory=dict)
-    """Measurements of all items together, which are no means: BLEU."""
+    sizes: Mapping[str, Int[np.ndarray, " items"]] = field(default_factory=dict)
+    """Of measurements that are ratios (`bits_per_byte`) the bytes of each item: values are over the mean of these."""
+    overall: Mapping[str, CorpusMetric] = field(default_factory=dict)
+    """Measurements of all items together."""
+    signatures: Mapping[str, str] = field(default_factory=dict)
+    """How those were computed."""
 
     @property
     def summary(self) -> str:
@@ -34,25 +62,33 @@ class ItemScores:
     def of(self, kept: Bool[np.ndarray, " items"]) -> dict[str, Float[np.ndarray, " kept"]]:
         """The values that some items alone have, of measurements of all items."""
         found = {name: values[kept] for name, values in self.values.items() if len(values) == len(kept)}
-        if self.sizes is not None and "bits_per_byte" in found:
-            found["bits_per_byte"] *= self.sizes.mean() / self.sizes[kept].mean()
+        for name, sizes in self.sizes.items():
+            found[name] *= sizes.mean() / sizes[kept].mean()
         return found
 
     def as_dict(self) -> dict[str, float | int | str]:
         """Means, and behind each its standard error under the name with `_se`."""
-        found: dict[str, float | int | str] = dict(self.overall)
+        found: dict[str, float | int | str] = {}
+        for name, metric in self.overall.items():
+            found[name], found[f"{name}_se"] = metric.value, float(metric.resampled().std(ddof=1))
+        found |= self.signatures
         for name, values in self.values.items():
-            found[name], found[f"{name}_se"] = mean_and_error(values)
+            found[name], found[f"{name}_se"] = mean_and_error(values, self.sizes.get(name))
         items = max((len(values) for values in self.values.values()), default=0)
         return found | {"items": items} | dict(self.counts) | {"digest": self.digest}
 
 
-def mean_and_error(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
-    """Mean, and its standard error (of a sample, n - 1); NaN where there are too few."""
+def mean_and_error(values: Float[np.ndarray, " n"], sizes: Int[np.ndarray, " n"] | None = None) -> tuple[float, float]:
+    """Mean, and its standard error (of a sample, n - 1); NaN where there are too few.
+
+    sizes: of a ratio, whose values are over the mean size. Its error is that of the residuals beside the ratio (delta
+    method), for larger items have more of what is counted.
+    """
     if not len(values):
         return math.nan, math.nan
-    error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(values.mean()), error
+    mean = float(values.mean())
+    rest = values if sizes is None else values - mean * sizes / sizes.mean()
+    return mean, float(rest.std(ddof=1)) / math.sqrt(len(rest)) if len(rest) > 1 else math.nan
 
 
 def digest_of(*parts: object) -> str:

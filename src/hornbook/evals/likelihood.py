@@ -18,6 +18,7 @@ LENGTH_UNIT = 32
 """Rows of a batch are as long as a multiple of it, so that there are few different lengths."""
 MOST_TOKENS = 2**14
 """Of a batch of several rows: a model that reads very long rows need not have room for eight of them."""
+_CUT = 'shorten the prompt, or set long = "cut" in the task, which leaves out the beginnings of such prompts'
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Request:
         """Tokens that the model reads: the last one is only predicted."""
         return len(self.context) + len(self.continuation) - 1
 
-    def within(self, sequence: int, where: str, *, cut: bool) -> "Request":
+    def within(self, sequence: int, where: str, *, cut: bool, remedy: str = _CUT) -> "Request":
         """The request, or its last `sequence` tokens where it is longer and may be `cut`. Raises UsageError."""
         over = self.length - sequence
         if over <= 0:
@@ -46,8 +47,7 @@ class Request:
             )
         if not cut:
             raise UsageError(
-                f"{where}: {self.length:,} tokens, and the model reads {sequence:,} (train.sequence): shorten the "
-                'prompt, or set long = "cut" in the task, which leaves out the beginnings of such prompts'
+                f"{where}: {self.length:,} tokens, and the model reads {sequence:,} (train.sequence): {remedy}"
             )
         return replace(self, context=self.context[over:], cut=True)
 

@@ -1,11 +1,13 @@
 """Figures of what a model wrote beside what a person wrote: BLEU and chrF by sacrebleu, ROUGE by rouge-score.
 
 Both packages come with the extra `eval` and are imported when a task is built, so that their absence shows before
-training. BLEU and chrF are of all texts together, each with the signature that says how it was computed (Post 2018).
+training. BLEU and chrF are of all texts together, each with the signature that says how it was computed (Post 2018);
+sacrebleu's own statistics of each text are resampled for their errors.
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,11 @@ from jaxtyping import Float
 
 from hornbook.errors import UsageError
 from hornbook.evals.config import Summarization, Translation, WrittenFile
+from hornbook.evals.items import CorpusMetric
 from hornbook.files.extras import install_command
 
-Figures = tuple[dict[str, Float[np.ndarray, " items"]], Mapping[str, float | str]]
-"""Values of each item, and what is of all of them together."""
+Figures = tuple[dict[str, Float[np.ndarray, " items"]], dict[str, CorpusMetric], dict[str, str]]
+"""Values of each item, what is of all of them together, and its signatures."""
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
@@ -51,13 +54,18 @@ def _sacrebleu(config: Translation) -> tuple[Any, Any]:
 
 def _translation(metrics: tuple[Any, Any], found: Sequence[str], right: Sequence[str]) -> Figures:
     bleu, chrf = metrics
-    overall: dict[str, float | str] = {}
-    for metric in metrics if found else ():
-        name = "bleu" if metric is bleu else "chrf"
-        overall[name] = float(metric.corpus_score(list(found), [list(right)]).score)
-        overall[f"{name}_signature"] = str(metric.get_signature())
+    overall: dict[str, CorpusMetric] = {}
+    signatures: dict[str, str] = {}
+    for name, metric in {"bleu": bleu, "chrf": chrf}.items() if found else ():
+        statistics = np.array(metric._extract_corpus_statistics(list(found), [list(right)]))
+        overall[name] = CorpusMetric(statistics, partial(_score, metric))
+        signatures[f"{name}_signature"] = str(metric.get_signature())
     sentences = [chrf.sentence_score(ours, [theirs]).score for ours, theirs in zip(found, right, strict=True)]
-    return {"chrf_sentence": np.array(sentences, np.float64)}, overall
+    return {"chrf_sentence": np.array(sentences, np.float64)}, overall, signatures
+
+
+def _score(metric: Any, statistics: list[int]) -> float:
+    return float(metric._compute_score_from_stats(statistics).score)
 
 
 def _rouge_score(config: Summarization) -> Any:
@@ -66,7 +74,7 @@ def _rouge_score(config: Summarization) -> Any:
 
 def _summaries(scorer: Any, found: Sequence[str], right: Sequence[str]) -> Figures:
     rows = [scorer.score(theirs, ours) for ours, theirs in zip(found, right, strict=True)]
-    return {name: np.array([row[name].fmeasure for row in rows], np.float64) for name in ROUGE}, {}
+    return {name: np.array([row[name].fmeasure for row in rows], np.float64) for name in ROUGE}, {}, {}
 
 
 _METRICS: dict[type[WrittenFile], tuple[Callable[[Any], Any], Callable[[Any, Sequence[str], Sequence[str]], Figures]]]

@@ -9,6 +9,8 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
+from hornbook.model.generate import generate as generating
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -154,3 +156,21 @@ def test_stop_strings_penalties_and_log_probabilities(checkpoint, capsys):
     assert len(set(made("--frequency-penalty", "100")["ids"])) == 30
     assert made("--min-p", "1")["ids"] == made("--greedy")["ids"]
     assert main([*words, "--beams", "2", "--min-p", "0.5"]) == Exit.USAGE
+
+
+def test_a_chat_template_asks_where_wanted(checkpoint, run, tmp_path, monkeypatch):
+    asked = []
+    real = generating.generate
+    monkeypatch.setattr(
+        generating, "generate", lambda model, ids, **rest: asked.append(ids) or real(model, ids, **rest)
+    )
+    words = ["--chat", "-p", "the page", "--greedy", "--tokens", 8]
+    code, _, err = run(checkpoint, *words)
+    assert code == Exit.USAGE
+    assert "has no chat template, and --chat asks a decoder by its template: leave it out" in err
+    folder = shutil.copytree(checkpoint, tmp_path / "templated")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ 'Q: ' + m['content'] }}{% endfor %} A:")
+    code, out, _ = run(folder, *words)
+    assert asked == [Tokenizer.load(folder).encode("Q: the page A:")]
+    assert not out.startswith("the page"), "an answer is told without what was asked"
+    assert json.loads(run(folder, *words, "--json")[1])["prompt"] == "the page"

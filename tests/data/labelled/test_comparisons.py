@@ -14,6 +14,7 @@ from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objectives import Answer
 from hornbook.data.config.preferences import DPO, KTO, ORPO, Comparing, Reward
 from hornbook.data.corpus import Corpus
+from hornbook.data.labelled.comparisons import find_answers
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.errors import Exit, UsageError
@@ -185,6 +186,20 @@ def test_prompts_are_mismatched_with_the_answer_before(rated: Corpus) -> None:
             sides.append(side)
     assert len(sides) == COUNT == whole.total_weight
     assert {CHOSEN: sides.count(CHOSEN), REJECTED: sides.count(REJECTED)} == {CHOSEN: 20, REJECTED: 10}
+
+
+def test_a_prompt_is_not_mismatched_with_an_answer_of_its_own(tmp_path: Path) -> None:
+    """Several answers to one prompt often stand side by side, a good and a bad one."""
+    rows = [{"prompt": f"{n // 2}", "completion": f"a{n}", "label": n % 2 == 0} for n in range(12)]
+    corpus = make(tmp_path, RatedLabels(), rows, validation=0)
+    found = find_answers(corpus.train["set"], SEQUENCE, mismatched=True)
+    (shard,) = corpus.train["set"].shards
+    tokenizer = Tokenizer.load(corpus.root / "tokenizer")
+    stored = [tokenizer.decode(shard.data[a:b]) for a, b in zip([0, *shard.ends], shard.ends, strict=False)]
+    prompts = [text.split("assistant")[0] for text in stored]
+    assert len(set(prompts)) == 6
+    assert all(prompts[number] != prompts[other] for number, other in enumerate(found.others))
+    assert len(set(found.others.tolist())) == 6, "the nearest one"
 
 
 def write_model(folder: Path, corpus: Corpus, seed: int = 3) -> Path:

@@ -65,7 +65,10 @@ def test_an_answer_is_written_greedily(tmp_path: Path, tiny_corpus: Path) -> Non
             hidden, _ = model.model(torch.tensor([tokens]))
             tokens.append(int(model.model.head.logits(hidden)[0, -1].argmax()))  # pyright: ignore
     text = own.tokenizer.decode(tokens[-4:])
-    rows = ({"question": "the model", "answer": ["?", text.strip()]}, {"question": "the model", "answer": "not this"})
+    rows = (
+        {"question": "the model", "answer": ["?", f" {text.strip()}"]},
+        {"question": "the model", "answer": "not this"},
+    )
     task = GenerationFile(path=write(tmp_path, *rows), max_tokens=4, stop=[], normalize=False).build(own)
     assert task.score(model, WORLD).values["exact"].tolist() == [1.0, 0.0]  # pyright: ignore
 
@@ -111,7 +114,7 @@ def test_a_row_that_is_no_question_is_named(tmp_path: Path, tiny_corpus: Path, r
 def test_a_long_prompt_is_cut_where_asked(tmp_path: Path, tiny_corpus: Path) -> None:
     row = {"question": "q" * 300, "choices": ["a", "b"], "answer": 0}
     task = MultipleChoice(path=write(tmp_path, QUESTIONS[0], row), long="cut").build(context(tiny_corpus))
-    assert task.score(engine(), WORLD).as_dict()["cut"] == 2
+    assert task.score(engine(), WORLD).as_dict()["cut"] == 1, "items, and not their answers"
     config = GenerationFile(path=write(tmp_path, *[{"question": "q" * 300, "answer": "a"}] * 2), max_tokens=8)
     with pytest.raises(UsageError, match=r"items.jsonl:1: 301 tokens of prompt and 8 of the answer"):
         config.build(context(tiny_corpus))

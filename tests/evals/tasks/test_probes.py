@@ -113,6 +113,7 @@ def _recall(own: Any, distance: int) -> Any:
         (Copy(tokens=100), "copy: twice 100 tokens, and the model reads 128 .*set tokens to 64 or less"),
         (Recall(distances=[500]), r"recall: 4 facts.*lower facts or distances"),
         (Recall(facts=32), r"recall: 32 facts.*lower facts or distances"),
+        (Arithmetic(shots=32), r"arithmetic, item 1: .*lower shots or digits of the task$"),
         (Cloze(choices=80), r"cloze: the validation text has \d+ different words.*80 are needed"),
     ],
 )

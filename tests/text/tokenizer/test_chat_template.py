@@ -176,6 +176,29 @@ def test_a_template_that_rewrites_earlier_messages_needs_tags(tmp_path: Path) ->
         template.encode_answers(ANSWERED)
 
 
+def test_an_answer_may_have_several_tags(tmp_path: Path) -> None:
+    """As Phi-3's template for training, which ends a conversation with tags around its last token."""
+    import transformers
+
+    source = OURS["chatml"] + "{% generation %}{{ eos_token }}{% endgeneration %}"
+    folder = folder_with(tmp_path / "t", chat_template=source)
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    messages = [{"role": each.role, "content": each.content} for each in TALK[:2]]
+    expected = theirs.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    found = read(folder).encode_answers(TALK[:2])
+    assert found.tokens == expected["input_ids"]
+    assert [int(each) for each in found.is_answer] == expected["assistant_masks"]
+    with pytest.raises(UsageError, match="where all of it is learned"):
+        read(folder).encode_answers([TALK[0], TALK[1]._replace(is_learned=False)])
+
+
+def test_a_template_that_leaves_out_what_is_said_is_refused(tmp_path: Path) -> None:
+    """As those of vision models, whose messages are lists of parts."""
+    source = "{% for m in messages %}{% for part in m.content if part.text %}{{ part.text }}{% endfor %};{% endfor %}"
+    with pytest.raises(UsageError, match="does not write the text of messages"):
+        read(folder_with(tmp_path / "t", chat_template=source)).require_tokens()
+
+
 def test_special_tokens_that_the_tokenizer_lacks(tmp_path: Path) -> None:
     read(folder_with(tmp_path / "t", chat_template=OURS["chatml"])).require_tokens()
     other = OURS["chatml"].replace("im_end", "eot_id")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hornbook.model.generate.speculative import Drafter, Tally
     from hornbook.model.generate.text_stream import StopStrings
     from hornbook.model.storage.load import Loaded
+    from hornbook.text.tokenizer.chat_template import ChatTemplate
 
 MaxTokens = Annotated[int, typer.Option(min=0, help="Maximum number of tokens to generate.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
@@ -52,6 +53,9 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="The text to continue; without it, each line of stdin.")
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a user's message, answered by the model's chat template.")
+    ] = False,
     tokens: MaxTokens = 128,
     seed: Seed = 0,
     greedy: Greedy = False,
@@ -82,6 +86,7 @@ def generate(
 
     A decoder continues the prompt, an encoder-decoder answers it, an encoder fills its masks. Spell masks and sentinels
     as the tokenizer does ([MASK], <extra_id_0>).
+    With --chat the model's chat template asks it; `hornbook chat` remembers earlier turns.
     Text ends at the model's end-of-text token. When it fills the model's positions, it continues from its second half.
     Without -p, each line of stdin is a prompt of its own. --json prints one object per prompt.
     """
@@ -95,12 +100,13 @@ def generate(
         raise UsageError("--beams keeps several texts at once: leave out --speculative and --draft")
     loaded = load_speaker(target, device)
     drafter = _drafter(loaded, draft, draft_tokens, speculative=speculative)
-    wanted = Wanted(tokens, sampling, Beam(beams, length_penalty), tuple(stop or ()), logprobs, drafter)
+    template = _chat_template(loaded) if chat else None
+    wanted = Wanted(tokens, sampling, Beam(beams, length_penalty), tuple(stop or ()), logprobs, drafter, template)
     for each in _prompts(prompt):
         if loaded.config.kind == "encoder":
             yield _fill(loaded, each)
             continue
-        echo = loaded.config.kind == "decoder" and (prompt is not None or not sys.stdin.isatty())
+        echo = loaded.config.kind == "decoder" and not chat and (prompt is not None or not sys.stdin.isatty())
         yield _respond(loaded, each, wanted, as_json=as_json, echo=echo)
 
 
@@ -152,6 +158,8 @@ class Wanted:
     """How many likely tokens to tell beside each; None: no log-probabilities."""
     drafter: "Drafter | None" = None
     """Proposes tokens that the model checks several at a time."""
+    template: "ChatTemplate | None" = None
+    """A prompt is the message of a user, which the model answers."""
     tally: "Tally | None" = None
     """Of the drafts of the prompt at hand."""
 
@@ -177,6 +185,18 @@ def _drafter(loaded: "Loaded", draft: Path | None, count: int | None, *, specula
     if other.tokenizer.digest != loaded.tokenizer.digest:
         raise UsageError(f"--draft {draft}: its tokenizer is another one: drafts need the same tokens")
     return OtherModel(other.model, count or DRAFT_TOKENS, other.config.position.length)
+
+
+def _chat_template(loaded: "Loaded") -> "ChatTemplate":
+    """Raises UsageError where the model has none, or is no decoder."""
+    from hornbook.text.tokenizer.chat_template import read_chat_template
+
+    assert loaded.tokenizer is not None
+    found = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
+    if found is None or loaded.config.kind != "decoder":
+        lacks = "has no chat template" if found is None else f"is an {loaded.config.kind.replace('_', '-')}"
+        raise UsageError(f"{loaded.folder} {lacks}, and --chat asks a decoder by its template: leave it out")
+    return found
 
 
 def _prompts(prompt: str | None) -> Iterator[str]:
@@ -271,14 +291,19 @@ def _stream(
 ) -> Iterator[str]:
     """Pieces of text as they are generated; their token ids are appended to `ids`, and to `scores` what is wanted."""
     from hornbook.model.generate.generate import stream_text
-    from hornbook.model.generate.prompts import encode_prompt
+    from hornbook.model.generate.prompts import Prompt, encode_prompt
     from hornbook.model.surgery.folders import decoder_start_of
+    from hornbook.text.tokenizer.chat_template import Message
 
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
-    begun = encode_prompt(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
     alone = loaded.model.encoder is None
     stop = (tokenizer.end_id, tokenizer.delimiter_id) if alone else (tokenizer.end_id,)
+    if wanted.template is None:
+        begun = encode_prompt(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
+    else:
+        begun = Prompt(wanted.template.encode([Message("user", prompt)]))
+        stop += () if (end := wanted.template.turn_end()) is None else (end,)
     made = _tokens(loaded, begun, wanted, stop, scores)
 
     def collected() -> Iterator[int]:

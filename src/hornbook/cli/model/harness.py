@@ -39,6 +39,8 @@ def evaluate_with_harness(
     progress("run lm-eval", 0, None)
     found = run_harness(engine, engine.world, context, [each.strip() for each in tasks.split(",")], include, bos=bos)
     results = {name: _metrics(values) for name, values in found["results"].items()}
+    if not any(set(values) - {"sample_len"} for values in results.values()):
+        raise UsageError(f"lm-eval gave no figure of {tasks}: correct metric_list in the task's yaml")
     versions = {name: found["versions"].get(name) for name in results}
     value = {
         "checkpoint": str(folder),

@@ -62,7 +62,7 @@ class IPO(Referenced):
 class KTO(Referenced):
     """Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv 2402.01306) of answers that are rated alone.
 
-    The divergence z is estimated over each microbatch, of prompts with the answers of their neighbours.
+    The divergence z is estimated over each microbatch, of prompts with answers to the prompt before.
     """
 
     labels: ClassVar[str] = "rated"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from jaxtyping import Float32, Int64
 
 from hornbook.data.batch import CHOSEN, MISMATCHED, REJECTED, Batch, Compared
@@ -56,11 +57,13 @@ class Answered(NamedTuple):
     """bool [documents]: the only conversation is a bad one."""
     cut: np.ndarray
     """bool [documents]"""
+    others: Int64[np.ndarray, " documents"]
+    """The document whose answer is read with the prompt of each, where answers are mismatched."""
     labels: Float32[np.ndarray, " tokens"]
 
 
 def find_answers(stream: Stream, sequence: int, *, mismatched: bool) -> Answered:
-    """Read the labels of a stream. `mismatched`: each prompt needs room for the answer of the document before it."""
+    """Read the labels of a stream. `mismatched`: each prompt needs room for the answer to another."""
     ends = stream_ends(stream)
     parts = [shard.labels for shard in stream.shards]
     labels = np.concatenate([part[:, 0] for part in parts if part is not None] or [np.empty(0, np.float32)])
@@ -71,10 +74,22 @@ def find_answers(stream: Stream, sequence: int, *, mismatched: bool) -> Answered
     wanted = np.stack([first, second])
     rejected = first == 0
     wanted[:, rejected], prompts[0, rejected] = wanted[::-1, rejected], prompts[1, rejected]
+    others = _others(stream, begins, prompts[0]) if mismatched else _NONE
     if mismatched:
-        wanted[1] = prompts[0] + np.roll(whole - prompts[0], 1)
+        wanted[1] = prompts[0] + (whole - prompts[0])[others]
     sizes = _fitting(wanted, sequence)
-    return Answered(begins, sizes, first, prompts, rejected, sizes.sum(0) < wanted.sum(0), labels)
+    return Answered(begins, sizes, first, prompts, rejected, sizes.sum(0) < wanted.sum(0), others, labels)
+
+
+def _others(
+    stream: Stream, begins: Int64[np.ndarray, " documents"], prompts: Int64[np.ndarray, " documents"]
+) -> Int64[np.ndarray, " documents"]:
+    """The nearest document before each that has another prompt: answers to one prompt often stand side by side."""
+    tokens = np.concatenate([shard.data for shard in stream.shards] or [_NONE])
+    spans = zip(begins.tolist(), prompts.tolist(), strict=True)
+    keys = np.array([xxhash.xxh3_64_intdigest(tokens[begin : begin + size]) for begin, size in spans], np.uint64)
+    numbers = np.arange(len(keys))
+    return (np.maximum.accumulate(np.where(keys != np.roll(keys, 1), numbers, 0)) - 1) % max(len(keys), 1)
 
 
 def _before_answer(ends: Int64[np.ndarray, " documents"], answered: np.ndarray) -> Int64[np.ndarray, " documents"]:
@@ -214,7 +229,7 @@ class Comparisons(BatchBuilder):
         one = Conversation(begin, first, REJECTED if found.rejected[document] else CHOSEN)
         if not self._mismatched:
             return [one]
-        other, prompt = (document or len(found.begins)) - 1, int(found.prompts[0, document])
+        other, prompt = int(found.others[document]), int(found.prompts[0, document])
         start = int(found.begins[other] + found.prompts[0, other])
         return [one, Conversation(start, second - prompt, MISMATCHED, (begin, prompt))]
 

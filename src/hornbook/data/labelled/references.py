@@ -80,7 +80,8 @@ def keep_references(
 
 
 def _key(context: BuildContext, stream: Stream, objective: Comparing) -> str:
-    parts = f"{VERSION} {context.sequence} {isinstance(objective, KTO)} {stream.digest}"
+    answers = "with others to another prompt" if isinstance(objective, KTO) else False
+    parts = f"{VERSION} {context.sequence} {answers} {stream.digest}"
     return xxhash.xxh3_64_hexdigest(parts.encode())
 
 

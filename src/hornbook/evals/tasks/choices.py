@@ -53,9 +53,8 @@ class ChoiceTask:
         values = {"accuracy": plain, "accuracy_norm": norm}
         for group in dict.fromkeys(item.group for item in self.items if item.group):
             values[f"accuracy_{group}"] = plain[[item.group == group for item in self.items]]
-        return ItemScores(
-            values, digest_of(*(_identity(item.text, item.requests) for item in self.items)), _cut(requests)
-        )
+        digest = digest_of(*(_identity(item.text, item.requests) for item in self.items))
+        return ItemScores(values, digest, _cut([item.requests for item in self.items]))
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,13 @@ class ContinuationTask:
         exact = (right == lengths).astype(float)
         sizes = np.array([item.size for item in self.items])
         values = {"exact": exact, "loss": -nats / lengths}
-        if sizes.any():  # over the mean bytes of an item, so that the mean is that of all bytes together
+        with_text = {"bits_per_byte": sizes} if sizes.any() else {}
+        if with_text:  # over the mean bytes of an item, so that the mean is that of all bytes together
             values["bits_per_byte"] = -nats / math.log(2) / sizes.mean()
         for group in dict.fromkeys(item.group for item in self.items if item.group):
             values[f"exact_{group}"] = exact[[item.group == group for item in self.items]]
         digest = digest_of(*(_identity(item.text, [item.request]) for item in self.items))
-        return ItemScores(values, digest, _cut(requests), sizes)
+        return ItemScores(values, digest, _cut([[request] for request in requests]), with_text)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,10 @@ class CopyTask:
 
 def _identity(text: str, requests: Sequence[Request]) -> object:
     """What tells an item from others: its text under any tokenizer, unless the model reads something else."""
-    return text if text and not _cut(requests) else requests
+    return text if text and not _cut([requests]) else requests
 
 
-def _cut(requests: Sequence[Request]) -> dict[str, int]:
-    cut = sum(request.cut for request in requests)
+def _cut(items: Sequence[Sequence[Request]]) -> dict[str, int]:
+    """How many items have a request that is cut, if there are any."""
+    cut = sum(any(request.cut for request in requests) for requests in items)
     return {"cut": cut} if cut else {}

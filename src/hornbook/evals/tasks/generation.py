@@ -62,7 +62,7 @@ class GenerationTask(_Asked):
                 break
             text = write(model, world, item.tokens, self.context, config.max_tokens, config.stop)
             exact, f1 = answer_scores(text, item.answers)
-            found[number] = (exact if config.normalize else float(text.strip() in item.answers)), f1
+            found[number] = (exact if config.normalize else float(text.strip() in map(str.strip, item.answers))), f1
         values = {"exact": found[:, 0], "f1": found[:, 1]}
         return ItemScores(values, digest_of(config.max_tokens, *self.items), _cut(self.items))
 
@@ -82,9 +82,10 @@ class WrittenTask(_Asked):
             beams = config.beams, config.length_penalty
             text = write(model, world, item.tokens, self.context, config.max_tokens, config.stop, beams)
             found.append(text.strip())
-        values, overall = written.scores(config, found, [item.answers[0] for item in self.items[: len(found)]])
+        right = [item.answers[0] for item in self.items[: len(found)]]
+        values, overall, signatures = written.scores(config, found, right)
         digest = digest_of(config.max_tokens, config.beams, config.length_penalty, config.stop, *self.items)
-        return ItemScores(values, digest, _cut(self.items), overall=overall)
+        return ItemScores(values, digest, _cut(self.items), overall=overall, signatures=signatures)
 
 
 def _cut(items: Sequence[Question]) -> dict[str, int]:

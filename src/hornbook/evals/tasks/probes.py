@@ -44,7 +44,8 @@ def arithmetic(config: Arithmetic, context: TaskContext) -> ContinuationTask:
         *shots, (question, answer) = (_sum(draw, sign, config.digits) for _ in range(config.shots + 1))
         prompt = "".join(f"{before}{result}\n" for before, result in shots) + question
         where = f"eval.tasks, {config.label}, item {number + 1}"
-        request = encode_request(context.tokenizer, prompt, answer, where).within(context.sequence, where, cut=False)
+        request = encode_request(context.tokenizer, prompt, answer, where)
+        request = request.within(context.sequence, where, cut=False, remedy="lower shots or digits of the task")
         group = OPERATORS[sign].__name__ if len(config.operations) > 1 else ""
         items.append(Continuation(request, len(answer), question + answer, group))
     return ContinuationTask(config.label, items, context)

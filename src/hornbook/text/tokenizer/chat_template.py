@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -40,6 +40,10 @@ class Message(NamedTuple):
     """What an assistant asks of tools, as the template wants it."""
     is_learned: bool = True
     """Whether a model learns it, where it is the assistant's."""
+
+
+_PROBE = Message("user", "asked-of-it"), Message("assistant", "said-by-it")
+"""What a template is tried on."""
 
 
 class Rendered(NamedTuple):
@@ -104,8 +108,13 @@ class ChatTemplate:
         return next((each for each in ids if each in self._tokenizer.special_ids), None)
 
     def require_tokens(self) -> None:
-        """UsageError where the template spells special tokens that the tokenizer does not have."""
-        text = self._render([Message("user", "a"), Message("assistant", "b")], answer=False)
+        """UsageError where the template spells special tokens that the tokenizer lacks, or leaves out what is said."""
+        text = self._render(_PROBE, answer=False)
+        if not all(each.content in text for each in _PROBE):
+            raise UsageError(
+                "the chat template does not write the text of messages, as those for messages of several parts do not: "
+                'take one for plain text, or text.chat_template = "plain"'
+            )
         spelled = dict.fromkeys(_LOOKS_SPECIAL.findall(text.replace(_BREAK, "")))
         missing = [each for each in spelled if len(self._tokenizer.encode_parts([(each, True)])) != 1]
         if missing:
@@ -118,12 +127,21 @@ class ChatTemplate:
         """Parts of the text, and whether each is learned; `generation` tags stand around answers."""
         parts = re.split(f"[{_BEGIN}{_END}]", text)
         said = [each.is_learned for each in messages if each.role == "assistant"]
-        if len(parts) != 2 * len(said) + 1:
-            raise UsageError(
-                f"the chat template has {len(parts) // 2} parts between `generation` tags for {len(said)} messages of "
-                "the assistant: it must have one for each"
-            )
-        return [(part, number % 2 == 1 and said[number // 2]) for number, part in enumerate(parts)]
+        if len(parts) == 2 * len(said) + 1:
+            return [(part, number % 2 == 1 and said[number // 2]) for number, part in enumerate(parts)]
+        if all(said) and self._tags_answers_alone:
+            return [(part, number % 2 == 1) for number, part in enumerate(parts)]
+        raise UsageError(
+            f"the chat template has {len(parts) // 2} parts between `generation` tags for {len(said)} messages of the "
+            "assistant: it must have one for each, or tag only what the assistant says where all of it is learned"
+        )
+
+    @cached_property
+    def _tags_answers_alone(self) -> bool:
+        """Whether `generation` tags stand around what an assistant says, in any number of parts, and nothing else."""
+        text = self._render(_PROBE, answer=False)
+        tagged = "".join(re.split(f"[{_BEGIN}{_END}]", text)[1::2])
+        return _PROBE[0].content not in tagged and _PROBE[1].content in tagged
 
     def _by_prefix(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[tuple[str, bool]]:
         """The same without tags: an answer is what its message adds to the text that asks for it."""

@@ -127,6 +127,8 @@ WRONG = {**SAID, "content": "5"}
         {"prompt": [ASKED], "chosen": [SAID], "rejected": [WRONG]},
         {"prompt": "2+2?", "chosen": SAID, "rejected": WRONG},
         {"chosen": [ASKED, SAID], "rejected": [ASKED, WRONG]},
+        {"prompt": " 2+2?", "chosen": [ASKED, SAID], "rejected": [ASKED, WRONG]},  # as UltraFeedback, binarized
+        {"chosen": "\n\nHuman: 2+2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2+2?\n\nAssistant: 5"},  # as HH
     ],
 )
 def test_every_layout_gives_the_same_preference(row: dict[str, Any]) -> None:
@@ -140,6 +142,7 @@ def test_every_layout_gives_the_same_preference(row: dict[str, Any]) -> None:
         ({"prompt": "x", "chosen": "4", "rejected": "4"}, "the same: there is nothing to prefer"),
         ({"prompt": "x", "chosen": "4", "rejected": " "}, "empty answer"),
         ({"chosen": [ASKED, SAID], "rejected": [{**ASKED, "content": "other"}, SAID]}, "no prompt"),
+        ({"prompt": "3+3?", "chosen": [ASKED, SAID], "rejected": [ASKED, WRONG]}, "out of order: message 2"),
         ({"prompt": [ASKED, SAID], "chosen": [SAID], "rejected": [WRONG]}, "out of order: message 3"),
         ({"prompt": "x", "chosen": [SAID, ASKED], "rejected": [WRONG]}, "no answer"),
     ],

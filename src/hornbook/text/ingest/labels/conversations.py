@@ -1,11 +1,13 @@
 """Conversations and preferences in the layouts that sets are published in: from a row to messages in one order.
 
 Layouts: `messages` (role, content; also with tool calls), ShareGPT (`conversations` of from, value), Alpaca
-(instruction, input, output), prompt and completion, prompt with a chosen and a rejected answer, and prompt, completion
-and label. A document has the contents as its parts; the values beside them say whose each is.
+(instruction, input, output), prompt and completion, prompt with a chosen and a rejected answer (each may be the whole
+conversation, in HH as one text), and prompt, completion and label. A document has the contents as its parts; the values
+beside them say whose each is.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,6 +48,8 @@ _FOLLOWS = {
     "tool": ("tool", "assistant"),
 }
 """Role -> roles that may come next; an assistant that called tools counts as CALLS."""
+_SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+"""In the texts of Anthropic's HH set, each of which is a whole conversation."""
 _SHOWN = 60
 
 
@@ -70,18 +74,24 @@ def conversation_row(layout: str, row: Row) -> tuple[str, Labelling]:
 def preference_row(row: Row) -> tuple[str, Labelling]:
     """Text and labels of a prompt with a chosen and a rejected answer; the prompt may be in both alone."""
     chosen, rejected = (_turns(_get(row, key), key) for key in (CHOSEN, REJECTED))
-    prompt = [*_system(row), *_asked(row)]
-    if not prompt:
-        same = next((n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if pair[0] != pair[1]), 0)
-        if not same:
-            raise UnfitRow("no prompt: without the key 'prompt', chosen and rejected begin with the same messages")
-        prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+    asked = _asked(row)
+    same = next((n for n, pair in enumerate(zip(chosen, rejected, strict=False)) if pair[0] != pair[1]), 0)
+    if not asked and not same:
+        raise UnfitRow("no prompt: without the key 'prompt', chosen and rejected begin with the same messages")
+    if not asked or _is_said(asked[-1], chosen[:same]):  # both hold the whole conversation, beside the prompt or not
+        asked, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+    prompt = [*_system(row), *asked]
     if chosen == rejected:
         raise UnfitRow("chosen and rejected are the same: there is nothing to prefer, so leave the row out")
     for answer in (chosen, rejected):
         _check_order([*prompt, *answer])
         _check_answers(answer)
     return _labelled([*_tools(row), *_parts(prompt), *_parts(chosen, CHOSEN), *_parts(rejected, REJECTED)])
+
+
+def _is_said(turn: Turn, turns: Sequence[Turn]) -> bool:
+    said = turn.role, turn.content.strip()
+    return any((each.role, each.content.strip()) == said for each in turns)
 
 
 def rated_row(row: Row) -> tuple[str, Labelling]:
@@ -166,6 +176,9 @@ def _asked(row: Row) -> list[Turn]:
 
 def _turns(given: Any, name: str) -> list[Turn]:
     """Messages, or an answer that is a text or one message."""
+    if isinstance(given, str) and given.startswith("\n\nHuman:"):
+        _, *parts = _SPEAKER.split(given)
+        return [Turn(_ROLES[who.lower()], said.strip()) for who, said in zip(parts[::2], parts[1::2], strict=True)]
     if isinstance(given, str):
         return [Turn("assistant", given)]
     messages = [given] if isinstance(given, Mapping) else given
