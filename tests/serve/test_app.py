@@ -157,7 +157,7 @@ BOTH = {
     "top_p": [0, 1.1, "1"],
     "top_k": [1.5, -2, "3"],
     "min_p": [-0.1, 1.1],
-    "n": [0, 1.5, 13, None, 10**30],
+    "n": [0, 1.5, 13, 10**30],
     "presence_penalty": [2.1, "0"],
     "frequency_penalty": [-2.1],
     "repetition_penalty": [0, -1],
@@ -263,6 +263,45 @@ def test_other_refusals_have_their_status(serve: Serve) -> None:
         assert found.json()["error"]["message"]
     assert statuses[404].json()["error"]["code"] == "model_not_found"
     assert client.get("/v1/nothing").json()["error"]["type"] == "invalid_request_error"
+
+
+def test_an_answer_is_accepted_as_a_turn_of_the_next_request(serve: Serve) -> None:
+    client, turn = serve(), {"role": "user", "content": "b"}
+    answer = talk(client)["choices"][0]["message"]
+    assert answer["refusal"] is None
+    assert talk(client, messages=[turn, answer | {"tool_calls": None}, turn])["choices"]
+
+
+def test_null_means_that_a_field_was_left_out(serve: Serve) -> None:
+    client, empty = serve(), dict.fromkeys(("n", "logit_bias", "stop", "tools", "tool_choice", "seed", "stream"))
+    for ask in (complete, talk):
+        assert ask(client, **empty)["choices"] == ask(client)["choices"]
+
+
+def test_the_form_of_a_field_of_several_types_is_told(serve: Serve) -> None:
+    client, image = serve(), {"type": "image_url", "image_url": {"url": "a"}}
+    prompt = client.post("/v1/completions", json=COMPLETION | {"prompt": [1, "a"]})
+    turns = client.post("/v1/chat/completions", json=CHAT | {"messages": [{"role": "user", "content": [image]}]})
+    assert prompt.json()["error"]["message"].startswith("prompt: must be a text, a list of token ids")
+    assert turns.json()["error"]["message"].startswith("messages.0.content: must be a text")
+
+
+def test_too_many_prompts_are_refused_before_any_is_encoded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, encoded = serve(), list[str]()
+    monkeypatch.setattr(Tokenizer, "encode", lambda _, text: encoded.append(text) or [1])
+    found = client.post("/v1/completions", json=COMPLETION | {"prompt": ["a"] * 4000})
+    assert (found.status_code, found.json()["error"]["param"], encoded) == (400, "n", [])
+
+
+def test_parts_of_characters_are_told_apart(serve: Serve) -> None:
+    """`bytes` of a chat's tokens join to its text; in completions each token has a name of its own."""
+    client = serve()
+    choice = talk(client, logprobs=True, max_tokens=12)["choices"][0]
+    joined = bytes(byte for token in choice["logprobs"]["content"] for byte in token["bytes"])
+    assert joined.decode(errors="replace") == choice["message"]["content"]
+    tops = complete(client, logprobs=20, max_tokens=12)["choices"][0]["logprobs"]["top_logprobs"]
+    assert {len(each) for each in tops} == {20}
+    assert any(name.startswith("bytes:\\x") for each in tops for name in each)
 
 
 def test_fields_that_change_nothing_are_accepted(serve: Serve) -> None:

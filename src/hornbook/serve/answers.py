@@ -29,8 +29,15 @@ class Answer:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self._model}
 
-    def _spell(self, token: int) -> str:
-        return self._tokenizer.decode([token])
+    def _spell(self, token: int) -> tuple[str, list[int] | None]:
+        """Text and bytes of a token; part of a character is written `bytes:\\xe2\\x82`."""
+        found = self._tokenizer.bytes_of(token)
+        if found is None:
+            return self._tokenizer.decode([token]), None
+        try:
+            return found.decode(), list(found)
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in found), list(found)
 
 
 class CompletionAnswer(Answer):
@@ -48,10 +55,10 @@ class CompletionAnswer(Answer):
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
         scores = [each.score for each in tokens]
         return {
-            "tokens": [self._spell(each.token) for each in scores],
+            "tokens": [self._spell(each.token)[0] for each in scores],
             "token_logprobs": [each.log_probability for each in scores],
             "top_logprobs": [
-                None if each.log_probability is None else {self._spell(token): score for token, score in each.top}
+                None if each.log_probability is None else {self._spell(token)[0]: score for token, score in each.top}
                 for each in scores
             ],
             "text_offset": [each.start for each in tokens],
@@ -97,9 +104,8 @@ class ChatAnswer(Answer):
         return {"content": content, "refusal": None}
 
     def _scored(self, token: int, score: float | None) -> dict[str, Any]:
-        text = self._spell(token)
-        whole = "\ufffd" not in text  # else it is a part of a character, whose bytes its text does not tell
-        return {"token": text, "logprob": score, "bytes": list(text.encode()) if whole else None}
+        text, found = self._spell(token)
+        return {"token": text, "logprob": score, "bytes": found}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """Bodies of requests as OpenAI's interface has them, and what is added to it: top_k, min_p, repetition_penalty.
 
-A field that would change the answer and is not served is refused by its name; one that changes nothing (`IGNORED`) is
-accepted.
+A field that would change the answer and is not served is refused by its name; one that changes nothing (`IGNORED`, or
+null, which means that the client left it out) is accepted.
 """
 
 import json
@@ -17,6 +17,12 @@ from hornbook.serve.errors import ApiError
 IGNORED = ("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 """Fields that change nothing about an answer here."""
 MOST_STOPS, MOST_STOP_CHARACTERS = 16, 256
+FORMS = {
+    "prompt": "must be a text, a list of token ids, or a list of these, and no list may be empty",
+    "content": 'must be a text, or a list of parts {"type": "text", "text": ...}; images and audio are not served',
+    "stop": "must be a text or a list of texts",
+}
+"""Form of the fields that may have one of several types."""
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
@@ -139,6 +145,12 @@ class ChatMessage(BaseModel):
     name: str | None = None
     """Accepted; templates do not see it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        """An answer sent back as a turn has `refusal: null`, and with some clients `tool_calls: null` and others."""
+        return _without_nulls(given) if isinstance(given, dict) else given
+
     @property
     def text(self) -> str:
         """The content as one text."""
@@ -187,9 +199,13 @@ def parse_body(kind: type[B], data: bytes) -> B:
         _require_unicode(name, value)
     found = {name: value for name, value in found.items() if name not in IGNORED}
     try:
-        return kind.model_validate(found)
+        return kind.model_validate(_without_nulls(found))
     except ValidationError as error:
         raise _refusal(error) from error
+
+
+def _without_nulls(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _require_unicode(name: str, value: Any) -> None:
@@ -214,4 +230,6 @@ def _refusal(error: ValidationError) -> ApiError:
         return ApiError(400, message, param=message.partition(":")[0])
     if first["type"] == "extra_forbidden":
         message = "this server has no such field"
+    elif (form := next((each for each in place if each in FORMS), None)) is not None and first["type"] != "missing":
+        place, message = place[: place.index(form) + 1], FORMS[form]
     return ApiError(400, f"{'.'.join(place)}: {message}", param=place[0])

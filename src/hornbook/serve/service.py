@@ -54,6 +54,7 @@ class Service:
 
     def read_prompts(self, body: CompletionBody) -> list[Prompt]:
         """The prompts of a completion. Raises ApiError."""
+        self._require_room(body, len(body.prompts))  # before any is encoded: a body has room for 400,000 of them
         return [self._read_prompt(each) for each in body.prompts]
 
     def read_chat(self, body: ChatBody) -> list[Prompt]:
@@ -80,11 +81,7 @@ class Service:
 
         arrived: by `time.monotonic`.
         """
-        most = min(self.limits.choices, self.limits.slots + self.limits.queue)
-        if len(prompts) * body.n > most:
-            raise ApiError(
-                400, f"n: {len(prompts)} prompts times {body.n} texts are more than {most} at once", param="n"
-            )
+        self._require_room(body, len(prompts))
         chat = isinstance(body, ChatBody)
         field = "messages" if chat else "prompt"
         return [
@@ -113,13 +110,19 @@ class Service:
         except Closed as error:
             raise ApiError(503, "the server is stopping", code="stopping", retry=RETRY_SECONDS) from error
 
+    def _require_room(self, body: Body, prompts: int) -> None:
+        """Raise ApiError (400) for more texts than one request may ask for."""
+        most = min(self.limits.choices, self.limits.slots + self.limits.queue)
+        if prompts * body.n > most:
+            raise ApiError(400, f"n: {prompts} prompts times {body.n} texts are more than {most} at once", param="n")
+
     def _read_prompt(self, prompt: str | list[int]) -> Prompt:
         if isinstance(prompt, str):
             if self.tokenizer.is_longer(prompt, self.limits.context):  # to encode a megabyte takes a second
                 raise self._too_long(prompt, "prompt")
             return Prompt([self.tokenizer.delimiter_id, *self.tokenizer.encode(prompt)], prompt, begun=True)
         if (largest := max(prompt)) >= self.tokenizer.vocab_size:
-            message = f"prompt: {largest} is no token id: the tokenizer has {self.tokenizer.vocab_size}"
+            message = f"prompt: {str(largest)[:20]} is no token id: the tokenizer has {self.tokenizer.vocab_size}"
             raise ApiError(400, message, param="prompt")
         return Prompt(prompt, self.tokenizer.decode(prompt), begun=False)
 

@@ -6,27 +6,33 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 _WINDOW = 8
 """Tokens that are decoded again with each new one, at least."""
+_PART = "\ufffd"
+"""What part of a character decodes to."""
 
 
 class TextStream:
     """Text of token ids as soon as it is certain: a character split over tokens waits for its last byte.
 
     The pieces join to what decoding everything at once gives behind what it gives for `before`, the ids that the text
-    continues.
+    continues. (But for bytes that are no text behind a character spelled in bytes: the latter is shown when it is
+    whole, and decoding everything gives U+FFFD for all of them.)
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._window = list(before[-_WINDOW:])
+        parts = (self._window[start:] for start in range(len(self._window)))  # it may begin within a character
+        self._window = next((each for each in parts if not tokenizer.decode(each).startswith(_PART)), self._window)
         self._context, self._shown = len(self._window), len(tokenizer.decode(self._window))
 
     def push(self, token: int) -> str:
         """What one more token makes certain."""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
-        # An unfinished character decodes to one replacement character at the end. So does a byte that will never be
-        # finished; then the next token moves it away from the end, and it is shown.
-        certain = len(text) - text.endswith("\ufffd")
+        # An unfinished character decodes to one replacement character at the end, or to one for each byte token before
+        # it. So does a byte that will never be finished; then the next token moves it away from the end, and it is
+        # shown.
+        certain = len(text.rstrip(_PART)) if self._tokenizer.has_byte_fallback else len(text) - text.endswith(_PART)
         piece = text[self._shown : certain]
         self._shown = max(certain, self._shown)
         if certain == len(text) and len(self._window) >= self._context + _WINDOW:

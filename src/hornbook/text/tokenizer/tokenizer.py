@@ -21,7 +21,7 @@ import xxhash
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.strict_json import parse_json
-from hornbook.text.tokenizer.bpe.tables import Merges, find_merges
+from hornbook.text.tokenizer.bpe.tables import Merges, byte_characters, find_merges
 from hornbook.text.tokenizer.pieces import Cutter, can_cut
 from hornbook.text.tokenizer.special_tokens import (
     UNSPELLABLE,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from hornbook.text.tokenizer.bpe.tables import Draws
 
 _BATCH = 1 << 20
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""How a byte is spelled that no token of the vocabulary has."""
 _UNUSED_IDS = 1 << 16
 """Ids without a token that a vocabulary may have, beside as many as it has tokens: every id costs a row of a matrix."""
 END_OF_TEXT = "<|endoftext|>"
@@ -271,6 +273,20 @@ class Tokenizer:
         assert token is not None, number
         return token
 
+    def bytes_of(self, number: int) -> bytes | None:
+        """UTF-8 bytes of a token within a text; None where it is part of a character and nobody knows its bytes."""
+        if "\ufffd" not in (text := self.decode([number])):
+            return self.decode([number, number])[len(text) :].encode()  # some decoders drop the blank of a first token
+        token, values = self.spell(number), {character: byte for byte, character in enumerate(byte_characters())}
+        if _BYTE.fullmatch(token):
+            return bytes([int(token[3:5], 16)])
+        return bytes(values[each] for each in token) if values.keys() >= {*token} else None
+
+    @cached_property
+    def has_byte_fallback(self) -> bool:
+        """Characters beyond the vocabulary are runs of byte tokens, each U+FFFD until the whole run is valid UTF-8."""
+        return '"ByteFallback"' in json.dumps(self._data.get("decoder"))
+
     def token_bytes(self) -> np.ndarray:
         """UTF-8 bytes each token stands for, int32 [vocab_size]; 0 for special tokens and unused ids.
 
@@ -323,7 +339,7 @@ def _made(definition: str, begin: str | None, end: str, settings: str) -> Tokeni
 
 
 def _spelling_bytes(token: str, blank: str | None) -> int:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+    if _BYTE.fullmatch(token):
         return 1
     return len((token.replace(blank, " ") if blank else token).encode())
 
