@@ -169,3 +169,20 @@ def test_an_average_is_of_what_is_trained_and_shared_as_weights_are(average: str
         plain = resolve("tiny", [*words, "train.average=none", f"surgery={surgery}", f"parallel.shard={shard}"], {})
         without = estimate_memory(plain.recipe, 512, CPU)[0].phases["update"].weights
         assert weights - without == (gradients if average == "ema" else 0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_matrices_in_codes_are_not_kept_for_backward(precision: str) -> None:
+    """They are made again; a trace knows codes as weights."""
+    traced, planned = kept(['surgery=["nf4","lora"]', f"train.precision={precision}"])
+    update = planned.phases["update"]
+    assert (update.weights, update.gradients) == (traced.state["weights"], traced.state["gradients"])
+    assert planned.kept == pytest.approx(traced.kept, rel=0.05)
+
+
+@pytest.mark.parametrize("recipe", ["tiny-bert", "tiny-classify"])
+def test_heads_that_ask_for_values_are_traced(recipe: str) -> None:
+    small = ["model.layers=2", "model.width=64", "model.heads=4", "train.sequence=64", "train.micro_batch=2"]
+    made = resolve(recipe, [*small, "train.batch_tokens=128", "train.precision=fp32", "train.compile=false"], {}).recipe
+    planned = estimate_memory(made, 512, CPU, traced=True)[0]
+    assert planned.kept == pytest.approx(simulate(made, 512, 0).kept, rel=1e-3)

@@ -40,6 +40,8 @@ class Adapted:
     """Of them those that surgery added."""
     coded: int = 0
     """Values of the base that are held as codes."""
+    beside: int = 0
+    """Of them those of layers whose matrices would lie side by side: queries, keys and values; gates and up."""
     code_bytes: int = 0
     """Bytes of the codes."""
     inner: int = 0
@@ -118,7 +120,10 @@ class _Surgery:
             case Freeze():
                 self._freeze(step)
             case Nf4():
-                sizes = [each.size for each in self._chosen(step.targets, hang=False)]
+                chosen = self._chosen(step.targets, hang=False)
+                sizes, joint = [each.size for each in chosen], (".query", ".key", ".value", "mlp.gate", "mlp.up")
+                if all(layer.attention.kind == "full" and layer.mlp.kind == "glu" for layer in self._layers()):
+                    self._add(beside=sum(each.size for each in chosen if each.layer.endswith(joint)))
                 self._add(coded=sum(sizes), code_bytes=sum(_code_bytes(size, step.block) for size in sizes))
             case Sparse():
                 pass
@@ -141,6 +146,9 @@ class _Surgery:
         found = [each for each in layers if any(fnmatchcase(each.layer, glob) for glob in targets)]
         self.hung |= {each.name for each in found if hang}
         return found
+
+    def _layers(self) -> list[ModelConfig]:
+        return [self.model.layer(number) for number in range(self.model.layers)]
 
     def _add_low_rank(self, step: Lora) -> None:
         chosen = self._chosen(step.targets)

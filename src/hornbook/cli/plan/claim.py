@@ -36,6 +36,6 @@ def claim_result(recipe: "Recipe", cluster: "Cluster", claim: str) -> Result:
     asked = "if the share was counted so, a step took this long and MFU is the last column" if "%" in claim else ""
     notes = []
     if all(row.causal > 1 for row in found):
-        notes.append(f"[yellow]![/] more than {cluster.device.name} can do: check the number of devices, batch and recipe")
+        notes.append(f"[yellow]![/] more than {cluster.device.name} can do: check devices, batch and recipe")
     record = {"claim": claim, "counted": [row.model_dump(mode="json") for row in found]}
     return Result(record, "\n".join([head, "", columns(rows), *([asked] if asked else [])]), notes=notes)

@@ -108,7 +108,9 @@ class HornbookHolding:
             return _block_bytes(model, rows)
         left = adapted(model, self._vocab, recipe.surgery)
         found = _block_bytes(model, replace(rows, frozen=left.is_norm_frozen))
-        more = rows.values(left.inner) + rows.cast(left.added) + (4 * left.coded if rows.itemsize == 4 else 0)
+        more = rows.values(left.inner) + rows.cast(left.added)
+        # A matrix that is made of codes is made again for backward: no copy of it is kept.
+        more -= rows.stacked(left.beside) if rows.itemsize == 4 else rows.cast(left.coded)
         if self._device.is_cpu and not rows.traced:
             more += rows.values(left.gated * (model.mlp.kind == "glu") + HOLES * left.outputs)
         more //= max(len(found) - left.first, 1)

@@ -26,6 +26,7 @@ from hornbook.model.config.mup import learning_factors
 from hornbook.model.layers.products import is_widened
 from hornbook.model.mlp import grouped
 from hornbook.model.surgery.operate import operate
+from hornbook.model.surgery.quantization import nf4
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import NoOffload
@@ -33,6 +34,7 @@ from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import AXES, World, axis_sizes, open_meshes
+from hornbook.plan.share import labels_texts
 from hornbook.plan.stages.cuts import settle_cuts
 from hornbook.run.diagnose.tracker import Collective, StepTracker
 from hornbook.run.observe.memory_log import SavedWatch
@@ -186,6 +188,7 @@ def _engine(recipe: Recipe, vocab: int, world: World) -> Engine:
     model = build_model(recipe.model, vocab, device="meta")
     operate(model, recipe.surgery)
     is_widened(torch.empty(0, dtype=torch.bfloat16))  # measured once, with values
+    _ = nf4.levels(), nf4.scale_levels()  # tables, made once with values
     return parallelize(model, recipe.parallel, recipe.train, world)
 
 
@@ -235,10 +238,15 @@ def _batch(recipe: Recipe, number: int) -> Batch:
     positions = torch.arange(length).expand(rows, length).contiguous()
     lengths = [(length,)] * rows
     source = Source(tokens, positions, lengths) if recipe.model.kind == "encoder_decoder" else None
+    weights = torch.ones(rows, length)
+    if recipe.model.head.kind != "lm":  # which tokens are predicted is asked of the values: of a text one, else all
+        with _disable_current_modes():
+            weights = torch.ones(rows, length)
+            weights[:, 1:] *= not labels_texts(recipe.model)
     return Batch(
         tokens=tokens,
         targets=tokens,
-        weights=torch.ones(rows, length),
+        weights=weights,
         positions=positions,
         document_lengths=lengths,
         samples=torch.arange(rows) + rows * number,
@@ -250,7 +258,12 @@ def _batch(recipe: Recipe, number: int) -> Batch:
 def _categories(engine: Engine, optimizer: Optimizer) -> dict[str, list[Tensor]]:
     shards: list[Tensor] = [shard.tensor for shard in engine.shards.values()]
     gradients = [each.grad for each in shards if each.grad is not None]
-    return {"weights": shards, "gradients": gradients, "moments": [tensor for _, _, tensor in optimizer.state()]}
+    codes = [each for part in engine.model.modules() if isinstance(part, nf4.Nf4Code) for each in part.buffers()]
+    return {
+        "weights": [*shards, *codes],
+        "gradients": gradients,
+        "moments": [tensor for _, _, tensor in optimizer.state()],
+    }
 
 
 @contextlib.contextmanager
