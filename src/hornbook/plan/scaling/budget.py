@@ -30,7 +30,7 @@ from hornbook.plan.scaling.laws import (
 from hornbook.plan.scaling.money import Budget, seconds_of
 from hornbook.plan.scaling.shape import count_as, shaped
 from hornbook.plan.search.advice import EPOCHS
-from hornbook.plan.search.numbers import duration, figure
+from hornbook.plan.search.numbers import duration, figure, rounded_down
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 
@@ -169,8 +169,7 @@ class _Search:
         self, question: Question, recipe: Recipe, planner: Planner, laws: Sequence[AnyLaw], batch: bool
     ) -> None:
         self.question, self.recipe, self.planner, self.laws = question, recipe, planner, laws
-        self.choose_batch = batch
-        """By published rules."""
+        self.choose_batch = batch  # by published rules
         self.vocab = vocabulary(recipe)
         self.seconds, self.notes = seconds_of(question.budget, question.cluster, question.price)
         self._plans: dict[tuple[int, int, int, int], Plan] = {}
@@ -247,8 +246,7 @@ class _Search:
             low, high = law.loss_interval(counted, tokens)
         else:
             alike = [each for each in self.laws if isinstance(each, SumLaw) and not isinstance(each, FittedLaw)]
-            losses = [self._loss(each, parameters, tokens) for each in alike]
-            known = [each for each in losses if each is not None]
+            known = [loss for each in alike if (loss := self._loss(each, parameters, tokens)) is not None]
             low, high = (min(known), max(known)) if known else (None, None)
         price = self.question.price
         return Choice(
@@ -300,8 +298,7 @@ def plan_budget(
             *search.notes,
             *filter(None, [search.anchor(main)]),
             *_of_laws(choices, main, fitted),
-            *_of_model(question, main, chosen=own is not None),
-            *_of_serving(question, served),
+            *_of_model(question, main, served, chosen=own is not None),
         ],
     )
 
@@ -314,11 +311,6 @@ def _served(question: Question, main: Choice) -> Allocation | None:
     return None if question.unique is not None and found.tokens > question.unique else found
 
 
-def _of_serving(question: Question, served: Allocation | None) -> Iterator[str]:
-    if question.serve is not None and question.unique is not None and served is None:
-        yield "--serve: a smaller model of this loss would read the text several times, of which the law says nothing"
-
-
 def _check(search: _Search, main: Choice) -> None:
     """Refuse operations that take more time or money than is there, and budgets of a few steps."""
     operations, allowed, cluster = search.question.budget.operations, search.seconds, search.question.cluster
@@ -327,19 +319,13 @@ def _check(search: _Search, main: Choice) -> None:
         raise UsageError(
             f"--budget: {operations:.3g} operations take {duration(main.seconds)} on {cluster}, and the other budget "
             f"allows {duration(allowed)}: about {figure(factor)} times as many devices, or as much time or money, or "
-            f"{_rounded_down(operations / factor):.2g} operations"
+            f"{rounded_down(operations / factor):.2g} operations"
         )
     if main.tokens < LEAST_STEPS * main.batch_tokens:
         raise UsageError(
             f"--budget: it buys {main.tokens:,.0f} tokens for {main.parameters:,} parameters on {cluster}, less than "
             f"{LEAST_STEPS} steps of {main.batch_tokens:,}: a larger budget, a smaller model or a smaller batch"
         )
-
-
-def _rounded_down(number: float) -> float:
-    """The first two digits of a number."""
-    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
-    return math.floor(number / unit) * unit
 
 
 def _of_laws(choices: Sequence[Choice], main: Choice, fitted: FittedLaw | None) -> Iterator[str]:
@@ -350,8 +336,7 @@ def _of_laws(choices: Sequence[Choice], main: Choice, fitted: FittedLaw | None) 
     else:
         low, high = interval(each.optimum(main.operations).ratio for each in fitted.laws())
         if high > OPEN * low:
-            between = f"{figure(low)} to {figure(high)} tokens a parameter"
-            yield f"your law leaves the optimum open: {between} (90 % interval)"
+            yield f"your law leaves the optimum open: {figure(low)} to {figure(high)} tokens a parameter (90 %)"
     least, most = FITTED if fitted is None else fitted.compute
     if not least / 3 <= main.operations <= 3 * most:
         yield f"{main.operations:.2g} operations: the law was fitted to runs of {least:.2g} to {most:.2g}"
@@ -359,7 +344,7 @@ def _of_laws(choices: Sequence[Choice], main: Choice, fitted: FittedLaw | None) 
         yield f"rules for batch and learning rate are of runs of {RULES_FROM:.0g} operations and more: measure yours"
 
 
-def _of_model(question: Question, main: Choice, *, chosen: bool) -> Iterator[str]:
+def _of_model(question: Question, main: Choice, served: Allocation | None, *, chosen: bool) -> Iterator[str]:
     """What is odd about the model; chosen: by the person, not by a law."""
     if main.ratio < 1:
         yield f"{main.ratio:.2g} tokens a parameter: the model is far too large for the budget"
@@ -368,6 +353,8 @@ def _of_model(question: Question, main: Choice, *, chosen: bool) -> Iterator[str
     if question.unique is not None and main.tokens > EPOCHS * question.unique:
         epochs = main.tokens / question.unique
         yield f"{epochs:,.1f} passes over the text: beyond {EPOCHS}, repeated text is worth much less than new text"
+    if question.serve is not None and question.unique is not None and served is None:
+        yield "--serve: a smaller model of this loss would read the text several times, of which the law says nothing"
     critical = next(each.value for each in suggestions(main.bare, main.tokens) if each.what == "critical batch")
     if main.batch_tokens > critical:
         yield f"a batch of {main.batch_tokens:,} tokens is beyond the critical one of {critical:,.0f}: it wastes text"

@@ -1,5 +1,7 @@
 """Numbers and times of plans in words."""
 
+from math import floor, log10
+
 
 def duration(seconds: float) -> str:
     """A time in the unit that suits it: `1.42 s`, `131.6 ms`, `20.8 h`."""
@@ -20,3 +22,9 @@ def short(number: float) -> str:
 def figure(number: float) -> str:
     """Three digits, never with an exponent where the number is large: `0.116`, `21.3`, `1,464`."""
     return f"{number:,.0f}" if number >= 999.5 else f"{number:.3g}"
+
+
+def rounded_down(number: float) -> float:
+    """The first two digits of a number."""
+    unit = 10.0 ** (floor(log10(number)) - 1)
+    return floor(number / unit) * unit
