@@ -96,13 +96,21 @@ def test_only_equal_items_are_compared() -> None:
     assert "items differ" in found["tasks"]["a"]["reason"]
 
 
-def test_models_of_labels_or_pairs_are_refused(
+def test_models_of_pairs_are_compared_by_tasks_alone(
     tmp_path: Path, launch_run: Launch, marked_corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("model.kind=encoder_decoder", "data.objective.kind=span", f"data.path={marked_corpus}", "train.tokens=512")
     launch_run(tmp_path / "pairs", *words)
     assert main(["eval", str(tmp_path / "pairs"), "--compare", str(tmp_path / "pairs")]) == 2
-    assert "--compare is of decoders" in capsys.readouterr().err
+    assert "by --tasks of encoder-decoders" in capsys.readouterr().err
+    path = tmp_path / "items.jsonl"
+    path.write_text('{"question": "the model", "answer": "x"}\n' * 3)
+    task = f'[{{kind = "generation", path = "{path}", max_tokens = 4}}]'
+    words = ["eval", str(tmp_path / "pairs"), "--compare", str(tmp_path / "pairs"), "--tasks", task]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["sources"], found["tasks"]["generation"]["exact"]["items"]) == ({}, 3)
+    assert main(words) == 0
 
 
 def test_two_runs_are_compared_by_source_and_task(

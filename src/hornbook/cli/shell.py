@@ -4,6 +4,7 @@ A command is one function. It returns a `Result` (result.py) or raises a `Hornbo
 """
 
 import contextlib
+import io
 import os
 import select
 import sys
@@ -184,3 +185,18 @@ def reader_has_gone() -> bool:
     poll = select.poll()
     poll.register(sys.stdout.fileno(), select.POLLOUT)
     return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def read_utf8() -> None:
+    """Read stdin as UTF-8; other bytes become surrogates, which `require_utf8` refuses."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+
+
+def require_utf8(prompt: str) -> str:
+    """The prompt. Raises UsageError if it holds bytes that are not UTF-8."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("the prompt is not UTF-8 text") from error
+    return prompt

@@ -68,18 +68,19 @@ def _bootstrap(values: Float[np.ndarray, " items"], sizes: Float[np.ndarray, " i
 
 
 def compare(first: Report, second: Report) -> dict[str, Any]:
-    """By source, of all sources together and by task, the differences of their measurements.
+    """By source, of all sources together and by task, the differences of their measurements; reports may have no text.
 
     What was not asked of both in the same form has a reason in the place of differences. Raises UsageError where the
     reports are of labels, or no document is in both.
     """
     sources = {name: _documents(first, second, name) for name in first.by_source if name in second.by_source}
     shared = [part for part in sources.values() if part is not None]
-    if not shared:
+    if not shared and first.by_source:
         raise UsageError("the models were scored on no document that both read: compare models on the same --data")
-    found: dict[str, Any] = {name: _bits(part) for name, part in sources.items() if part is not None}
+    found = {name: _bits(part) for name, part in sources.items() if part is not None}
+    whole = {"all": _bits(np.concatenate(shared))} if shared else {}
     tasks = {name: _task(first.tasks[name], second.tasks.get(name)) for name in first.tasks}
-    return {"sources": found, "all": _bits(np.concatenate(shared)), "tasks": tasks}
+    return {"sources": found, **whole, "tasks": tasks}
 
 
 def _documents(first: Report, second: Report, source: str) -> np.ndarray | None:

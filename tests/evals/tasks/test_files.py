@@ -49,6 +49,17 @@ def test_the_likelier_sentence_of_a_pair_counts(tmp_path: Path, tiny_corpus: Pat
     assert {right, swapped.score(model, WORLD).as_dict()["accuracy"]} == {0.0, 1.0}
 
 
+def test_a_model_that_tells_nothing_apart_is_at_chance(tmp_path: Path, tiny_corpus: Path) -> None:
+    """Such as one of zeros before its first step: the right sentence comes first in each pair."""
+    model = engine()
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.zero_()
+    path = write(tmp_path, *({"sentence_good": "the model", "sentence_bad": "the medol"},) * 2)
+    found = MinimalPairs(path=path).build(context(tiny_corpus)).score(model, WORLD).as_dict()
+    assert (found["accuracy"], found["accuracy_norm"]) == (0.5, 0.5)
+
+
 def test_what_follows_is_scored_by_token_and_by_byte(tmp_path: Path, tiny_corpus: Path) -> None:
     rows = ({"context": "the", "continuation": " model"}, {"context": "", "continuation": "a"})
     task = ContinuationFile(path=write(tmp_path, *rows)).build(context(tiny_corpus))

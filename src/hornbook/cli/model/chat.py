@@ -23,12 +23,10 @@ from hornbook.cli.model.generate import (
     TopK,
     TopP,
     load_speaker,
-    read_utf8,
-    require_utf8,
     speed_text,
 )
 from hornbook.cli.result import Json, Result, Results, write
-from hornbook.cli.shell import Device, Target, say
+from hornbook.cli.shell import Device, Target, read_utf8, require_utf8, say
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:

@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 def compare_models(
     target: Path, other: Path, data: list[str] | None, tasks: str, progress: Progress, *, average: bool
 ) -> Result:
-    """Differences by source and task, of rows as long as both models read."""
+    """Differences by source and task, of rows as long as both models read; of encoder-decoders by task alone."""
     from hornbook.evals.compare import compare
 
     first, second = (open_subject(each, tasks, average=average) for each in (target, other))
-    data_settings = first.recipe.data.model_copy(update={"objective": _objective(first)})
-    asked = {"eval": first.recipe.eval, "seed": first.recipe.seed, "data": data_settings}
+    asked = {"eval": first.recipe.eval, "seed": first.recipe.seed}
+    text = not (first.loaded.config.kind == "encoder_decoder" and first.recipe.eval.tasks)
+    if text:
+        asked["data"] = first.recipe.data.model_copy(update={"objective": _objective(first)})
     first, second = (replace(each, recipe=each.recipe.model_copy(update=asked)) for each in (first, second))
     sequence = min(first.sequence, second.sequence)
-    reports = [_report(each, data, sequence, progress) for each in (first, second)]
+    reports = [_report(each, data, sequence, progress, text=text) for each in (first, second)]
     found = compare(*reports)
     value = {"checkpoint": str(first.folder), "compared": str(second.folder), "sequence": sequence, **found}
     return Result(value, notes=list(_lines(value)))
@@ -43,22 +45,24 @@ def _objective(subject: Subject) -> "ObjectiveConfig":
         or (kind == "encoder" and not isinstance(objective, Masked))
     ):
         raise UsageError(
-            f"--compare is of decoders, and of encoders with masked text: {subject.folder} is scored on other rows, "
-            "whose documents cannot be told apart; see `hornbook runs compare` for results of runs"
+            f"--compare is of decoders, of encoders with masked text, and by --tasks of encoder-decoders: "
+            f"{subject.folder} is scored on other rows, whose documents cannot be told apart; see `hornbook runs "
+            "compare` for results of runs"
         )
     return objective if isinstance(objective, Prefix | Masked) else Causal()
 
 
-def _report(subject: Subject, data: list[str] | None, sequence: int, progress: Progress) -> "Report":
+def _report(subject: Subject, data: list[str] | None, sequence: int, progress: Progress, *, text: bool) -> "Report":
     with corpus_of(data, subject.recipe, subject.folder, progress) as corpus:
         evaluator = subject.evaluator(corpus, sequence)
-        return evaluator.evaluate(subject.engine, evaluator.rows(), by_document=True, progress=progress)
+        rows = evaluator.rows() if text else {}
+        return evaluator.evaluate(subject.engine, rows, by_document=True, progress=progress)
 
 
 def _lines(value: dict[str, Any]) -> Iterator[str]:
     """`notes: bits per byte 1.9134 less 1.9340: -0.0206 +- 0.0031, -0.0267 to -0.0144 (12 items)`."""
     yield f"{value['checkpoint']} less {value['compared']}: difference, its standard error and 95 % interval"
-    for name, metrics in [*value["sources"].items(), ("all", value["all"]), *value["tasks"].items()]:
+    for name, metrics in [*value["sources"].items(), ("all", value.get("all", {})), *value["tasks"].items()]:
         if "reason" in metrics:
             yield f"{name}: not compared: {metrics['reason']}"
             continue

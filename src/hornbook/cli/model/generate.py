@@ -1,7 +1,6 @@
 """`hornbook generate`: continue a prompt, or each line of stdin, printing the text while it is generated."""
 
 import dataclasses
-import io
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.cli.result import Json, Result, Results, write
-from hornbook.cli.shell import Device, Target, say
+from hornbook.cli.shell import Device, Target, read_utf8, require_utf8, say
 from hornbook.errors import UsageError
 from hornbook.progress import escape_controls
 
@@ -349,18 +348,3 @@ def _tokens(
     if wanted.drafter is not None:
         return speculate(loaded.model, begun.tokens, wanted.drafter, tally=wanted.tally, **options)
     return generate_ids(loaded.model, begun.tokens, memory=begun.memory, **options)
-
-
-def read_utf8() -> None:
-    """Read stdin as UTF-8; other bytes become surrogates, which `require_utf8` refuses."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
-
-
-def require_utf8(prompt: str) -> str:
-    """The prompt. Raises UsageError if it holds bytes that are not UTF-8."""
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError("the prompt is not UTF-8 text") from error
-    return prompt

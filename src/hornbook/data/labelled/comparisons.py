@@ -87,7 +87,7 @@ def _others(
     """The nearest document before each that has another prompt: answers to one prompt often stand side by side."""
     tokens = np.concatenate([shard.data for shard in stream.shards] or [_NONE])
     spans = zip(begins.tolist(), prompts.tolist(), strict=True)
-    keys = np.array([xxhash.xxh3_64_intdigest(tokens[begin : begin + size]) for begin, size in spans], np.uint64)
+    keys = np.array([xxhash.xxh3_64_intdigest(tokens[begin : begin + size].data) for begin, size in spans], np.uint64)
     numbers = np.arange(len(keys))
     return (np.maximum.accumulate(np.where(keys != np.roll(keys, 1), numbers, 0)) - 1) % max(len(keys), 1)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import Float
 
 from hornbook.evals.items import ItemScores, digest_of
 from hornbook.evals.likelihood import Request, log_likelihoods
@@ -41,20 +42,26 @@ class ChoiceTask:
         return [item.text for item in self.items]
 
     def score(self, model: Model, world: World) -> ItemScores:
-        """`accuracy` by the whole log-likelihood, `accuracy_norm` by that of a byte; of equals the first counts."""
+        """`accuracy` by the whole log-likelihood, `accuracy_norm` by that of a byte; of n equals each counts 1 / n."""
         requests = [request for item in self.items for request in item.requests]
         found = log_likelihoods(model, world, requests, self.context)[:, 0]
         firsts = np.cumsum([0, *(len(item.requests) for item in self.items)])
         plain, norm = np.zeros((2, len(self.items)))
         for number, item in enumerate(self.items):
             own = found[firsts[number] : firsts[number + 1]]
-            plain[number] = own.argmax() == item.right
-            norm[number] = (own / np.array(item.sizes)).argmax() == item.right
+            plain[number] = _point(own, item.right)
+            norm[number] = _point(own / np.array(item.sizes), item.right)
         values = {"accuracy": plain, "accuracy_norm": norm}
         for group in dict.fromkeys(item.group for item in self.items if item.group):
             values[f"accuracy_{group}"] = plain[[item.group == group for item in self.items]]
         digest = digest_of(*(_identity(item.text, item.requests) for item in self.items))
         return ItemScores(values, digest, _cut([item.requests for item in self.items]))
+
+
+def _point(scores: Float[np.ndarray, " answers"], right: int) -> float:
+    """1 where the right answer has the largest score, shared among equals: chance, where all are."""
+    best = scores == scores.max()
+    return float(best[right]) / max(int(best.sum()), 1)
 
 
 @dataclass(frozen=True)
