@@ -9,9 +9,9 @@ from typing import ClassVar
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows, method
 from hornbook.model.config.saved_bytes import BlockBytes
+from hornbook.plan.counts.share import CHANNELS, gpu_runtime, share_of, tensor_share
 from hornbook.plan.holding.mixed import ITEM, MixedHolding
 from hornbook.plan.holding.own import Ends
-from hornbook.plan.share import CHANNELS, gpu_runtime, share_of, tensor_share
 from hornbook.settings.recipe import Recipe
 
 CONTEXT_2022 = 1573 * 2**20

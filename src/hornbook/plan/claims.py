@@ -14,8 +14,8 @@ from hornbook.model.config.flops import NO_RECOMPUTE, step_operations
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.parallel.config import BlockRecompute
+from hornbook.plan.counts.share import sides
 from hornbook.plan.devices.hardware import Cluster
-from hornbook.plan.share import sides
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 

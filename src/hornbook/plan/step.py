@@ -14,16 +14,16 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, stacks_of
 from hornbook.model.config.part import method
 from hornbook.parallel.config import BlockRecompute, SelectiveRecompute
-from hornbook.plan.adapted import Adapted, adapted
+from hornbook.plan.counts.adapted import Adapted, adapted
+from hornbook.plan.counts.held import held_values
+from hornbook.plan.counts.share import reach, rows_of, share_of, tensor_share
+from hornbook.plan.counts.teacher import teacher_seconds
 from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.rates import Rates, Shares, rates_of
-from hornbook.plan.held import held_values
-from hornbook.plan.share import reach, rows_of, share_of, tensor_share
 from hornbook.plan.stages.cuts import stage_costs
 from hornbook.plan.stages.passes import Passes
 from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
-from hornbook.plan.teacher import teacher_seconds
 from hornbook.plan.trainer import HORNBOOK, Trainer
 from hornbook.plan.update import update_of
 from hornbook.plan.work import STEP_OPERATIONS, Work, adapter_work, attention_work, block_work, head_work, multiply

@@ -11,8 +11,8 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import Product, method
 from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.plan.counts.parameters import Parameter, layers_of
 from hornbook.plan.memo import KEPT, ByIdentity, kept_by_model
-from hornbook.plan.parameters import Parameter, layers_of
 
 
 class ParameterShape(NamedTuple):

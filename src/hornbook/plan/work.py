@@ -12,7 +12,7 @@ from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Product, method
-from hornbook.plan.adapted import Adapted
+from hornbook.plan.counts.adapted import Adapted
 from hornbook.plan.devices.rates import Rates
 
 ITEM = 2

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from hornbook.cli.plan.table import plan_text
-from hornbook.plan.adapted import adapted
 from hornbook.plan.at_scale.failures import Upkeep, checkpoint_bytes, daly, estimate_upkeep, goodput, trainings, young
+from hornbook.plan.counts.adapted import adapted
 from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import plan_run
 from hornbook.run.checkpoints.interval import best_interval

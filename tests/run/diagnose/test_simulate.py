@@ -4,7 +4,7 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.plan.held import held_values
+from hornbook.plan.counts.held import held_values
 from hornbook.run.diagnose.simulate import Simulation, simulate
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve

@@ -11,7 +11,7 @@ from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.plan.share import activation_bytes
+from hornbook.plan.counts.share import activation_bytes
 from hornbook.run.start.bound import recipe_in_force
 
 Launch = Callable[..., Exit]

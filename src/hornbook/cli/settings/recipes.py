@@ -64,7 +64,7 @@ def show(words: Words = None) -> Result:
     """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
     from hornbook.model.config.parameter_count import parameter_counts
-    from hornbook.plan.held import held_values
+    from hornbook.plan.counts.held import held_values
     from hornbook.settings.layout.world import smallest_world
 
     if split_target(words)[0] is None:
@@ -121,7 +121,7 @@ def state_line(state: dict[str, int], ranks: int) -> str:
 
 def _kept(recipe: "Recipe", vocab: int) -> "SavedBytes | None":
     """Bytes kept for backward of a microbatch; None where they are not known before the model runs."""
-    from hornbook.plan.share import activation_bytes
+    from hornbook.plan.counts.share import activation_bytes
 
     try:
         return activation_bytes(recipe, vocab, recipe.train.micro_rows)

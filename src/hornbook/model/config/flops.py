@@ -158,7 +158,7 @@ def state_bytes(
     """Bytes each process holds of weights and gradients, each `item_bytes` per value, and of the optimizer's moments,
     with no parameter frozen, between two microbatches of a step.
 
-    parameters: what it would hold if data ranks shared nothing (`hornbook.plan.held.held_values`). Where
+    parameters: what it would hold if data ranks shared nothing (`hornbook.plan.counts.held.held_values`). Where
     moments are sharded and weights are not, the rank's share of the weights is held beside the whole ones: it is what
     the optimizer updates. moments: bytes of them before they are sharded; by default about what the optimizer says of
     a model of that size.

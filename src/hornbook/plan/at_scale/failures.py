@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.surgery import adapter_of
-from hornbook.plan.adapted import adapted
+from hornbook.plan.counts.adapted import adapted
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe

@@ -15,9 +15,9 @@ from hornbook.model.config.model import ModelConfig, Parallel
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes
 from hornbook.parallel.config import SelectiveRecompute
+from hornbook.plan.counts.share import gpu_runtime
 from hornbook.plan.holding.own import Ends
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.share import gpu_runtime
 from hornbook.settings.recipe import Recipe
 
 ITEM = 2

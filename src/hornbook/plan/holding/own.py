@@ -10,12 +10,12 @@ from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
 from hornbook.parallel.config import HostOffload
-from hornbook.plan.adapted import adapted
+from hornbook.plan.counts.adapted import adapted
+from hornbook.plan.counts.parameters import state_bytes_per_value
+from hornbook.plan.counts.share import cpu_runtime, gpu_runtime, labels_texts, left_on_device
+from hornbook.plan.counts.teacher import live_teacher, teacher_bytes
 from hornbook.plan.devices.hardware import Device
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.parameters import state_bytes_per_value
-from hornbook.plan.share import cpu_runtime, gpu_runtime, labels_texts, left_on_device
-from hornbook.plan.teacher import live_teacher, teacher_bytes
 from hornbook.settings.recipe import Recipe
 
 

@@ -34,7 +34,7 @@ from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import AXES, World, axis_sizes, open_meshes
-from hornbook.plan.share import labels_texts
+from hornbook.plan.counts.share import labels_texts
 from hornbook.plan.stages.cuts import settle_cuts
 from hornbook.run.diagnose.tracker import Collective, StepTracker
 from hornbook.run.observe.memory_log import SavedWatch

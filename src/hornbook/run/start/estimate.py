@@ -20,8 +20,8 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import distributed
+from hornbook.plan.counts.held import held_values
 from hornbook.plan.devices.hardware import this_cpu
-from hornbook.plan.held import held_values
 from hornbook.plan.memory import estimate_memory
 from hornbook.run.config import TrainConfig
 from hornbook.run.diagnose.doctor import matmul_rate, timed

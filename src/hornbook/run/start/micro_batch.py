@@ -19,9 +19,9 @@ from hornbook.model.heads.head import device_chunk_bytes
 from hornbook.parallel.config import BETWEEN
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.offload import moves_activations
-from hornbook.plan.held import held_values
+from hornbook.plan.counts.held import held_values
+from hornbook.plan.counts.share import activation_bytes, left_on_device, rows_of
 from hornbook.plan.holding.own import head_bytes
-from hornbook.plan.share import activation_bytes, left_on_device, rows_of
 from hornbook.progress import size_text
 from hornbook.run.job import Job
 from hornbook.run.memory import free_memory

@@ -7,7 +7,7 @@ import pytest
 from hornbook.model.build import build_model
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
-from hornbook.plan.held import held_values
+from hornbook.plan.counts.held import held_values
 from hornbook.plan.stages.cuts import settle_cuts
 from hornbook.run.diagnose.simulate import fake_world
 from hornbook.settings.recipe import Recipe

@@ -10,10 +10,10 @@ from hornbook.errors import UsageError
 from hornbook.files.safetensors import make_header
 from hornbook.model.config.part import Rows
 from hornbook.model.heads.relations import divergence, seen_tokens
+from hornbook.plan.counts.teacher import live_teacher, teacher_bytes
 from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.planner import estimate_layout
-from hornbook.plan.teacher import live_teacher, teacher_bytes
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 

@@ -23,8 +23,8 @@ from hornbook.model.config.surgery import (
     PromptConfig,
     Sparse,
 )
+from hornbook.plan.counts.parameters import Parameter, parameters_of
 from hornbook.plan.memo import KEPT, ByIdentity
-from hornbook.plan.parameters import Parameter, parameters_of
 
 SCALES_PER_BLOCK = 256
 """Scales of 4-bit blocks that have a range in common (`hornbook.model.surgery.quantization.nf4`)."""

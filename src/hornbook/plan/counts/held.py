@@ -2,7 +2,7 @@
 
 What lies on which stage is as in `hornbook.parallel.axes.pipeline.stages`, what tensor ranks divide as in
 `hornbook.parallel.axes.tensor.tables`: of what does not divide evenly, the larger part. What surgery leaves to train
-of them is in `hornbook.plan.adapted`.
+of them is in `hornbook.plan.counts.adapted`.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """What a rank computes of a model, as a configuration: its heads, its inner width, its part of each row.
 
-Of what does not divide evenly a rank has the larger part, as in `hornbook.plan.held`.
+Of what does not divide evenly a rank has the larger part, as in `hornbook.plan.counts.held`.
 """
 
 from typing import Any

@@ -8,7 +8,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AnyOptimizer
-from hornbook.plan.parameters import parameters_of, state_bytes_per_value
+from hornbook.plan.counts.parameters import parameters_of, state_bytes_per_value
 from hornbook.settings.fields import Config
 from tests.model.config.test_every_kind import ALL, model_of
 from tests.model.config.test_saved_bytes import FAMILIES, MIXTURES, OTHER_MIXTURES, OTHER_PAIRS, OTHERS, PAIRS, SIZES
