@@ -17,9 +17,9 @@ Each is a run of `hornbook train`. What is measured stands in benchmarks/results
 
 import argparse
 import contextlib
+import io
 import json
 import math
-import os
 import statistics
 import tempfile
 import time
@@ -63,9 +63,10 @@ NO_REWARMING = (f"optim.lr={PEAK * FLOOR}", "optim.schedule.kind=constant", "opt
 
 def hornbook(*words: object) -> None:
     """A command, which must end well."""
-    with open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
-        code = main([*map(str, words), "-q"])
-    assert code == 0, (code, words)
+    with io.StringIO() as said:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            code = main([*map(str, words), "-q"])
+        assert code == 0, (code, words, said.getvalue())
 
 
 def texts(folder: Path) -> dict[str, Path]:

@@ -268,7 +268,7 @@ class Engine:
             self.clock.begin()  # records of what crossed ranks would add up until the next step
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """float32 [rows, sequence]: negative log-likelihood in nats of each target that counts; changes nothing."""
+        """float32 [rows, sequence]: negative log-likelihood in nats of each target, whatever its weight."""
         if batch.detection is not None:  # not compiled: there is no number of rows to fill
             return detections(self, batch)[..., 0]
         rows, batch = len(batch.tokens), self._compiled.filled(batch)

@@ -208,8 +208,8 @@ class State:
     def probe(self, rows: int) -> float:
         """Mean loss of the next rows of training data, equal on every rank; changes nothing."""
         batch = self.loader.peek(rows)
-        counted = int((batch.weights > 0).sum())
-        return float(self.engine.evaluate(batch).sum()) / max(counted, 1)
+        weights = batch.weights.double()
+        return float((self.engine.evaluate(batch).cpu().double() * weights).sum() / weights.sum().clamp(min=1))
 
     def new_optimizer(self, config: AnyOptimizer) -> tuple[Optimizer, Owners]:
         """An optimizer whose state is zero, and the whole parameters that it needs. Raises UsageError."""

@@ -40,7 +40,7 @@ def test_the_last_checkpoints_of_a_run(run: Path, tmp_path: Path, capsys: pytest
     assert [Path(each).name for each in report["sources"]] == ["step-00000012", "step-00000008", "step-00000004"]
     parts, found = [step(run, number) for number in (4, 8, 12)], tensors(out)
     for name, tensor in found.items():
-        torch.testing.assert_close(tensor, torch.stack([part[name] for part in parts]).mean(0))
+        assert torch.equal(tensor, (torch.stack([part[name].double() for part in parts]).sum(0) / 3).float())
     assert load_model(out).tokenizer is not None
     lineage = json.loads((out / FILE).read_text())
     assert (lineage["made_by"], lineage["from"]["name"], lineage["from"]["step"]) == ("average", "run", 12)

@@ -33,6 +33,8 @@ def test_a_pruned_model_is_an_ordinary_one_and_heals(
         < before["bytes"]
         == (sorted((run / "checkpoints").glob("step-*/model.safetensors"))[-1]).stat().st_size
     )
+    evaluated = json.loads(sorted((run / "evals").glob("*.json"))[-1].read_text())["all"]["loss"]
+    assert before["loss"] == pytest.approx(evaluated, abs=1e-6)  # padding behind the last row does not count
     assert before["loss"] < after["loss"] < before["loss"] + 3
     assert len(found["layers"]) == 2
     assert main(["generate", str(small), "-p", "the", "--tokens", "3"]) == Exit.DONE
@@ -57,7 +59,13 @@ def test_too_few_heads_and_nothing_to_do_are_named(
     for more, says in ((["--heads", "0"], "one at least must stay"), ([], "nothing to take out")):
         assert main(["prune", str(run), *out, *more]) == Exit.USAGE
         assert says in capsys.readouterr().err
+    for command, says in (("prune --hidden 8", "MLP channels"), ("fisher --rows 2", "on 2 rows of")):
+        verb, *more = command.split()
+        assert main([verb, str(run), *out, *more, "--dry-run"]) == Exit.DONE
+        assert says in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+    assert main(["fisher", str(run), "--out", str(tmp_path)]) == Exit.USAGE
+    assert "a folder is there: name a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("step", ["lora", "freeze"])

@@ -23,7 +23,7 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     assert json.loads(capsys.readouterr().out)["shares"] == [0, 0.5]
     assert not out.exists()
     assert main([*command, "--replay", "0,50%", "optim.lr=0.2", "--domain", str(tmp_path / "no")]) == Exit.USAGE
-    capsys.readouterr()
+    assert "ended with exit code 2: correct what it says above" in capsys.readouterr().out
     assert main([*command, "--replay", "0,50%", "--json"]) == Exit.DONE
     found = json.loads(capsys.readouterr().out)
     assert [stage["share"] for stage in found["stages"]] == [0, 0.5]
@@ -54,6 +54,7 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     [
         (["--replay", "0,2"], "--replay 0,2: write different shares"),
         (["--seeds", "1,1"], "--seeds 1,1"),
+        (["--seeds", "1,01"], "--seeds 1,01: write different"),
         (["--seeds", "²"], "--seeds ²: write different whole numbers"),
         (["seed=4"], "seed: `hornbook adapt` sets it"),
     ],

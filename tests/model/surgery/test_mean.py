@@ -30,7 +30,7 @@ def test_a_mean_is_rounded_once() -> None:
     """In float32 the sum of these loses the small one."""
     parts = [torch.tensor([1e8]), torch.tensor([3.0]), torch.tensor([-1e8])]
     ((_, found),) = mean_tensors([iter([("w", each)]) for each in parts], [1.0, 1.0, 1.0])
-    assert (found.dtype, found.item()) == (torch.float32, 3.0)
+    assert (found.dtype, found.item()) == (torch.float32, 1.0)
 
 
 def test_weights_in_the_closed_form_and_names_in_any_order() -> None:
@@ -44,7 +44,7 @@ def test_weights_in_the_closed_form_and_names_in_any_order() -> None:
 
 
 def test_equal_models_are_their_mean_to_the_bit() -> None:
-    found = dict(mean_tensors([streamed(model(1)) for _ in range(4)], [0.25] * 4))
+    found = dict(mean_tensors([streamed(model(1)) for _ in range(3)], [1.0] * 3))
     assert all(torch.equal(found[name], each) for name, each in model(1).items())
 
 

@@ -359,6 +359,17 @@ def test_another_activation_takes_effect_at_once_and_its_jump_is_measured(
     assert jump["rows"] == 2
     assert jump["loss_before"] != jump["loss_after"]
     assert abs(jump["loss_before"] - whole[5]["loss"]) < 0.2
+
+
+def test_the_jump_of_an_activation_is_of_tokens_that_count(
+    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events
+) -> None:
+    words = ("train.micro_batch=4", "data.objective.kind=prefix")
+    launch_run(tmp_path / "whole", *words)
+    ask(tmp_path / "run", 5, "model.mlp.activation=relu")
+    assert launch_run(tmp_path / "run", *words) == Exit.DONE
+    (jump,) = events(tmp_path / "run", "activation")
+    assert jump["loss_before"] == pytest.approx(branch(tmp_path / "whole")[5]["loss"], abs=1e-5)
     names = {step: activation_of(tmp_path / "run", step) for step in (4, 8, 12)}
     assert names == {4: "silu", 8: "relu", 12: "relu"}
     assert check_run(RunDir(tmp_path / "run")).ok

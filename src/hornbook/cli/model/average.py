@@ -32,7 +32,8 @@ def average(
     from hornbook.model.surgery.mean import mean_tensors, write_streamed
 
     folders = _folders(targets, last)
-    shares = _shares(weights, len(folders))
+    numbers = _numbers(weights, len(folders))
+    shares = [number / sum(numbers) for number in numbers]
     check_free(out)
     models = [read_merged(folder) for folder in folders]
     config, vocab, _, tokenizer = models[0]
@@ -44,7 +45,7 @@ def average(
         text = f"would write {out}: the mean of {len(folders)} checkpoints; nothing written"
         return Result(report | {"dry_run": True}, text)
     with new_model(out, "average", folders[0], report, folders[1:]) as partial:
-        stream = mean_tensors([model[2] for model in models], shares)
+        stream = mean_tensors([model[2] for model in models], numbers)
         write_streamed(partial, stream, config, vocab, with_tokenizer(tokenizer), decoder_start_of(folders[0]))
     return Result(report, report_text(out, report["files"], f"the mean of {len(folders)} checkpoints"))
 
@@ -79,17 +80,17 @@ def _folder(target: str) -> Path:
     return checkpoint_path(Path(target))
 
 
-def _shares(weights: str | None, count: int) -> list[float]:
-    """Shares that add up to one."""
+def _numbers(weights: str | None, count: int) -> list[float]:
+    """The weight of each."""
     if weights is None:
-        return [1.0 / count] * count
+        return [1.0] * count
     try:
         numbers = [float(word) for word in weights.split(",")]
     except ValueError:
         raise UsageError(f"--weights {weights}: write numbers such as 1,2,1") from None
     if len(numbers) != count or not all(0 < number < float("inf") for number in numbers):
         raise UsageError(f"--weights {weights}: give {count} numbers above 0, one for each checkpoint")
-    return [number / sum(numbers) for number in numbers]
+    return numbers
 
 
 def _refuse_other(

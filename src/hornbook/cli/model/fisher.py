@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from hornbook.cli.result import Result
-from hornbook.cli.shell import Target
+from hornbook.cli.shell import DryRun, Target
 from hornbook.errors import UsageError
 from hornbook.progress import progress_bar
 
@@ -20,6 +20,7 @@ def fisher(
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of training text.")] = 256,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the labels that the model draws.")] = 1,
+    dry_run: DryRun = False,
 ) -> Result:
     """Estimate the diagonal of a model's Fisher information, which `train.loss.anchor` holds weights by.
 
@@ -49,6 +50,12 @@ def fisher(
     check_tokenizer(folder, Tokenizer.load(Path(path) / "tokenizer"))
     own = recipe.data if data is None else recipe.data.model_copy(update={"weights": {}, "stages": []})
     sequence = min(recipe.train.sequence, loaded.config.position.length)
+    value: dict[str, Any] = {"source": str(folder), "out": str(out), "rows": rows}
+    if out.is_dir():
+        raise UsageError(f"--out {out}: a folder is there: name a file")
+    if dry_run:
+        text = f"would write {out}: Fisher information of {folder} on {rows} rows of {path}; nothing written"
+        return Result(value | {"dry_run": True}, text)
     # Rows of the text as it is: the first ones of a run may be easy ones, and cut into short parts.
     whole = {"replay": ReplayConfig(), "curriculum": NoCurriculum(), "sequence_ramp": NoRamp()}
     settings = own.model_copy(update=whole)
@@ -65,5 +72,5 @@ def fisher(
         found = fisher_diagonal(engine, each(), seed)
     write_fisher(out, found, engine)
     total = sum(float(tensor.double().sum()) for tensor in found.importance.values())
-    value = {"source": str(folder), "out": str(out), "tokens": found.tokens, "rows": rows, "trace": total}
+    value |= {"tokens": found.tokens, "trace": total}
     return Result(value, f"{out}: Fisher information of {folder} over {found.tokens:,} tokens, trace {total:.4g}")

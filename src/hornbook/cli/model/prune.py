@@ -8,7 +8,7 @@ import typer
 from hornbook.cli.model.out_folder import check_free, new_model, report_text, tell_left_out, with_tokenizer
 from hornbook.cli.model.sample_text import SampleText, before_and_after
 from hornbook.cli.result import Result
-from hornbook.cli.shell import Target
+from hornbook.cli.shell import DryRun, Target
 from hornbook.errors import UsageError
 from hornbook.progress import progress_bar
 
@@ -38,6 +38,7 @@ def prune(
     rows: Annotated[
         int, typer.Option(min=1, help="Rows of training text that importance, or --score wanda, is measured on.")
     ] = 64,
+    dry_run: DryRun = False,
 ) -> Result:
     """Write a smaller model: the heads, MLP channels and layers that matter most for a text, as an ordinary folder.
 
@@ -59,10 +60,14 @@ def prune(
     new = pruned(old, heads, hidden, layers)
     check_free(out)
     text = SampleText(folder, data)
+    report: dict[str, Any] = {"source": str(folder), "out": str(out), "model": new.model_dump(mode="json")}
+    if dry_run:
+        kinds = f"layers {old.layers} -> {new.layers}, heads {old.heads} -> {new.heads}"
+        said = f"{kinds}, MLP channels {old.hidden} -> {new.hidden}"
+        return Result(report | {"dry_run": True}, f"would write {out}: {said}; nothing written")
     kept = whole(old) if new == old else choose(_importance(text, folder, rows), new)
     before = text.measure(folder)
     tensors = cut(stream, old, kept)
-    report: dict[str, Any] = {"source": str(folder), "out": str(out), "model": new.model_dump(mode="json")}
     tell_left_out(folder, report)
     report |= {"layers": kept.layers, "before": before}
     with new_model(out, "prune", folder, report) as partial:
@@ -72,7 +77,8 @@ def prune(
         write_hf(partial, values, new, vocab, with_tokenizer(tokenizer), decoder_start=decoder_start_of(folder))
     report["after"] = after = text.measure(out)
     lines = before_and_after(before, after)
-    lines.append(f"layers kept: {', '.join(map(str, kept.layers))}")
+    if new.layers < old.layers:
+        lines.append(f"layers kept: {', '.join(map(str, kept.layers))}")
     notes = []
     if pattern is not None:
         lines.append(f"{report['zeros']:.1%} of the weights of linear layers are 0")

@@ -107,7 +107,7 @@ class SampleText:
         for number, batch in enumerate(self._held_out()):
             if number == 1:
                 started, first = time.perf_counter(), tokens  # kernels are loaded by now
-            loss += float(engine.evaluate(batch).double().sum())
+            loss += float((engine.evaluate(batch).cpu().double() * batch.weights.double()).sum())
             tokens += int(batch.weights.count_nonzero())
         if not tokens:
             raise UsageError(

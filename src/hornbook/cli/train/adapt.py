@@ -72,7 +72,8 @@ def adapt(
         ]
         code = _train(run, start)
         if code != Exit.DONE:
-            text = f"{run.path} ended with exit code {code}: the same command goes on from there"
+            remedy = "correct what it says above" if code == Exit.USAGE else "the same command goes on from there"
+            text = f"{run.path} ended with exit code {code}: {remedy}"
             return Result(plan | {"stopped": str(run.path)}, text, Exit(code) if code in set(Exit) else Exit.DEFECT)
     found = _adaptation(runs, shares, numbers)
     files = _report(out, found, from_, domain, general)
@@ -171,6 +172,7 @@ def _shares(text: str) -> list[float]:
 
 def _seeds(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
+    values = [int(word) for word in words if word.isdecimal()]
+    if len(set(values)) < len(words):
         raise UsageError(f"--seeds {text}: write different whole numbers, such as 1,2,3")
-    return [int(word) for word in words]
+    return values

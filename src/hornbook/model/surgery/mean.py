@@ -17,21 +17,22 @@ HELD_BYTES = 2**30
 """Averaged tensors that are held before they are written."""
 
 
-def mean_tensors(streams: Sequence[Stream], shares: Sequence[float]) -> Stream:
-    """(name, float32 tensor) of sum_i shares[i] * streams[i], added up in float64 and rounded once.
+def mean_tensors(streams: Sequence[Stream], weights: Sequence[float]) -> Stream:
+    """(name, float32 tensor) of sum_i w_i x_i / sum_i w_i, added up and divided in float64, then rounded.
 
+    Products with weights that are small whole numbers are exact, so that plain means are the nearest float32 values.
     The names may come in any order, the same in all. Raises IntegrityError where a stream lacks a tensor or has it in
     another shape.
     """
     first, others = streams[0], [_ByName(stream) for stream in streams[1:]]
     for name, tensor in first:
-        total = tensor.double() * shares[0]
-        for other, share in zip(others, shares[1:], strict=True):
+        total = tensor.double() * weights[0]
+        for other, weight in zip(others, weights[1:], strict=True):
             part = other.take(name)
             if part.shape != tensor.shape:
                 raise IntegrityError(f"{name} is {list(tensor.shape)} in one model and {list(part.shape)} in another")
-            total.add_(part.double(), alpha=share)
-        yield name, total.to(torch.float32)
+            total.add_(part.double(), alpha=weight)
+        yield name, (total / sum(weights)).to(torch.float32)
 
 
 class _ByName:
