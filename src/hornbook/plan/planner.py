@@ -172,11 +172,20 @@ def trainer_of(recipe: Recipe) -> Trainer:
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        sums_beside=_sums_beside(parallel),
         sum_bytes=None if recipe.surgery else 4.0,
         targets=_targets(recipe),
         sides=sides(recipe),
         fused=recipe.train.compile,
     )
+
+
+def _sums_beside(parallel: ParallelConfig) -> bool:
+    """Whether gradients cross data ranks during the last backward pass (`hornbook.parallel.data_parallel`), not after
+    it: backward passes of other axes have collectives of their own, passes of a pipeline come in any order."""
+    if parallel.shard == "none":
+        return parallel.world == parallel.data
+    return parallel.shard == "gradients" or parallel.pipeline.stages == 1
 
 
 def _targets(recipe: Recipe) -> float:
