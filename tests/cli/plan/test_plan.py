@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,55 @@ def test_a_folder_is_made_and_settings_of_the_command_line_are_named(
     said = "".join(err.split())
     assert f"written:{file}" in said
     assert "withoutmodel.layers=3" in said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cluster", "words"),
+    [
+        ("llama-1b", "8xH100", ["--float8"]),
+        ("llama-1b", "8xH100", ["--train.micro_batch", "4", "--parallel.recompute", "block"]),
+        ("llama-65b", "4x8xH100", ["--search", "--parallel.pipeline", "4"]),
+        ("t5-v1.1-3b", "2x8xA100", []),
+        ("mixtral-8x7b", "8x8xH100", []),
+    ],
+)
+def test_what_was_applied_is_planned_again_as_it_was(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, recipe: str, cluster: str, words: list[str]
+) -> None:
+    """The file alone has all of the layout, with the precision that was chosen."""
+    file = tmp_path / "new.toml"
+    code, out, err = planned(capsys, recipe, "--cluster", cluster, *words, "--apply", str(file), "--json")
+    assert (code, err) == (Exit.DONE, "")
+    best = json.loads(out)["layouts"][0]
+    (again,) = json.loads(planned(capsys, str(file), "--cluster", cluster, "--json")[1])["layouts"]
+    assert again | {"pareto": best["pareto"]} == best
+
+
+def test_what_the_command_line_sets_of_a_layout_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def layouts(*words: str) -> list[dict[str, Any]]:
+        return json.loads(planned(capsys, *words, "--top", "20", "--json")[1])["layouts"]
+
+    words = "--cluster", "8xH100", "--train.micro_batch", "4", "--parallel.recompute", "block"
+    found = layouts("llama-1b", *words)
+    assert len(found) > 5
+    assert {(each["micro_batch"], each["recompute"]) for each in found} == {(4, "block")}
+
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = "llama-1b"\nparallel.data = 4\nparallel.tensor = 2\n')
+    (own,) = layouts(str(mine), "--cluster", "8xH100")
+    assert (own["parallel"]["data"], own["parallel"]["tensor"]) == (4, 2)
+    pinned = layouts(str(mine), "--cluster", "8xH100", "--search", "--parallel.pipeline", "2")
+    assert {each["parallel"]["pipeline"]["stages"] for each in pinned} == {2}
+    assert {each["parallel"]["data"] for each in pinned} >= {2, 4}
+    assert len({each["parallel"]["pipeline"]["schedule"] for each in pinned}) > 1
+    free = layouts(str(mine), "--cluster", "8xH100", "--search")
+    assert free == layouts("llama-1b", "--cluster", "8xH100")
+
+
+def test_scaling_keeps_what_the_command_line_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--cluster", "8xH100", "--scale", "8..16", "--parallel.tensor", "2", "--json"
+    curves = json.loads(planned(capsys, "llama-1b", *words)[1])["curves"]
+    assert {point["layout"]["parallel"]["tensor"] for curve in curves for point in curve["points"]} == {2}
 
 
 def test_ends_of_lines_stay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

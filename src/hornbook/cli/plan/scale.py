@@ -12,7 +12,7 @@ from hornbook.plan.search.numbers import duration, short
 if TYPE_CHECKING:
     from hornbook.plan.at_scale.simulation import Curve, Point, Scaling
     from hornbook.plan.devices.hardware import Cluster
-    from hornbook.settings.recipe import Recipe
+    from hornbook.settings.resolve import Resolved
 
 Scale = Annotated[
     str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over such devices.")
@@ -24,20 +24,23 @@ TITLES = {
 }
 
 
-def scale_result(recipe: "Recipe", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
+def scale_result(resolved: "Resolved", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
     """The tables of both kinds of scaling; `plot`: an SVG file to write. Exit code 4: no point fits.
+
+    What the command line sets of a layout stays, the rest is chosen for each number of devices.
 
     Raises UsageError.
     """
     from hornbook.files.durable import writing
     from hornbook.plan.at_scale.simulation import device_counts, simulate_scaling
+    from hornbook.plan.search.space import fixed_parts
     from hornbook.studio.scale_chart import scale_picture
 
     if span is None:
         raise UsageError("--plot draws what --scale simulates: give both")
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: the name must end with .svg")
-    found = simulate_scaling(recipe, cluster, device_counts(span))
+    found = simulate_scaling(resolved.recipe, cluster, device_counts(span), fixed_parts(resolved))
     if plot is not None:
         with writing(plot) as file:
             file.write(scale_picture(found).encode())
