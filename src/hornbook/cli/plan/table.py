@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BAR = 34
 """Characters of a bar as long as the device's memory."""
-LEAST_BAR = 8
+LEAST_BAR = 6
 BAR_COLUMN = 3
 LETTERS = {
     "weights": "W",
@@ -43,7 +43,7 @@ _BARS = re.compile(f"(?<= )[{''.join(LETTERS.values())}]+[.+]*(?=  )")
 _LEGEND = re.compile(f"(?<=  )[{''.join(LETTERS.values())}](?= )")
 _LEGEND_LINE = re.compile("|".join(f"  {letter} {name}" for name, letter in LETTERS.items()))
 MILLION = 1_000_000
-LEAST_NAME = 18
+LEAST_NAME = 16
 """Characters of the layouts' column, into which long names are folded on a narrow terminal."""
 GIB = 2**30
 
@@ -120,7 +120,9 @@ def _row(found: "Plan", each: "Layout") -> list[str]:
         step_time(each.step.total) if each.fits else "OOM",
         f"{each.mfu:.0%}" if each.fits else "",
         duration(seconds) if seconds is not None and each.fits else "",
-        (f"${cost:,.0f}" if cost < MILLION else f"${short(cost)}") if cost is not None and each.fits else "",
+        (f"${cost:,.0f}" if cost < MILLION else f"${short(cost)}".replace(" ", ""))
+        if cost is not None and each.fits
+        else "",
     ]
 
 
