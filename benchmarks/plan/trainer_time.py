@@ -102,6 +102,7 @@ def trainer(point: dict[str, Any], recipe: Recipe, cluster: Cluster) -> Trainer:
             once_per_domain=once,
             expert_calls=EXPERT_CALLS[recipe.train.precision],
             attention=1.0,
+            innermost="tensor",
         )
     return Trainer(
         4.0,

@@ -1,11 +1,14 @@
 """Physics of a step's time: kernels, messages, what a trainer hides."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from hornbook.model.config.flops import step_operations
-from hornbook.plan.devices.collectives import Group
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.parallel.world import AXES
+from hornbook.plan.devices.collectives import LINK_HOP, NETWORK_HOP, Group, group
 from hornbook.plan.devices.hardware import known_devices, parse_cluster
 from hornbook.plan.devices.rates import calibration, rates_of, shares_of
 from hornbook.plan.planner import trainer_of
@@ -231,3 +234,71 @@ def test_a_host_that_waits_for_each_kernel_adds_its_time() -> None:
     microbatches = recipe.train.num_microbatches / 8
     waited = waits.compute + waits.recompute - free.compute - free.recompute
     assert waited == pytest.approx(microbatches * 40e-6 * (80 * recipe.model.layers + 15))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stride"), [(2, 1), (3, 1), (6, 1), (8, 1), (12, 1), (24, 1), (3, 2), (6, 4), (4, 8)]
+)
+def test_a_ring_is_as_fast_as_the_cards_of_its_smallest_part(ranks: int, stride: int) -> None:
+    """Compared with the machines of every group of ranks: 3 neighbours on machines of 8 are on two for some."""
+    cluster = parse_cluster("24x8xH100")
+    parts = []
+    for first in range(0, cluster.count, ranks * stride):
+        for offset in range(stride):
+            machines = Counter((first + offset + stride * number) // 8 for number in range(ranks))
+            parts.append(min(machines.values()) if len(machines) > 1 else ranks)
+    found = group(cluster, ranks, stride, 450e9, 50e9)
+    assert found.inside == min(parts)
+    assert found.bandwidth == (450e9 if found.inside == ranks else min(450e9, 50e9 * found.inside))
+
+
+def test_a_group_fits_a_rack_that_it_does_not_divide() -> None:
+    assert group(parse_cluster("64x4xGB200"), 64, 1, 900e9, 50e9).inside == 64
+
+
+def test_expert_ranks_are_neighbours_as_in_the_world() -> None:
+    """With 4 of them on machines of 8 the ranks of 4 tensor ranks lie on two machines."""
+    words = ["parallel.tensor=4", "parallel.expert=4", "parallel.sequence=true", "train.micro_batch=1"]
+    recipe = resolve("mixtral-8x7b", ["train.precision=bf16", *words], environ={}).recipe
+    cluster = parse_cluster("2x8xH100")
+    assert AXES[-1] == Trainer().innermost
+    assert AXES[-2] == "tensor"
+    ours, others = (estimate_step(recipe, 32000, cluster, Trainer(innermost=axis)) for axis in ("expert", "tensor"))
+    assert ours.tensor > 1.5 * others.tensor
+
+
+def test_gradients_of_whole_models_cross_behind_backward_where_other_axes_are_divided() -> None:
+    """`hornbook.parallel.data_parallel.Unsharded` sums early among data ranks alone."""
+    shown = {}
+    for words in (["parallel.data=8"], ["parallel.data=8", "parallel.tensor=2"], ["parallel.data=4"]):
+        recipe = resolve("llama-1b", ["train.precision=bf16", *words], environ={}).recipe
+        cluster = parse_cluster(f"{recipe.parallel.world // 8 or 1}x8xA100")
+        shown[tuple(words)] = estimate_step(recipe, 128256, cluster, trainer_of(recipe)).data
+        bare = estimate_step(recipe, 128256, cluster, Trainer(beside_data=False)).data
+        early = recipe.parallel.world == recipe.parallel.data
+        assert shown[tuple(words)] == pytest.approx(bare * (0.1 if early else 1.0))
+
+
+@pytest.mark.parametrize(("shard", "rounds"), [("optimizer", 1), ("gradients", 16), ("everything", 16)])
+def test_replicas_add_up_their_shards_as_often_as_gradients_are_scattered(shard: str, rounds: int) -> None:
+    """Once a step with ZeRO-1, after each of 16 microbatches with the others: torch's FSDP does it by each block."""
+    words = [f"parallel.shard={shard}", "parallel.data=16", "train.micro_batch=1"]
+    time = {}
+    for network in (50.0, 5.0):
+        cluster = parse_cluster("2x8xA100")
+        cluster = cluster.model_copy(update={"device": cluster.device.model_copy(update={"network": network})})
+        recipe = resolve("llama-1b", ["train.precision=bf16", *words, "parallel.replicas=2"], environ={}).recipe
+        time[network] = estimate_step(recipe, 128256, cluster, Trainer(beside_data=False)).data
+    share = shares_of(parse_cluster("A100").device).network
+    gradients = 4.0 * count_parameters(recipe.model, 128256) / 8
+    assert time[5.0] - time[50.0] == pytest.approx(rounds * gradients / share * (1 / 5e9 - 1 / 50e9), rel=1e-3)
+
+
+def test_each_block_of_a_sharded_model_goes_round_the_ring_on_its_own() -> None:
+    """Scatters and gathers have no tree: on 4,096 machines the first byte takes 57 ms to come round."""
+    cluster, blocks = parse_cluster("4096x8xA100"), 16
+    words = ["parallel.data=32768", "train.batch_tokens=134217728", "train.micro_batch=1"]
+    for shard, calls in (("optimizer", 2), ("gradients", 2), ("everything", 3)):
+        recipe = resolve("llama-1b", ["train.precision=bf16", f"parallel.shard={shard}", *words], environ={}).recipe
+        data = estimate_step(recipe, 128256, cluster, Trainer(beside_data=False)).data
+        assert data > calls * blocks * (28672 * LINK_HOP + 4096 * NETWORK_HOP)

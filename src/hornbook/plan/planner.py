@@ -3,8 +3,9 @@
 Pure functions: a recipe and a cluster in, a `Plan` out; the command, the pages and the search call the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hornbook.data.config.objectives import Masked, Replaced
 from hornbook.errors import UsageError
@@ -46,13 +47,15 @@ def plan_run(
     cluster: Cluster,
     *,
     search: bool = False,
+    fixed: Mapping[str, Any] = {},
     price: float | None = None,
     top: int = SHOWN,
     float8: bool = False,
     remedy: bool = True,
 ) -> Plan:
     """The plan of a recipe as it is, or with `search` of the `top` layouts that fill the cluster, with `float8` in that
-    precision too. `remedy` looks for the smallest cluster where it does not fit.
+    precision too. fixed: what all of them have (`search.space.fixed_parts`). `remedy` looks for the smallest cluster
+    where it does not fit.
 
     Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
     """
@@ -63,9 +66,10 @@ def plan_run(
     for precision in precisions:
         _check_precision(precision, cluster)
     vocab = vocabulary(recipe)
-    compared = _search(recipe, vocab, cluster, top, precisions) if search else _Compared([_own(recipe, vocab, cluster)])
+    layouts = Layouts(recipe, cluster, precisions, fixed)
+    compared = _search(recipe, vocab, layouts, top) if search else _Compared([_own(recipe, vocab, cluster)])
     lacks = remedy and not compared.layouts[0].fits
-    smallest = _smallest(recipe, vocab, cluster, precisions) if lacks else ""
+    smallest = _smallest(recipe, vocab, layouts) if lacks else ""
     return _described(recipe, vocab, cluster, compared, price).model_copy(update={"remedy": smallest})
 
 
@@ -174,11 +178,20 @@ def trainer_of(recipe: Recipe) -> Trainer:
         gradient_bytes=2.0 if parallel.compress == "bf16" else item,
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
+        sums_beside=_sums_beside(parallel),
         sum_bytes=None if adapter_of(recipe.surgery) else 4.0,
         targets=_targets(recipe),
         sides=sides(recipe),
         fused=recipe.train.compile,
     )
+
+
+def _sums_beside(parallel: ParallelConfig) -> bool:
+    """Whether gradients cross data ranks during the last backward pass (`hornbook.parallel.data_parallel`), not after
+    it: backward passes of other axes have collectives of their own, passes of a pipeline come in any order."""
+    if parallel.shard == "none":
+        return parallel.world == parallel.data
+    return parallel.shard == "gradients" or parallel.pipeline.stages == 1
 
 
 def _targets(recipe: Recipe) -> float:
@@ -265,16 +278,16 @@ def _largest(recipe: Recipe, vocab: int, cluster: Cluster) -> Layout:
 # ---- Search
 
 
-def _search(recipe: Recipe, vocab: int, cluster: Cluster, top: int, precisions: Sequence[str]) -> _Compared:
+def _search(recipe: Recipe, vocab: int, layouts: Layouts, top: int) -> _Compared:
     """The fastest layouts that fit, the best first, or those that take the least memory where none does."""
-    layouts = Layouts(recipe, cluster, precisions)
+    cluster = layouts.cluster
     search = Search(vocab, cluster.shared(cluster.count), layouts, trainer_of)
     found = search.fastest(top, capacity(cluster), SAME)
     if found:
         best = min((each for each in found if each.step.total <= SAME * found[0].step.total), key=_simplicity)
         found = [best, *(each for each in found if each is not best)]
     if not (found := found or search.smallest(top)):
-        raise UsageError(_no_layout(recipe, cluster))
+        raise UsageError(_no_layout(recipe, layouts))
     shown = [estimate_layout(layouts.recipe(each.block, each.spread), vocab, cluster) for each in found[:top]]
     missed = search.missed and layouts.recipe(search.missed.block, search.missed.spread)
     return _Compared(shown, missed and estimate_layout(missed, vocab, cluster), search.num_estimates)
@@ -289,27 +302,30 @@ def _simplicity(found: Found) -> tuple[object, ...]:
     return kinds, spread.stages > 1 and spread.schedule != "1f1b", level, block.recompute != "none", found.peak
 
 
-def _no_layout(recipe: Recipe, cluster: Cluster) -> str:
+def _no_layout(recipe: Recipe, layouts: Layouts) -> str:
     """Why no layout fills a cluster at all."""
-    rows = recipe.train.batch_tokens // recipe.train.sequence
+    cluster, rows = layouts.cluster, recipe.train.batch_tokens // recipe.train.sequence
+    compiled = "; train.compile rules out context ranks" if recipe.train.compile else ""
+    fixed = "".join(f"; {name} is {value}" for name, value in layouts.fixed.items())
     return (
-        f"no layout of {recipe.name} fills {cluster.count} devices: {rows} rows of a step (train.batch_tokens / "
-        f"train.sequence) do not divide among them, nor do {recipe.model.heads} heads (model.heads) and "
-        f"{recipe.model.layers} layers. Change --cluster, or --train.batch_tokens to a multiple of "
-        f"{cluster.count * recipe.train.sequence:,}"
+        f"no layout of {recipe.name} fills {cluster.count} devices: it has data ranks that divide {rows} "
+        f"row{'s' * (rows != 1)} of a step (train.batch_tokens / train.sequence), tensor ranks of one machine "
+        f"(up to {layouts.most_tensor}) that divide {recipe.model.heads} heads (model.heads), and stages of "
+        f"{recipe.model.layers} layers with as many microbatches{compiled}{fixed}. Change --cluster, or "
+        f"--train.batch_tokens to a multiple of {cluster.count * recipe.train.sequence:,}"
     )
 
 
-def _smallest(recipe: Recipe, vocab: int, cluster: Cluster, precisions: Sequence[str]) -> str:
+def _smallest(recipe: Recipe, vocab: int, layouts: Layouts) -> str:
     """The smallest cluster of such devices, by powers of two, on which some layout fits; "" where none does."""
-    count = 1 << cluster.count.bit_length()
-    while not cluster.device.is_cpu and count <= 2**17:
-        node = min(count, cluster.device.node)
-        larger = Cluster(device=cluster.device, count=count, node=node)
+    device, count = layouts.cluster.device, 1 << layouts.cluster.count.bit_length()
+    while not device.is_cpu and count <= 2**17:
+        node = min(count, device.node)
+        larger = Cluster(device=device, count=count, node=node)
         rows = max(recipe.train.batch_tokens // recipe.train.sequence, count)
-        grown = _train(recipe, batch_tokens=rows * recipe.train.sequence)
-        if Search(vocab, larger, Layouts(grown, larger, precisions), trainer_of).fits(capacity(larger)):
+        grown = layouts.other(_train(recipe, batch_tokens=rows * recipe.train.sequence), larger)
+        if Search(vocab, larger, grown, trainer_of).fits(capacity(larger)):
             machines = f"{count // node}x{node}" if count > node else str(count)
-            return f"{machines}x{cluster.device.name.replace(' ', '-')}"
+            return f"{machines}x{device.name.replace(' ', '-')}"
         count *= 2
     return ""

@@ -81,7 +81,7 @@ class _Step:
     trainer: Trainer
     rates: Rates
 
-    # ---- Groups of ranks: the innermost axis has neighbouring numbers (`hornbook.parallel.world.AXES`)
+    # ---- Groups of ranks, from the axis whose ranks have neighbouring numbers outwards
 
     def _group(self, ranks: int, stride: int) -> Group:
         return group(self.cluster, ranks, stride, self.rates.link, self.rates.network)
@@ -91,7 +91,9 @@ class _Step:
         parallel, stride, found = self.recipe.parallel, 1, dict[str, Group]()
         shard = parallel.data // parallel.replicas
         sizes = {"tensor": parallel.tensor, "expert": parallel.expert, "context": parallel.context.ranks}
-        for name, size in (sizes | {"shard": shard, "replica": parallel.replicas}).items():
+        first = self.trainer.innermost
+        sizes = {first: sizes[first]} | sizes | {"shard": shard, "replica": parallel.replicas}
+        for name, size in sizes.items():
             found[name] = self._group(size, stride)
             stride *= size
         found["pipeline"] = self._group(parallel.pipeline.stages, stride)
@@ -330,20 +332,19 @@ class _Step:
             return 0.0
         over = groups["data"]
         gradients, weights = trainer.gradient_bytes * self._trained, trainer.weight_bytes * max(self._held)
+        backward = slowest.backward + slowest.again if trainer.sums_beside else 0.0
         if parallel.shard == "none":
-            return self._shown(over.all_reduce(gradients), slowest.backward + slowest.again)
-        within = groups["shard"]
-        across = groups["replica"].all_reduce(gradients / within.ranks) if parallel.replicas > 1 else 0.0
-        shown = self._shown(across, slowest.backward)
+            return self._shown(over.all_reduce(gradients), backward)
+        within, calls = groups["shard"], len(self._blocks) / parallel.pipeline.stages  # each block on its own
+        gather, scatter = (calls * within.lap + within.gather(each) for each in (weights, gradients))
+        if parallel.replicas > 1:
+            scatter += calls * groups["replica"].all_reduce(gradients / within.ranks / calls)
         if parallel.shard == "everything":
-            gathers = 2 if parallel.reshard else 1
-            laps = (gathers + 1) * len(self._blocks) / parallel.pipeline.stages * within.lap  # each block on its own
-            each = gathers * within.gather(weights) + within.gather(gradients) + laps
+            each = (2 if parallel.reshard else 1) * gather + scatter
             times = self._microbatches if trainer.gathers == "each microbatch" else 1
-            return shown + times * self._shown(each, slowest.total)
+            return times * self._shown(each, slowest.total)
         times = self._microbatches if parallel.shard == "gradients" else 1  # their shards alone stay in between
-        shown += times * self._shown(within.gather(gradients), slowest.backward + slowest.again)
-        return shown + self._shown(within.gather(weights), slowest.forward)
+        return times * self._shown(scatter, backward) + self._shown(gather, slowest.forward)
 
     def _shown(self, messages: float, beside: float) -> float:
         if not self.trainer.beside_data:

@@ -16,6 +16,11 @@ class Trainer:
     """Of a value that is gathered."""
     beside_data: bool = True
     """Messages of data ranks run beside computing."""
+    sums_beside: bool = True
+    """Of these, sums of gradients over all data ranks, and their scatters (`optimizer`, `gradients`): each as soon as
+    backward has computed it."""
+    innermost: Literal["expert", "tensor"] = "expert"
+    """The axis whose ranks have neighbouring numbers; the other one follows (`hornbook.parallel.world.AXES`)."""
     again: float = 0.0
     """Share of a block's forward pass that `selective` recomputation repeats, or attention if that is more. If any, it
     repeats gathers of a stream that tensor ranks divide, but no sums."""

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,18 +53,21 @@ def test_a_terminal_gets_colour_and_no_color_takes_it(
     assert "█" not in planned(capsys, "llama-1b", "--cluster", "8xH100")[1]
 
 
-@pytest.mark.parametrize(("width", "no_color"), [(80, "1"), (80, ""), (110, "")])
-def test_rows_end_at_the_edge_of_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, no_color: str
+@pytest.mark.parametrize(("width", "no_color"), [(80, "1"), (80, ""), (120, "")])
+@pytest.mark.parametrize("more", [["--explain"], ["--scale", "1024..2048"]])
+def test_lines_end_at_the_edge_of_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, no_color: str, more: list[str]
 ) -> None:
+    """Long names of layouts are folded, sentences too; a table that is wider than the terminal becomes two."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setenv("COLUMNS", str(width))
-    out = planned(capsys, "llama-7b", "--cluster", "64x8xH100", "--top", "2", "--train.batch_tokens", "4Mi")[1]
-    rows = [re.sub("\x1b[^m]*m", "", line) for line in out.splitlines()[2:5]]
-    assert rows[0].split()[0] == "layout"
-    assert all(len(row) <= width for row in rows)
-    assert max(map(len, rows)) >= min(width, 100)
+    out = planned(capsys, "llama-65b", "--cluster", "4x8xH100", "--top", "3", *more)[1]
+    lines = [re.sub("\x1b[^m]*m", "", line) for line in out.splitlines()]
+    assert max(map(len, lines)) <= width
+    assert any("pipeline" in line for line in lines)
+    legend = {word for line in lines for word in line.split()} & set(LETTERS)
+    assert legend == set(LETTERS) or more[0] == "--scale"
 
 
 # ---- --apply
@@ -105,6 +109,55 @@ def test_a_folder_is_made_and_settings_of_the_command_line_are_named(
     said = "".join(err.split())
     assert f"written:{file}" in said
     assert "withoutmodel.layers=3" in said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cluster", "words"),
+    [
+        ("llama-1b", "8xH100", ["--float8"]),
+        ("llama-1b", "8xH100", ["--train.micro_batch", "4", "--parallel.recompute", "block"]),
+        ("llama-65b", "4x8xH100", ["--search", "--parallel.pipeline", "4"]),
+        ("t5-v1.1-3b", "2x8xA100", []),
+        ("mixtral-8x7b", "8x8xH100", []),
+    ],
+)
+def test_what_was_applied_is_planned_again_as_it_was(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, recipe: str, cluster: str, words: list[str]
+) -> None:
+    """The file alone has all of the layout, with the precision that was chosen."""
+    file = tmp_path / "new.toml"
+    code, out, err = planned(capsys, recipe, "--cluster", cluster, *words, "--apply", str(file), "--json")
+    assert (code, err) == (Exit.DONE, "")
+    best = json.loads(out)["layouts"][0]
+    (again,) = json.loads(planned(capsys, str(file), "--cluster", cluster, "--json")[1])["layouts"]
+    assert again | {"pareto": best["pareto"]} == best
+
+
+def test_what_the_command_line_sets_of_a_layout_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def layouts(*words: str) -> list[dict[str, Any]]:
+        return json.loads(planned(capsys, *words, "--top", "20", "--json")[1])["layouts"]
+
+    words = "--cluster", "8xH100", "--train.micro_batch", "4", "--parallel.recompute", "block"
+    found = layouts("llama-1b", *words)
+    assert len(found) > 5
+    assert {(each["micro_batch"], each["recompute"]) for each in found} == {(4, "block")}
+
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = "llama-1b"\nparallel.data = 4\nparallel.tensor = 2\n')
+    (own,) = layouts(str(mine), "--cluster", "8xH100")
+    assert (own["parallel"]["data"], own["parallel"]["tensor"]) == (4, 2)
+    pinned = layouts(str(mine), "--cluster", "8xH100", "--search", "--parallel.pipeline", "2")
+    assert {each["parallel"]["pipeline"]["stages"] for each in pinned} == {2}
+    assert {each["parallel"]["data"] for each in pinned} >= {2, 4}
+    assert len({each["parallel"]["pipeline"]["schedule"] for each in pinned}) > 1
+    free = layouts(str(mine), "--cluster", "8xH100", "--search")
+    assert free == layouts("llama-1b", "--cluster", "8xH100")
+
+
+def test_scaling_keeps_what_the_command_line_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--cluster", "8xH100", "--scale", "8..16", "--parallel.tensor", "2", "--json"
+    curves = json.loads(planned(capsys, "llama-1b", *words)[1])["curves"]
+    assert {point["layout"]["parallel"]["tensor"] for curve in curves for point in curve["points"]} == {2}
 
 
 def test_ends_of_lines_stay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -206,6 +259,13 @@ def test_a_wrong_file_is_named_with_the_key(
     [
         (("tiny", "--cluster", "8xH900"), Exit.USAGE, "--hardware FILE"),
         (("tiny", "--cluster", "0xH100"), Exit.USAGE, "no devices"),
+        (("tiny", "--cluster=-8xH100"), Exit.USAGE, "write 8xH100"),
+        (
+            ("llama-1b", "--cluster", "8xT4", "--train.sequence", "1Mi", "--model.position.length", "1Mi"),
+            Exit.USAGE,
+            "tensor ranks of one machine (up to 4)",
+        ),
+        (("llama-1b", "--cluster", "8xH100", "--search", "--parallel.tensor", "16"), Exit.USAGE, "tensor is 16"),
         (("tiny", "--cluster", "8xH100", "--top", "0"), Exit.USAGE, "--top"),
         (("tiny", "--cluster", "8xH100", "--price", "-1"), Exit.USAGE, "--price"),
         (("llama-7b", "--cluster", "8xA100", "--train.precision", "float8"), Exit.USAGE, "A100 has no products in fp8"),
@@ -248,6 +308,8 @@ def test_wrong_input(capsys: pytest.CaptureFixture[str], words: tuple[str, ...],
         (("gpt2-1.5b", "--cluster", "8xH100"), "25 heads do not divide among 2 tensor ranks"),
         (("llama-7b", "--cluster", "6xH100"), "rows of a step do not divide among 6 devices"),
         (("llama-7b", "--cluster", "8xH100", "--train.precision", "fp16"), "--train.precision bf16"),
+        (("llama-1b", "--cluster", "8xV100"), "fp32 at 16 TFLOP/s and fp16 at 125: --train.precision fp16"),
+        (("llama-1b", "--cluster", "8xA100", "--train.precision", "fp32"), "--train.precision bf16"),
         (("tiny", "--train.epochs", "9"), "9 epochs"),
         (("llama-1b", "--cluster", "2x8xH100", "--parallel.tensor", "16"), "tensor ranks cross machines"),
         (
@@ -258,6 +320,21 @@ def test_wrong_input(capsys: pytest.CaptureFixture[str], words: tuple[str, ...],
 )
 def test_warnings_have_a_remedy(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
     assert said in " ".join(planned(capsys, *words)[2].split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gpt2-124m", "--cluster", "24xH100", "--parallel.tensor", "3"),  # a layout of its own
+        ("gpt3-175b", "--cluster", "16x8xL40S"),  # the best of all has tensor ranks
+        ("llama-1b", "--cluster", "8xH100"),
+    ],
+)
+def test_nothing_is_advised_that_the_plan_rules_out(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    said = planned(capsys, *words)[2]
+    assert "data ranks need less" not in said
+    assert "smaller micro-batch" not in said
+    assert "--parallel.tensor" not in words or ("heads do not divide" not in said and "rows of a step" not in said)
 
 
 def test_the_answer_to_a_budget_says_whose_size_it_is(capsys: pytest.CaptureFixture[str]) -> None:

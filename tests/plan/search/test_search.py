@@ -1,5 +1,7 @@
 """The search finds what estimating every layout finds; results are legal, sensible, and the same each time."""
 
+from typing import Any
+
 import pytest
 
 from hornbook.plan.devices.hardware import parse_cluster
@@ -52,6 +54,34 @@ def test_the_search_finds_what_estimating_every_layout_finds(name: str, cluster:
     assert search.num_estimates < len(times)
     alike = [each.step.total for each in search.fastest(1, room, 1.1)]
     assert alike == pytest.approx([each for each in sorted(times.values()) if each <= 1.1 * min(times.values())])
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"tensor": 2, "micro": 2},
+        {"stages": 2, "schedule": "zb-h1"},
+        {"data": 3, "shard": "everything"},
+        {"stages": 3, "schedule": "gpipe", "recompute": "block"},
+        {"context": 2, "exchange": "all-to-all"},
+    ],
+)
+def test_a_search_with_a_part_fixed_finds_what_it_finds_among_layouts_that_have_it(fixed: dict[str, Any]) -> None:
+    def has(block: Block, spread: Spread) -> bool:
+        return all({**block._asdict(), **spread._asdict()}[name] == value for name, value in fixed.items())
+
+    free, _, room = layouts_of("llama-1b", "6xH100", *SMALL)
+    cluster, recipe = parse_cluster("6xH100"), free.recipe(Block(), Spread())
+    layouts = Layouts(recipe, cluster, ["bf16"], fixed)
+    every = every_layout(layouts)
+    assert every
+    assert all(has(*each) for each in every)
+    if fixed.get("schedule") != "gpipe":  # which a free search leaves out
+        assert set(every) == {each for each in every_layout(free) if has(*each)}
+    search = Search(vocabulary(recipe), cluster, layouts, trainer_of)
+    times = [search._step(*each).total for each in every if search._memory(*each) <= room]
+    assert search.fastest(1, room)[0].step.total == pytest.approx(min(times))
+    assert search.smallest(1)[0].peak == pytest.approx(min(search._memory(*each) for each in every), rel=0.05)
 
 
 ON_HOST = ["parallel.data=2", "parallel.shard=everything", "parallel.offload=cpu"]

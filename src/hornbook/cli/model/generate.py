@@ -43,6 +43,9 @@ DRAFT_TOKENS = 4
 DraftTokens = Annotated[
     int | None, typer.Option(min=1, max=64, help=f"With --draft: tokens drafted at a time ({DRAFT_TOKENS}).")
 ]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Each prompt is a user's message, answered by the model's chat template.")
+]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")]
 
 
@@ -52,9 +55,7 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="The text to continue; without it, each line of stdin.")
     ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Each prompt is a user's message, answered by the model's chat template.")
-    ] = False,
+    chat: Chat = False,
     tokens: MaxTokens = 128,
     seed: Seed = 0,
     greedy: Greedy = False,

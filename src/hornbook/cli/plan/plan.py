@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 LAYOUT = tuple(f"parallel.{name}" for name in ("data", "shard", "replicas", "tensor", "pipeline", "context", "expert"))
 """Settings by which a recipe has a layout of its own."""
+_TABLE = ("--apply", "--verify", "--all", "--float8", "--explain", "--price", "--search")
+"""Options of the table of layouts."""
 UNUSED = {
-    "--budget": ("--scale", "--plot", "--apply", "--verify", "--all", "--float8"),
-    "--claim": ("--budget", "--scale", "--plot", "--apply", "--verify", "--all", "--float8", "--explain", "--price"),
-    "--scale": ("--apply", "--verify", "--all", "--float8", "--explain", "--price"),
+    "--budget": ("--scale", "--plot", "--apply", "--verify", "--all", "--float8", "--search"),
+    "--claim": ("--budget", "--scale", "--plot", *_TABLE),
+    "--scale": _TABLE,
 }
-"""Options of the table of layouts that another answer has no use for."""
+"""Options that another answer has no use for."""
 OF_BUDGET = ("--law", "--data", "--serve")
 """Options that only a budget has a use for."""
 
@@ -43,6 +45,12 @@ Price = Annotated[
 ]
 Top = Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")]
 Every = Annotated[bool, typer.Option("--all", help="Show all layouts that fit; on a large cluster this takes long.")]
+Freely = Annotated[
+    bool,
+    typer.Option(
+        "--search", help="Compare layouts though the recipe sets one; what the command line sets of it stays as it is."
+    ),
+]
 Float8 = Annotated[bool, typer.Option("--float8", help="Compare layouts that compute in float8, too.")]
 Apply = Annotated[
     Path | None,
@@ -64,6 +72,7 @@ def plan(
     price: Price = None,
     top: Top = 6,
     every: Every = False,
+    search: Freely = False,
     float8: Float8 = False,
     apply: Apply = None,
     explain: Explain = False,
@@ -89,7 +98,7 @@ def plan(
     _check_used(
         {"--budget": budget, "--scale": scale, "--plot": plot, "--apply": apply, "--verify": verify, "--all": every}
         | {"--float8": float8, "--explain": explain, "--law": law, "--data": data, "--serve": serve}
-        | {"--price": price is not None, "--claim": claim}
+        | {"--price": price is not None, "--claim": claim, "--search": search}
     )
     devices = parse_cluster(cluster, () if hardware is None else read_hardware(hardware))
     resolved = sized(words, resolve_words(words), size)
@@ -99,13 +108,14 @@ def plan(
         ours = {"fixed": size is not None, "price": price, "law": law, "data": data, "serve": serve, "explain": explain}
         return budget_result(words, resolved, devices, budget, **ours)
     if scale is not None or plot is not None:
-        return scale_result(resolved.recipe, devices, scale, plot)
-    resolved, found = _compared(resolved, devices, price=price, top=10**6 if every else top, float8=float8)
+        return scale_result(resolved, devices, scale, plot)
+    top = 10**6 if every else top
+    resolved, found = _compared(resolved, devices, freely=search, price=price, top=top, float8=float8)
     notes = [f"[yellow]![/] {escape(text)}" for text in found.warnings]
     if not found.best.fits:
         notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
     if apply is not None:
-        notes.append(escape(_applied(apply, words, resolved, found)))
+        notes.append(escape(_applied(apply, words, found)))
     traced, behind = _traced(found, resolved, devices) if verify else ({}, "")
     text = plan_text(found, explain=explain, room=room()) + behind
     return Result(
@@ -117,14 +127,15 @@ def plan(
     )
 
 
-def _applied(file: Path, words: Words, resolved: "Resolved", found: "Plan") -> str:
+def _applied(file: Path, words: Words, found: "Plan") -> str:
     """Write the best layout into a recipe, and say so."""
     from hornbook.plan.search.apply import write_layout
+    from hornbook.plan.search.space import PARTS
 
     target, overrides = split_target(words)
-    written = write_layout(file, target, overrides, resolved.recipe, found)
-    beside = f", without {' '.join(overrides)}: give the run that too" if overrides else ""
-    return f"written: {written}{beside}"
+    written = write_layout(file, target, overrides, found)
+    beside = [each for each in overrides if not any(key.startswith(each.partition("=")[0]) for key in PARTS)]
+    return f"written: {written}" + (f", without {' '.join(beside)}: give the run that too" if beside else "")
 
 
 def _check_used(options: "Mapping[str, object]") -> None:
@@ -138,16 +149,18 @@ def _check_used(options: "Mapping[str, object]") -> None:
 
 
 def _compared(
-    resolved: "Resolved", devices: "Cluster", *, price: float | None, top: int, float8: bool
+    resolved: "Resolved", devices: "Cluster", *, freely: bool, price: float | None, top: int, float8: bool
 ) -> "tuple[Resolved, Plan]":
-    """(the recipe with ranks for all devices if it has a layout of its own; the layouts)."""
+    """(the recipe with ranks for all devices if its own layout is planned; the layouts)."""
     from hornbook.plan.planner import plan_run
+    from hornbook.plan.search.space import fixed_parts
 
-    fixed = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
-    if fixed:
+    own = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
+    search = devices.count > 1 and (freely or not own)
+    if own and not search:
         resolved = _filled(resolved, devices)
-    search = not fixed and devices.count > 1
-    found = plan_run(resolved.recipe, devices, search=search, price=price, top=top, float8=float8)
+    fixed = fixed_parts(resolved) if search else {}
+    found = plan_run(resolved.recipe, devices, search=search, fixed=fixed, price=price, top=top, float8=float8)
     if devices.machine:  # runs may have measured it
         from hornbook.plan.search.anchor import anchored
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hornbook.cli.plan.table import folded, room, step_time, wrapped
 from hornbook.cli.result import Result, columns
 from hornbook.errors import Exit, UsageError
 from hornbook.plan.search.numbers import duration, short
@@ -12,7 +13,7 @@ from hornbook.plan.search.numbers import duration, short
 if TYPE_CHECKING:
     from hornbook.plan.at_scale.simulation import Curve, Point, Scaling
     from hornbook.plan.devices.hardware import Cluster
-    from hornbook.settings.recipe import Recipe
+    from hornbook.settings.resolve import Resolved
 
 Scale = Annotated[
     str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over such devices.")
@@ -22,44 +23,56 @@ TITLES = {
     "strong": "strong scaling: the batch stays as it is",
     "weak": "weak scaling: each device keeps its tokens",
 }
+STEP_COLUMNS = "devices", "layout", "batch", "step", "compute", "messages", "bubble"
+RUN_COLUMNS = "tokens/s", "efficiency", "MFU", "fails every", "save every", "goodput", "time"
 
 
-def scale_result(recipe: "Recipe", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
+def scale_result(resolved: "Resolved", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
     """The tables of both kinds of scaling; `plot`: an SVG file to write. Exit code 4: no point fits.
+
+    What the command line sets of a layout stays, the rest is chosen for each number of devices.
 
     Raises UsageError.
     """
     from hornbook.files.durable import writing
     from hornbook.plan.at_scale.simulation import device_counts, simulate_scaling
+    from hornbook.plan.search.space import fixed_parts
     from hornbook.studio.scale_chart import scale_picture
 
     if span is None:
         raise UsageError("--plot draws what --scale simulates: give both")
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: the name must end with .svg")
-    found = simulate_scaling(recipe, cluster, device_counts(span))
+    found = simulate_scaling(resolved.recipe, cluster, device_counts(span), fixed_parts(resolved))
     if plot is not None:
         with writing(plot) as file:
             file.write(scale_picture(found).encode())
     notes = [] if plot is None else [f"written: {plot}"]
     fits = any(point.fits for curve in found.curves for point in curve.points)
     code = Exit.DONE if fits else Exit.DOES_NOT_FIT
-    return Result(found.model_dump(mode="json"), scaling_text(found), code=code, notes=notes)
+    return Result(found.model_dump(mode="json"), scaling_text(found, room()), code=code, notes=notes)
 
 
-def scaling_text(found: "Scaling") -> str:
-    """The tables for people."""
+def scaling_text(found: "Scaling", room: int | None = None) -> str:
+    """The tables for people; room: characters of a line."""
     lines = [f"{found.name} on {found.cluster.device.name}: a simulation, nothing of it was measured"]
     for curve in found.curves:
-        lines += ["", TITLES[curve.kind], _table(curve)]
+        lines += ["", TITLES[curve.kind], _table(curve, room)]
     none = f"no point fits {found.cluster.device.name}: --cluster 8xH100 names other devices and their machines"
     lines += ["", f"failures as {found.mtbf_source}" if found.mtbf_source else none]
-    return "\n".join([*lines, "neither slow ranks nor a network that others use are simulated"])
+    return "\n".join(
+        wrapped(each, room) for each in [*lines, "neither slow ranks nor a network that others use are simulated"]
+    )
 
 
-def _table(curve: "Curve") -> str:
-    head = ["devices", "layout", "batch", "step", "compute", "messages", "bubble", "tokens/s", "efficiency", "MFU"]
-    return columns([[*head, "fails every", "save every", "goodput", "time"], *map(_row, curve.points)])
+def _table(curve: "Curve", room: int | None) -> str:
+    """One table, or where it is wider than `room` two: of a step, and of the run."""
+    rows = [[*STEP_COLUMNS, *RUN_COLUMNS], *map(_row, curve.points)]
+    text = columns(rows)
+    if room is None or max(map(len, text.splitlines())) <= room:
+        return text
+    steps, runs = ([row[: len(STEP_COLUMNS)] for row in rows], [[row[0], *row[len(STEP_COLUMNS) :]] for row in rows])
+    return f"{columns(folded(steps, 1, room))}\n\n{columns(runs)}"
 
 
 def _row(point: "Point") -> list[str]:
@@ -73,7 +86,7 @@ def _row(point: "Point") -> list[str]:
         *cells,
         f"{layout.name}{', block' if layout.recompute == 'block' else ''}",
         short(point.batch_tokens),
-        duration(step.total),
+        step_time(step.total),
         *(f"{each / step.total:.0%}" for each in shares),
         short(layout.tokens_per_second),
         f"{point.efficiency:.0%}",

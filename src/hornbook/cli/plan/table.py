@@ -3,6 +3,8 @@
 import re
 import shutil
 import sys
+import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hornbook.cli.result import columns
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 BAR = 34
 """Characters of a bar as long as the device's memory."""
-LEAST_BAR = 8
+LEAST_BAR = 6
 BAR_COLUMN = 3
 LETTERS = {
     "weights": "W",
@@ -39,11 +41,15 @@ COLORS = {
 }
 _BARS = re.compile(f"(?<= )[{''.join(LETTERS.values())}]+[.+]*(?=  )")
 _LEGEND = re.compile(f"(?<=  )[{''.join(LETTERS.values())}](?= )")
+_LEGEND_LINE = re.compile("|".join(f"  {letter} {name}" for name, letter in LETTERS.items()))
+MILLION = 1_000_000
+LEAST_NAME = 16
+"""Characters of the layouts' column, into which long names are folded on a narrow terminal."""
 GIB = 2**30
 
 
 def plan_text(found: "Plan", *, explain: bool = False, room: int | None = None) -> str:
-    """The table for people; room: characters of a line, for which bars are made shorter."""
+    """The table for people; room: characters of a line, for which bars are made shorter and names folded."""
     device = found.cluster.device
     length = "" if found.tokens is None else f", {short(found.tokens)} tokens"
     header = (
@@ -59,16 +65,45 @@ def plan_text(found: "Plan", *, explain: bool = False, room: int | None = None) 
         rows, ["memory", *(bar(each, device.memory_bytes, width) for each in layouts)], strict=True
     ):
         row[BAR_COLUMN] = bar_text
-    legend = "  ".join(f"{letter} {name}" for name, letter in LETTERS.items())
-    lines = [header, "", columns(rows), "", f"  {legend}  x does not fit"]
-    lines += ["", *found.reasons] if found.reasons else []
-    rate = f"{device.rate('auto') / 1e12:,.0f} TFLOP/s" if not device.is_cpu else f"{device.fp32:.3f} TFLOP/s fp32"
-    lines.append(f"device: {rate}, {device.bandwidth:,.0f} GB/s; {device.source}")
+    legend = [f"{letter} {name}" for name, letter in LETTERS.items()] + ["x does not fit"]
+    length = sum(map(len, legend)) + 2 * len(legend)
+    parts = [legend] if room is None or length <= room else [legend[:4], legend[4:]]
+    table = [columns(folded(rows, 0, room)), "", *("  " + "  ".join(each) for each in parts)]
+    lines = ["", *found.reasons] if found.reasons else []
+    rate = device.rate(found.best.precision) / 1e12
+    shown = f"{rate:.3f}" if device.is_cpu else f"{rate:,.0f}"
+    lines.append(
+        f"device: {shown} TFLOP/s in {found.best.precision}, {device.bandwidth:,.0f} GB/s of memory; {device.source}"
+    )
     if found.anchor:
         lines.append(found.anchor)
     if found.price is not None:
         lines.append(f"price: ${found.price:.2f} an hour of one device ({found.price_source}; --price sets another)")
-    return "\n".join([*lines, *(_explained(found) if explain else [])])
+    elif not device.is_cpu and found.tokens is not None:
+        lines.append(f"price: none is known of {device.name}; --price DOLLARS (of an hour of one) gives the cost")
+    lines += _explained(found) if explain else []
+    return "\n".join([wrapped(header, room), "", *table, *(wrapped(each, room) for each in lines)])
+
+
+def folded(rows: Sequence[list[str]], column: int, room: int | None) -> list[list[str]]:
+    """The rows of a table with cells of one column on several lines, where the table is wider than `room`."""
+    over = 0 if room is None else max(map(len, columns(rows).splitlines())) - room
+    if over <= 0:
+        return list(rows)
+    width = max(max(len(row[column]) for row in rows) - over, LEAST_NAME)
+    found = list[list[str]]()
+    for row in rows:
+        first, *more = textwrap.wrap(row[column], width, subsequent_indent="    ") or [""]
+        found.append([*row[:column], first, *row[column + 1 :]])
+        found += [[*[""] * column, each, *[""] * (len(row) - column - 1)] for each in more]
+    return found
+
+
+def wrapped(text: str, room: int | None) -> str:
+    """A sentence on lines of `room` characters; a table, which has lines already, as it is."""
+    if room is None or "\n" in text or len(text) <= room:
+        return text
+    return textwrap.fill(text, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _row(found: "Plan", each: "Layout") -> list[str]:
@@ -82,11 +117,18 @@ def _row(found: "Plan", each: "Layout") -> list[str]:
         each.recompute,
         "",
         f"{peak / GIB:.1f}" if peak > GIB else f"{peak / GIB:.2f}",
-        duration(each.step.total) if each.fits else "OOM",
+        step_time(each.step.total) if each.fits else "OOM",
         f"{each.mfu:.0%}" if each.fits else "",
         duration(seconds) if seconds is not None and each.fits else "",
-        f"${cost:,.0f}" if cost is not None and each.fits else "",
+        (f"${cost:,.0f}" if cost < MILLION else f"${short(cost)}".replace(" ", ""))
+        if cost is not None and each.fits
+        else "",
     ]
+
+
+def step_time(seconds: float) -> str:
+    """Of a step, in seconds however long it is: steps of layouts are compared."""
+    return duration(seconds) if seconds < 100 else f"{seconds:,.1f} s"
 
 
 def bar(layout: "Layout", capacity: int, width: int = BAR) -> str:
@@ -111,7 +153,7 @@ def colored(table: str) -> "Text":
     by_letter = {letter: COLORS[name] for name, letter in LETTERS.items()}
     found = Text()
     for line in table.splitlines():
-        legend = line.startswith("  W weights")
+        legend = _LEGEND_LINE.match(line)
         at = 0
         for match in _BARS.finditer(line) if not legend else _LEGEND.finditer(line):
             found.append(line[at : match.start()])

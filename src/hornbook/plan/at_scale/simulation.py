@@ -5,8 +5,8 @@ its messages, its pipeline, its failures and its checkpoints.
 """
 
 import re
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -74,12 +74,12 @@ def device_counts(text: str) -> list[int]:
     return [*counts, last]
 
 
-def simulate_scaling(recipe: Recipe, cluster: Cluster, counts: Iterable[int]) -> Scaling:
-    """Both kinds of scaling of a recipe over devices like the cluster's."""
+def simulate_scaling(recipe: Recipe, cluster: Cluster, counts: Iterable[int], fixed: Mapping[str, Any] = {}) -> Scaling:
+    """Both kinds of scaling of a recipe over devices like the cluster's. fixed: parts of every layout (`plan_run`)."""
     counts = list(counts)
     curves = []
     for kind in ("strong", "weak"):
-        points = [_point(recipe, _of(cluster, each), kind, counts[0]) for each in counts]
+        points = [_point(recipe, _of(cluster, each), kind, counts[0], fixed) for each in counts]
         curves.append(Curve(kind=kind, points=_with_efficiency(points)))
     known = next((point.upkeep for curve in curves for point in curve.points if point.upkeep), None)
     return Scaling(
@@ -97,14 +97,14 @@ def _of(cluster: Cluster, count: int) -> Cluster:
     return cluster.model_copy(update={"count": count, "node": node, "machine": ""})
 
 
-def _point(recipe: Recipe, cluster: Cluster, kind: str, first: int) -> Point:
+def _point(recipe: Recipe, cluster: Cluster, kind: str, first: int, fixed: Mapping[str, Any]) -> Point:
     count, batch = cluster.count, recipe.train.batch_tokens
     if kind == "weak":  # whole rows
         rows = batch // recipe.train.sequence * count // first
         batch = rows * recipe.train.sequence
         recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_tokens": batch})})
     try:
-        plan = plan_run(recipe, cluster, search=count > 1, remedy=False)
+        plan = plan_run(recipe, cluster, search=count > 1, fixed=fixed, remedy=False)
     except UsageError:  # no layout fills so many devices; what else a recipe may lack shows at the first point
         if count == first:
             raise

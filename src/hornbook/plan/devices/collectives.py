@@ -6,7 +6,7 @@ once for each of k rings, so that a device has min(link, k x network).
 """
 
 from dataclasses import dataclass
-from math import ceil, log2
+from math import ceil, gcd, log2
 
 from hornbook.plan.devices.hardware import Cluster
 
@@ -77,7 +77,13 @@ class Group:
 
 
 def group(cluster: Cluster, ranks: int, stride: int, link: float, network: float) -> Group:
-    """A group of `ranks` whose numbers are `stride` apart; link, network: bytes per second that are reached."""
-    inside = max(min(ranks, cluster.domain // max(stride, 1)), 1)
+    """A group of `ranks` whose numbers are `stride` apart; link, network: bytes per second that are reached.
+
+    Machines are filled in order: of groups of 3 ranks on machines of 8 some have a rank alone on the next machine, and
+    a ring is as fast as the network cards of its smallest part. Of a rack a run takes as many devices as groups fill.
+    """
+    span, domain = ranks * stride, cluster.domain
+    filled = domain if domain > cluster.device.node else gcd(span, domain)
+    inside = max(min(ranks, filled // max(stride, 1)), 1)
     bandwidth = link if inside >= ranks else min(link, network * inside)
     return Group(ranks, inside, bandwidth, link, network)

@@ -20,7 +20,7 @@ PRECISIONS = {"auto": "bf16", "bf16-pure": "bf16", "float8": "fp8", "mxfp8": "fp
 """Precision of products -> the key of their rate in the table, where they differ."""
 BLOCK_SCALED = ("mxfp8", "nvfp4")
 """Precisions whose scales are part of the product: devices that multiply 4 bits have them."""
-_CLUSTER = re.compile(r"(?:(?P<first>\d+)x)?(?:(?P<second>\d+)x)?(?P<device>[^\d\sx].*|this)", re.IGNORECASE)
+_CLUSTER = re.compile(r"(?:(?P<first>\d+)x)?(?:(?P<second>\d+)x)?(?P<device>(?!x)[a-z].*)", re.IGNORECASE)
 CPU_EFFICIENCY = 0.6
 """Share of its nominal rate that a CPU is taken to reach in products, where `hornbook bench` has measured nothing."""
 CPU_BANDWIDTH = 20.0

@@ -21,6 +21,8 @@ LARGE = 0.25
 """Share of the peak from which logits are worth a word."""
 ACTIVATIONS = 0.6
 """The same of activations."""
+TWICE = 2.0
+"""How much faster 16 bits must be than fp32 to be worth a word."""
 EPOCHS = 4
 """Epochs from which repeated text is worth less than new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
@@ -81,8 +83,11 @@ def _memory_warnings(plan: Plan) -> Iterator[str]:
     best = plan.best
     peak, device = best.worst.peak, plan.cluster.device
     logits = max((rank.phases["loss"].logits for rank in best.memory), default=0)
-    if logits > LARGE * peak.total and not device.is_cpu:
-        yield f"logits and their gradients take {logits / 2**30:.1f} GiB: a smaller micro-batch shrinks the other parts"
+    if logits > LARGE * peak.total and not best.fits:
+        yield (
+            f"logits and their gradients take {logits / 2**30:.1f} GiB, chunk by chunk, so that a smaller micro-batch "
+            "changes little: tensor ranks (parallel.tensor) or a smaller vocabulary do"
+        )
     if peak.activations > ACTIVATIONS * peak.total and best.recompute == "none" and not device.is_cpu:
         share = peak.activations / peak.total
         yield (
@@ -98,6 +103,8 @@ def _shape_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
             f"the vocabulary of {plan.vocab:,} rows is no multiple of 64, and products with it are slower: "
             f"--model.vocab {more}"
         )
+    if not plan.is_search:  # the layout is given
+        return
     heads, domain = recipe.model.heads, plan.cluster.domain
     uneven = [ranks for ranks in (2, 4, 8) if ranks <= min(domain, plan.cluster.count) and heads % ranks]
     if uneven:
@@ -136,21 +143,34 @@ def _layout_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
     fast, node = plan.cluster.domain, max(plan.cluster.node, plan.cluster.domain)
     if parallel.tensor > node:
         yield f"tensor ranks cross machines: {parallel.tensor} ranks on machines of {node}: --parallel.tensor {node}"
-    elif parallel.tensor > fast:
+    elif parallel.tensor > fast and not plan.is_search:  # a search has compared them
         joined = "no fast link joins them" if fast == 1 else f"a fast link joins {fast}"
         yield f"{parallel.tensor} tensor ranks exchange activations in every block, and {joined}: data ranks need less"
     microbatches = recipe.train.batch_tokens // recipe.train.sequence // best.micro_batch // parallel.data_ranks
     stages = parallel.pipeline.stages
     if stages > 1 and microbatches < 4 * stages:
         waits = best.step.bubble / best.step.total
+        fewer = "fewer rows in a micro-batch or " if best.micro_batch > 1 else ""
         yield (
-            f"{microbatches} microbatches for {stages} stages: ranks wait {waits:.0%} of a step; fewer rows in a "
-            "micro-batch or a larger batch fill it"
+            f"{microbatches} microbatches for {stages} stages: ranks wait {waits:.0%} of a step; {fewer}a larger "
+            "batch (train.batch_tokens) fills it"
         )
-    if recipe.train.precision == "fp16" and device.bf16 is not None:
-        yield f"fp16 needs loss scaling, and {device.name} multiplies bf16 as fast: --train.precision bf16"
+    yield from _precision_warnings(recipe, plan)
     if (used := device.threads * plan.cluster.count) < device.cores:
         each = device.cores // plan.cluster.count
         yield f"{used} threads on {device.cores} cores: OMP_NUM_THREADS={each} takes them all"
     elif device.threads and used > device.cores:
         yield f"{plan.cluster.count} ranks of {device.threads} threads share {device.cores} cores: take fewer"
+
+
+def _precision_warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:
+    device = plan.cluster.device
+    if recipe.train.precision == "fp16" and device.bf16 is not None:
+        yield f"fp16 needs loss scaling, and {device.name} multiplies bf16 as fast: --train.precision bf16"
+    wide, half = device.fp32, device.bf16 or device.fp16
+    if plan.best.precision == "fp32" and half is not None and half > TWICE * wide and not device.is_cpu:
+        name = "bf16" if device.bf16 else "fp16"
+        yield (
+            f"{device.name} multiplies fp32 at {wide:,.0f} TFLOP/s and {name} at {half:,.0f}: --train.precision {name}"
+            f"{', which scales the loss' * (name == 'fp16')}"
+        )

@@ -8,6 +8,7 @@ from typing import Any
 
 from hornbook.errors import DoesNotFitError, UsageError
 from hornbook.files.durable import writing
+from hornbook.plan.devices.rates import NARROW
 from hornbook.plan.search.result import Layout, Plan
 from hornbook.settings.edit import with_values
 from hornbook.settings.recipe import Recipe
@@ -15,11 +16,11 @@ from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import resolve
 
 
-def write_layout(path: Path, target: str | None, overrides: Sequence[str], recipe: Recipe, plan: Plan) -> Path:
+def write_layout(path: Path, target: str | None, overrides: Sequence[str], plan: Plan) -> Path:
     """Write the best layout of a plan: into the file of the recipe `target`, or a new one; returns its path.
 
-    overrides: settings beside the recipe, which are not written. Raises DoesNotFitError, and UsageError where the
-    recipe that is read afterwards would not have the layout; the file is then as it was.
+    overrides: settings beside the recipe, of which those of the layout alone are written. Raises DoesNotFitError, and
+    UsageError where the recipe that is read afterwards would not have the layout; the file is then as it was.
     """
     best, path = plan.best, path.resolve()  # of a link, the file
     if not best.fits:
@@ -35,9 +36,11 @@ def write_layout(path: Path, target: str | None, overrides: Sequence[str], recip
     draft = path.with_name(f".{path.stem}-draft.toml")
     try:
         with writing(draft) as file:
-            file.write(with_values(text, chosen_settings(recipe, best)).encode())
+            file.write(with_values(text, chosen_settings(resolve(target, ()).recipe, best)).encode())
         read = resolve(str(draft), overrides).recipe
-        if (read.parallel, read.train.micro_batch) != (best.parallel, best.micro_batch):
+        precision = read.train.precision if best.precision in NARROW else best.precision
+        chosen = best.parallel, best.micro_batch, best.precision
+        if (read.parallel, read.train.micro_batch, precision) != chosen:
             raise UsageError("what it gives in [parallel] cannot be changed in place")
         if own:
             draft.chmod(path.stat().st_mode)
@@ -68,6 +71,6 @@ def chosen_settings(recipe: Recipe, layout: Layout) -> dict[tuple[str | int, ...
         found["parallel", "offload", "parameters"] = False  # the host holds them for another `shard`
     if recipe.train.micro_batch != layout.micro_batch:
         found["train", "micro_batch"] = layout.micro_batch
-    if recipe.train.precision not in ("auto", layout.precision):
+    if recipe.train.precision != layout.precision and (recipe.train.precision != "auto" or layout.precision in NARROW):
         found["train", "precision"] = layout.precision
     return found

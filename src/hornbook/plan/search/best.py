@@ -18,7 +18,7 @@ from hornbook.plan.step import StepTime, estimate_step
 from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
 
-FILL = {"1f1b": 1.0, "interleaved": 1.0, "zb-h1": 0.3, "zbv": 0.15, "dualpipev": 0.3}
+FILL = {"gpipe": 1.0, "1f1b": 1.0, "interleaved": 1.0, "zb-h1": 0.3, "zbv": 0.15, "dualpipev": 0.3}
 """Least time in which ranks wait for a pipeline, in passes of a microbatch through a whole rank, for each rank but one;
 of `interleaved` divided by the stages of a rank. Of schedules that split backward it depends on the parts' times."""
 TRIED = 24
@@ -114,10 +114,11 @@ class Search:
         return any(self._holds(block, spread, capacity) for _, block, spread in sizes[:TRIED])
 
     def _sizes(self) -> Iterator[tuple[float, Block, Spread]]:
-        """(bytes at least, block, spread) with micro-batches of one row."""
+        """(bytes at least, block, spread) with the smallest micro-batches."""
         for block in self.layouts.blocks():
+            least = self.layouts.micro_batches(block)[-1]
             for each in self.layouts.variants(block):
-                if each.micro == 1:
+                if each.micro == least:
                     yield from (
                         (self._least_bytes(each, spread), each, spread) for spread in self.layouts.spreads(each)
                     )

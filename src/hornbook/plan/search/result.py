@@ -92,6 +92,11 @@ class Plan(Config):
         return self.layouts[0]
 
     @property
+    def is_search(self) -> bool:
+        """Whether layouts were compared, not one that was given."""
+        return self.estimates > 0
+
+    @property
     def fits_on(self) -> str:
         """Where it fits, in words."""
         return f"it fits on {self.remedy}" if self.remedy else "no number of these devices holds it"

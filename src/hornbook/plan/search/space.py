@@ -6,13 +6,14 @@ stream (`sequence`) where they could, since they send as many bytes and hold mor
 microbatches, which never fill.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import (
+    FILL,
     BlockRecompute,
     ContextConfig,
     HostOffload,
@@ -27,6 +28,7 @@ from hornbook.plan.stages.schedules import SPLIT, Schedule
 from hornbook.settings.layout.rules import layout_problems
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
 
 MOST_ROWS = 64
 """Rows of a micro-batch that the search goes up to."""
@@ -44,6 +46,36 @@ SCHEDULES: tuple[tuple[Schedule, int], ...] = (
 RECOMPUTE = {"none": NoRecompute(), "selective": SelectiveRecompute(), "block": BlockRecompute()}
 """By what they keep, the most first."""
 _ONE_STAGE, _ONE_PART = PipelineConfig(), ContextConfig()
+PARTS = {
+    "train.micro_batch": "micro",
+    "parallel.recompute.kind": "recompute",
+    "parallel.tensor": "tensor",
+    "parallel.context.ranks": "context",
+    "parallel.context.kind": "exchange",
+    "parallel.expert": "expert",
+    "parallel.data": "data",
+    "parallel.shard": "shard",
+    "parallel.replicas": "replicas",
+    "parallel.pipeline.stages": "stages",
+    "parallel.pipeline.schedule": "schedule",
+    "parallel.pipeline.chunks": "chunks",
+}
+"""Settings that a search may be told to leave as they are, and their names in `Block` and `Spread`."""
+WITH_NUMBER = {"schedule": "1f1b", "chunks": 2, "exchange": "ring"}
+"""What `parallel.pipeline = 4` and `parallel.context = 2` set beside the number: such values are not asked for."""
+
+
+def fixed_parts(resolved: Resolved) -> dict[str, Any]:
+    """Of a layout what the command line or the environment sets, by names as in `Block` and `Spread`."""
+    recipe, found = resolved.recipe, dict[str, Any]()
+    for key, name in PARTS.items():
+        value: Any = recipe
+        for word in key.split("."):
+            value = getattr(value, word)
+        given = resolved.origins.get(key, "default").startswith(("command line", "environment"))
+        if given and value not in (WITH_NUMBER.get(name), "auto", FILL):
+            found[name] = value
+    return found
 
 
 class Block(NamedTuple):
@@ -76,13 +108,31 @@ class Spread(NamedTuple):
 
 
 class Layouts:
-    """The legal layouts of a recipe that fill a cluster."""
+    """The legal layouts of a recipe that fill a cluster; fixed: what all of them have, by names as in `Block`."""
 
-    def __init__(self, recipe: Recipe, cluster: Cluster, precisions: Sequence[str]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        cluster: Cluster,
+        precisions: Sequence[str],
+        fixed: Mapping[str, Any] = {},
+    ) -> None:
         self._recipe = recipe
-        self._cluster = cluster
+        self.cluster = cluster
         self._precisions = precisions
+        self.fixed = fixed
+        own = recipe.parallel.recompute
+        self._recompute = RECOMPUTE | ({own.kind: own} if "recompute" in fixed else {})
         self._legal: dict[tuple[Any, ...], bool] = {}
+
+    def other(self, recipe: Recipe, cluster: Cluster) -> "Layouts":
+        """Those of another recipe and cluster."""
+        return Layouts(recipe, cluster, self._precisions, self.fixed)
+
+    @property
+    def most_tensor(self) -> int:
+        """Tensor ranks at most: those of a machine, or of what a fast link joins."""
+        return max(self.cluster.domain, self.cluster.node)
 
     @cached_property
     def rows(self) -> int:
@@ -106,7 +156,7 @@ class Layouts:
                 "expert": block.expert,
                 "context": _ONE_PART.model_copy(update={"ranks": block.context, "kind": block.exchange}),
                 "pipeline": _ONE_STAGE.model_copy(update=pipeline),
-                "recompute": RECOMPUTE[block.recompute],
+                "recompute": self._recompute[block.recompute],
                 "offload": _offload(recipe.parallel.offload, spread.shard),
             }
         )
@@ -120,11 +170,12 @@ class Layouts:
 
     def blocks(self) -> Iterator[Block]:
         """One for each way to divide a microbatch, with the largest micro-batch and nothing computed again."""
-        count = self._cluster.count
-        for tensor in divisors(count, max(self._cluster.domain, self._cluster.node)):
-            for context in divisors(count // tensor, self._recipe.train.sequence // LEAST_POSITIONS):
-                for exchange in ("ring", "all-to-all") if context > 1 else ("ring",):
-                    for expert in divisors(count // tensor // context, self._experts):
+        count = self.cluster.count
+        for tensor in self._divisors("tensor", count, self.most_tensor):
+            longest = self._recipe.train.sequence // LEAST_POSITIONS
+            for context in self._divisors("context", count // tensor, longest):
+                for exchange in self._options("exchange", ("ring", "all-to-all")) if context > 1 else ("ring",):
+                    for expert in self._divisors("expert", count // tensor // context, self._experts):
                         for precision in self._precisions:
                             block = Block(tensor, context, exchange, expert, precision)
                             sizes = self.micro_batches(block)
@@ -133,7 +184,7 @@ class Layouts:
 
     def variants(self, block: Block) -> Iterator[Block]:
         """Recomputation and micro-batches, those first that compute least again, and the largest."""
-        for recompute in RECOMPUTE:
+        for recompute in self._options("recompute", self._recompute):
             each = block._replace(recompute=recompute, micro=1)
             if self._allows(each, Spread()):
                 yield from (each._replace(micro=size) for size in self.micro_batches(block))
@@ -143,30 +194,54 @@ class Layouts:
         rows, rest = divmod(self.rows, block.expert)
         if rest:
             return []
-        return divisors(rows, MOST_ROWS)[::-1]
+        return self._divisors("micro", rows, MOST_ROWS)[::-1]
 
     def spreads(self, block: Block) -> Iterator[Spread]:
         """The ways to spread such microbatches over the rest of the cluster."""
-        left = self._cluster.count // block.ranks // block.expert
+        left = self.cluster.count // block.ranks // block.expert
         each = self.rows // block.micro // block.expert
-        for stages in divisors(left, self._layers):
+        for stages in self._divisors("stages", left, self._layers):
             data = left // stages
-            if each % data or each // data < stages:
+            if each % data or each // data < stages or data != self.fixed.get("data", data):
                 continue
-            for schedule, chunks in SCHEDULES if stages > 1 else SCHEDULES[:1]:
+            for schedule, chunks in self._schedules if stages > 1 else SCHEDULES[:1]:
                 if stages > 1 and (stages * chunks > self._layers or not self._allows_pipeline(block, schedule)):
                     continue
-                yield from self._shards(block, Spread(stages, schedule, chunks, data))
+                shards = self._shards(block, Spread(stages, schedule, chunks, data))
+                yield from (spread for spread in shards if self._keeps(spread))
 
     def _shards(self, block: Block, spread: Spread) -> Iterator[Spread]:
         yield spread
         if spread.data == 1:
             return
-        inside = max(self._cluster.domain // (block.ranks * block.expert), 1)  # ranks that a fast link joins
+        inside = max(self.cluster.domain // (block.ranks * block.expert), 1)  # ranks that a fast link joins
         hybrid = spread.data // inside if spread.data % inside == 0 and inside > 1 else 1
         for shard in ("optimizer", "gradients", "everything"):
             for replicas in sorted({1, hybrid} - {spread.data}):
                 yield spread._replace(shard=shard, replicas=replicas)
+
+    # ---- What is fixed
+
+    def _divisors(self, name: str, number: int, most: int) -> list[int]:
+        """Of a part of the layout: divisors of `number` up to `most`, or the one that is fixed."""
+        if name not in self.fixed:
+            return divisors(number, most)
+        return [] if number % self.fixed[name] else [self.fixed[name]]
+
+    def _options(self, name: str, options: Iterable[str]) -> list[str]:
+        return [each for each in options if each == self.fixed.get(name, each)]
+
+    def _keeps(self, spread: Spread) -> bool:
+        """Whether shard and replicas are what is fixed; one rank has nothing to share."""
+        names = ("shard", "replicas") if spread.data > 1 else ()
+        return all(getattr(spread, name) == self.fixed.get(name, getattr(spread, name)) for name in names)
+
+    @cached_property
+    def _schedules(self) -> Sequence[tuple[Schedule, int]]:
+        if (schedule := self.fixed.get("schedule")) is None:
+            return SCHEDULES
+        known = [each for each in SCHEDULES if each[0] == schedule] or [(schedule, 1)]
+        return [(schedule, self.fixed["chunks"])] if "chunks" in self.fixed else known
 
     # ---- What is legal
 
