@@ -97,16 +97,13 @@ class _Step:
             found[name] = self._group(size, stride)
             stride *= size
         found["pipeline"] = self._group(parallel.pipeline.stages, stride)
-        inside = parallel.tensor
-        found["data"] = self._group(parallel.data_ranks * parallel.context.ranks, inside)
+        found["data"] = self._group(parallel.data_ranks * parallel.context.ranks, parallel.tensor)
         if parallel.replicas == 1:
             found["shard"] = found["data"]
         if self.trainer.one_card:
-            found |= {name: self._alone(found[name]) for name in ("data", "shard") if found[name].across > 1}
+            alone = {"bandwidth": self.rates.network}
+            found |= {name: replace(found[name], **alone) for name in ("data", "shard") if found[name].across > 1}
         return found
-
-    def _alone(self, each: Group) -> Group:
-        return replace(each, bandwidth=self.rates.network)
 
     # ---- A microbatch
 
@@ -116,8 +113,7 @@ class _Step:
 
     @cached_property
     def _tokens(self) -> int:
-        rows = rows_of(self.recipe, self.recipe.train.micro_rows)
-        return rows.tokens
+        return rows_of(self.recipe, self.recipe.train.micro_rows).tokens
 
     @cached_property
     def _blocks(self) -> list[Passes]:

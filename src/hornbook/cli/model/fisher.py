@@ -26,16 +26,9 @@ def fisher(
 
     Train on other text with `--from RUN --train.loss.anchor.kind ewc --train.loss.anchor.fisher FILE`.
     """
-    import numpy as np
-
     from hornbook.cli.model.subject import recipe_of
-    from hornbook.data.config.data import NoCurriculum, ReplayConfig
-    from hornbook.data.loader.loader import build_loader
     from hornbook.model.storage.load import load_model
-    from hornbook.optim.config.batch_schedule import NoRamp
-    from hornbook.parallel.config import ParallelConfig
-    from hornbook.parallel.gradients.fisher import fisher_diagonal, write_fisher
-    from hornbook.parallel.parallelize import parallelize
+    from hornbook.parallel.gradients.fisher import write_fisher
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.start.init_from import check_tokenizer
     from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -56,12 +49,33 @@ def fisher(
     if dry_run:
         text = f"would write {out}: Fisher information of {folder} on {rows} rows of {path}; nothing written"
         return Result(value | {"dry_run": True}, text)
-    # Rows of the text as it is: the first ones of a run may be easy ones, and cut into short parts.
+    settings = recipe.model_copy(update={"data": own})
+    found, engine = _diagonal(settings, loaded.model, path, sequence, rows, seed)
+    write_fisher(out, found, engine)
+    total = sum(float(tensor.double().sum()) for tensor in found.importance.values())
+    value |= {"tokens": found.tokens, "trace": total}
+    return Result(value, f"{out}: Fisher information of {folder} over {found.tokens:,} tokens, trace {total:.4g}")
+
+
+def _diagonal(
+    recipe: "Recipe", model: "Model", path: str, sequence: int, rows: int, seed: int
+) -> "tuple[Fisher, Engine]":
+    """Of the first rows of the text at `path`, as the recipe's [data] reads it."""
+    import numpy as np
+
+    from hornbook.data.config.data import NoCurriculum, ReplayConfig
+    from hornbook.data.loader.loader import build_loader
+    from hornbook.optim.config.batch_schedule import NoRamp
+    from hornbook.parallel.config import ParallelConfig
+    from hornbook.parallel.gradients.fisher import fisher_diagonal
+    from hornbook.parallel.parallelize import parallelize
+
+    # The text as it is: the first rows of a run may be easy ones, and cut into short parts.
     whole = {"replay": ReplayConfig(), "curriculum": NoCurriculum(), "sequence_ramp": NoRamp()}
-    settings = own.model_copy(update=whole)
+    settings = recipe.data.model_copy(update=whole)
     index = build_loader(settings, path, sequence=sequence, micro_batch=1, seed=recipe.seed, prefetch=False).index
     train = recipe.train.model_copy(update={"device": "auto", "precision": "fp32", "compile": False})
-    engine = parallelize(loaded.model, ParallelConfig(), train)
+    engine = parallelize(model, ParallelConfig(), train)
     with progress_bar() as progress:
 
         def each() -> Any:
@@ -69,8 +83,4 @@ def fisher(
                 progress("take gradients", number, rows)
                 yield index.batch(np.array([number]), 1).batches[0]
 
-        found = fisher_diagonal(engine, each(), seed)
-    write_fisher(out, found, engine)
-    total = sum(float(tensor.double().sum()) for tensor in found.importance.values())
-    value |= {"tokens": found.tokens, "trace": total}
-    return Result(value, f"{out}: Fisher information of {folder} over {found.tokens:,} tokens, trace {total:.4g}")
+        return fisher_diagonal(engine, each(), seed), engine

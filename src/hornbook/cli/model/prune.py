@@ -62,28 +62,30 @@ def prune(
     text = SampleText(folder, data)
     report: dict[str, Any] = {"source": str(folder), "out": str(out), "model": new.model_dump(mode="json")}
     if dry_run:
-        kinds = f"layers {old.layers} -> {new.layers}, heads {old.heads} -> {new.heads}"
-        said = f"{kinds}, MLP channels {old.hidden} -> {new.hidden}"
-        return Result(report | {"dry_run": True}, f"would write {out}: {said}; nothing written")
+        return Result(report | {"dry_run": True}, f"would write {out}: {_change(old, new)}; nothing written")
     kept = whole(old) if new == old else choose(_importance(text, folder, rows), new)
     before = text.measure(folder)
     tensors = cut(stream, old, kept)
     tell_left_out(folder, report)
     report |= {"layers": kept.layers, "before": before}
     with new_model(out, "prune", folder, report) as partial:
-        values = tensors
         if pattern is not None:
-            values, report["zeros"] = _sparse(text, new, vocab, tensors, pattern, rows if score == "wanda" else 0)
-        write_hf(partial, values, new, vocab, with_tokenizer(tokenizer), decoder_start=decoder_start_of(folder))
+            tensors, report["zeros"] = _sparse(text, new, vocab, tensors, pattern, rows if score == "wanda" else 0)
+        write_hf(partial, tensors, new, vocab, with_tokenizer(tokenizer), decoder_start=decoder_start_of(folder))
     report["after"] = after = text.measure(out)
-    lines = before_and_after(before, after)
+    lines, notes = before_and_after(before, after), []
     if new.layers < old.layers:
         lines.append(f"layers kept: {', '.join(map(str, kept.layers))}")
-    notes = []
     if pattern is not None:
         lines.append(f"{report['zeros']:.1%} of the weights of linear layers are 0")
         notes.append(f"next: hornbook train RECIPE --from {out} --surgery sparse  (what is 0 stays so)")
     return Result(report, report_text(out, report["files"], "\n".join(lines)), notes=notes)
+
+
+def _change(old: "ModelConfig", new: "ModelConfig") -> str:
+    """Sizes before and after."""
+    kinds = f"layers {old.layers} -> {new.layers}, heads {old.heads} -> {new.heads}"
+    return f"{kinds}, MLP channels {old.hidden} -> {new.hidden}"
 
 
 def _sparse(

@@ -109,8 +109,8 @@ def plan(
         return budget_result(words, resolved, devices, budget, **ours)
     if scale is not None or plot is not None:
         return scale_result(resolved, devices, scale, plot)
-    top = 10**6 if every else top
-    resolved, found = _compared(resolved, devices, freely=search, price=price, top=top, float8=float8)
+    options = {"price": price, "top": 10**6 if every else top, "float8": float8}
+    resolved, found = _compared(resolved, devices, freely=search, **options)
     notes = [f"[yellow]![/] {escape(text)}" for text in found.warnings]
     if not found.best.fits:
         notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
