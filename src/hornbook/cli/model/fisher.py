@@ -1,7 +1,7 @@
 """`hornbook fisher`: how important each weight of a model is for a text."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,12 @@ from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Target
 from hornbook.errors import UsageError
 from hornbook.progress import progress_bar
+
+if TYPE_CHECKING:
+    from hornbook.model.transformer import Transformer
+    from hornbook.parallel.engine import Engine
+    from hornbook.parallel.gradients.fisher import Fisher
+    from hornbook.settings.recipe import Recipe
 
 
 def fisher(
@@ -58,7 +64,7 @@ def fisher(
 
 
 def _diagonal(
-    recipe: "Recipe", model: "Model", path: str, sequence: int, rows: int, seed: int
+    recipe: "Recipe", model: "Transformer", path: str, sequence: int, rows: int, seed: int
 ) -> "tuple[Fisher, Engine]":
     """Of the first rows of the text at `path`, as the recipe's [data] reads it."""
     import numpy as np

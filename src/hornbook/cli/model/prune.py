@@ -54,8 +54,7 @@ def prune(
 
     if heads is None and hidden is None and layers is None and sparse is None:
         raise UsageError("there is nothing to take out: give --heads, --hidden, --layers or --sparse")
-    pattern = None if sparse is None else parse_pattern(sparse)
-    folder = checkpoint_path(target)
+    pattern, folder = None if sparse is None else parse_pattern(sparse), checkpoint_path(target)
     old, vocab, stream, tokenizer = read_merged(folder)
     new = pruned(old, heads, hidden, layers)
     check_free(out)
@@ -64,16 +63,15 @@ def prune(
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out}: {_change(old, new)}; nothing written")
     kept = whole(old) if new == old else choose(_importance(text, folder, rows), new)
-    before = text.measure(folder)
     tensors = cut(stream, old, kept)
     tell_left_out(folder, report)
-    report |= {"layers": kept.layers, "before": before}
+    report |= {"layers": kept.layers, "before": text.measure(folder)}
     with new_model(out, "prune", folder, report) as partial:
         if pattern is not None:
             tensors, report["zeros"] = _sparse(text, new, vocab, tensors, pattern, rows if score == "wanda" else 0)
         write_hf(partial, tensors, new, vocab, with_tokenizer(tokenizer), decoder_start=decoder_start_of(folder))
-    report["after"] = after = text.measure(out)
-    lines, notes = before_and_after(before, after), []
+    report["after"] = text.measure(out)
+    lines, notes = before_and_after(report["before"], report["after"]), []
     if new.layers < old.layers:
         lines.append(f"layers kept: {', '.join(map(str, kept.layers))}")
     if pattern is not None:

@@ -109,8 +109,8 @@ def plan(
         return budget_result(words, resolved, devices, budget, **ours)
     if scale is not None or plot is not None:
         return scale_result(resolved, devices, scale, plot)
-    options = {"price": price, "top": 10**6 if every else top, "float8": float8}
-    resolved, found = _compared(resolved, devices, freely=search, **options)
+    shown = 10**6 if every else top
+    resolved, found = _compared(resolved, devices, freely=search, price=price, top=shown, float8=float8)
     notes = [f"[yellow]![/] {escape(text)}" for text in found.warnings]
     if not found.best.fits:
         notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
@@ -118,13 +118,8 @@ def plan(
         notes.append(escape(_applied(apply, words, found)))
     traced, behind = _traced(found, resolved, devices) if verify else ({}, "")
     text = plan_text(found, explain=explain, room=room()) + behind
-    return Result(
-        found.record() | traced,
-        text,
-        code=Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT,
-        notes=notes,
-        terminal=lambda: colored(text),
-    )
+    code = Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT
+    return Result(found.record() | traced, text, code=code, notes=notes, terminal=lambda: colored(text))
 
 
 def _applied(file: Path, words: Words, found: "Plan") -> str:
