@@ -15,7 +15,7 @@ ENTRIES = 16
 FILE_LINES = 360
 FUNCTION_LINES = 60
 ROOM_LINES = {
-    "cli": 8_950,
+    "cli": 9_010,
     "data": 5_860,
     "evals": 2_820,
     "files": 1_800,

@@ -7,6 +7,7 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
+from hornbook.run.diagnose.transfer import domain_losses
 from tests.conftest import write_corpus
 
 
@@ -22,7 +23,8 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     assert main([*command, "--replay", "0,50%", "-n", "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out)["shares"] == [0, 0.5]
     assert not out.exists()
-    assert main([*command, "--replay", "0,50%", "optim.lr=0.2", "--domain", str(tmp_path / "no")]) == Exit.USAGE
+    nothing = [word.replace(str(tiny_corpus), str(tmp_path / "no")) for word in command]
+    assert main([*nothing, "--replay", "0,50%", "optim.lr=0.2"]) == Exit.USAGE
     assert "ended with exit code 2: correct what it says above" in capsys.readouterr().out
     assert main([*command, "--replay", "0,50%", "--json"]) == Exit.DONE
     found = json.loads(capsys.readouterr().out)
@@ -39,7 +41,7 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     assert main([*command, "--replay", "0,50%", "--json"]) == Exit.DONE
     assert max(path.stat().st_mtime_ns for path in (out / "replay-0-seed-1").rglob("*")) == newest, "it was finished"
     for other, name in (
-        (["--domain", str(general)], "--domain"),
+        (["--domain", str(write_corpus(tmp_path / "other", seed=9))], "--domain"),
         (["--from", str(sorted((base / "checkpoints").glob("step-*"))[0])], "--from"),
         (["optim.lr=0.1"], "settings"),
     ):
@@ -47,6 +49,37 @@ def test_a_sweep_of_shares_is_trained_and_reported(
         assert f"{name}: the runs in {out} have" in capsys.readouterr().err
     (out / "adapt.json").write_text("[")
     assert main([*command, "--replay", "0,50%"]) == Exit.INTEGRITY
+
+
+def test_domains_are_learned_one_after_another(
+    tmp_path: Path, tiny_corpus: Path, tiny_settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses of a stage are those that its run has of its own texts, before its first step and after its last."""
+    general, other = write_corpus(tmp_path / "general", seed=7), write_corpus(tmp_path / "other", seed=11)
+    base, out = tmp_path / "base", tmp_path / "out"
+    words = [word for word in tiny_settings if not word.startswith(("data.path", "model."))]
+    assert main(["train", "--out", str(base), *tiny_settings, f"data.path={general}"]) == Exit.DONE
+    command = ["adapt", *words, "train.tokens=512", "optim.lr=0.02", "--from", str(base), "--general", str(general)]
+    command += ["--replay", "25%", "--out", str(out)]
+    capsys.readouterr()
+    assert main([*command, "--domain", str(tiny_corpus), "--domain", str(general), "-n"]) == Exit.USAGE
+    assert "--domain and --general name a folder twice" in capsys.readouterr().err
+    assert main([*command, "--domain", str(tiny_corpus), "--domain", str(other), "--json"]) == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    (chain,) = found["chains"]
+    assert chain["texts"] == ["general", tiny_corpus.name, "other"]
+    matrix = chain["matrix"]
+    assert len({round(loss, 6) for row in matrix for loss in row}) == 9
+    for stage in (1, 2):
+        scores = sorted((out / f"replay-0.25-seed-1-domain-{stage}" / "evals").glob("*"))
+        for path, row in ((scores[0], matrix[stage - 1]), (scores[-1], matrix[stage])):
+            losses = domain_losses(json.loads(path.read_text())["sources"])
+            assert (losses["general"], losses["domain"]) == pytest.approx((row[0], row[stage]), abs=1e-5)
+    assert chain["adaptation"]["other"]["mean"] == pytest.approx(matrix[1][2] - matrix[2][2])
+    assert chain["forward_transfer"]["mean"] == pytest.approx(matrix[0][2] - matrix[1][2])
+    assert chain["backward_transfer"]["mean"] == pytest.approx(matrix[1][1] - matrix[2][1])
+    assert "| other | " in (out / "report.md").read_text()
+    assert (out / "frontier.svg").read_text().count("<circle") == 2
 
 
 @pytest.mark.parametrize(

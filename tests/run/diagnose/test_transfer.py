@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.run.diagnose.transfer import Adaptation, SeedMean, Stage, domain_losses
+from hornbook.run.diagnose.transfer import Adaptation, Chain, Chains, SeedMean, Stage, domain_losses
 from hornbook.studio.frontier import Dot, frontier
 
 
@@ -45,6 +46,23 @@ def test_forgetting_and_transfer() -> None:
     assert "| law@later | 2.0000 | 1.6000 +- 1.2706 (-0.4000 +- 1.2706) |" in text
     assert "| replay-web | 1.0000 | 1.1000 +- 0.0000 (+0.1000 +- 0.0000) |" in text
     assert "| 5 % replay | 4.1000 +- 1.2706 | 3.2000 +- 1.2706 | 0.9000 +- 1.2706 | 0.2000 +- 1.2706 |" in text
+
+
+def test_a_chain_of_domains_has_transfer_in_both_directions() -> None:
+    one = [[3.0, 6.0, 5.0, 4.0], [3.2, 4.0, 4.8, 4.1], [3.3, 4.5, 2.0, 3.7], [3.5, 4.3, 2.2, 1.0]]
+    chain = Chain(0.05, ["web", "law", "medicine", "code"], np.array([one, np.add(one, 0.5)]))
+    found = chain.as_dict()
+    assert found["matrix"] == (np.array(one) + 0.25).tolist()
+    means = {name: value["mean"] for name, value in found["adaptation"].items()}
+    assert means == pytest.approx({"law": 2.0, "medicine": 2.8, "code": 2.7})
+    means = {name: value["mean"] for name, value in found["forgetting"].items()}
+    assert means == pytest.approx({"web": 0.5, "law": 0.3, "medicine": 0.2})
+    assert found["backward_transfer"]["mean"] == pytest.approx(-(0.3 + 0.2) / 2)
+    assert found["forward_transfer"]["mean"] == pytest.approx(((5.0 - 4.8) + (4.0 - 3.7)) / 2)
+    assert found["forward_transfer"]["half"] == pytest.approx(0, abs=1e-12)
+    text = Chains([chain]).markdown()
+    assert "| medicine | 3.5500 +- 3.1765 | 4.7500 +- 3.1765 | 2.2500 +- 3.1765 | 3.9500 +- 3.1765 |" in text
+    assert "| forgetting | 0.5000 +- 0.0000 | 0.3000 +- 0.0000 | 0.2000 +- 0.0000 |  |" in text
 
 
 def test_the_frontier_has_a_dot_for_each_setting_inside_its_frame() -> None:

@@ -5,21 +5,28 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.model.subject import open_subject
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Words, resolve_words, say
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.durable import storage_errors, write_atomic
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, status_of
+from hornbook.progress import progress_bar
 from hornbook.settings.sources import COMMAND_LINE
 
 if TYPE_CHECKING:
-    from hornbook.run.diagnose.transfer import Adaptation
+    from hornbook.data.corpus import Corpus
+    from hornbook.run.diagnose.transfer import Adaptation, Chains
+    from hornbook.studio.frontier import Dot
+
+    Runs = dict[tuple[float, int], list[RunDir]]
 
 OWN = ("data.path", "data.replay.path", "data.replay.share", "seed")
 """Settings that the command itself gives."""
@@ -31,7 +38,9 @@ def adapt(
     words: Words = None,
     *,
     from_: Annotated[Path, typer.Option("--from", metavar="RUN|CHECKPOINT", help="The model to adapt.")],
-    domain: Annotated[Path, typer.Option(metavar="DATA", help="Tokens of the new domain.")],
+    domain: Annotated[
+        list[Path], typer.Option(metavar="DATA", help="Tokens of the new domain; of several, one after the other.")
+    ],
     general: Annotated[Path, typer.Option(metavar="DATA", help="Tokens of what the model was trained on.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the runs and the report.")],
     replay: Annotated[str, typer.Option(metavar="S,S...", help="Shares of general text.")] = "0,1%,5%,25%",
@@ -40,52 +49,67 @@ def adapt(
 ) -> Result:
     """Train a model on a domain once for each share of replay, and report what it learned and what it forgot.
 
-    Every run evaluates both texts before its first step and after its last. The report has losses by stage, forgetting
-    and transfer with intervals over the seeds, and a picture of the frontier. The same command goes on.
+    The report has losses on all texts by stage, forgetting and transfer with intervals over the seeds, and a picture of
+    the frontier. Of several domains each is trained on from the last one's model. The same command goes on.
     """
     shares, numbers = _shares(replay), _seeds(seeds)
     resolved = resolve_words(words)
     for key in OWN:
         if resolved.origins.get(key) == COMMAND_LINE:
             raise UsageError(f"{key}: `hornbook adapt` sets it: leave it out")
-    runs = {(share, seed): RunDir(out / f"replay-{share:g}-seed-{seed}") for share in shares for seed in numbers}
-    plan: dict[str, Any] = {"runs": [str(run.path) for run in runs.values()], "shares": shares, "seeds": numbers}
     question = _question(words or [], from_, domain, general)
+    texts = [] if len(domain) < 2 else _texts([general, *domain])
+    runs = {(share, seed): _runs(out, share, seed, len(domain)) for share in shares for seed in numbers}
+    paths = [str(run.path) for chain in runs.values() for run in chain]
+    plan: dict[str, Any] = {"runs": paths, "shares": shares, "seeds": numbers}
     _refuse_other(out, question)
     if dry_run:
-        return Result(plan, f"would train {len(runs)} runs in {out}; nothing written")
+        return Result(plan, f"would train {len(paths)} runs in {out}; nothing written")
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / QUESTION, json.dumps(question, indent=1) + "\n")
-    for (share, seed), run in runs.items():
+    for (share, seed), chain in runs.items():
         more = [f"data.replay.path={general.resolve()}", f"data.replay.share={share}", f"seed={seed}"]
-        start = [
-            "train",
-            *(words or []),
-            "--from",
-            question["--from"],
-            "--data",
-            str(domain),
-            "--out",
-            str(run.path),
-            *more,
-        ]
-        code = _train(run, start)
-        if code != Exit.DONE:
-            remedy = "correct what it says above" if code == Exit.USAGE else "the same command goes on from there"
-            text = f"{run.path} ended with exit code {code}: {remedy}"
-            return Result(plan | {"stopped": str(run.path)}, text, Exit(code) if code in set(Exit) else Exit.DEFECT)
-    found = _adaptation(runs, shares, numbers)
+        before = question["--from"]
+        for run, data in zip(chain, domain, strict=True):
+            start = ["train", *(words or []), "--from", before, "--data", str(data), "--out", str(run.path), *more]
+            code = _train(run, start)
+            if code != Exit.DONE:
+                remedy = "correct what it says above" if code == Exit.USAGE else "the same command goes on from there"
+                text = f"{run.path} ended with exit code {code}: {remedy}"
+                return Result(plan | {"stopped": str(run.path)}, text, Exit(code) if code in set(Exit) else Exit.DEFECT)
+            before = str(run.path)
+    found = _chains(question["--from"], runs, texts) if texts else _adaptation(runs, shares, numbers)
     files = _report(out, found, from_, domain, general)
     return Result(plan | found.as_dict() | {"files": files}, found.markdown() + "\n".join(files))
 
 
-def _question(words: Sequence[str], model: Path, domain: Path, general: Path) -> dict[str, Any]:
+def _question(words: Sequence[str], model: Path, domain: Sequence[Path], general: Path) -> dict[str, Any]:
     """What all runs of a folder have in common; of a run that is adapted its newest checkpoint now."""
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    paths = {"--from": checkpoint_path(model), "--domain": domain, "--general": general}
-    return {**{name: str(path.resolve()) for name, path in paths.items()}, "settings": list(words)}
+    paths = {"--from": [checkpoint_path(model)], "--domain": domain, "--general": [general]}
+    named = {name: ", ".join(str(each.resolve()) for each in group) for name, group in paths.items()}
+    return {**named, "settings": list(words)}
+
+
+def _runs(out: Path, share: float, seed: int, domains: int) -> list[RunDir]:
+    """The runs of a share and a seed, one for each domain."""
+    name = f"replay-{share:g}-seed-{seed}"
+    return [RunDir(out / (name if domains == 1 else f"{name}-domain-{number + 1}")) for number in range(domains)]
+
+
+def _texts(folders: Sequence[Path]) -> "list[Corpus]":
+    """General text and the domains. Raises UsageError where one is there twice, or has nothing to evaluate on."""
+    from hornbook.data.corpus import Corpus
+
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UsageError("--domain and --general name a folder twice: give different texts")
+    found = [Corpus.open(folder) for folder in folders]
+    for corpus in found:
+        if not corpus.validation:
+            raise UsageError(f"{corpus.root} holds no validation tokens: tokenize it with text.validation above 0")
+    return found
 
 
 def _refuse_other(out: Path, question: dict[str, Any]) -> None:
@@ -115,7 +139,33 @@ def _train(run: RunDir, start: Sequence[str]) -> int:
     return subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
 
 
-def _adaptation(runs: dict[tuple[float, int], RunDir], shares: list[float], seeds: list[int]) -> "Adaptation":
+def _chains(model: str, runs: "Runs", texts: "list[Corpus]") -> "Chains":
+    """Losses on all texts of the model and of every run, on the rows that the first run reads."""
+    import numpy as np
+
+    from hornbook.run.diagnose.transfer import Chain, Chains
+    from hornbook.run.start.bound import recipe_in_force
+
+    names = [corpus.root.name for corpus in texts]
+    recipe = recipe_in_force(next(iter(runs.values()))[0])
+    with progress_bar() as progress:
+
+        def losses(target: Path) -> list[float]:
+            subject = replace(open_subject(target), recipe=recipe)
+            evaluators = [subject.evaluator(corpus) for corpus in texts]
+            reports = [
+                each.evaluate(subject.engine, each.rows(), with_tasks=False, progress=progress) for each in evaluators
+            ]
+            return [float(report.as_dict()["all"]["loss"]) for report in reports]
+
+        before = losses(Path(model))
+        rows = {key: [before, *(losses(run.path) for run in chain)] for key, chain in runs.items()}
+    shares = dict.fromkeys(share for share, _ in runs)
+    by_share = {share: np.array([each for key, each in rows.items() if key[0] == share]) for share in shares}
+    return Chains([Chain(share, names, found) for share, found in by_share.items()])
+
+
+def _adaptation(runs: "Runs", shares: list[float], seeds: list[int]) -> "Adaptation":
     from hornbook.run.diagnose.transfer import DOMAINS, Adaptation, Stage, domain_losses
     from hornbook.run.start.bound import recipe_in_force
 
@@ -123,7 +173,7 @@ def _adaptation(runs: dict[tuple[float, int], RunDir], shares: list[float], seed
     for share in shares:
         stage = Stage(share, {name: [] for name in DOMAINS}, {name: [] for name in DOMAINS})
         for seed in seeds:
-            records = evaluations(runs[share, seed])
+            records = evaluations(runs[share, seed][0])
             for losses, record in ((stage.before, records[0]), (stage.after, records[-1])):
                 for name, loss in domain_losses(record["sources"]).items():  # the same rows before and after
                     losses[name].append(loss)
@@ -131,32 +181,46 @@ def _adaptation(runs: dict[tuple[float, int], RunDir], shares: list[float], seed
             for name, value in bits[0].items():
                 stage.bits.setdefault(name, []).append((value, bits[1][name]))
         stages.append(stage)
-    vocab = recipe_in_force(runs[shares[0], seeds[0]]).model.vocab
+    vocab = recipe_in_force(runs[shares[0], seeds[0]][0]).model.vocab
     assert vocab is not None, "a run's recipe has it"
     return Adaptation(stages, vocab)
 
 
-def _report(out: Path, found: "Adaptation", model: Path, domain: Path, general: Path) -> list[str]:
+def _report(out: Path, found: "Adaptation | Chains", model: Path, domain: Sequence[Path], general: Path) -> list[str]:
     """Write report.md, report.json and frontier.svg; returns their paths."""
-    from hornbook.run.diagnose.transfer import SeedMean
-    from hornbook.studio.frontier import Dot, frontier
+    from hornbook.studio.frontier import frontier
 
-    dots = [Dot("before", found.before["general"], found.before["domain"])]
-    for stage in found.stages:
-        x, y = (SeedMean.of(stage.after[name]) for name in ("general", "domain"))
-        dots.append(Dot(stage.name, x.mean, y.mean, x.half or 0.0, y.half or 0.0))
-    title = f"{model.name} adapted to {domain.name}"
-    picture = frontier(title, f"loss on {general.name}, nats", f"loss on {domain.name}, nats", dots)
-    report = {"model": str(model), "domain": str(domain), "general": str(general), **found.as_dict()}
+    learned = ", then ".join(each.name for each in domain)
+    title = f"{model.name} adapted to {learned}"
+    where = learned if len(domain) == 1 else "the domains, mean"
+    picture = frontier(title, f"loss on {general.name}, nats", f"loss on {where}, nats", _dots(found))
+    asked = {"model": str(model), "domain": ", ".join(map(str, domain)), "general": str(general)}
     texts = {
         "report.md": f"# {title}\n\n{found.markdown()}\n![frontier](frontier.svg)\n",
-        "report.json": json.dumps(report, indent=1) + "\n",
+        "report.json": json.dumps({**asked, **found.as_dict()}, indent=1) + "\n",
         "frontier.svg": picture,
     }
     with storage_errors(out):
         for name, content in texts.items():
             write_atomic(out / name, content)
     return [str(out / name) for name in texts]
+
+
+def _dots(found: "Adaptation | Chains") -> "list[Dot]":
+    """Loss on general text and on the domain: before, and with each share of replay."""
+    from hornbook.run.diagnose.transfer import Adaptation, SeedMean, share_name
+    from hornbook.studio.frontier import Dot
+
+    if isinstance(found, Adaptation):
+        first = found.before["general"], found.before["domain"]
+        ends = [
+            (each.share, *(SeedMean.of(each.after[name]) for name in ("general", "domain"))) for each in found.stages
+        ]
+    else:
+        losses = found.shares[0].losses[0, 0]
+        first, ends = (losses[0], losses[1:].mean()), [(each.share, *each.final()) for each in found.shares]
+    dots = [Dot(share_name(share), x.mean, y.mean, x.half or 0.0, y.half or 0.0) for share, x, y in ends]
+    return [Dot("before", float(first[0]), float(first[1])), *dots]
 
 
 def _shares(text: str) -> list[float]:

@@ -8,6 +8,13 @@ A stage is `before`, or after training with some share of replay; with b and a t
     forward transfer     ln V - b on the new domain: what the model knew of it beforehand, beside one that knows
                          nothing, which gives each of V tokens the same probability
 
+Of several domains learned one after another, R[i][j] is the loss on domain j after stage i, stage 0 before training:
+
+    adaptation           R[j-1][j] - R[j][j]
+    forgetting           R[T][j] - R[j][j] after the last stage T; of general text R[T] - R[0]
+    backward transfer    the mean of R[j][j] - R[T][j] over all domains but the last
+    forward transfer     the mean of R[0][j] - R[j-1][j] over all but the first: what others taught of it beforehand
+
 Intervals are 95 %, Student's t over seeds, of the differences of each seed.
 """
 
@@ -16,6 +23,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from jaxtyping import Float
 
 from hornbook.data.corpus import REPLAY
 from hornbook.errors import UsageError
@@ -81,7 +91,7 @@ class Stage:
     @property
     def name(self) -> str:
         """`5 % replay`."""
-        return f"{100 * self.share:g} % replay"
+        return share_name(self.share)
 
     def change(self, domain: str) -> SeedMean:
         """Loss after less loss before."""
@@ -134,13 +144,12 @@ class Adaptation:
             cells += [_negative(stage.change("domain")), stage.change("general")]
             lines.append(f"| {stage.name} | {' | '.join(each.text for each in cells)} |")
         seeds = len(self.stages[0].after["domain"])
-        note = f"Nats per token, {seeds} seeds" + (", 95 % intervals (Student's t)." if seeds > 1 else ".")
         return "\n".join(
             [
                 *lines,
                 "",
                 *self._sources(),
-                f"{note} Forward transfer {self.forward_transfer:.4f}; backward transfer is the "
+                f"{note(seeds)} Forward transfer {self.forward_transfer:.4f}; backward transfer is the "
                 "negative of forgetting.",
                 "",
             ]
@@ -156,6 +165,99 @@ class Adaptation:
             cells = [_bits(stage.bits[source])[0] for stage in self.stages]
             lines.append(f"| {source} | {statistics.fmean(b for b, _ in pairs):.4f} | {' | '.join(cells)} |")
         return [*lines, ""]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Domains learned one after another with one share of replay."""
+
+    share: float
+    names: list[str]
+    """Of the general text and, in the order of learning, of the domains."""
+    losses: Float[np.ndarray, " seeds stages texts"]
+    """After each stage, the first one before training; texts as `names`."""
+
+    @property
+    def _own(self) -> Float[np.ndarray, " seeds texts"]:
+        """Loss on each text after the stage that trained on it; on general text before training."""
+        return np.diagonal(self.losses, axis1=1, axis2=2)
+
+    def adaptation(self, text: int) -> SeedMean:
+        """Of domain number `text`, from 1."""
+        return SeedMean.of((self.losses[:, text - 1, text] - self._own[:, text]).tolist())
+
+    def forgetting(self, text: int) -> SeedMean:
+        """Of a text but the last one, from the stage that trained on it to the last stage."""
+        return SeedMean.of((self.losses[:, -1, text] - self._own[:, text]).tolist())
+
+    @property
+    def backward_transfer(self) -> SeedMean:
+        """Above 0: later domains made the model better on earlier ones."""
+        return SeedMean.of((self._own - self.losses[:, -1])[:, 1:-1].mean(1).tolist())
+
+    @property
+    def forward_transfer(self) -> SeedMean:
+        """Above 0: earlier domains made the model better on later ones before it was trained on these."""
+        later = np.stack([self.losses[:, 0, j] - self.losses[:, j - 1, j] for j in range(2, len(self.names))])
+        return SeedMean.of(later.mean(0).tolist())
+
+    def final(self) -> tuple[SeedMean, SeedMean]:
+        """Loss on general text, and mean loss on the domains, after the last stage."""
+        last = self.losses[:, -1]
+        return SeedMean.of(last[:, 0].tolist()), SeedMean.of(last[:, 1:].mean(1).tolist())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON; `matrix`: mean losses, a row for each stage."""
+        domains = range(1, len(self.names))
+        return {
+            "share": self.share,
+            "texts": self.names,
+            "matrix": self.losses.mean(0).tolist(),
+            "seeds": self.losses.tolist(),
+            "adaptation": {self.names[j]: self.adaptation(j).as_dict() for j in domains},
+            "forgetting": {name: self.forgetting(j).as_dict() for j, name in enumerate(self.names[:-1])},
+            "backward_transfer": self.backward_transfer.as_dict(),
+            "forward_transfer": self.forward_transfer.as_dict(),
+        }
+
+    def markdown(self) -> str:
+        """The matrix, and what follows from it."""
+        lines = [f"{share_name(self.share)}, loss on", "", f"| after | {' | '.join(self.names)} |"]
+        lines.append("|---|" + "---|" * len(self.names))
+        for stage, name in enumerate(["before", *self.names[1:]]):
+            means = [SeedMean.of(self.losses[:, stage, text].tolist()).text for text in range(len(self.names))]
+            lines.append(f"| {name} | {' | '.join(means)} |")
+        adaptation = ["", *(self.adaptation(j).text for j in range(1, len(self.names)))]
+        lines.append(f"| adaptation | {' | '.join(adaptation)} |")
+        forgetting = [*(self.forgetting(j).text for j in range(len(self.names) - 1)), ""]
+        lines.append(f"| forgetting | {' | '.join(forgetting)} |")
+        transfer = f"Forward transfer {self.forward_transfer.text}, backward transfer {self.backward_transfer.text}."
+        return "\n".join([*lines, "", transfer, ""])
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The same domains in the same order, with each share of replay."""
+
+    shares: list[Chain]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON."""
+        return {"chains": [each.as_dict() for each in self.shares]}
+
+    def markdown(self) -> str:
+        """The report as tables."""
+        return "\n".join([*(each.markdown() for each in self.shares), note(len(self.shares[0].losses)), ""])
+
+
+def share_name(share: float) -> str:
+    """`5 % replay`."""
+    return f"{100 * share:g} % replay"
+
+
+def note(seeds: int) -> str:
+    """What the figures of a report are."""
+    return f"Nats per token, {seeds} seeds" + (", 95 % intervals (Student's t)." if seeds > 1 else ".")
 
 
 def _bits(pairs: Sequence[tuple[float, float]]) -> tuple[str, dict[str, Any]]:
