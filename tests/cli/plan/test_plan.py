@@ -33,6 +33,21 @@ def test_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert "GiB of them activations" in out
 
 
+def test_one_device_gets_the_rows_and_recomputation_that_fit_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe's own stay on this machine, which trains it as it is, and where the command line sets them."""
+
+    def best(*words: str) -> tuple[int, str, float]:
+        found = json.loads(planned(capsys, "llama-1b", *words, "--json")[1])["layouts"][0]
+        return found["micro_batch"], found["recompute"], sum(found["step"].values())
+
+    own = best("--cluster", "H100", "--train.micro_batch", "2", "--parallel.recompute", "block")
+    chosen = best("--cluster", "H100")
+    assert own[:2] == (2, "block") == best("--cluster", "this")[:2]
+    assert chosen[0] > 2
+    assert chosen[1] == "none"
+    assert chosen[2] < 0.85 * own[2]
+
+
 def test_bars_have_colours_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     text = planned(capsys, "llama-1b", "--cluster", "8xH100")[1].rstrip("\n")
     shown = colored(text)

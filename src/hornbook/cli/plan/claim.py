@@ -20,13 +20,13 @@ def claim_result(recipe: "Recipe", cluster: "Cluster", claim: str) -> Result:
     """What the claim is by each convention. Raises UsageError."""
     from hornbook.plan.claims import recompute_claim
     from hornbook.plan.planner import settle, vocabulary
-    from hornbook.plan.search.numbers import duration
+    from hornbook.plan.search.numbers import step_time
 
     recipe = settle(recipe, cluster)
     found = recompute_claim(claim, recipe, vocabulary(recipe), cluster)
     rows = [["counted as", "TFLOP a step", "step", "of the peak", "MFU (causal)"]]
     for row in found:
-        step = [f"{row.operations / 1e12:,.0f}", duration(row.step_seconds)]
+        step = [f"{row.operations / 1e12:,.0f}", step_time(row.step_seconds)]
         rows.append([row.convention, *step, f"{row.share:.2%}", f"{row.causal:.2%}"])
     peak = cluster.device.rate(recipe.train.precision) / 1e12
     head = (

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.plan.table import folded, room, step_time, wrapped
+from hornbook.cli.plan.table import folded, room, wrapped
 from hornbook.cli.result import Result, columns
 from hornbook.errors import Exit, UsageError
-from hornbook.plan.search.numbers import duration, short
+from hornbook.plan.search.numbers import duration, short, step_time
 
 if TYPE_CHECKING:
     from hornbook.plan.at_scale.simulation import Curve, Point, Scaling

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hornbook.cli.result import columns
-from hornbook.plan.search.numbers import duration, short
+from hornbook.plan.search.numbers import duration, short, step_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -126,11 +126,6 @@ def _row(found: "Plan", each: "Layout") -> list[str]:
     ]
 
 
-def step_time(seconds: float) -> str:
-    """Of a step, in seconds however long it is: steps of layouts are compared."""
-    return duration(seconds) if seconds < 100 else f"{seconds:,.1f} s"
-
-
 def bar(layout: "Layout", capacity: int, width: int = BAR) -> str:
     """A letter for each part of the device's memory, up to its end; + for what is beyond."""
     peak, text = layout.worst.peak, ""
@@ -175,7 +170,7 @@ def _explained(found: "Plan") -> list[str]:
         if any(sizes):
             rows.append([name, *(f"{size / GIB:.2f}" for size in sizes)])
     rows.append(["all", *(f"{phase.total / GIB:.2f}" for phase in worst.phases.values())])
-    parts = ", ".join(f"{name} {duration(value)}" for name, value in best.step if value)
+    parts = ", ".join(f"{name} {step_time(value)}" for name, value in best.step if value)
     energy = found.kilowatt_hours(best)
     place = "disk" if best.parallel.offload.kind == "disk" else "host"
     fullest = f"stage {worst.rank} holds most, " if len(best.memory) > 1 else ""

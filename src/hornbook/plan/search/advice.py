@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hornbook.model.config.parameter_count import parameter_counts
 from hornbook.plan.memory import CATEGORIES, PhaseMemory
-from hornbook.plan.search.numbers import duration
+from hornbook.plan.search.numbers import step_time
 from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.settings.recipe import Recipe
 
@@ -37,7 +37,7 @@ def reasons(plan: Plan) -> Iterator[str]:
         yield _before(best, plan.layouts[1])
     if plan.missed is not None:
         missed = plan.missed
-        yield f"{_named(missed)} would take {duration(missed.step.total)}, {_short_of(plan, missed)}"
+        yield f"{_named(missed)} would take {step_time(missed.step.total)}, {_short_of(plan, missed)}"
 
 
 def _named(layout: Layout) -> str:
@@ -53,7 +53,7 @@ def _before(best: Layout, after: Layout) -> str:
     text = f"{best.name} is before {after.name}, "
     if slower < SAME - 1:
         return f"{text}which takes as long, within {100 * SAME - 100:.0f} %, and is no simpler"
-    part = f"{duration(getattr(best.step, name))} of {PARTS[name]}, not {duration(getattr(after.step, name))}"
+    part = f"{step_time(getattr(best.step, name))} of {PARTS[name]}, not {step_time(getattr(after.step, name))}"
     return f"{text}which takes {100 * slower:.0f} % longer: {part}"
 
 

@@ -11,6 +11,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
 
 
+def step_time(seconds: float) -> str:
+    """Of a step, in seconds however long it is: steps of layouts are compared."""
+    return duration(seconds) if seconds < 100 else f"{seconds:,.1f} s"
+
+
 def short(number: float) -> str:
     """A number in three digits: `1.46 B`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
