@@ -22,6 +22,7 @@ from hornbook.errors import (
     InUseError,
     RankLostError,
     RetriesSpentError,
+    StoppedError,
     StorageError,
     UsageError,
 )
@@ -45,6 +46,7 @@ def raising(error: BaseException) -> Callable[[], Any]:
         (InUseError, Exit.IN_USE),
         (StorageError, Exit.STORAGE),
         (RankLostError, Exit.RESUMABLE),
+        (StoppedError, Exit.RESUMABLE),
         (HardwareError, Exit.HARDWARE),
         (RetriesSpentError, Exit.RETRIES_SPENT),
     ],
@@ -66,6 +68,7 @@ def test_every_kind_of_error_has_a_test() -> None:
         InUseError,
         StorageError,
         RankLostError,
+        StoppedError,
         HardwareError,
         RetriesSpentError,
     }

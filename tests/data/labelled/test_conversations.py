@@ -158,7 +158,8 @@ def test_a_template_that_does_not_fit(tmp_path: Path) -> None:
         make(tmp_path / "a", [{"messages": talk(1)}], str(tmp_path / "other.jinja"))
     with pytest.raises(UsageError, match=r"text.chat_template: nowhere.jinja cannot be read.*tokenizer, plain, chatml"):
         make(tmp_path / "b", [{"messages": talk(1)}], "nowhere.jinja")
-    (tmp_path / "strict.jinja").write_text("{{ raise_exception('no system') if messages[0].role == 'system' }}x")
+    strict = "{{ raise_exception('no system') if messages[0].role == 'system' }}"
+    (tmp_path / "strict.jinja").write_text(strict + "{% for m in messages %}{{ m.content }}{% endfor %}")
     rows = [{"messages": [{"role": "system", "content": "s"}, *talk(1)]}]
     with pytest.raises(UsageError, match=r"raw.jsonl:1: .*no system: leave the row out \(text.exclude\)"):
         make(tmp_path / "c", rows, str(tmp_path / "strict.jinja"))
