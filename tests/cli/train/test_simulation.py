@@ -53,6 +53,16 @@ def test_the_stage_that_holds_most_is_traced() -> None:
     assert found["activations"][0] == pytest.approx(found["activations"][1], rel=0.03)
 
 
+def test_a_trace_of_t5_keeps_scores_and_says_so() -> None:
+    """What it keeps beyond the plan is the scores of self-attention, in each of 3 + 3 blocks."""
+    words = ["train.sequence=128", "train.micro_batch=8", "train.batch_tokens=1024", "train.device=cpu"]
+    recipe = resolve("tiny-t5", [*words, "train.precision=fp32"], environ={}).recipe
+    found = trace_layout(recipe, VOCAB, plan_run(recipe, Cluster(device=CPU)).best)
+    planned, seen = next(row[1:] for row in found.rows if row[0] == "activations")
+    assert seen - planned == pytest.approx(6 * 8 * recipe.model.heads * 128 * 128 * 4, rel=0.1)
+    assert any("attention keeps scores" in note for note in found.notes)
+
+
 def test_the_command_prints_both(capsys: pytest.CaptureFixture[str]) -> None:
     words = [part for each in SMALL for part in (f"--{each}").split("=")]
     assert main(["plan", "tiny", *words, "--verify", "--json"]) == 0

@@ -154,6 +154,8 @@ def foreseeable(recipe: Recipe, vocab: int) -> tuple[Recipe, list[str]]:
         notes.append("parallel.exact is left out: gradients cross ranks as they do without it")
     if train.compile:
         notes.append("train.compile is left out: what fused kernels save is not counted")
+    if recipe.model.position.kind == "relative":
+        notes.append("attention keeps scores, to which learned ones are added; kernels of a GPU and a CPU do not")
     parallel = settle_cuts(parallel, recipe.model, vocab, train.sequence)
     parallel = parallel.model_copy(update={"offload": NoOffload(), "exact": False})
     train = train.model_copy(update={"compile": False, "cuda_graphs": False})
