@@ -104,7 +104,7 @@ def _point(recipe: Recipe, cluster: Cluster, kind: str, first: int, fixed: Mappi
         batch = rows * recipe.train.sequence
         recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"batch_tokens": batch})})
     try:
-        plan = plan_run(recipe, cluster, search=count > 1, fixed=fixed, remedy=False)
+        plan = plan_run(recipe, cluster, search=True, fixed=fixed, remedy=False)
     except UsageError:  # no layout fills so many devices; what else a recipe may lack shows at the first point
         if count == first:
             raise
