@@ -14,6 +14,7 @@ from hornbook.cli.main import main
 from hornbook.errors import UsageError
 from hornbook.evals import harness
 from hornbook.evals.harness import HarnessMethods, run_harness
+from hornbook.evals.items import mean_and_error
 from hornbook.evals.likelihood import Request, log_likelihoods
 from hornbook.parallel.world import World
 from tests.evals.models import context, engine
@@ -124,6 +125,13 @@ def test_a_fault_of_a_task_file_is_told_as_one(
         run_harness(engine(), WORLD, context(tiny_corpus), ["other"], tmp_path)
     with pytest.raises(UsageError, match=r"--include .*none: no such folder"):
         run_harness(engine(), WORLD, context(tiny_corpus), ["facts"], tmp_path / "none")
+
+
+def test_a_fault_of_ours_is_not_told_as_one_of_the_task(tiny_corpus: Path, lm_eval: SimpleNamespace) -> None:
+    none: Any = None
+    lm_eval.evaluate = lambda: mean_and_error(none)
+    with pytest.raises(TypeError, match="NoneType"):
+        run_harness(engine(), WORLD, context(tiny_corpus), ["facts"], None)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -201,11 +202,19 @@ def _evaluate(own: Any, tasks: Sequence[str], manager: Any) -> dict[str, Any]:
             "data set beforehand"
         ) from error
     except (TemplateError, LookupError, ValueError, TypeError) as error:
+        if _is_ours(error):
+            raise
         raise UsageError(
             f"{named}: lm-eval cannot run it ({type(error).__name__}: {error}): correct the fields and templates that "
             "the task's yaml names"
         ) from error
     return dict(found)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether lm-eval was asking the model when it happened: no task's file is at fault then."""
+    _, *inner = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").startswith("hornbook.") for frame, _ in inner)
 
 
 def _lm_eval(name: str) -> Any:
