@@ -165,6 +165,9 @@ def test_what_the_command_line_sets_of_a_layout_stays(capsys: pytest.CaptureFixt
     assert {each["parallel"]["pipeline"]["stages"] for each in pinned} == {2}
     assert {each["parallel"]["data"] for each in pinned} >= {2, 4}
     assert len({each["parallel"]["pipeline"]["schedule"] for each in pinned}) > 1
+    pipeline = "--parallel.pipeline.stages=2", "--parallel.pipeline.schedule=1f1b"
+    named = layouts("llama-1b", "--cluster", "8xH100", *pipeline)
+    assert {each["parallel"]["pipeline"]["schedule"] for each in named} == {"1f1b"}
     free = layouts(str(mine), "--cluster", "8xH100", "--search")
     assert free == layouts("llama-1b", "--cluster", "8xH100")
 

@@ -62,18 +62,20 @@ PARTS = {
 }
 """Settings that a search may be told to leave as they are, and their names in `Block` and `Spread`."""
 WITH_NUMBER = {"schedule": "1f1b", "chunks": 2, "exchange": "ring"}
-"""What `parallel.pipeline = 4` and `parallel.context = 2` set beside the number: such values are not asked for."""
+"""What `parallel.pipeline = 4` and `parallel.context = 2` set beside the number, with all else of their tables."""
 
 
 def fixed_parts(resolved: Resolved) -> dict[str, Any]:
     """Of a layout what the command line or the environment sets, by names as in `Block` and `Spread`."""
     recipe, found = resolved.recipe, dict[str, Any]()
+    given = {key for key, origin in resolved.origins.items() if origin.startswith(("command line", "environment"))}
     for key, name in PARTS.items():
         value: Any = recipe
         for word in key.split("."):
             value = getattr(value, word)
-        given = resolved.origins.get(key, "default").startswith(("command line", "environment"))
-        if given and value not in (WITH_NUMBER.get(name), "auto", FILL):
+        table = {each for each in resolved.origins if each.startswith(f"{key.rpartition('.')[0]}.")}
+        by_number = value == WITH_NUMBER.get(name) and table <= given
+        if key in given and not by_number and value not in ("auto", FILL):
             found[name] = value
     return found
 
