@@ -96,7 +96,7 @@ def budget_result(
     )
 
     def planner(recipe: "Recipe", *, remedy: bool) -> Plan:
-        found = plan_run(recipe, cluster, search=cluster.count > 1 or not cluster.machine, top=1, remedy=remedy)
+        found = plan_run(recipe, cluster, search=cluster.has_choice, top=1, remedy=remedy)
         return anchored(found, recipe, cluster)
 
     found = plan_budget(

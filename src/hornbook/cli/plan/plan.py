@@ -151,7 +151,7 @@ def _compared(
     from hornbook.plan.search.space import fixed_parts
 
     own = any(key.startswith(LAYOUT) and origin != "default" for key, origin in resolved.origins.items())
-    search = freely or (not own and (devices.count > 1 or not devices.machine))
+    search = freely or (devices.has_choice and not own)
     if own and not search:
         resolved = _filled(resolved, devices)
     fixed = fixed_parts(resolved) if search else {}

@@ -119,6 +119,11 @@ class Cluster(Config):
         device = self.device
         return device.domain if device.domain > device.node else min(self.node, device.domain)
 
+    @property
+    def has_choice(self) -> bool:
+        """Whether layouts are compared: on one device of this machine a recipe trains as it is."""
+        return self.count > 1 or not self.machine
+
     def __str__(self) -> str:
         if self.device.is_cpu:
             return self.device.name
