@@ -29,7 +29,6 @@ TARGETS = {
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
     ),
 }
-QLORA = "hornbook, nf4"
 
 
 def make_checkpoint(folder: Path) -> None:
@@ -63,7 +62,8 @@ def measure(targets: str, precision: str, rounds: int, clock: str) -> dict[str, 
         spec = {"shape": SHAPE, "precision": precision, "folder": folder, **ADAPTER, "nf4": False}
         spec |= {"targets": ours, "peft_targets": theirs}
         processes = [Process(each, spec) for each in contenders]
-        processes.append(Process(Contender(QLORA, mine), spec | {"nf4": True}))
+        processes.append(Process(Contender("hornbook, nf4", mine), spec | {"nf4": True}))
+        processes.append(Process(Contender("peft + Trainer, nf4", peer, "sdpa"), spec | {"nf4": True}))
         trained = {each.name: each.facts["trained"] for each in processes}
         idle = {each.name: each.ask(seed=0, steps=0)["peak_bytes"] for each in processes}
         answers = interleave(processes, rounds, 1)

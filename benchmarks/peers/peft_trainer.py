@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
 
 sys.path.insert(0, str(Path(__file__).parent))
 from worker import EndOfRequests, Rounds
@@ -48,11 +48,25 @@ class Asked(Trainer):
         return loss
 
 
+def four_bits(precision: str) -> BitsAndBytesConfig:
+    """QLoRA's: NormalFloat by blocks of 64, scales quantized too; products in the precision of training."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
+    )
+
+
 def main() -> None:
     spec = json.loads(sys.argv[1])
     rows, steps = spec["shape"]["rows"], 10_000
     model = AutoModelForCausalLM.from_pretrained(
-        spec["folder"], attn_implementation=spec["attention"], dtype=torch.float32
+        spec["folder"],
+        attn_implementation=spec["attention"],
+        dtype=torch.float32,
+        quantization_config=four_bits(spec["precision"]) if spec["nf4"] else None,
+        device_map={"": "cpu"} if spec["nf4"] else None,
     )
     lora = LoraConfig(r=spec["rank"], lora_alpha=spec["alpha"], target_modules=spec["peft_targets"], lora_dropout=0.0)
     model = get_peft_model(model, lora)

@@ -11,8 +11,10 @@ import torch
 from hornbook.model.build import build_model
 from hornbook.model.config.head import LMHead
 from hornbook.model.config.model import ModelConfig
-from hornbook.model.cpu import dropout, gate, heads, loss, norm, softmax
+from hornbook.model.config.surgery import Lora, Nf4
+from hornbook.model.cpu import dropout, four_bits, gate, heads, loss, norm, softmax
 from hornbook.model.cpu.kernels import kernels_of
+from hornbook.model.surgery.operate import build_operated
 from hornbook.settings.resolve import resolve
 
 
@@ -64,6 +66,9 @@ def test_which_kernels_a_model_needs():
     dropping = build_model(ModelConfig(layers=1, width=64, heads=2, dropout=0.1), 256, device="meta")
     assert set(kernels_of(dropping)) == wanted | {dropout._kernel}
     assert set(kernels_of(model, loss_has_terms=True)) == wanted | {loss._terms_kernel}
+    with torch.device("meta"):
+        rounded = build_operated(resolve("tiny").recipe.model, 256, [Nf4(), Lora()])
+    assert set(kernels_of(rounded)) == wanted | {four_bits._kernel}
     capped = build_model(ModelConfig(layers=1, width=64, heads=2, head=LMHead(softcap=30.0)), 256, device="meta")
     assert set(kernels_of(capped)) == wanted - {softmax._cross_entropy_kernel} | {loss._terms_kernel}
     with torch.device("meta"):

@@ -79,6 +79,22 @@ def test_codes_are_held_without_loss(grid: Grid) -> None:
     assert code.codes.numel() == 24 * 64 // (2 if grid.bits <= 4 else 1)
 
 
+@pytest.mark.parametrize(("symmetric", "group"), [(True, 64), (False, 64), (True, 15), (False, 6)])
+def test_what_the_kernel_restores_is_what_torch_does(
+    symmetric: bool, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = Grid(bits=4, per="group", group=group, symmetric=symmetric)
+    four, integers = Nf4Code((7, 5 * group), group), IntegerCode((7, 5 * group), grid)
+    weight = torch.randn(7, 5 * group, generator=torch.Generator().manual_seed(0))
+    for code in (four, integers):
+        code.take(weight)
+        found = code(torch.empty(0))
+        with monkeypatch.context() as patch:
+            patch.setattr("hornbook.model.surgery.quantization.integers.supports", lambda _: False)
+            assert torch.equal(code(torch.empty(0)), found)
+    assert torch.equal(integers(torch.empty(0)), quantize(weight, grid).restored())
+
+
 def test_odd_numbers_of_codes_are_packed() -> None:
     codes = torch.tensor([1, 15, 7], dtype=torch.uint8)
     assert torch.equal(unpack(pack(codes), 3), codes)

@@ -10,12 +10,13 @@ from torch import nn
 from hornbook.kernels.team import Kernel
 from hornbook.model.attention.attention import CrossAttention, FullAttention
 from hornbook.model.attention.position import Alibi, RelativeBuckets
-from hornbook.model.cpu import dropout, experts, gate, heads, loss, norm, softmax
+from hornbook.model.cpu import dropout, experts, four_bits, gate, heads, loss, norm, softmax
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.dropout import Dropout, RowDropout
 from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.mlp import GLU
+from hornbook.model.surgery.quantization.nf4 import Nf4Code
 from hornbook.model.transformer import Transformer
 
 
@@ -49,6 +50,8 @@ def _kernels_of_module(module: nn.Module, biased: bool) -> Iterator[Kernel]:
             yield dropout._kernel
         case FullAttention():
             yield from _kernels_of_attention(module, biased)
+        case Nf4Code():
+            yield four_bits._kernel
         case RelativeBuckets():
             yield softmax._diagonal_kernel
 

@@ -7,13 +7,16 @@ Dettmers et al. 2022, arXiv 2208.07339).
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
+from hornbook.kernels.team import supports
 from hornbook.model.config.surgery import Grid
+from hornbook.model.cpu import four_bits
 from hornbook.model.layers.linear import Linear
 
 
@@ -139,6 +142,8 @@ class IntegerCode(nn.Module):
 
     def forward(self, weight: Tensor) -> Float[Tensor, "outputs inputs"]:
         del weight  # on meta: the codes are the values
+        if self.packed:
+            return restored(self.codes, integer_levels(self.grid.symmetric), self.scale, self.zero, self.shape)
         return self.quantized().restored()
 
 
@@ -158,6 +163,27 @@ def pack(codes: UInt8[Tensor, " n"]) -> UInt8[Tensor, " half"]:
     if len(codes) % 2:
         codes = torch.cat([codes, codes.new_zeros(1)])
     return (codes[0::2] & 15) << 4 | (codes[1::2] & 15)
+
+
+@cache
+def integer_levels(symmetric: bool) -> Float[Tensor, " 16"]:
+    """The integer that each 4-bit code stands for: of symmetric ones, the fourth bit is the sign."""
+    return torch.tensor([*range(8), *range(-8, 0)] if symmetric else range(16)).float()
+
+
+def restored(
+    codes: UInt8[Tensor, " half"],
+    levels: Float[Tensor, " 16"],
+    scale: Float[Tensor, "*shares"],
+    zero: Float[Tensor, "*shares"] | None,
+    shape: tuple[int, int],
+) -> Float[Tensor, "outputs inputs"]:
+    """(level - zero) * scale of a matrix of packed codes, whose shares are as long as each other."""
+    size, count = shape[0] * shape[1], scale.numel()
+    if scale.dtype == torch.float32 and supports(scale) and size % (2 * count) == 0:
+        return four_bits.restored(codes, levels, scale, zero, size).view(shape)
+    values = levels.to(codes.device)[unpack(codes, size).long()].view(count, -1)
+    return ((values if zero is None else values - zero.view(-1, 1)) * scale.view(-1, 1)).view(shape)
 
 
 def unpack(packed: UInt8[Tensor, " half"], size: int) -> UInt8[Tensor, " n"]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hornbook.model.config.surgery import Nf4
 from hornbook.model.surgery.added import matching_linears
-from hornbook.model.surgery.quantization.integers import check_group, pack, put_code, unpack
+from hornbook.model.surgery.quantization.integers import check_group, pack, put_code, restored
 
 SCALES_PER_BLOCK = 256
 OUTERMOST = 0.5 * (1 - 1 / 30 + 1 - 1 / 32)
@@ -91,9 +91,7 @@ class Nf4Code(nn.Module):
 
     def forward(self, weight: Tensor) -> Float[Tensor, "outputs inputs"]:
         del weight  # on meta: the codes are the values
-        flat = unpack(self.codes, self.shape[0] * self.shape[1]).long()
-        values = levels().to(flat.device)[flat].view(-1, self.block) * self.scales()[:, None]
-        return values.view(self.shape)
+        return restored(self.codes, levels(), self.scales(), None, self.shape)
 
 
 def add_nf4(model: nn.Module, step: Nf4) -> None:
