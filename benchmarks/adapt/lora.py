@@ -1,11 +1,12 @@
 """LoRA fine-tuning on a CPU beside peft in transformers' Trainer: tokens/s and memory, in turn.
 
-    BENCH_PEFT_PYTHON=INTERPRETER python -m benchmarks.adapt.lora [quick] [cpu]
+    BENCH_PEFT_PYTHON=INTERPRETER python -m benchmarks.adapt.lora [--quick] [--busy] [--cpu native|avx2]
 
 All contenders read one random checkpoint of LLaMA's shape and learn from the same rows with the same rank, targets and
-optimizer; no dropout, no recomputation. The Trainer takes scaled dot product attention, eager and compiled. QLoRA (nf4)
-runs here alone: peft stores 4-bit weights by bitsandbytes, which is not in that environment. axolotl is described, not
-run: its LoRA is that of peft in a subclass of the Trainer, and on a CPU none of its kernels apply.
+optimizer; no dropout, no recomputation. The Trainer takes scaled dot product attention, eager and compiled. QLoRA (nf4,
+scales quantized too) is beside bitsandbytes' 4-bit layers under peft, eager: that environment needs peft, transformers
+and bitsandbytes. axolotl is described, not run: its LoRA is that of peft in a subclass of the Trainer, and on a CPU
+none of its kernels apply.
 """
 
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import report
+from benchmarks import cpus, report
 from benchmarks.contenders.processes import ROOT, Contender, Process, compare, interleave
 
 NAME = "lora"
@@ -91,15 +92,16 @@ def show(name: str, found: dict[str, Any]) -> None:
     print("first and last losses", found["first_loss"], found["last_loss"], "\n", flush=True)
 
 
-def main(quick: bool, clock: str) -> None:
-    """All cases, printed; written to benchmarks/results/lora.json unless quick, which takes fewer rounds.
+def main(quick: bool = False, busy: bool = False) -> None:
+    """All cases, printed; written to benchmarks/results unless quick, which takes fewer rounds.
 
-    clock: `seconds`, or `cpu_seconds` of processes with one thread, where the machine does other work too.
+    busy: by processor time of processes with one thread (OMP_NUM_THREADS=1), where the machine does other work too.
     """
     if "BENCH_PEFT_PYTHON" not in os.environ:
-        raise SystemExit("BENCH_PEFT_PYTHON must name an interpreter that has peft and transformers")
+        raise SystemExit("BENCH_PEFT_PYTHON must name an interpreter that has peft, transformers and bitsandbytes")
+    clock = "cpu_seconds" if busy else "seconds"
     figures: dict[str, Any] = {"shape": SHAPE, "adapter": ADAPTER, "clock": clock, "cases": {}}
-    for precision in ("fp32", "bf16"):
+    for precision in cpus.precisions():
         for targets in TARGETS:
             found = measure(targets, precision, 2 if quick else 7, clock)
             figures["cases"].setdefault(targets, {})[precision] = found
@@ -109,4 +111,4 @@ def main(quick: bool, clock: str) -> None:
 
 
 if __name__ == "__main__":
-    main("quick" in sys.argv[1:], "cpu_seconds" if "cpu" in sys.argv[1:] else "seconds")
+    cpus.main("benchmarks.adapt.lora", main, "quick", "busy")

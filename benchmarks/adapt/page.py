@@ -133,8 +133,8 @@ def lora(found: dict[str, Any]) -> list[str]:
         "LoRA and QLoRA beside peft in transformers' Trainer",
         "`python -m benchmarks.adapt.lora`: a LLaMA of 6 layers, 512 wide, rank",
         f"{found['adapter']['rank']}, {shape['rows']} rows of {shape['sequence']} tokens, one step of each in turn, by",
-        f"{clock}. peft's 4-bit weights (bitsandbytes) are not there on this CPU, so nf4 is ours alone. Memory: the",
-        "peak, and what of it is above the idle process.",
+        f"{clock}. peft's nf4 is bitsandbytes' 4-bit layers; without a row they were not measured. Memory: the peak,",
+        "and what of it is above the idle process.",
         *rows_of(("", "", "tokens/s", "hornbook is x", "peak MiB", "MiB above idle"), rows),
     )
 
