@@ -51,9 +51,9 @@ GIB = 2**30
 def plan_text(found: "Plan", *, explain: bool = False, room: int | None = None) -> str:
     """The table for people; room: characters of a line, for which bars are made shorter and names folded."""
     device = found.cluster.device
-    length = "" if found.tokens is None else f", {short(found.tokens)} tokens"
+    duration = "" if found.tokens is None else f", {short(found.tokens)} tokens"
     header = (
-        f"{found.name}: {short(found.parameters)} parameters{length}, {found.batch_tokens:,} tokens a step, "
+        f"{found.name}: {short(found.parameters)} parameters{duration}, {found.batch_tokens:,} tokens a step, "
         f"{found.cluster} of {device.memory:.0f} GiB"
     )
     rows = [["  layout", "micro", "recompute", "", "GiB", "step", "MFU", "time", "cost"]]
