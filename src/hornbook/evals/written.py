@@ -64,8 +64,8 @@ def _translation(metrics: tuple[Any, Any], found: Sequence[str], right: Sequence
     return {"chrf_sentence": np.array(sentences, np.float64)}, overall, signatures
 
 
-def _score(metric: Any, statistics: list[int]) -> float:
-    return float(metric._compute_score_from_stats(statistics).score)
+def _score(metric: Any, statistics: Float[np.ndarray, " n"]) -> float:
+    return float(metric._compute_score_from_stats(statistics.astype(int).tolist()).score)
 
 
 def _rouge_score(config: Summarization) -> Any:

@@ -77,12 +77,19 @@ def test_runs_on_tasks_of_a_benchmark_have_its_score(
     found = json.loads(capsys.readouterr().out)
     first, second = found["models"]
     assert first == second
-    assert first["benchmark"] == {"task": "rte", "score": first["accuracy"]}
+    score = {"score": first["accuracy"], "score_se": first["accuracy_se"]}
+    assert first["benchmark"] == {"task": "rte", **score}
+    assert 0 < first["loss_se"] < first["loss"]
+    (record,) = sorted((tmp_path / "run" / "evals").glob("step-*.json"))[-1:]
+    kept = json.loads(record.read_text())["all"]
+    assert kept.items() <= first.items()
+    assert not [name for name in kept if name.endswith("_se")], "they take seconds, too long in a run"
     assert found["suites"]["glue"]["tasks"] == {"rte": first["accuracy"]}
     assert found["suites"]["superglue"]["score"] is None
     assert main(["eval", str(tmp_path / "run"), str(tmp_path / "run")]) == Exit.DONE
     told = " ".join(capsys.readouterr().err.split())
-    assert f"rte: score {first['accuracy']:.4f}" in told
+    assert f"rte: score {first['accuracy']:.4f} +- {first['accuracy_se']:.4f}" in told
+    assert f"+-{first['accuracy_se']:.4f}" in told
     assert "glue: no score without cola, sst2, mrpc, stsb, qqp, mnli, qnli, wnli (rte " in told
     assert (
         main(["eval", str(tmp_path / "run"), str(tmp_path / "run"), "--compare", str(tmp_path / "run")]) == Exit.USAGE
