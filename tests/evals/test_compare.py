@@ -10,11 +10,14 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.data.corpus import Corpus
+from hornbook.errors import UsageError
 from hornbook.evals.compare import compare, paired
 from hornbook.evals.evaluate import Evaluator, Report
 from hornbook.evals.items import ItemScores, mean_and_error
+from hornbook.evals.labels import LabelScores
 from hornbook.evals.loss import LossScores
 from hornbook.settings.resolve import resolve
+from hornbook.text.config.labels import ClassLabels, TagLabels
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.evals.models import SETTINGS, engine
 
@@ -94,6 +97,87 @@ def test_only_equal_items_are_compared() -> None:
     assert found["all"]["bits_per_byte"]["first"] == pytest.approx(2 / 2 / np.log(2))
     assert found["all"]["bits_per_byte"]["difference"] == pytest.approx(1 / 2 / np.log(2))
     assert "items differ" in found["tasks"]["a"]["reason"]
+
+
+TAGS = TagLabels(labels=["O", "B-A", "I-A"])
+
+
+def tag_scores(rights: list[float], cut: int = 0) -> LabelScores:
+    """Of documents 0 and on, whose tags are right as often as stated; from the last one so many tags are cut off."""
+    draw, rows = np.random.default_rng(7), []
+    for number, share in enumerate(rights):
+        expected = draw.integers(0, 3, 3 + number % 9)
+        predicted = np.where(draw.random(len(expected)) < share, expected, 0)
+        rows.append(np.stack([1 - share + 0 * expected, np.full(len(expected), number), expected, predicted], 1))
+    rows[-1] = rows[-1][: len(rows[-1]) - cut]
+    order = np.random.default_rng(len(rights) + cut).permutation(len(rows))  # each tokenizer packs in its own way
+    return LabelScores(TAGS, np.concatenate([rows[number] for number in order]))
+
+
+def test_labels_are_paired_by_document() -> None:
+    """Beside a slow bootstrap: the same documents of both, whole."""
+    draw = np.random.default_rng(3)
+    level = draw.random(150) * 0.6
+    one, other = tag_scores([*(level + 0.3)]), tag_scores([*level])
+    found = compare(Report({"x": one}, {}), Report({"x": other}, {}))["sources"]["x"]
+    assert found.keys() == {"loss", *one.metrics}
+    slow = []
+    parts = [[side.rows[side.rows[:, 1] == number] for number in range(150)] for side in (one, other)]
+    for _ in range(300):
+        drawn = draw.integers(150, size=150)
+        both = []
+        for part in parts:
+            rows = [np.insert(part[number][:, [0, 2, 3]], 1, place, axis=1) for place, number in enumerate(drawn)]
+            both.append(LabelScores(TAGS, np.concatenate(rows)).metrics)
+        slow.append({name: both[0][name] - both[1][name] for name in both[0]})
+    for name, each in found.items():
+        assert each["items"] == 150
+        assert each["low"] < each["difference"] < each["high"]
+        if name != "loss":
+            assert each["difference"] == pytest.approx(one.metrics[name] - other.metrics[name])
+            samples = [sample[name] for sample in slow]
+            assert each["se"] == pytest.approx(np.std(samples), rel=0.2)
+            assert (each["low"], each["high"]) == pytest.approx(np.percentile(samples, [2.5, 97.5]), abs=each["se"] / 2)
+    assert found["loss"]["difference"] == pytest.approx(-0.3)
+    assert found["loss"]["se"] == pytest.approx(0, abs=1e-6), "the second is worse by as much in each document"
+    same = compare(Report({"x": one}, {}), Report({"x": one}, {}))["all"]["f1"]
+    assert same["difference"] == same["se"] == same["low"] == same["high"] == 0
+
+
+def test_documents_that_only_one_model_read_whole_are_left_out_and_told() -> None:
+    one, other = tag_scores([0.5] * 20), tag_scores([0.5] * 18, cut=2)
+    found = compare(Report({"x": one}, {}), Report({"x": other}, {}))
+    assert found["unpaired"] == {"x": {"first_alone": 2, "second_alone": 0, "other_labels": 1}}
+    assert found["sources"]["x"]["f1"] == {
+        "first": found["sources"]["x"]["f1"]["second"], "second": found["sources"]["x"]["f1"]["first"],
+        "difference": 0, "se": 0, "low": 0, "high": 0, "items": 17,
+    }  # fmt: skip
+    assert "unpaired" not in compare(Report({"x": one}, {}), Report({"x": one}, {}))
+
+
+def test_labels_are_not_compared_with_text_or_other_labels() -> None:
+    labels = Report({"x": tag_scores([0.5] * 4)}, {})
+    with pytest.raises(UsageError, match="one model predicts text and the other labels"):
+        compare(labels, report([1.0, 2.0], "one"))
+    other = LabelScores(TagLabels(labels=["O", "I-A", "B-A"]), tag_scores([0.5] * 4).rows)
+    with pytest.raises(UsageError, match="other labels: compare models on the data of one run"):
+        compare(labels, Report({"x": other}, {}))
+
+
+def test_a_benchmark_is_compared_by_its_score() -> None:
+    draw, kind = np.random.default_rng(0), ClassLabels(layout="mnli")
+
+    def scores(share: float) -> LabelScores:
+        right = np.arange(300) % 3
+        predicted = np.where(draw.random(300) < share, right, 0)
+        return LabelScores(kind, np.stack([right, np.arange(300), right, predicted], 1).astype(float))
+
+    one, other = ({"matched": scores(share), "mismatched": scores(share - 0.2)} for share in (0.9, 0.7))
+    found = compare(Report({**one}, {}), Report({**other}, {}))
+    score, parts = found["benchmark"]["score"], found["sources"].values()
+    assert (found["benchmark"]["task"], score["items"]) == ("mnli", 600)
+    assert score["difference"] == pytest.approx(np.mean([part["accuracy"]["difference"] for part in parts]))
+    assert score["se"] == pytest.approx(np.hypot(*(part["accuracy"]["se"] for part in parts)) / 2, rel=0.1)
 
 
 def test_models_of_pairs_are_compared_by_tasks_alone(

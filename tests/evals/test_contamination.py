@@ -38,6 +38,15 @@ def test_whole_and_altered_items_are_found_and_others_are_not() -> None:
     assert np.array_equal(found.seen, again.seen)
 
 
+def test_an_item_is_found_by_any_of_its_texts() -> None:
+    draw = random.Random(1)
+    question, first, second, other = (passage(draw, 14) for _ in range(4))
+    items = [[f"{question} {first}", second], [f"{other} x", "short"], other[:4]]
+    found = find_items(items, [passage(draw, 50), f"so {second} it is"])
+    assert found.seen.tolist() == [True, False, False]
+    assert found.judged.tolist() == [True, True, False]
+
+
 def test_without_long_items_nothing_is_judged() -> None:
     assert not find_items(["7+5=12"], ["7+5=12"]).judged.any()
 

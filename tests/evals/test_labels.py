@@ -1,6 +1,7 @@
 """Scores of labels over batches: as a slow reading of the outputs of the model gives them, for any ranks' turns."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.validation import held_out as validation_rows
 from hornbook.evals.labels import LabelScores, LabelTask
 from hornbook.parallel.world import World
-from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, SpanLabels, TagLabels
+from hornbook.text.config.labels import ClassLabels, LabelsConfig, NumberLabels, PreferenceLabels, SpanLabels, TagLabels
 from hornbook.text.config.text import SourceConfig, TextConfig, WordPiece
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.tokenizer.tokenize import tokenize
@@ -181,3 +182,111 @@ def test_names_are_scored_as_answers_are(tmp_path: Path):
     assert candidate_scores(corpus, {0: 2.0, 1: 1.0}) == {"exact_match": 1, "f1": 1}
     assert candidate_scores(corpus, {0: 1.0, 1: 2.0}) == {"exact_match": 0, "f1": pytest.approx(2 / 3)}
     assert candidate_scores(corpus, {2: 1.0}) == {"exact_match": 0, "f1": 0}
+
+
+def resampled_slowly(scores: LabelScores, samples: int = 400) -> dict[str, float]:
+    """Standard deviations of metrics that are computed anew of whole documents, drawn with replacement."""
+    draw = np.random.default_rng(1)
+    parts = [scores.rows[scores.rows[:, 1] == number] for number in np.unique(scores.rows[:, 1])]
+    found: list[dict[str, float]] = []
+    for _ in range(samples):
+        drawn = [parts[number].copy() for number in draw.integers(len(parts), size=len(parts))]
+        for number, rows in enumerate(drawn):
+            rows[:, 1] = number
+        found.append(LabelScores(scores.kind, np.concatenate(drawn)).metrics)
+    return {name: float(np.std([each[name] for each in found], ddof=1)) for name in found[0]}
+
+
+DRAW = np.random.default_rng(5)
+TAGS = ["O", "B-A", "I-A", "B-B"]
+
+
+def random_rows(columns: str, documents: int = 200) -> np.ndarray:
+    """Loss, number of the document, and columns as the kind has them; labels of a document are alike in quality."""
+    own = np.repeat(np.arange(documents), DRAW.integers(1, 12, documents) if columns in ("tags", "candidates") else 1)
+    DRAW.shuffle(own)
+    quality = DRAW.random(documents)[own]
+    count = len(own)
+    right = DRAW.integers(0, 4 if columns == "tags" else 2, count)
+    if columns in ("tags", "classes"):
+        found = [right, np.where(DRAW.random(count) < quality, right, DRAW.integers(0, 2, count))]
+    elif columns == "candidates":
+        found = [right, right * quality + DRAW.normal(size=count), right, DRAW.random(count)]
+    elif columns == "several":
+        found = [*DRAW.integers(0, 2, (6, count))]
+    else:
+        level = DRAW.normal(size=count).round(1)
+        found = [level, level + DRAW.normal(size=count)]
+    return np.stack([DRAW.exponential(size=count), own, *found], 1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        ("classes", ClassLabels(labels=["a", "b"])),
+        ("tags", TagLabels(labels=TAGS)),
+        ("tags", TagLabels(labels=["a", "b", "c", "d"])),
+        ("several", ClassLabels(labels=["a", "b", "c"], multiple=True)),
+        ("numbers", NumberLabels()),
+        ("numbers", SpanLabels()),
+        ("numbers", PreferenceLabels()),
+        ("candidates", ClassLabels(layout="copa")),
+        ("candidates", ClassLabels(layout="multirc")),
+        ("candidates", ClassLabels(layout="record")),
+    ],
+)
+def test_errors_are_those_of_a_slow_bootstrap_of_documents(columns: str, kind: LabelsConfig) -> None:
+    scores = LabelScores(kind, random_rows(columns))
+    slow = resampled_slowly(scores)
+    assert scores.errors.keys() == {f"{name}_se" for name in ("loss", *scores.metrics)}
+    for name, error in slow.items():
+        assert scores.errors[f"{name}_se"] == pytest.approx(error, rel=0.2), name
+        assert scores.resampled[name].value == pytest.approx(scores.metrics[name], abs=1e-12)
+    assert scores.resampled["loss"].value == pytest.approx(scores.loss)
+
+
+def test_errors_have_their_closed_forms_where_there_are_some() -> None:
+    """Also of more documents than are drawn one by one."""
+    for count in (1_000, 50_000):
+        right = DRAW.random(count) < 0.8
+        rows = np.stack([DRAW.exponential(size=count), np.arange(count), np.ones(count), right], 1)
+        scores = LabelScores(ClassLabels(labels=["a", "b"]), rows)
+        accuracy = scores.metrics["accuracy"]
+        assert scores.errors["accuracy_se"] == pytest.approx((accuracy * (1 - accuracy) / count) ** 0.5, rel=0.1)
+        assert scores.errors["loss_se"] == pytest.approx(rows[:, 0].std() / count**0.5, rel=0.1)
+        x = DRAW.normal(size=count)
+        numbers = LabelScores(NumberLabels(), np.stack([x, np.arange(count), x, x + DRAW.normal(size=count)], 1))
+        wanted = (1 - numbers.metrics["pearson"] ** 2) / count**0.5  # of normal values
+        assert numbers.errors["pearson_se"] == pytest.approx(wanted, rel=0.1)
+
+
+def test_labels_of_one_document_count_as_one_item() -> None:
+    """The same labels, of 50 documents that are all right or all wrong, say less than of 1,000 documents."""
+    right = np.repeat(DRAW.random(50) < 0.5, 20)
+    rows = np.stack([np.ones(1000), np.arange(1000), np.ones(1000), right], 1)
+    apart = LabelScores(ClassLabels(labels=["a", "b"]), rows)
+    rows = rows.copy()
+    rows[:, 1] //= 20
+    together = LabelScores(TagLabels(labels=["a", "b"]), rows)
+    assert together.metrics == apart.metrics
+    assert together.errors["accuracy_se"] == pytest.approx(20**0.5 * apart.errors["accuracy_se"], rel=0.15)
+
+
+def test_one_document_has_no_error_and_missing_losses_do_not_count() -> None:
+    one = LabelScores(SpanLabels(), np.array([[0.5, 7, 1, 1]]))
+    assert all(math.isnan(error) for error in one.errors.values())
+    rows = np.array([[0.5, 0, 1, 1], [math.nan, 1, 1, 1], [1.5, 2, 0, 0]])
+    assert LabelScores(SpanLabels(), rows).resampled["loss"].value == 1
+    assert LabelScores(SpanLabels(), np.empty((0, 4))).errors == {}
+
+
+def test_documents_have_the_numbers_of_their_source(tmp_path: Path) -> None:
+    """However rows are packed: two models are compared by them."""
+    rows: list[dict[str, object]] = [
+        {"tokens": ["x"] * (n % 5 * 3 + 1), "tags": ["O"] * (n % 5 * 3 + 1)} for n in range(20)
+    ]
+    scores = score(held_out(tmp_path, TagLabels(labels=["O", "A"]), rows), Oracle(2))
+    numbers, labels = np.unique(scores.rows[:, 1], return_counts=True)
+    assert numbers.tolist() == list(range(20))
+    assert labels.tolist() == [n % 5 * 3 + 1 for n in range(20)]
+    assert scores.rows[:, 1].tolist() != sorted(scores.rows[:, 1]), "else the order of the rows shows nothing"

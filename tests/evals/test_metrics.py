@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,13 @@ import pytest
 from hornbook.evals import metrics
 
 DRAW = np.random.default_rng(3)
+
+
+def of(kind: metrics.LabelMetrics, rows: Any, documents: Any = None) -> dict[str, float]:
+    """Metrics of all rows; each is a document of its own unless these are given."""
+    rows = np.array(rows, np.float64)
+    documents = np.arange(len(rows)) if documents is None else documents
+    return kind.of(kind.statistics(rows, documents, np.zeros(documents.max() + 1, int))[0])
 
 
 def slow_matthews(right: list[int], said: list[int], labels: int) -> float:
@@ -33,34 +41,48 @@ def slow_matthews(right: list[int], said: list[int], labels: int) -> float:
 def test_matthews_and_f1(labels: int) -> None:
     right, said = DRAW.integers(0, labels, (2, 60))
     said[:30] = right[:30]
-    table = metrics.confusion(right, said, labels)
-    assert metrics.matthews(table) == pytest.approx(slow_matthews(right.tolist(), said.tolist(), labels), abs=1e-12)
+    found = of(metrics.OneLabel(labels), np.stack([right, said], 1))
+    assert found["accuracy"] == (right == said).mean()
+    assert found["mcc"] == pytest.approx(slow_matthews(right.tolist(), said.tolist(), labels), abs=1e-12)
+    f1 = []
     for label in range(labels):
         hits = sum((right == label) & (said == label))
-        wanted = 2 * hits / (sum(right == label) + sum(said == label))
-        assert metrics.f1_of_labels(table)[label] == pytest.approx(wanted)
+        f1.append(2 * hits / (sum(right == label) + sum(said == label)))
+    assert found["macro_f1"] == pytest.approx(np.mean(f1))
+    assert found.get("f1") == (pytest.approx(f1[1]) if labels == 2 else None)
 
 
 def test_a_single_answer_has_no_correlation() -> None:
-    table = metrics.confusion(np.array([0, 1, 1]), np.array([1, 1, 1]), 2)
-    assert metrics.matthews(table) == 0
-    assert metrics.f1_of_labels(table).tolist() == [0, 0.8]
+    found = of(metrics.OneLabel(2), [[0, 1], [1, 1], [1, 1]])
+    assert (found["mcc"], found["f1"], found["macro_f1"]) == (0, 0.8, 0.4)
 
 
 def test_a_label_that_never_comes_up_is_not_averaged() -> None:
     """A constant set with a constant answer is all right, however many more labels the head has."""
-    assert metrics.macro_f1(metrics.confusion(np.array([1, 1]), np.array([1, 1]), 3)) == 1
-    assert metrics.macro_f1(metrics.confusion(np.array([1, 1]), np.array([1, 2]), 4)) == pytest.approx((2 / 3 + 0) / 2)
+    assert of(metrics.OneLabel(3), [[1, 1], [1, 1]])["macro_f1"] == 1
+    assert of(metrics.OneLabel(4), [[1, 1], [1, 2]])["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
 
 
 def test_correlations() -> None:
     x = DRAW.normal(size=50).round(1)
     y = (x + DRAW.normal(size=50)).round(1)
-    assert metrics.pearson(x, y) == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-12)
+    found = of(metrics.Numbers(), np.stack([x, y], 1))
+    assert found["pearson"] == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-12)
     ranks = [[(values < v).sum() + ((values == v).sum() + 1) / 2 for v in values] for values in (x, y)]
-    assert metrics.spearman(x, y) == pytest.approx(np.corrcoef(ranks[0], ranks[1])[0, 1], abs=1e-12)
-    assert metrics.spearman(x, np.exp(x)) == pytest.approx(1.0)
-    assert math.isnan(metrics.pearson(x, np.ones(50)))
+    assert found["spearman"] == pytest.approx(np.corrcoef(ranks[0], ranks[1])[0, 1], abs=1e-12)
+    assert of(metrics.Numbers(), np.stack([x, np.exp(x)], 1))["spearman"] == pytest.approx(1.0)
+    far = of(metrics.Numbers(), np.stack([x + 1e6, y - 1e6], 1))
+    assert far == pytest.approx(found, abs=1e-7), "distances from the median, not from 0"
+    two = of(metrics.Numbers(), np.stack([x, y, y, -y], 1))
+    assert two["pearson"] == pytest.approx((np.corrcoef(x, y)[0, 1] + np.corrcoef(y, -y)[0, 1]) / 2)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-300, 7e7])
+def test_constants_have_no_correlation(value: float) -> None:
+    """Whose mean is not always the constant: 50 times a third of one is not."""
+    found = of(metrics.Numbers(), np.stack([DRAW.normal(size=50), np.full(50, value)], 1))
+    assert math.isnan(found["pearson"])
+    assert math.isnan(found["spearman"])
 
 
 def slow_entities(tags: list[str]) -> set[tuple[str, int, int]]:
@@ -86,11 +108,19 @@ def test_entities_by_label_and_extent() -> None:
     right = [slow_entities(each) for each, _ in sentences]
     said = [slow_entities(each) for _, each in sentences]
     both = sum(len(r & s) for r, s in zip(right, said, strict=True))
-    scores = metrics.entity_scores(sentences)
+    pairs = [np.array([[tags.index(tag) for tag in side] for side in pair]).T for pair in sentences]
+    documents = np.repeat(np.arange(200), 9)
+    order = np.random.default_rng(0).permutation(200)  # documents are packed in any order
+    rows, of_rows = (
+        np.concatenate([pairs[each] for each in order]),
+        np.concatenate([documents[each * 9 :][:9] for each in order]),
+    )
+    scores = of(metrics.Entities(tags), rows, of_rows)
     assert scores["precision"] == pytest.approx(both / sum(map(len, said)))
     assert scores["recall"] == pytest.approx(both / sum(map(len, right)))
     assert scores["f1"] == pytest.approx(2 * both / (sum(map(len, said)) + sum(map(len, right))))
-    assert metrics.entity_scores([(["O"], ["O"])]) == {"precision": 0, "recall": 0, "f1": 0}
+    nothing = {"accuracy": 1, "precision": 0, "recall": 0, "f1": 0}
+    assert of(metrics.Entities(tags), [[0, 0]]) == nothing
 
 
 @pytest.mark.parametrize(
@@ -137,12 +167,12 @@ def slow_candidate_metrics(layout: str, questions: list[int], rows: list[list[fl
 @pytest.mark.parametrize("layout", ["copa", "multirc", "record"])
 def test_candidates_as_a_slow_reading_of_the_definitions(layout: str):
     for _ in range(20):
-        questions = CANDIDATES.integers(0, 40, 150)
+        questions = np.unique(CANDIDATES.integers(0, 40, 150), return_inverse=True)[1]
         right = CANDIDATES.integers(0, 2, 150)
         scores = CANDIDATES.integers(-2, 3, 150) + right  # with ties
         rows = np.column_stack([right, scores, right, CANDIDATES.uniform(size=150)]).astype(float)
         expected = slow_candidate_metrics(layout, questions.tolist(), rows.tolist())
-        assert metrics.candidate_metrics(layout, questions, rows) == pytest.approx(expected, abs=1e-12)
+        assert of(metrics.CANDIDATE_METRICS[layout], rows, questions) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_first_of_equals_is_chosen():

@@ -1,10 +1,12 @@
 """Scores of suites, against published ones; of tasks from the measurements of labels."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from hornbook.evals.labels import LabelScores
-from hornbook.evals.suites import suite_scores, task_score
+from hornbook.evals.suites import TaskScore, suite_scores, task_score
 from hornbook.text.config.benchmarks import benchmarks
 from hornbook.text.config.labels import ClassLabels, NumberLabels
 
@@ -22,15 +24,16 @@ SUPERGLUE = {
 
 @pytest.mark.parametrize(("suite", "scores", "published"), [("glue", GLUE, 80.5), ("superglue", SUPERGLUE, 69.0)])
 def test_the_mean_of_tasks_is_the_published_one(suite: str, scores: dict[str, float], published: float) -> None:
-    found = suite_scores(scores.items())[suite]
+    found = suite_scores((name, score, 1.0) for name, score in scores.items())[suite]
     assert round(found["score"], 1) == published
     assert not found["missing"]
-    less = suite_scores([*list(scores.items())[1:]])[suite]
+    assert found["score_se"] == pytest.approx(1 / len(scores) ** 0.5)
+    less = suite_scores((name, score, 1.0) for name, score in list(scores.items())[1:])[suite]
     assert (less["score"], less["missing"]) == (None, [next(iter(scores))])
 
 
 def test_of_several_models_of_a_task_the_median_counts() -> None:
-    found = suite_scores([("rte", 0.5), ("rte", 0.9), ("rte", 0.6)])
+    found = suite_scores([("rte", 0.5, 0.1), ("rte", 0.9, 0.2), ("rte", 0.6, 0.3)])
     assert found["glue"]["tasks"] == found["superglue"]["tasks"] == {"rte": 0.6}
     assert suite_scores([]) == {}
 
@@ -40,25 +43,39 @@ def classes(layout: str, *pairs: tuple[int, int]) -> LabelScores:
     return LabelScores(ClassLabels.model_validate({"layout": layout}), rows)
 
 
+def score(by_source: dict[str, LabelScores]) -> TaskScore:
+    found = task_score(by_source, functools.reduce(LabelScores.__add__, by_source.values()))
+    assert found is not None
+    return found
+
+
 def test_a_task_has_the_mean_of_its_metrics() -> None:
     found = classes("mrpc", (1, 1), (0, 1), (1, 1))
-    assert task_score({"dev": found}, found) == {
-        "benchmark": {"task": "mrpc", "score": pytest.approx((0.8 + 2 / 3) / 2)}
+    assert score({"dev": found}).as_dict(errors=False) == {
+        "task": "mrpc",
+        "score": pytest.approx((0.8 + 2 / 3) / 2),
     }
     numbers = LabelScores(NumberLabels(layout="stsb"), np.array([[0, 0, 1, 1], [0, 1, 2, 2], [0, 2, 3, 3.5]]))
     pearson = np.corrcoef([1, 2, 3], [1, 2, 3.5])[0, 1]
-    assert task_score({"dev": numbers}, numbers)["benchmark"]["score"] == pytest.approx((pearson + 1) / 2)
+    assert score({"dev": numbers}).value == pytest.approx((pearson + 1) / 2)
     alike = LabelScores(NumberLabels(layout="stsb"), np.array([[0, 0, 1, 2], [0, 1, 2, 2], [0, 2, 3, 2]]))
-    assert task_score({"dev": alike}, alike)["benchmark"]["score"] == 0
+    assert (score({"dev": alike}).value, score({"dev": alike}).error) == (0, 0)
     plain = LabelScores(ClassLabels(labels=["a", "b"]), found.rows)
-    assert task_score({"dev": plain}, plain) == {}
+    assert task_score({"dev": plain}, plain) is None
 
 
 def test_mnli_is_the_mean_of_matched_and_mismatched() -> None:
-    """Not the accuracy of all rows together: 0.6 here."""
+    """Not the accuracy of all rows together: 0.6 here. Its error is that of two sets drawn apart."""
     parts = {"matched": classes("mnli", (0, 0), (1, 1), (2, 0)), "mismatched": classes("mnli", (0, 0), (1, 0))}
-    score = task_score(parts, parts["matched"] + parts["mismatched"])["benchmark"]["score"]
-    assert score == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert score(parts).value == pytest.approx((2 / 3 + 1 / 2) / 2)
+    draw = np.random.default_rng(0)
+    parts = {
+        name: classes("mnli", *((0, int(wrong)) for wrong in draw.random(400) < share))
+        for name, share in (("matched", 0.2), ("mismatched", 0.3))
+    }
+    errors = [(part.metrics["accuracy"] * (1 - part.metrics["accuracy"]) / 400) ** 0.5 for part in parts.values()]
+    assert score(parts).error == pytest.approx(np.hypot(*errors) / 2, rel=0.1)
+    assert score(parts).items == 800
 
 
 def test_every_metric_of_the_table_is_measured() -> None:

@@ -4,6 +4,7 @@ An item counts as seen where a document has one of its 13-grams of words (an ite
 more than 30 % of its 5-grams. N-grams of many items are the task's own template, and are ignored.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -37,8 +38,20 @@ class Contamination:
     """Items of enough words to be told from innocent text."""
 
 
-def find_items(texts: Sequence[str], documents: Iterable[str]) -> Contamination:
-    """Which of the texts occur in the documents, whole or in part."""
+Text = str | Sequence[str]
+"""Of an item, which may have several: a question with each of its answers."""
+
+
+def find_items(items: Sequence[Text], documents: Iterable[str]) -> Contamination:
+    """Which of the items have a text that occurs in the documents, whole or in part."""
+    texts = [[item] if isinstance(item, str) else item for item in items]
+    whose = np.repeat(np.arange(len(items)), [len(each) for each in texts])
+    found = _find_texts([*itertools.chain.from_iterable(texts)], documents)
+    seen, judged = (np.bincount(whose, each, len(items)) > 0 for each in (found.seen, found.judged))
+    return Contamination(seen, judged)
+
+
+def _find_texts(texts: Sequence[str], documents: Iterable[str]) -> Contamination:
     found = hashed_words(texts, RULES.words, plain=True)
     words = np.split(found.hashes, found.firsts[1:-1])
     judged = np.array([len(each) >= RULES.min_words for each in words], bool)
@@ -63,7 +76,7 @@ def with_contamination(
 
     `corpus` is what the model was trained on; it is read once for all tasks.
     """
-    texts: Mapping[str, Sequence[str]] = {task.name: getattr(task, "texts", ()) for task in tasks}
+    texts: Mapping[str, Sequence[Text]] = {task.name: getattr(task, "texts", ()) for task in tasks}
     texts = {name: each for name, each in texts.items() if any(each) and name in report.tasks}
     if not texts:
         return report

@@ -57,23 +57,32 @@ class Report:
         """`32,768 of 85,732 tokens`."""
         return coverage(self._read(self.held_out.values()))
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, *, errors: bool = False) -> dict[str, Any]:
         """Measurements of each source under `sources`, of all together under `all`; `rows` is a hash of their rows.
 
         Those of tasks are under `tasks`, if there are any; `benchmark` is the score of a task of GLUE or SuperGLUE.
+        `errors`: with standard errors of labels, which take seconds.
         """
         rows = xxhash.xxh3_64_hexdigest(" ".join(part.digest for part in self.held_out.values()).encode())
-        sources = {name: score.as_dict() | self._read([self.held_out[name]]) for name, score in self.by_source.items()}
+        sources = {
+            name: _measurements(score, errors=errors) | self._read([self.held_out[name]])
+            for name, score in self.by_source.items()
+        }
         tasks = {"tasks": {name: scores.as_dict() for name, scores in self.tasks.items()}} if self.tasks else {}
-        everything = self.total.as_dict() | self._read(self.held_out.values())
+        everything = _measurements(self.total, errors=errors) | self._read(self.held_out.values())
         score = task_score(self.by_source, self.total)
-        return {"rows": rows, "sources": sources, "all": everything, **score, **tasks}
+        benchmark = {} if score is None else {"benchmark": score.as_dict(errors=errors)}
+        return {"rows": rows, "sources": sources, "all": everything, **benchmark, **tasks}
 
     @staticmethod
     def _read(parts: Iterable[HeldOut]) -> dict[str, int]:
         """Tokens of text that were read, and their number in all rows."""
         parts = list(parts)
         return {"read": sum(part.read for part in parts), "of": sum(part.of for part in parts)}
+
+
+def _measurements(score: ValidationScores, *, errors: bool) -> dict[str, float | int]:
+    return score.as_dict() | (score.errors if errors and isinstance(score, LabelScores) else {})
 
 
 class Evaluator:
@@ -146,7 +155,7 @@ class Evaluator:
         self, source: str, part: HeldOut, batches: Iterator[Batch], *, by_document: bool
     ) -> LossTask | LabelTask | RewardTask | DetectionTask:
         if part.labelled and isinstance(self._corpus.labels, PreferenceLabels):
-            return RewardTask(source, batches)
+            return RewardTask(source, batches, self._corpus, part.plan)
         if part.labelled:
             return LabelTask(source, batches, self._corpus, part.plan)
         if isinstance(self._recipe.data.objective, Replaced) and not by_document:

@@ -1,8 +1,9 @@
 """Scores of labels over validation texts: the loss, and the metrics that the kind of labels is published with."""
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
-from hornbook.data.packing.plan import Plan
+from hornbook.data.packing.plan import Plan, stream_ends
 from hornbook.data.shards.shard_table import ShardTable
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.evals import metrics
+from hornbook.evals.items import CorpusMetric, groups_of, sums_by
+from hornbook.evals.metrics import LabelMetrics
 from hornbook.evals.task import LabelModel, score_batches
 from hornbook.model.heads.label_answers import best_span
 from hornbook.parallel.world import World
@@ -30,6 +33,9 @@ from hornbook.text.config.labels import (
 )
 from hornbook.text.tokenizer.label_tokens import CHOOSABLE
 
+_MOST_SUMS = 2**20
+"""Sums of a label over groups of documents: of thousands of labels there are fewer groups."""
+
 
 @dataclass(frozen=True)
 class LabelScores:
@@ -37,15 +43,16 @@ class LabelScores:
 
     kind: LabelsConfig
     rows: np.ndarray
-    """float64 [labels, columns]: loss, number of the document, then expected and predicted; of answers exact match, F1.
+    """float64 [labels, columns]: loss, number of the document in its source, then expected and predicted.
 
-    Of candidates: loss, number of the question, `hornbook.evals.metrics.CANDIDATE_COLUMNS`.
+    Of answers exact match and F1 follow; of candidates the number is that of the question, and
+    `hornbook.evals.metrics.CANDIDATE_COLUMNS` follow.
     """
 
     def __add__(self, other: "LabelScores") -> "LabelScores":
-        theirs = other.rows.copy()
-        theirs[:, 1] += self.rows[:, 1].max(initial=-1) + 1
-        return LabelScores(self.kind, np.concatenate([self.rows, theirs]))
+        ours, theirs = self.rows.copy(), other.rows.copy()
+        ours[:, 1], theirs[:, 1] = self._documents, other._documents + len(np.unique(self.rows[:, 1]))
+        return LabelScores(self.kind, np.concatenate([ours, theirs]))
 
     @property
     def loss(self) -> float:
@@ -61,58 +68,81 @@ class LabelScores:
         """Measurements as `eval --json` prints them."""
         return {"loss": self.loss, **self.metrics, "labels": len(self.rows)}
 
+    @property
+    def errors(self) -> dict[str, float]:
+        """Standard errors by the name of the measurement with `_se`, by bootstrap of documents; too slow for a loop."""
+        return {f"{name}_se": metric.error for name, metric in self.resampled.items()}
+
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """Metrics by name; empty where there was nothing to score."""
         if not len(self.rows):
             return {}
-        if isinstance(self.kind, ClassLabels) and self.kind.layout in CANDIDATES:
-            questions = self.rows[:, 1].astype(int)
-            return metrics.candidate_metrics(self.kind.layout, questions, self.rows[:, 2:])
-        return self._label_metrics()
+        together = np.zeros(self.documents, int)
+        return self._formulas.of(self._formulas.statistics(self.rows[:, 2:], self._documents, together)[0])
 
-    def _label_metrics(self) -> dict[str, float]:
-        expected, predicted = np.hsplit(self.rows[:, 2:], 2)
-        match self.kind:
-            case ClassLabels(multiple=True):
-                return _several(expected, predicted)
-            case PreferenceLabels():  # rewards of the chosen and of the rejected answer
-                better = float((expected > predicted).mean())
-                return {"accuracy": better, "margin": float((expected - predicted).mean())}
-            case NumberLabels():
-                columns = list(zip(expected.T, predicted.T, strict=True))
-                return {
-                    name: float(np.mean([metric(*column) for column in columns]))
-                    for name, metric in (("pearson", metrics.pearson), ("spearman", metrics.spearman))
-                }
-            case SpanLabels():
-                return {"exact_match": float(expected.mean()), "f1": float(predicted.mean())}
-            case TagLabels(labels=labels) if any(label.startswith("B-") for label in labels):
-                return _accuracy(expected, predicted) | metrics.entity_scores(self._sentences(labels))
-        assert isinstance(self.kind, ClassLabels | TagLabels)
-        table = metrics.confusion(expected[:, 0].astype(int), predicted[:, 0].astype(int), len(self.kind.labels))
-        by_label = metrics.f1_of_labels(table)
-        binary = {"f1": float(by_label[1])} if len(by_label) == 2 else {}
-        return (
-            _accuracy(expected, predicted)
-            | binary
-            | {"macro_f1": metrics.macro_f1(table), "mcc": metrics.matthews(table)}
-        )
+    @functools.cached_property
+    def resampled(self) -> dict[str, CorpusMetric]:
+        """Loss and metrics, as functions of sums over documents, which are independent of each other as labels are not.
 
-    def _sentences(self, labels: list[str]) -> Iterator[tuple[list[str], list[str]]]:
-        edges = np.flatnonzero(np.diff(self.rows[:, 1])) + 1
-        for part in np.split(self.rows[:, 2:].astype(int), edges):
-            yield [labels[number] for number in part[:, 0]], [labels[number] for number in part[:, 1]]
+        Of candidates over questions.
+        """
+        if not len(self.rows):
+            return {}
+        documents = self._documents
+        groups = groups_of(self.documents, max(_MOST_SUMS // max(len(getattr(self.kind, "labels", [])), 256), 256))
+        losses = self.rows[:, :1]
+        losses = np.concatenate([np.isfinite(losses), np.nan_to_num(losses)], 1)
+        statistics = self._formulas.statistics(self.rows[:, 2:], documents, groups)
+        statistics = np.concatenate([sums_by(groups[documents], losses), statistics], 1)
+        return {
+            name: CorpusMetric(statistics, functools.partial(self._of, name), self.documents)
+            for name in ("loss", *self.metrics)
+        }
+
+    def _of(self, name: str, sums: np.ndarray) -> float:
+        if name == "loss":
+            return float(sums[1] / sums[0]) if sums[0] else math.nan
+        return self._formulas.of(sums[2:])[name]
+
+    @property
+    def documents(self) -> int:
+        """Documents, or questions, that have labels."""
+        return int(self._documents.max(initial=-1)) + 1
+
+    def of(self, documents: np.ndarray) -> "LabelScores":
+        """The labels of some documents, in ascending order of their numbers."""
+        rows = self.rows[np.isin(self.rows[:, 1], documents)]
+        return LabelScores(self.kind, rows[np.argsort(rows[:, 1], kind="stable")])
+
+    @functools.cached_property
+    def _documents(self) -> np.ndarray:
+        """Number of the document of each label, counted from 0 among those that are there."""
+        return np.unique(self.rows[:, 1], return_inverse=True)[1].reshape(-1)
+
+    @functools.cached_property
+    def _formulas(self) -> LabelMetrics:
+        return _METRICS[self.kind.kind](self.kind)
 
 
-def _accuracy(expected: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    return {"accuracy": float((expected == predicted).all(1).mean())}
+def _of_classes(kind: ClassLabels) -> LabelMetrics:
+    if kind.layout in CANDIDATES:
+        return metrics.CANDIDATE_METRICS[kind.layout]
+    return metrics.SeveralLabels() if kind.multiple else metrics.OneLabel(len(kind.labels))
 
 
-def _several(expected: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Accuracy of whole sets; F1 over all labels together (micro)."""
-    both = 2 * float((expected * predicted).sum()) / max(float(expected.sum() + predicted.sum()), 1.0)
-    return _accuracy(expected, predicted) | {"f1": both}
+def _of_tags(kind: TagLabels) -> LabelMetrics:
+    names_entities = any(label.startswith("B-") for label in kind.labels)
+    return metrics.Entities(kind.labels) if names_entities else metrics.OneLabel(len(kind.labels))
+
+
+_METRICS: dict[str, Callable[[Any], LabelMetrics]] = {
+    "classification": _of_classes,
+    "regression": lambda _: metrics.Numbers(),
+    "token_classification": _of_tags,
+    "span": lambda _: metrics.Means(("exact_match", "f1")),
+    "preference": lambda _: metrics.Preferred(("accuracy", "margin")),
+}
 
 
 @dataclass(frozen=True)
@@ -123,14 +153,19 @@ class RewardTask:
     """The source."""
     batches: Iterable[Batch]
     """Both answers of a pair are in one row, the chosen one first, with a weight at the last token of each."""
+    corpus: Corpus
+    plan: Plan
+    """Which documents the rows of the batches hold, a pair each."""
 
     def score(self, model: LabelModel, world: World) -> LabelScores:
         """Each pair counts once."""
+        ends = stream_ends(self.corpus.validation[self.name])
 
         def rewards(batch: Batch) -> np.ndarray:
             found = model.outputs(batch)[1][..., 0].cpu().double()[batch.weights > 0].view(-1, 2)
             losses = -torch.nn.functional.logsigmoid(found[:, :1] - found[:, 1:])
-            return torch.cat([losses, torch.zeros_like(losses), found], 1).numpy()
+            documents = _documents_of(batch, self.plan, ends)
+            return np.concatenate([losses.numpy(), documents[:, None], found.numpy()], 1)
 
         return LabelScores(PreferenceLabels(), score_batches(world, self.batches, 4, rewards)[:, 1:])
 
@@ -154,10 +189,13 @@ class LabelTask:
         rows = score_batches(
             world, self.batches, _columns(kind), lambda batch: reader.rows(batch, *model.outputs(batch))
         )
-        which = [2] if _has_candidates(kind) else [0, 2]  # candidates of a question may lie in several batches
-        _, documents = np.unique(rows[:, which], axis=0, return_inverse=True)
-        rows[:, 2] = documents.reshape(-1)
         return LabelScores(kind, rows[:, 1:])
+
+
+def _documents_of(batch: Batch, plan: Plan, ends: np.ndarray) -> np.ndarray:
+    """Numbers in their source of the documents that the rows of a batch hold, one for each piece."""
+    _, begins, _ = plan.segments(batch.samples.numpy())
+    return np.searchsorted(ends, begins, side="right")
 
 
 def _has_candidates(kind: LabelsConfig) -> bool:
@@ -177,36 +215,46 @@ class _Reader:
 
     def __init__(self, corpus: Corpus, source: str, plan: Plan, kind: LabelsConfig) -> None:
         self._stream, self._plan, self._kind = corpus.validation[source], plan, kind
-        self._shards = ShardTable(corpus, [self._stream])
+        self._shards, self._ends = ShardTable(corpus, [self._stream]), stream_ends(self._stream)
         self._tokenizer = load_vocabulary(corpus).tokenizer
 
     def rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
-        """One for each label, in the order of tokens; documents are numbered within the batch."""
+        """One for each label, in the order of tokens."""
         if isinstance(self._kind, SpanLabels):
             return self._answer_rows(batch, losses.cpu(), outputs.cpu())
         if _has_candidates(self._kind):
             return self._candidate_rows(batch, losses.cpu(), outputs.cpu())
         counts = batch.weights > 0
-        sizes = [size for row in batch.document_lengths for size in row]
-        documents = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).view(counts.shape)[counts]
+        documents = self._documents(batch, counts)
         predicted = outputs.cpu()[counts].double()
         if batch.values is not None:
             expected = batch.values[counts].double()
             predicted = predicted if isinstance(self._kind, NumberLabels) else (predicted > 0).double()
         else:
             expected, predicted = batch.targets[counts][:, None].double(), predicted.argmax(1, keepdim=True).double()
-        own = torch.stack([losses.cpu()[counts].double(), documents.double()], 1)
+        own = torch.stack([losses.cpu()[counts].double(), documents], 1)
         return torch.cat([own, expected, predicted], 1).numpy()
 
+    def _documents(self, batch: Batch, counts: Tensor) -> Tensor:
+        """Number of the document of each label, float64."""
+        offsets, _, sizes = self._plan.segments(batch.samples.numpy())
+        numbers = _documents_of(batch, self._plan, self._ends)
+        found = torch.full(counts.shape, math.nan, dtype=torch.float64)
+        for row, (first, end) in enumerate(itertools.pairwise(offsets)):
+            own = np.repeat(numbers[first:end], sizes[first:end])
+            found[row, : len(own)] = torch.from_numpy(own)
+        return found[counts]
+
     def _pieces(self, batch: Batch) -> Iterator[tuple[int, int, slice, dict[str, Any]]]:
-        """(number, row, columns, facts) of each document in a batch."""
+        """(number in the source, row, columns, facts) of each document in a batch."""
         offsets, begins, sizes = self._plan.segments(batch.samples.numpy())
+        numbers = _documents_of(batch, self._plan, self._ends)
         for row in range(len(batch.document_lengths)):
             column = 0
             for piece in range(offsets[row], offsets[row + 1]):
                 part = slice(column, column + int(sizes[piece]))
                 ((number, document, _, _),) = self._shards.documents(0, int(begins[piece]), 1)
-                yield piece, row, part, self._stream.shards[number].document(document)
+                yield int(numbers[piece]), row, part, self._stream.shards[number].document(document)
                 column = part.stop
 
     def _candidate_rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
@@ -222,10 +270,10 @@ class _Reader:
 
     def _answer_rows(self, batch: Batch, losses: Tensor, outputs: Tensor) -> np.ndarray:
         found: list[tuple[float, ...]] = []
-        for piece, row, part, facts in self._pieces(batch):
+        for document, row, part, facts in self._pieces(batch):
             predicted = self._answer(facts["context"], outputs[row, part], batch.targets[row, part])
             loss = float(losses[row, part.start]) if batch.weights[row, part.start] else math.nan
-            found.append((loss, float(piece), *metrics.answer_scores(predicted, facts["answers"])))
+            found.append((loss, float(document), *metrics.answer_scores(predicted, facts["answers"])))
         return np.array(found).reshape(-1, 4)
 
     def _answer(self, context: str, outputs: Tensor, marks: Tensor) -> str:

@@ -1,4 +1,6 @@
-"""Figures of what a model wrote beside what a person wrote: BLEU and chrF by sacrebleu, ROUGE by rouge-score.
+"""Figures of what a model wrote beside what people wrote: BLEU and chrF by sacrebleu, ROUGE by rouge-score.
+
+A text may have any number of references: BLEU takes an n-gram from any of them, chrF and ROUGE the one that is closest.
 
 Both packages come with the extra `eval` and are imported when a task is built, so that their absence shows before
 training. BLEU and chrF are of all texts together, each with the signature that says how it was computed (Post 2018);
@@ -8,6 +10,7 @@ sacrebleu's own statistics of each text are resampled for their errors.
 import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,11 @@ def check(config: WrittenFile) -> None:
     _METRICS[type(config)][0](config)
 
 
-def scores(config: WrittenFile, found: Sequence[str], right: Sequence[str]) -> Figures:
+References = Sequence[Sequence[str]]
+"""Of each text, one or more."""
+
+
+def scores(config: WrittenFile, found: Sequence[str], right: References) -> Figures:
     """The figures of texts of the model and of those they should be."""
     build, compute = _METRICS[type(config)]
     return compute(build(config), found, right)
@@ -52,30 +59,31 @@ def _sacrebleu(config: Translation) -> tuple[Any, Any]:
         raise UsageError(f"eval.tasks, {config.label}: tokenize = {config.tokenize!r}: {error}") from error
 
 
-def _translation(metrics: tuple[Any, Any], found: Sequence[str], right: Sequence[str]) -> Figures:
+def _translation(metrics: tuple[Any, Any], found: Sequence[str], right: References) -> Figures:
     bleu, chrf = metrics
     overall: dict[str, CorpusMetric] = {}
     signatures: dict[str, str] = {}
+    sides = [*zip_longest(*right)]  # the first references, the second ones, and so on: None where there are no more
     for name, metric in {"bleu": bleu, "chrf": chrf}.items() if found else ():
-        statistics = np.array(metric._extract_corpus_statistics(list(found), [list(right)]))
+        statistics = np.array(metric._extract_corpus_statistics(list(found), sides))
         overall[name] = CorpusMetric(statistics, partial(_score, metric))
         signatures[f"{name}_signature"] = str(metric.get_signature())
-    sentences = [chrf.sentence_score(ours, [theirs]).score for ours, theirs in zip(found, right, strict=True)]
+    sentences = [chrf.sentence_score(ours, list(theirs)).score for ours, theirs in zip(found, right, strict=True)]
     return {"chrf_sentence": np.array(sentences, np.float64)}, overall, signatures
 
 
-def _score(metric: Any, statistics: list[int]) -> float:
-    return float(metric._compute_score_from_stats(statistics).score)
+def _score(metric: Any, statistics: Float[np.ndarray, " n"]) -> float:
+    return float(metric._compute_score_from_stats(statistics.astype(int).tolist()).score)
 
 
 def _rouge_score(config: Summarization) -> Any:
     return _import(config, "rouge_score.rouge_scorer", "rouge-score").RougeScorer(ROUGE, use_stemmer=config.stem)
 
 
-def _summaries(scorer: Any, found: Sequence[str], right: Sequence[str]) -> Figures:
-    rows = [scorer.score(theirs, ours) for ours, theirs in zip(found, right, strict=True)]
+def _summaries(scorer: Any, found: Sequence[str], right: References) -> Figures:
+    rows = [scorer.score_multi(theirs, ours) for ours, theirs in zip(found, right, strict=True)]
     return {name: np.array([row[name].fmeasure for row in rows], np.float64) for name in ROUGE}, {}, {}
 
 
-_METRICS: dict[type[WrittenFile], tuple[Callable[[Any], Any], Callable[[Any, Sequence[str], Sequence[str]], Figures]]]
+_METRICS: dict[type[WrittenFile], tuple[Callable[[Any], Any], Callable[[Any, Sequence[str], References], Figures]]]
 _METRICS = {Translation: (_sacrebleu, _translation), Summarization: (_rouge_score, _summaries)}

@@ -18,6 +18,7 @@ from hornbook.data.labelled.comparisons import find_answers
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.errors import Exit, UsageError
+from hornbook.evals.labels import RewardTask
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.hf import write_hf
@@ -25,6 +26,7 @@ from hornbook.model.init.init import initial_values
 from hornbook.model.storage.load import load_model
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
+from hornbook.parallel.world import World
 from hornbook.run.config import TrainConfig
 from hornbook.run.start.reference import compute_references
 from hornbook.settings.recipe import Recipe
@@ -165,6 +167,22 @@ def test_evaluation_is_the_loss_of_chosen_answers(pairs: Corpus) -> None:
             found += tokenizer.decode(row[weights > 0].tolist()).split("<|im_end|>")
     assert sum(bool(each) for each in found) == pairs.validation["set"].documents
     assert set("".join(found)) == {"c"}
+
+
+class Lengths:
+    """A reward model for which longer conversations are better."""
+
+    def outputs(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(batch.tokens.shape), batch.positions[..., None].float() + 1
+
+
+def test_rewards_have_the_number_of_their_pair(pairs: Corpus) -> None:
+    rows = held_out(pairs, "set", sequence=SEQUENCE, document_mask=True, objective=Reward())
+    scores = RewardTask("set", rows.batches(2), pairs, rows.plan).score(Lengths(), World(torch.device("cpu")))
+    stream = pairs.validation["set"]
+    assert sorted(scores.rows[:, 1]) == list(range(stream.documents))
+    sizes = find_answers(stream, SEQUENCE, mismatched=False).sizes
+    assert scores.rows[:, 2:].tolist() == sizes[:, scores.rows[:, 1].astype(int)].T.tolist()
 
 
 def test_prompts_are_mismatched_with_the_answer_before(rated: Corpus) -> None:

@@ -54,7 +54,7 @@ def test_an_encoder_decoder_answers_as_it_was_trained(tmp_path: Path, tiny_corpu
     task: Any = Translation(path=save(tmp_path, ROWS), labels=LABELS, max_tokens=5).build(own)
     tokenizer = own.tokenizer
     assert task.items[0].tokens == [*tokenizer.encode("to English: eins"), tokenizer.end_id]
-    assert task.texts == ["to English: eins\none", "to English: zwei\ntwo"]
+    assert task.texts == [["to English: eins\none"], ["to English: zwei\ntwo"]]
     found = write(model, WORLD, task.items[0].tokens, own, 5)
     assert found == tokenizer.decode(greedy(model.model, task.items[0].tokens, own.start, 5))
     with model.evaluation_mode() as transformer:
@@ -81,6 +81,26 @@ def test_what_is_written_is_scored(tmp_path: Path, tiny_corpus: Path) -> None:
     summed = Summarization(path=save(tmp_path, rows), max_tokens=12).build(own).score(model, WORLD).as_dict()
     assert summed["rouge1"] == 0
     assert not any("signature" in name for name in summed)
+
+
+def test_a_text_may_have_several_references(tmp_path: Path, tiny_corpus: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    pytest.importorskip("rouge_score")
+    own, model = context(tiny_corpus), engine()
+    right = write(model, WORLD, [own.tokenizer.delimiter_id, *own.tokenizer.encode("the model")], own, 12)
+    rows = [{"prompt": "the model", "answer": ["of all the words none", " ", right]}] * 2
+    task: Any = Translation(path=save(tmp_path, rows), max_tokens=12).build(own)
+    assert [item.answers for item in task.items] == [["of all the words none", right]] * 2
+    assert task.texts == [["the model\nof all the words none", right]] * 2, "contamination looks for all"
+    found = task.score(model, WORLD).as_dict()
+    assert found["chrf"] == pytest.approx(100)
+    assert found["bleu_signature"].startswith("nrefs:2|")
+    other = Translation(path=save(tmp_path, [{**row, "answer": row["answer"][:1]} for row in rows]), max_tokens=12)
+    alone = other.build(own).score(model, WORLD).as_dict()
+    assert alone["chrf"] < 50
+    assert alone["digest"] != found["digest"]
+    asked = GenerationFile(path=save(tmp_path, rows), prompt="{prompt}", max_tokens=12, stop=[], normalize=False)
+    assert asked.build(own).score(model, WORLD).as_dict()["exact"] == 1
 
 
 def test_a_question_may_be_answered_by_an_encoder_decoder(tmp_path: Path, tiny_corpus: Path) -> None:
@@ -112,6 +132,10 @@ def test_a_decoder_reads_the_end_of_a_long_prompt_and_an_encoder_its_beginning(
     ("rows", "problem"),
     [
         ([*ROWS, {"translation": {"de": "drei", "en": " "}}], r"test.jsonl:3: no answer: 'translation.en' is ' '"),
+        ([*ROWS, {"translation": {"de": "drei", "en": [" "]}}], r"test.jsonl:3: no answer: 'translation.en' is "),
+        ([*ROWS, {"translation": {"de": "drei", "en": []}}], r"test.jsonl:3: no answer: 'translation.en' is "),
+        ([*ROWS, {"translation": {"de": "drei", "en": ["three", 3]}}], r"test.jsonl:3: an answer is not a string: "),
+        ([*ROWS, {"translation": {"de": "drei", "en": 3}}], r"test.jsonl:3: answer is not a string: "),
         ([*ROWS, {"translation": {"de": "drei"}}], r"test.jsonl:3: missing answer: no key 'translation.en'"),
         ([*ROWS, ["x"]], r"test.jsonl:3: not an object"),
         (ROWS[:1], r"has 1 rows: a score needs two or more"),

@@ -95,7 +95,7 @@ def _result(models: list[dict[str, Any]]) -> Result:
     if len(models) == 1:
         return Result(models[0], notes=notes)
     scores = [model["benchmark"] for model in models if "benchmark" in model]
-    suites = suite_scores((each["task"], each["score"]) for each in scores)
+    suites = suite_scores((each["task"], each["score"], each["score_se"]) for each in scores)
     return Result({"models": models, "suites": suites}, notes=[*notes, *map(_suite_line, suites.items())])
 
 
@@ -108,7 +108,7 @@ def _notes(metrics: dict[str, Any]) -> "Iterator[RenderableType]":
         told = ("detection_loss", "detection_accuracy", "replaced_share", "replaced_found")
         yield f"replaced tokens, of all sources: {summary_of({name: metrics[name] for name in told})}"
     if score := metrics.get("benchmark"):
-        yield f"{score['task']}: score {score['score']:.4f}"
+        yield f"{score['task']}: {summary_of({name: score[name] for name in ('score', 'score_se')})}"
 
 
 def _suite_line(suite: tuple[str, dict[str, Any]]) -> str:
@@ -116,7 +116,8 @@ def _suite_line(suite: tuple[str, dict[str, Any]]) -> str:
     name, found = suite
     tasks = ", ".join(f"{task} {score:.4f}" for task, score in found["tasks"].items())
     missing = ", ".join(found["missing"])
-    return f"{name}: {f'no score without {missing}' if missing else format(found['score'], '.4f')} ({tasks})"
+    score = f"no score without {missing}" if missing else f"score {found['score']:.4f} +- {found['score_se']:.4f}"
+    return f"{name}: {score} ({tasks})"
 
 
 def _refuse(chosen: str, others: dict[str, object]) -> None:
@@ -146,7 +147,7 @@ def _score(
         found = evaluator.evaluate(subject.engine, evaluator.rows(), progress=progress)
         if contamination and found.tasks and (trained := subject.training_corpus()) is not None:
             found = with_contamination(found, evaluator.tasks, trained, subject.tokenizer, progress)
-        report = found.as_dict()
+        report = found.as_dict(errors=True)
         metrics: dict[str, Any] = {"checkpoint": str(subject.folder), **report.pop("all"), **report}
         if baselines:
             progress("compute baselines", 0, None)
@@ -160,9 +161,12 @@ def _table(metrics: dict[str, Any]) -> "Table":
 
     scores = [*metrics["sources"].items(), *([("all", metrics)] if len(metrics["sources"]) > 1 else [])]
     if "labels" in metrics:
-        names = [name for name, value in scores[0][1].items() if isinstance(value, float)]
+        names = [name for name in scores[0][1] if f"{name}_se" in scores[0][1]]
         header = ["source", *(name.replace("_", " ") for name in names), "labels"]
-        rows = [(name, *(f"{each[key]:.4f}" for key in names), f"{each['labels']:,}") for name, each in scores]
+        rows = [
+            (name, *(f"{each[key]:.4f}\n+-{each[f'{key}_se']:.4f}" for key in names), f"{each['labels']:,}")
+            for name, each in scores
+        ]
     else:
         header = ["source", "loss", "bits per byte", "tokens", "bytes"]
         rows = [(name, *_cells(each)) for name, each in scores]

@@ -102,7 +102,7 @@ def written(config: WrittenFile, context: TaskContext) -> WrittenTask:
         tokens, cut = encode_asked(
             config, context, prompt, config.max_tokens, document.origin, cut=config.long == "cut"
         )
-        items.append(Question(tokens, [answer], document.text, cut))
+        items.append(Question(tokens, [*document.labels.answers] or [answer], document.text, cut))
     return WrittenTask(config.label, items, config, context)
 
 

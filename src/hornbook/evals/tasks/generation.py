@@ -27,6 +27,7 @@ class Question:
     """What a decoder continues, or what an encoder reads."""
     answers: Sequence[str]
     text: str
+    """The prompt with the first answer."""
     cut: bool = False
 
 
@@ -40,9 +41,9 @@ class _Asked:
     context: TaskContext
 
     @property
-    def texts(self) -> list[str]:
-        """Text of each item."""
-        return [item.text for item in self.items]
+    def texts(self) -> list[list[str]]:
+        """Texts of each item: the prompt with its first answer, and each further answer."""
+        return [[item.text, *item.answers[1:]] for item in self.items]
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class WrittenTask(_Asked):
             beams = config.beams, config.length_penalty
             text = write(model, world, item.tokens, self.context, config.max_tokens, config.stop, beams)
             found.append(text.strip())
-        right = [item.answers[0] for item in self.items[: len(found)]]
+        right = [item.answers for item in self.items[: len(found)]]
         values, overall, signatures = written.scores(config, found, right)
         digest = digest_of(config.max_tokens, config.beams, config.length_penalty, config.stop, *self.items)
         return ItemScores(values, digest, _cut(self.items), overall=overall, signatures=signatures)

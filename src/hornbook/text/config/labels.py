@@ -125,7 +125,7 @@ class AnswerLabels(Config):
     prompt: str = "prompt"
     """Column or key of the prompt."""
     answer: str = "answer"
-    """Column or key of the answer."""
+    """Column or key of the answer, or of a list of right ones: the first is learned, all count in `eval.tasks`."""
     template: str = "{prompt}"
     """The model's input, with `{prompt}` for the prompt, for example "Translate to German: {prompt}"."""
 

@@ -105,6 +105,15 @@ def test_a_question_may_have_no_answer() -> None:
     assert labels.spans == labels.answers == ()
 
 
+def test_of_several_answers_the_first_is_learned() -> None:
+    text, labels = label_row(AnswerLabels(), {"prompt": "dog", "answer": ["", "Hund", "Köter"]})
+    assert [text[begin:end] for begin, end in labels.parts] == ["dog", "Hund"]
+    assert labels.answers == ("Hund", "Köter")
+    assert label_row(AnswerLabels(), {"prompt": "dog", "answer": ["Hund"]}) == label_row(
+        AnswerLabels(), {"prompt": "dog", "answer": "Hund"}
+    )
+
+
 def test_a_template_stands_around_the_prompt() -> None:
     config = AnswerLabels(template="Say {prompt} in German: ")
     text, labels = label_row(config, {"prompt": "dog", "answer": "Hund"})

@@ -26,7 +26,7 @@ class Labelling:
     Where the labels are taken from the data, tags and labels stand here by name.
     """
     answers: tuple[str, ...] = ()
-    """All right answers to a question, as written."""
+    """All right answers to a question or, where there are several, to a prompt, as written."""
 
     def to_json(self) -> str:
         """As stored in the documents' column `labels`."""

@@ -268,11 +268,15 @@ def _answers(value: Any) -> list[tuple[str, int]]:
 
 
 def _answer_row(config: AnswerLabels, row: Row) -> tuple[str, Labelling]:
-    prompt, answer = _text(row, config.prompt, "prompt"), _text(row, config.answer, "answer")
-    if not answer.strip():
-        raise UnfitRow(f"no answer: {config.answer!r} is {_short(answer)}")
-    text, parts = joined_parts(config.template.replace("{prompt}", prompt), answer)
-    return text, Labelling(parts)
+    prompt, value = _text(row, config.prompt, "prompt"), _get(row, config.answer, "answer")
+    given = value if isinstance(value, list | tuple) else [_text(row, config.answer, "answer")]
+    if not all(isinstance(each, str) for each in given):
+        raise UnfitRow(f"an answer is not a string: {config.answer!r} is {_short(value)}")
+    answers = [each for each in given if each.strip()]
+    if not answers:
+        raise UnfitRow(f"no answer: {config.answer!r} is {_short(value)}")
+    text, parts = joined_parts(config.template.replace("{prompt}", prompt), answers[0])
+    return text, Labelling(parts, answers=tuple(answers) if len(answers) > 1 else ())
 
 
 def _chat_row(config: ChatLabels, row: Row) -> tuple[str, Labelling]:
