@@ -15,6 +15,7 @@ from hornbook.evals.tasks.generation import write
 from hornbook.model.generate.beam import beam_search
 from hornbook.model.transformer import Source, Transformer
 from hornbook.parallel.world import World
+from hornbook.run.inputs import open_inputs
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.labels import AnswerLabels
 from tests.evals.models import QUESTIONS, SETTINGS, context, engine
@@ -144,6 +145,14 @@ def test_parallel_files_are_a_test_set_with_one_digest(tmp_path: Path, tiny_corp
     (tmp_path / "test.de").unlink()
     with pytest.raises(UsageError, match=r"eval.tasks, translation.*test.de does not exist"):
         config.build(context(tiny_corpus))
+
+
+@pytest.mark.parametrize("kind", ["generation", "translation", "summarization"])
+def test_stages_of_a_pipeline_write_nothing(tmp_path: Path, tiny_corpus: Path, kind: str) -> None:
+    task = f'eval.tasks=[{{kind = "{kind}", path = "{save(tmp_path, ROWS)}"}}]'
+    words = [*SETTINGS, "model.layers=2", f"data.path={tiny_corpus}", "parallel.pipeline.stages=2", task]
+    with pytest.raises(UsageError, match=f"eval.tasks, {kind}: no rank of a pipeline has the whole model"):
+        open_inputs(resolve(None, words, {}))
 
 
 SHARED = ["train.threads=1", "model.layers=2"]
