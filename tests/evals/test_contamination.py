@@ -42,6 +42,11 @@ def test_without_long_items_nothing_is_judged() -> None:
     assert not find_items(["7+5=12"], ["7+5=12"]).judged.any()
 
 
+def test_an_item_in_many_rows_is_no_template() -> None:
+    item = passage(random.Random(1), 20)
+    assert find_items([item] * 40, [item]).seen.all()
+
+
 def test_a_planted_item_is_told_beside_the_score(
     tmp_path: Path, launch_run: Callable[..., Any], tiny_corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -45,14 +45,16 @@ def find_items(texts: Sequence[str], documents: Iterable[str]) -> Contamination:
     seen = np.zeros(len(texts), bool)
     if not judged.any():
         return Contamination(seen, judged)
-    exact, fuzzy = item_tables([each for each, long in zip(words, judged, strict=True) if long], RULES)
-    marked, shares = np.zeros(int(judged.sum()), bool), np.zeros(int(judged.sum()))
+    long = [each.tobytes() for each in words if len(each) >= RULES.min_words]
+    different = {key: number for number, key in enumerate(dict.fromkeys(long))}  # what is repeated is no template
+    exact, fuzzy = item_tables([np.frombuffer(key, np.uint64) for key in different], RULES)
+    marked, shares = np.zeros(len(different), bool), np.zeros(len(different))
     for batch in batched(documents, len, _BATCH):
         own = hashed_words(batch, RULES.words, plain=True)
         for table in exact:
             mark_items(table, own.hashes, own.firsts, marked)
         largest_share(fuzzy, own.hashes, own.firsts, shares)
-    seen[judged] = marked | (shares > RULES.max_share)
+    seen[judged] = (marked | (shares > RULES.max_share))[[different[key] for key in long]]
     return Contamination(seen, judged)
 
 
