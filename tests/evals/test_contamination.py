@@ -13,6 +13,7 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.cli.model.subject import open_subject
+from hornbook.data.config.data import ReplayConfig
 from hornbook.data.corpus import Corpus
 from hornbook.evals.contamination import find_items
 from hornbook.evals.documents import training_texts
@@ -75,3 +76,12 @@ def test_a_planted_item_is_told_beside_the_score(
     subject, other = open_subject(tmp_path / "run"), cast(Any, SimpleNamespace(digest="of another"))
     assert subject.training_corpus() is not None
     assert replace(subject, tokenizer=other).training_corpus() is None, "its tokens mean something else"
+
+    def replaying(folder: Path) -> Corpus | None:
+        data = subject.recipe.data.model_copy(update={"replay": ReplayConfig(path=str(folder))})
+        return replace(subject, recipe=subject.recipe.model_copy(update={"data": data})).training_corpus()
+
+    both = replaying(tiny_corpus)
+    assert both is not None
+    assert any(name.startswith("replay-") for name in both.train), "what it read again was its training text too"
+    assert replaying(tmp_path / "gone") is None
