@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import xxhash
 from jaxtyping import Bool
 
 from hornbook.data.corpus import Corpus
+from hornbook.data.packing.plan import kept_table
 from hornbook.evals.documents import training_texts
 from hornbook.evals.evaluate import Report
 from hornbook.evals.items import ItemScores
@@ -25,6 +27,8 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 RULES = DecontaminateConfig(paths=["-"])
 """The step's published settings; its paths are of no use here."""
+VERSION = 1
+"""Part of the name of what is kept: raise it when other items would be found."""
 _BATCH = 1 << 20
 
 
@@ -58,19 +62,32 @@ def find_items(texts: Sequence[str], documents: Iterable[str]) -> Contamination:
     return Contamination(seen, judged)
 
 
+def find_in_corpus(texts: Sequence[str], corpus: Corpus, tokenizer: Tokenizer) -> Contamination:
+    """Which of the texts occur in the training text. That is read only if it, the texts or the rules are other ones."""
+    shards = [stream.digest for stream in corpus.train.values()]
+    parts = repr((VERSION, RULES.model_dump(), tokenizer.digest, shards, list(texts)))
+
+    def table() -> Bool[np.ndarray, "2 items"]:
+        found = find_items(texts, training_texts(corpus, tokenizer))
+        return np.stack([found.seen, found.judged])
+
+    name = f"contamination-{xxhash.xxh3_128_hexdigest(parts.encode(errors='surrogatepass'))}"
+    return Contamination(*kept_table(corpus.root / "plans", name, table)[0])
+
+
 def with_contamination(
     report: Report, tasks: Sequence[Task], corpus: Corpus, tokenizer: Tokenizer, progress: Progress = silent
 ) -> Report:
     """The report with `contaminated` items of each task that has texts, and its measurements without them.
 
-    `corpus` is what the model was trained on; it is read once for all tasks.
+    `corpus` is what the model was trained on. It is read once for all tasks, and what is found is kept beside it.
     """
     texts: Mapping[str, Sequence[str]] = {task.name: getattr(task, "texts", ()) for task in tasks}
     texts = {name: each for name, each in texts.items() if any(each) and name in report.tasks}
     if not texts:
         return report
     progress("look for the tasks' items in the training text", 0, None)
-    found = find_items([text for each in texts.values() for text in each], training_texts(corpus, tokenizer))
+    found = find_in_corpus([text for each in texts.values() for text in each], corpus, tokenizer)
     scores, first = dict(report.tasks), 0
     for name, own in texts.items():
         part, score = slice(first, first + len(own)), scores[name]
