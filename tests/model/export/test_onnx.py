@@ -14,8 +14,8 @@ from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import AlibiConfig, RopeConfig
+from hornbook.model.config.model import LayerConfig, ModelConfig
+from hornbook.model.config.position import AlibiConfig, NoPositions, RopeConfig
 from hornbook.model.export import onnx
 from hornbook.model.hf.hf import write_hf
 from tests.model.likenesses import bert_like, gpt2_like
@@ -51,14 +51,24 @@ def test_what_is_not_written_is_refused_by_name(what: str) -> None:
         onnx.require_onnx(REFUSED[what])
 
 
+LAYERS = [LayerConfig(), LayerConfig(position=NoPositions()), LayerConfig(attention=FullAttentionConfig(window=3))]
+
+
+def test_layers_are_judged_by_what_they_have() -> None:
+    onnx.require_onnx(ModelConfig(**SHAPE, pattern=LAYERS))
+    with pytest.raises(UsageError, match="attention of a kind other than full"):
+        onnx.require_onnx(ModelConfig(**SHAPE, first=[LayerConfig(attention=LatentAttentionConfig())]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
+        ModelConfig(**SHAPE | {"layers": 3}, pattern=LAYERS),
         gpt2_like(length=40),
         ModelConfig(**SHAPE, attention=FullAttentionConfig(kv_heads=2, window=5, softcap=9.0, sinks=True)),
     ],
-    ids=["gpt2", "window"],
+    ids=["layers", "gpt2", "window"],
 )
 def test_onnxruntime_computes_the_same(
     config: ModelConfig, tmp_path: Path, random_model: Any, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch

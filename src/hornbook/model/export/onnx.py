@@ -79,7 +79,7 @@ class _LogitsOfRows(nn.Module):
 
 def require_onnx(config: ModelConfig) -> None:
     """Raise UsageError for what is not written, naming it."""
-    layers = [config, *config.first, *config.pattern]
+    layers = [config.layer(number) for number in range(config.layers)]
     refused = {
         f"a model of kind {config.kind!r}": config.kind != "decoder",
         f"a head of kind {config.head.kind!r}": isinstance(config.head, LabelHeadConfig),
