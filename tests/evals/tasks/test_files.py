@@ -95,6 +95,7 @@ def test_writing_ends_at_the_first_stop(tiny_corpus: Path) -> None:
 
     assert until(ids(), tokenizer, ["\n", ". "]) == "ab"
     assert len(taken) == 4, "nothing is computed behind a stop"
+    assert until(ids(), tokenizer, ["", "x"]) == "ab. c\nd", "an empty stop stops nothing"
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,6 @@ def until(ids: Iterable[int], tokenizer: Tokenizer, stop: Sequence[str]) -> str:
     for token in ids:
         taken.append(token)
         text = tokenizer.decode(taken)
-        if ends := [at for at in (text.find(each) for each in stop) if at >= 0]:
+        if ends := [at for at in (text.find(each) for each in filter(None, stop)) if at >= 0]:
             return text[: min(ends)]
     return text
