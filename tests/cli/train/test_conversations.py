@@ -1,6 +1,7 @@
 """From conversations to a chat model, and on to preferences, by the shipped recipes and the commands of the guide."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,20 +34,17 @@ def test_recipes_of_conversations_go_from_rows_to_an_answer(
     call("train", "tiny", "--data", tiny_corpus, "--out", base, *SMALL)
     call("prepare", "sft-tiny", write(tmp_path / "c.jsonl", [{"messages": each} for each in talks]), "--out", chats)
     call("tokenize", chats, "--tokenizer", base)
-    assert f"next: hornbook chat {chat}" in call(
-        "train", "sft-tiny", "--data", chats, "--from", base, "--out", chat, *SMALL
-    )
+    said = call("train", "sft-tiny", "--data", chats, "--from", base, "--out", chat, *SMALL)
+    assert f"next: hornbook chat {chat}" in said
+    assert re.search(r"learning rate 0.001 \(recipes/sft-tiny.toml:\d+\)\n", said), "it is for fine-tuning"
     assert '"prompt": "ask 3"' in call("generate", chat, "--chat", "-p", "ask 3", "--tokens", 4, "--json")
     call("prepare", "dpo-tiny", write(tmp_path / "p.jsonl", answers), "--out", pairs)
     call("tokenize", pairs, "--tokenizer", chat)
     call("reference", "dpo-tiny", "--data", pairs, "--from", chat, *SMALL)
-    assert f"next: hornbook chat {better}" in call(
-        "train", "dpo-tiny", "--data", pairs, "--from", chat, "--out", better, *SMALL
-    )
-    assert (
-        main(["train", "sft-tiny", "--data", str(chats), "--from", str(base), "--out", str(tmp_path / "x")])
-        == Exit.USAGE
-    )
+    said = call("train", "dpo-tiny", "--data", pairs, "--from", chat, "--out", better, *SMALL)
+    assert f"next: hornbook chat {better}" in said
+    words = ("train", "sft-tiny", "--data", chats, "--from", base, "--out", tmp_path / "x")
+    assert main([*map(str, words)]) == Exit.USAGE
     said = capsys.readouterr().err
     assert "model.layers is 4 (recipes/tiny.toml:" in said
     assert "leave these settings out; of a shipped recipe take a copy without them" in said
