@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.cli.model.subject import open_subject
+from hornbook.data.config.data import ReplayConfig
 from hornbook.data.corpus import Corpus
-from hornbook.evals.contamination import find_items
+from hornbook.evals import contamination
+from hornbook.evals.contamination import find_in_corpus, find_items
 from hornbook.evals.documents import training_texts
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -51,6 +54,46 @@ def test_without_long_items_nothing_is_judged() -> None:
     assert not find_items(["7+5=12"], ["7+5=12"]).judged.any()
 
 
+def test_an_item_in_many_rows_is_no_template() -> None:
+    item = passage(random.Random(1), 20)
+    assert find_items([item] * 40, [item]).seen.all()
+
+
+def test_the_training_text_is_read_again_only_for_other_items_or_another_text(
+    tmp_path: Path, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(tiny_corpus, root)
+    corpus, tokenizer, reads = Corpus.open(root), Tokenizer.load(root / "tokenizer"), []
+
+    def counted(*given: Any) -> Any:
+        reads.append(given)
+        return training_texts(*given)
+
+    monkeypatch.setattr(contamination, "training_texts", counted)
+    known = next(text for text in training_texts(corpus, tokenizer) if len(text.split()) > 14)
+    texts = [known[:90], passage(random.Random(0), 12), "short"]
+
+    def find(texts: list[str], corpus: Corpus = corpus) -> tuple[list[list[bool]], int]:
+        found = find_in_corpus(texts, corpus, tokenizer)
+        return [found.seen.tolist(), found.judged.tolist()], len(reads)
+
+    expected = [[True, False, False], [True, True, False]]
+    assert find(texts) == (expected, 1)
+    assert find(texts) == (expected, 1)
+    assert find(texts[::-1]) == ([each[::-1] for each in expected], 2)
+    assert find([*texts[:2], "shorter"]) == (expected, 3)
+    streams = {"train": {"other": next(iter(corpus.validation.values()))}, "validation": {}}
+    assert find(texts, Corpus(root, corpus.index, streams))[1] == 4
+    assert find(texts) == (expected, 4), "each of them stays"
+    for path in (root / "plans").glob("contamination-*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert find(texts) == (expected, 5), "what is damaged is made again"
+    shutil.rmtree(root / "plans")
+    (root / "plans").touch()
+    assert find(texts) == (expected, 6), "where nothing can be written nothing is kept"
+
+
 def test_a_planted_item_is_told_beside_the_score(
     tmp_path: Path, launch_run: Callable[..., Any], tiny_corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,3 +122,12 @@ def test_a_planted_item_is_told_beside_the_score(
     subject, other = open_subject(tmp_path / "run"), cast(Any, SimpleNamespace(digest="of another"))
     assert subject.training_corpus() is not None
     assert replace(subject, tokenizer=other).training_corpus() is None, "its tokens mean something else"
+
+    def replaying(folder: Path) -> Corpus | None:
+        data = subject.recipe.data.model_copy(update={"replay": ReplayConfig(path=str(folder))})
+        return replace(subject, recipe=subject.recipe.model_copy(update={"data": data})).training_corpus()
+
+    both = replaying(tiny_corpus)
+    assert both is not None
+    assert any(name.startswith("replay-") for name in both.train), "what it read again was its training text too"
+    assert replaying(tmp_path / "gone") is None

@@ -34,7 +34,7 @@ def _random_model(config: ModelConfig, vocab: int, seed: int = 0) -> Transformer
             parameter.copy_(center + 0.3 * torch.randn(parameter.shape, generator=generator))
         ids = torch.randint(0, vocab, (2, 16), generator=generator)
         deviation = model.head.logits(model(ids)[0]).std()
-        for parameter in model.norm.parameters():
+        for parameter in () if model.norm is None else model.norm.parameters():
             parameter.div_(deviation)  # logits are linear in the last norm
     return model
 

@@ -248,6 +248,18 @@ def test_a_prompt_far_too_long_is_refused_without_its_tokens(
     error = client.post(path, json=PATHS[path] | {field: value}).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", field)
     assert "characters" in error["message"]
+    assert error["message"].endswith(": shorten it")
+
+
+def test_more_than_the_context_is_refused_with_what_fits(serve: Serve) -> None:
+    client = serve()
+    asked = {"many": COMPLETION | {"max_tokens": 1000}, "long": COMPLETION | {"prompt": "a b " * 60}}
+    many, long = (client.post("/v1/completions", json=body).json()["error"] for body in asked.values())
+    assert many["param"] == "max_tokens"
+    room = int(many["message"].rpartition("ask for ")[2].removesuffix(" or fewer"))
+    assert client.post("/v1/completions", json=COMPLETION | {"max_tokens": room}).status_code == 200
+    assert client.post("/v1/completions", json=COMPLETION | {"max_tokens": room + 1}).status_code == 400
+    assert (long["param"], long["message"].endswith(": shorten the prompt")) == ("prompt", True)
 
 
 def test_other_refusals_have_their_status(serve: Serve) -> None:

@@ -429,6 +429,12 @@ def test_a_list_that_cannot_be_read_is_shown_how(word: str, hint: str) -> None:
     assert key == word.partition("=")[0]
 
 
+def test_a_text_of_another_form_is_named() -> None:
+    """The form has braces, as what is filled into other messages has."""
+    ((key, text, _, _),) = problems('eval.tasks=[{kind = "choices", path = "a.jsonl", digest = "0123"}]')
+    assert (key, text) == ("eval.tasks.0.digest", "String should match pattern \"^([0-9a-f]{32})?$\", not '0123'")
+
+
 @pytest.mark.usefixtures("folder")
 def test_lines_inside_lists() -> None:
     write(

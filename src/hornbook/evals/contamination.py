@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import xxhash
 from jaxtyping import Bool
 
 from hornbook.data.corpus import Corpus
+from hornbook.data.packing.plan import kept_table
 from hornbook.evals.documents import training_texts
 from hornbook.evals.evaluate import Report
 from hornbook.evals.items import ItemScores
@@ -26,6 +28,8 @@ from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 RULES = DecontaminateConfig(paths=["-"])
 """The step's published settings; its paths are of no use here."""
+VERSION = 1
+"""Part of the name of what is kept: raise it when other items would be found."""
 _BATCH = 1 << 20
 
 
@@ -58,15 +62,30 @@ def _find_texts(texts: Sequence[str], documents: Iterable[str]) -> Contamination
     seen = np.zeros(len(texts), bool)
     if not judged.any():
         return Contamination(seen, judged)
-    exact, fuzzy = item_tables([each for each, long in zip(words, judged, strict=True) if long], RULES)
-    marked, shares = np.zeros(int(judged.sum()), bool), np.zeros(int(judged.sum()))
+    long = [each.tobytes() for each in words if len(each) >= RULES.min_words]
+    different = {key: number for number, key in enumerate(dict.fromkeys(long))}  # what is repeated is no template
+    exact, fuzzy = item_tables([np.frombuffer(key, np.uint64) for key in different], RULES)
+    marked, shares = np.zeros(len(different), bool), np.zeros(len(different))
     for batch in batched(documents, len, _BATCH):
         own = hashed_words(batch, RULES.words, plain=True)
         for table in exact:
             mark_items(table, own.hashes, own.firsts, marked)
         largest_share(fuzzy, own.hashes, own.firsts, shares)
-    seen[judged] = marked | (shares > RULES.max_share)
+    seen[judged] = (marked | (shares > RULES.max_share))[[different[key] for key in long]]
     return Contamination(seen, judged)
+
+
+def find_in_corpus(items: Sequence[Text], corpus: Corpus, tokenizer: Tokenizer) -> Contamination:
+    """`find_items` of the training text, which is read only if it, the items or the rules are other ones."""
+    shards = [stream.digest for stream in corpus.train.values()]
+    parts = repr((VERSION, RULES.model_dump(), tokenizer.digest, shards, list(items)))
+
+    def table() -> Bool[np.ndarray, "2 items"]:
+        found = find_items(items, training_texts(corpus, tokenizer))
+        return np.stack([found.seen, found.judged])
+
+    name = f"contamination-{xxhash.xxh3_128_hexdigest(parts.encode(errors='surrogatepass'))}"
+    return Contamination(*kept_table(corpus.root / "plans", name, table)[0])
 
 
 def with_contamination(
@@ -74,14 +93,14 @@ def with_contamination(
 ) -> Report:
     """The report with `contaminated` items of each task that has texts, and its measurements without them.
 
-    `corpus` is what the model was trained on; it is read once for all tasks.
+    `corpus` is what the model was trained on. It is read once for all tasks, and what is found is kept beside it.
     """
     texts: Mapping[str, Sequence[Text]] = {task.name: getattr(task, "texts", ()) for task in tasks}
     texts = {name: each for name, each in texts.items() if any(each) and name in report.tasks}
     if not texts:
         return report
     progress("look for the tasks' items in the training text", 0, None)
-    found = find_items([text for each in texts.values() for text in each], training_texts(corpus, tokenizer))
+    found = find_in_corpus([text for each in texts.values() for text in each], corpus, tokenizer)
     scores, first = dict(report.tasks), 0
     for name, own in texts.items():
         part, score = slice(first, first + len(own)), scores[name]

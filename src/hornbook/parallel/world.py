@@ -34,6 +34,8 @@ AXES: tuple[Axis, ...] = ("pipeline", "replica", "shard", "context", "tensor", "
 """Outermost first: ranks that differ in the last axis alone have neighbouring numbers."""
 DATA: tuple[Axis, ...] = ("replica", "shard", "expert")
 """Axes whose ranks have microbatches of their own."""
+TOGETHER: tuple[Axis, ...] = ("pipeline", "context", "tensor")
+"""The other axes, whose ranks compute the same microbatch together."""
 TOKENS: tuple[Axis, ...] = ("replica", "shard", "context", "expert")
 """Axes whose ranks see other tokens: losses, router loads, and gradients of what they all hold are summed over them."""
 LOSSES: tuple[Axis, ...] = ("pipeline", *TOKENS)
@@ -156,13 +158,16 @@ class World:
 
     def all_reduce_sum(self, tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
         """Sum a tensor over the ranks of some axes, in place; the same bits on each of them."""
-        wide = self._wide(axes)
-        one_group = len(wide) == 1 or wide in self.joined or self.axis_size(axes) == self.size
-        groups: list[tuple[Axis, ...]] = [wide] if wide and one_group else [(axis,) for axis in wide]
-        for each in groups:
+        for each in self._grouped(axes):
             with self.collective(each, "all-reduce", tensor.nbytes):
                 dist.all_reduce(tensor, group=self.group(each))
         return tensor
+
+    def _grouped(self, axes: Sequence[Axis]) -> list[tuple[Axis, ...]]:
+        """One after the other their groups reach all ranks of some axes; none where that is this rank alone."""
+        wide = self._wide(axes)
+        one_group = len(wide) == 1 or wide in self.joined or self.axis_size(axes) == self.size
+        return [wide] if wide and one_group else [(axis,) for axis in wide]
 
     def collective(self, axes: Sequence[Axis], kind: Kind, size: int, sent: float | None = None) -> Collective:
         """Around a collective that computing waits for: what crosses and the wait count, in the phase `communication`.
@@ -205,23 +210,23 @@ class World:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor.tolist()
 
-    def broadcast(self, value: int) -> int:
-        """Rank 0's value, on every rank."""
-        if self.size == 1:
-            return value
-        tensor = torch.tensor(value)
-        dist.broadcast(tensor, 0)
-        return int(tensor)
+    def broadcast(self, value: int, axes: Sequence[Axis] = AXES) -> int:
+        """The value of the first of the ranks along some axes, on each of them; by default rank 0's, on all."""
+        return int(self._broadcast(torch.tensor(value), axes))
 
-    def broadcast_text(self, text: str) -> str:
-        """Rank 0's text, on every rank."""
-        if self.size == 1:
+    def broadcast_text(self, text: str, axes: Sequence[Axis] = AXES) -> str:
+        """The same of a text."""
+        if self.axis_size(axes) == 1:
             return text
         data = text.encode()
-        size = self.broadcast(len(data))
-        tensor = torch.tensor(list(data) if self.is_rank0 else [0] * size, dtype=torch.uint8)
-        dist.broadcast(tensor, 0)
-        return bytes(tensor.tolist()).decode()
+        size = self.broadcast(len(data), axes)
+        held = list(data) if self.axis_rank(axes) == 0 else [0] * size
+        return bytes(self._broadcast(torch.tensor(held, dtype=torch.uint8), axes).tolist()).decode()
+
+    def _broadcast(self, tensor: Tensor, axes: Sequence[Axis]) -> Tensor:
+        for each in self._grouped(axes):
+            dist.broadcast(tensor, group=self.group(each), group_src=0)
+        return tensor
 
     def barrier(self) -> None:
         """Return when every rank has come here."""

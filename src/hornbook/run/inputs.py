@@ -14,7 +14,7 @@ from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.order import sampler
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.evals.config import EvalConfig, FileTask, GenerationFile, TaskConfig
+from hornbook.evals.config import EvalConfig, FileTask, GenerationFile, TaskConfig, WrittenFile
 from hornbook.evals.evaluate import Evaluator
 from hornbook.kernels.ahead import Job, compile_ahead
 from hornbook.kernels.cache import is_ready
@@ -134,7 +134,7 @@ def _complete_tasks(recipe: Recipe) -> EvalConfig:
     """`eval` with the paths of its tasks' files absolute, so that a resume reads the same files from anywhere."""
     tasks: list[TaskConfig] = []
     for task in recipe.eval.tasks:
-        if isinstance(task, GenerationFile) and recipe.parallel.pipeline.stages > 1:
+        if isinstance(task, GenerationFile | WrittenFile) and recipe.parallel.pipeline.stages > 1:
             raise UsageError(
                 f"eval.tasks, {task.label}: no rank of a pipeline has the whole model, so nothing is generated in "
                 "training: score this task with `hornbook eval RUN --tasks`"

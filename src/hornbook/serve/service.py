@@ -128,7 +128,9 @@ class Service:
 
     def _too_long(self, text: str, field: str) -> ApiError:
         """The refusal of a text that does not fit, whatever its tokens are."""
-        message = f"{len(text):,} characters of {field} are more than the context of {self.limits.context} tokens"
+        message = (
+            f"{len(text):,} characters of {field} are more than the context of {self.limits.context} tokens: shorten it"
+        )
         return ApiError(400, f"{field}: {message}", param=field, code="context_length_exceeded")
 
     def _max_tokens(self, body: Body, prompt: Prompt, field: str) -> int:
@@ -143,7 +145,7 @@ class Service:
             return wanted
         message = (
             f"{len(prompt.tokens)} tokens of {field} and {wanted} to generate are more than the context of "
-            f"{self.limits.context}"
+            f"{self.limits.context}: {f'ask for {room} or fewer' if room > 0 else f'shorten the {field}'}"
         )
         field = "max_tokens" if room > 0 else field
         raise ApiError(400, f"{field}: {message}", param=field, code="context_length_exceeded")

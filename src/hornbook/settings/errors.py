@@ -33,7 +33,8 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     given: Any = item["input"]
     if kind == "union_tag_invalid":
         given = context["tag"]
-    text = _table("errors").get(kind, item["msg"]).format_map(context).replace("'", '"')
+    known = _table("errors").get(kind)
+    text = (known.format_map(context) if known else item["msg"]).replace("'", '"')
     if kind == "union_tag_invalid":
         text = " or ".join(text.rsplit(", ", 1))
     hint = ""

@@ -167,3 +167,20 @@ def test_small_models_are_trained_on_each_and_the_same_twice(run: Run, data: Pat
     assert "differences below" in first[2]
     assert "wordpiece:300 loses some of the text" in first[2]
     assert "bpe:260 loses" not in first[2]
+
+
+def test_the_tokenizer_of_a_run_is_that_of_its_newest_checkpoint(
+    run: Run, data: Path, tmp_path: Path, launch_run: Callable[..., Exit]
+) -> None:
+    assert launch_run(tmp_path / "run") == Exit.DONE
+    code, _, err = run("tokenize", data, "--tokenizer", tmp_path / "run")
+    assert code == Exit.DONE, err
+    made, ours = ((folder / "tokenizer.json").read_text() for folder in (data / "tokenizer", newest(tmp_path / "run")))
+    assert made == ours
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    code, _, err = run("tokenize", data, "--tokenizer", tmp_path / "empty", "--overwrite")
+    assert (code, "has no checkpoint yet" in err) == (Exit.USAGE, True)
+
+
+def newest(path: Path) -> Path:
+    return max((path / "checkpoints").glob("step-*"))

@@ -95,13 +95,15 @@ def test_writing_ends_at_the_first_stop(tiny_corpus: Path) -> None:
 
     assert until(ids(), tokenizer, ["\n", ". "]) == "ab"
     assert len(taken) == 4, "nothing is computed behind a stop"
+    assert until(ids(), tokenizer, ["", "x"]) == "ab. c\nd", "an empty stop stops nothing"
 
 
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
         ({"question": "q", "choices": ["a"], "answer": 0}, r"items.jsonl:2: 'choices' must be a list of two texts"),
-        ({"question": "q", "choices": ["a", ""], "answer": 0, "_": ""}, None),
+        ({"question": "q", "choices": ["a", ""], "answer": 0}, r"items.jsonl:2: choice 2 is empty: correct the row"),
+        ({"question": "q", "choices": [" ", "a"], "answer": 1}, r"items.jsonl:2: choice 1 is empty"),
         ({"question": "q", "choices": ["a", "b"], "answer": 2}, r"items.jsonl:2: 'answer' is 2: the right choice is"),
         ({"question": "q", "choices": ["a", "b"], "answer": "C"}, r"items.jsonl:2: 'answer' is 2"),
         ({"question": "q", "choices": ["a", "b"], "answer": "\u00df"}, r"items.jsonl:2: 'answer' is '\u00df'"),
@@ -114,10 +116,8 @@ def test_writing_ends_at_the_first_stop(tiny_corpus: Path) -> None:
         (["q"], r"items.jsonl:2: a JSON object is needed, not list"),
     ],
 )
-def test_a_row_that_is_no_question_is_named(tmp_path: Path, tiny_corpus: Path, row: Any, problem: str | None) -> None:
+def test_a_row_that_is_no_question_is_named(tmp_path: Path, tiny_corpus: Path, row: Any, problem: str) -> None:
     config = MultipleChoice(path=write(tmp_path, QUESTIONS[0], row))
-    if problem is None:
-        config, problem = config.model_copy(update={"before": ""}), r"items.jsonl:2, choice 2: '' after 'q' is no token"
     with pytest.raises(UsageError, match=problem):
         config.build(context(tiny_corpus))
 

@@ -15,9 +15,10 @@ from hornbook.evals.tasks.generation import write
 from hornbook.model.generate.beam import beam_search
 from hornbook.model.transformer import Source, Transformer
 from hornbook.parallel.world import World
+from hornbook.run.inputs import open_inputs
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.labels import AnswerLabels
-from tests.evals.models import SETTINGS, context, engine
+from tests.evals.models import QUESTIONS, SETTINGS, context, engine
 
 WORLD = World(torch.device("cpu"))
 PAIRS = ("model.kind=encoder_decoder", "model.encoder_layers=1")
@@ -168,3 +169,44 @@ def test_parallel_files_are_a_test_set_with_one_digest(tmp_path: Path, tiny_corp
     (tmp_path / "test.de").unlink()
     with pytest.raises(UsageError, match=r"eval.tasks, translation.*test.de does not exist"):
         config.build(context(tiny_corpus))
+
+
+@pytest.mark.parametrize("kind", ["generation", "translation", "summarization"])
+def test_stages_of_a_pipeline_write_nothing(tmp_path: Path, tiny_corpus: Path, kind: str) -> None:
+    task = f'eval.tasks=[{{kind = "{kind}", path = "{save(tmp_path, ROWS)}"}}]'
+    words = [*SETTINGS, "model.layers=2", f"data.path={tiny_corpus}", "parallel.pipeline.stages=2", task]
+    with pytest.raises(UsageError, match=f"eval.tasks, {kind}: no rank of a pipeline has the whole model"):
+        open_inputs(resolve(None, words, {}))
+
+
+SHARED = ["train.threads=1", "model.layers=2"]
+EXPERTS = 'model.mlp={kind = "experts", count = 4, active = 2}'
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "words"),
+    [
+        (2, {"data": 2}, SHARED),
+        (2, {"data": 2, "shard": "everything"}, [*SHARED, *PAIRS]),
+        (3, {"data": 3, "shard": "optimizer"}, SHARED),
+        (2, {"data": 1, "expert": 2}, [*SHARED, EXPERTS]),
+        (2, {"data": 1, "tensor": 2}, SHARED),
+        (4, {"data": 2, "context": {"ranks": 2}}, SHARED),
+        (4, {"data": 2, "tensor": 2, "shard": "everything"}, [*SHARED, *PAIRS]),
+    ],
+    ids=str,
+)
+def test_data_ranks_share_the_answers_and_all_have_those_of_one_process(
+    tiny_corpus: Path, run_ranks: Any, ranks: int, parallel: dict[str, Any], words: list[str]
+) -> None:
+    """Answers of unlike lengths, of which the last turn has too few for all ranks."""
+    single = {"data": 1}
+    (alone,) = run_ranks("tests/evals/models.py:answers", 1, str(tiny_corpus), single, words)
+    greedy_texts, asked, beam_texts, _, some, _ = alone
+    assert len({len(each) for each in greedy_texts}) > 2, "else ranks that end early show nothing"
+    assert greedy_texts != beam_texts
+    assert (asked, len(some)) == (len(QUESTIONS), 1)
+    data_ranks = parallel["data"] * parallel.get("expert", 1)
+    turns = -(-len(QUESTIONS) // data_ranks)
+    for found in run_ranks("tests/evals/models.py:answers", ranks, str(tiny_corpus), parallel, words):
+        assert found == [greedy_texts, turns, beam_texts, turns, greedy_texts[:data_ranks], 1]

@@ -1,5 +1,6 @@
 """ONNX files: attention by symbols is ours, what is refused, and what onnxruntime computes."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from hornbook.model.attention.attend import reference_attention
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.head import ClassificationHead, SpanHead
 from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import AlibiConfig, RopeConfig
+from hornbook.model.config.model import LayerConfig, ModelConfig
+from hornbook.model.config.position import AlibiConfig, NoPositions, RopeConfig
 from hornbook.model.export import onnx
 from hornbook.model.hf.hf import write_hf
 from tests.model.likenesses import bert_like, gpt2_like
@@ -38,11 +40,26 @@ def test_attention_by_symbols_is_the_formula(window: int | None, softcap: float 
 
 
 REFUSED = {
-    "kind 'encoder'": bert_like(length=40),
+    "kind 'encoder_decoder'": ModelConfig(**SHAPE, kind="encoder_decoder"),
     "attention of a kind other than full": ModelConfig(**SHAPE, attention=LatentAttentionConfig()),
     "experts": ModelConfig(**SHAPE, mlp=ExpertsConfig(count=2, active=1, hidden=8)),
     "positions of kind 'alibi'": ModelConfig(**SHAPE | {"position": AlibiConfig(length=40)}),
 }
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_padding_is_seen_by_no_text(window: int | None) -> None:
+    """A row of 5 and one of 3 tokens, as each is alone."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 5, 6, generator=generator) for heads in (4, 2, 2))
+    mask, sizes = AttentionMask("bidirectional", window=window), (5, 3)
+    seen = torch.tensor([[1] * size + [0] * (5 - size) for size in sizes])
+    found = onnx.attend_by_symbols(query, key, value, mask, seen=seen)
+    assert found.isfinite().all()
+    for row, size in enumerate(sizes):
+        alone = (each[row : row + 1, :, :size] for each in (query, key, value))
+        expected = reference_attention(*alone, mask, Scoring(6**-0.5, None, None, None, None))
+        assert float((found[row, :, :size] - expected[0]).abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -51,14 +68,28 @@ def test_what_is_not_written_is_refused_by_name(what: str) -> None:
         onnx.require_onnx(REFUSED[what])
 
 
+LAYERS = [LayerConfig(), LayerConfig(position=NoPositions()), LayerConfig(attention=FullAttentionConfig(window=3))]
+
+
+def test_layers_are_judged_by_what_they_have() -> None:
+    onnx.require_onnx(ModelConfig(**SHAPE, pattern=LAYERS))
+    with pytest.raises(UsageError, match="attention of a kind other than full"):
+        onnx.require_onnx(ModelConfig(**SHAPE, first=[LayerConfig(attention=LatentAttentionConfig())]))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [
+        ModelConfig(**SHAPE | {"layers": 3}, pattern=LAYERS),
+        bert_like(length=40),
+        bert_like(length=40).model_copy(update={"head": ClassificationHead(labels=["bad", "good"])}),
+        ModelConfig(**SHAPE, head=ClassificationHead(labels=["bad", "good"])),
+        ModelConfig(**SHAPE, kind="encoder", attention=FullAttentionConfig(window=6), head=SpanHead()),
         gpt2_like(length=40),
         ModelConfig(**SHAPE, attention=FullAttentionConfig(kv_heads=2, window=5, softcap=9.0, sinks=True)),
     ],
-    ids=["gpt2", "window"],
+    ids=["layers", "encoder", "classifier", "decoder with labels", "spans", "gpt2", "window"],
 )
 def test_onnxruntime_computes_the_same(
     config: ModelConfig, tmp_path: Path, random_model: Any, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,7 +102,12 @@ def test_onnxruntime_computes_the_same(
     assert main([*words, str(tmp_path / "out")]) == Exit.DONE
     certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
     assert certificate["ok"]
-    assert certificate["tokens"] == sum(batch * time for batch, time in onnx.SHAPES)
+    padding = sum(sum(range(batch)) for batch, _ in onnx.SHAPES) if config.kind == "encoder" else 0
+    assert certificate["tokens"] == sum(batch * time for batch, time in onnx.SHAPES) - padding
+    session = importlib.import_module("onnxruntime").InferenceSession(str(tmp_path / "out" / onnx.FILE))
+    assert [each.name for each in session.get_inputs()] == onnx.input_names(config)
+    labels = json.loads(session.get_modelmeta().custom_metadata_map.get("labels", "null"))
+    assert labels == getattr(config.head, "labels", None)
     real = onnx.attend_by_symbols
     monkeypatch.setattr(onnx, "attend_by_symbols", lambda *given, **more: 1.01 * real(*given, **more))
     assert main([*words, str(tmp_path / "wrong")]) == Exit.INTEGRITY

@@ -7,6 +7,7 @@ import pytest
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.tokenizer.chat_template import OURS, ChatTemplate, Message, read_chat_template
+from hornbook.text.tokenizer.dialogues import choose_template
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.conftest import write_tokenizer
 
@@ -227,3 +228,12 @@ def test_tools_and_their_calls_are_written(tmp_path: Path, name: str) -> None:
     assert '{"name": "add", "arguments": {"a": "<|im_end|>"}}' in said[0]
     assert "3" not in said[0]
     assert said[1].startswith("It is 3.")
+
+
+def test_a_damaged_file_is_named_with_the_line(tmp_path: Path) -> None:
+    folder, path = folder_with(tmp_path / "t"), tmp_path / "own.jinja"
+    path.write_text("{% for m in messages %}\n{{ m.content")
+    with pytest.raises(
+        UsageError, match=r"text.chat_template .*own.jinja: the chat template is damaged, line 2: .*: corr"
+    ):
+        choose_template(str(path), Tokenizer.load(folder), folder)

@@ -11,6 +11,7 @@ from hornbook.cli.data.train_proxy import Proxy, noise, proxy_table, train_proxi
 from hornbook.cli.result import Result, table
 from hornbook.cli.shell import DryRun, people, split_target, split_targets
 from hornbook.errors import UsageError
+from hornbook.files.run_directory import RunDir
 from hornbook.progress import progress_bar, size_text
 from hornbook.settings.fields import parse_number
 from hornbook.settings.resolve import resolve
@@ -36,7 +37,7 @@ def tokenize(
     *,
     vocab: Annotated[str | None, typer.Option(metavar="N", help="Train a tokenizer of this size, such as 16k.")] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Use this tokenizer.json (or its folder).")
+        str | None, typer.Option(metavar="PATH", help="Use this tokenizer.json, or that of a folder or run.")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     overwrite: Annotated[
@@ -99,8 +100,15 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> tuple
             f"text.tokenizer.vocab={vocab}",
         ]
     if tokenizer is not None:
-        overrides += ["text.tokenizer.kind=file", f"text.tokenizer.path={tokenizer}"]
+        overrides += ["text.tokenizer.kind=file", f"text.tokenizer.path={_tokenizer_path(tokenizer)}"]
     return data, resolve(str(data / TEXT_TOML), overrides).recipe.text
+
+
+def _tokenizer_path(path: str) -> str:
+    """The path; of a run that of its newest checkpoint."""
+    from hornbook.run.checkpoints.path import checkpoint_path
+
+    return str(checkpoint_path(path)) if RunDir(path).checkpoints.is_dir() else path
 
 
 def _compare(words: list[str], proxy_bytes: int) -> Result:

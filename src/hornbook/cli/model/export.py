@@ -200,8 +200,9 @@ def _export_gguf(model: _Merged, report: dict[str, Any], wanted: bool, dry_run: 
 def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run: bool) -> Result:
     """Write model.onnx and the tokenizer, and ask onnxruntime for its logits."""
     from hornbook.model.build import build_model
+    from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.export.onnx import FILE, certify_onnx, require_onnx, write_onnx
-    from hornbook.model.hf.tokenizer import copy_tokenizer
+    from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer
     from hornbook.model.surgery.operate import fill
 
     config = source.config
@@ -214,6 +215,8 @@ def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run:
         write_onnx(partial, model, config)
         if source.tokenizer is not None:
             copy_tokenizer(source.tokenizer, partial, config.position.length)
+            if config.kind == "decoder" and isinstance(config.head, LabelHeadConfig):
+                begin_texts(partial)
         last = "not certified (--no-certificate)"
         if wanted:
             found = certify_onnx(partial, model, config, source.vocab).require()

@@ -27,7 +27,7 @@ def before_and_after(before: dict[str, float], after: dict[str, float]) -> list[
 
 
 def _said(name: str, value: float) -> str:
-    return f"{value:.4f}" if name == "loss" else f"{value:,.0f}"
+    return "not measured" if math.isnan(value) else f"{value:.4f}" if name == "loss" else f"{value:,.0f}"
 
 
 class SampleText:

@@ -39,12 +39,12 @@ class Subject:
 
     def training_corpus(self) -> "Corpus | None":
         """What the run was trained on; None where it belongs to none, or the data is gone or of another tokenizer."""
-        from hornbook.data.corpus import Corpus
+        from hornbook.data.corpus import open_corpus
 
-        path = self.recipe.data.path
-        if path is None or not Path(path, "tokens", "index.json").is_file():
+        path, replayed = self.recipe.data.path, self.recipe.data.replay.path
+        if path is None or not all(Path(each, "tokens", "index.json").is_file() for each in (path, replayed or path)):
             return None
-        corpus = Corpus.open(path)
+        corpus = open_corpus(self.recipe.data, path)
         return corpus if corpus.tokenizer_digest == self.tokenizer.digest else None
 
     def evaluator(self, corpus: "Corpus", sequence: int | None = None) -> "Evaluator":

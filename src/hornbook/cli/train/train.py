@@ -17,6 +17,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved, resolve
 from hornbook.settings.sources import COMMAND_LINE
+from hornbook.text.config.labels import Dialogue
 
 if TYPE_CHECKING:
     from hornbook.run.control.faults import FaultInjector
@@ -113,6 +114,7 @@ def rate_text(resolved: Resolved) -> str:
     """A line with the learning rate of a run that starts from weights, and the origin of that setting."""
     origin = resolved.origins.get("optim.lr", "default")
     given = origin in (COMMAND_LINE, "environment HORNBOOK_SET")
+    given = given or (origin != "default" and isinstance(resolved.recipe.text.labels, Dialogue))  # recipes to fine-tune
     hint = "" if given else "; it may suit training from scratch only: --optim.lr VALUE sets another"
     return f"learning rate {resolved.recipe.optim.lr:g} ({origin}){hint}"
 

@@ -13,6 +13,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import fullest, newest_evaluation
 from hornbook.progress import progress_bar
 from hornbook.run.checkpoints.commit import newest_step
+from hornbook.text.config.labels import Dialogue
 
 if TYPE_CHECKING:
     from hornbook.run.job import Start
@@ -84,7 +85,9 @@ def next_text(resolved: "Resolved", run: RunDir, status: str | None) -> str:
     """A line with the commands to run next."""
     if status != "finished":
         return f"next: hornbook resume {run.path}"
-    use = use_command(resolved.recipe.model.head.kind, str(run.path))
+    recipe = resolved.recipe
+    answers = isinstance(recipe.text.labels, Dialogue) and recipe.model.head.kind == "lm"
+    use = f"hornbook chat {run.path}" if answers else use_command(recipe.model.head.kind, str(run.path))
     return f"next: {use}; hornbook export {run.path} --out MODEL"
 
 

@@ -56,6 +56,8 @@ def choices(config: MultipleChoice, context: TaskContext) -> ChoiceTask:
             raise UsageError(
                 f"{where}: {config.choices!r} must be a list of two texts or more: see `choices` of the task"
             )
+        if blank := [number for number, each in enumerate(found, 1) if not each.strip()]:
+            raise UsageError(f"{where}: choice {blank[0]} is empty: correct the row, or leave it out")
         requests = [
             encode_request(context.tokenizer, prompt, config.before + each, f"{where}, choice {number + 1}").within(
                 context.sequence, where, cut=config.long == "cut"

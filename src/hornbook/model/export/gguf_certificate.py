@@ -70,7 +70,7 @@ class GgufCertificate:
             if not each.relative_difference <= each.allowed:
                 found.append(
                     f"{each.program}: logits differ by {each.relative_difference:.2e} of the largest one; "
-                    f"{each.allowed:.0e} is allowed"
+                    f"{each.allowed:g} is allowed"
                 )
             if not each.tokenizer_equal:
                 found.append(f"{each.program}: its tokenizer gives other ids for the same texts")

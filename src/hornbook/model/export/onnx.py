@@ -1,4 +1,6 @@
-"""A decoder as an ONNX file: token ids in, logits out, of any number and length of texts; checked by onnxruntime.
+"""A model as an ONNX file: token ids in, logits out, of any number and length of texts; checked by onnxruntime.
+
+Of an encoder the file also asks which tokens are no padding (`mask`) and, where the model knows them, their `types`.
 
 torch's exporter traces the model with sizes that are symbols. Our attention plans by sizes that are numbers, so for the
 trace every layer attends by its formula (`FullAttention.attend` stands in); nothing else of the model changes.
@@ -7,10 +9,12 @@ trace every layer attends by its formula (`FullAttention.attend` stands in); not
 import contextlib
 import dataclasses
 import io
+import json
 import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,8 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.extras import install_command
 from hornbook.model.attention.attention import FullAttention
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.storage.safetensors_folder import write_json
 from hornbook.model.transformer import Transformer
 
@@ -65,24 +69,34 @@ class OnnxCertificate:
 
 
 class _LogitsOfRows(nn.Module):
-    """The model as a function of token ids."""
+    """The model as a function of the inputs of the file."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Int[Tensor, "batch time"]) -> Float[Tensor, "batch time vocab"]:
-        hidden, _ = self.model(tokens)
-        assert self.model.head is not None
-        return self.model.head.logits(hidden)
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch time"],
+        mask: Int[Tensor, "batch time"] | None = None,
+        types: Int[Tensor, "batch time"] | None = None,
+    ) -> Float[Tensor, "batch time outputs"]:
+        with _attending_by_formula(self.model, mask):
+            return _logits(self.model, tokens, types)
+
+
+def _logits(model: Transformer, tokens: Tensor, types: Tensor | None) -> Tensor:
+    hidden, _ = model(tokens, types=types)
+    assert model.head is not None
+    return model.head.logits(hidden)
 
 
 def require_onnx(config: ModelConfig) -> None:
     """Raise UsageError for what is not written, naming it."""
-    layers = [config, *config.first, *config.pattern]
+    layers = [config.layer(number) for number in range(config.layers)]
     refused = {
-        f"a model of kind {config.kind!r}": config.kind != "decoder",
-        f"a head of kind {config.head.kind!r}": isinstance(config.head, LabelHeadConfig),
+        f"a model of kind {config.kind!r}": config.kind == "encoder_decoder",
+        f"a head of kind {config.head.kind!r}": isinstance(config.head, ReplacedHead),
         "attention of a kind other than full": any(layer.attention.kind != "full" for layer in layers),
         "experts": any(layer.mlp.kind == "experts" for layer in layers),
         f"positions of kind {config.position.kind!r}": config.position.kind in ("alibi", "relative"),
@@ -93,25 +107,31 @@ def require_onnx(config: ModelConfig) -> None:
 
 def write_onnx(folder: Path, model: Transformer, config: ModelConfig) -> Path:
     """Write the file; values of large models stand beside it. Raises UsageError where the exporter is not installed."""
-    path, most = folder / FILE, config.position.length
-    tokens = torch.zeros(2, min(8, most), dtype=torch.int64)
+    path, most, names = folder / FILE, config.position.length, input_names(config)
     sizes = {0: torch.export.Dim("batch", max=2**16), 1: torch.export.Dim("time", max=most)}
     try:
-        with _attending_by_formula(model), _quiet():
+        with _quiet():
             program = torch.onnx.export(
                 _LogitsOfRows(model).eval(),
-                (tokens,),
-                input_names=["tokens"],
+                tuple(torch.ones(2, min(8, most), dtype=torch.int64) for _ in names),
+                input_names=names,
                 output_names=["logits"],
-                dynamic_shapes={"tokens": sizes},
+                dynamic_shapes=dict.fromkeys(names, sizes),
                 dynamo=True,
                 verbose=False,
             )
     except ImportError as error:
         raise UsageError(f"--to onnx needs torch's exporter: {install_command('onnx')}") from error
     assert program is not None
+    if labels := getattr(config.head, "labels", None):
+        program.model.metadata_props["labels"] = json.dumps(labels)
     program.save(str(path))
     return path
+
+
+def input_names(config: ModelConfig) -> list[str]:
+    """What the file asks for, int64 [batch, time] each."""
+    return ["tokens"] + ["mask", "types"][: 1 + (config.embedding.types > 1)] * (config.kind == "encoder")
 
 
 def certify_onnx(folder: Path, model: Transformer, config: ModelConfig, vocab: int) -> OnnxCertificate:
@@ -125,22 +145,37 @@ def certify_onnx(folder: Path, model: Transformer, config: ModelConfig, vocab: i
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
     generator, worst, count = torch.Generator().manual_seed(0), 0.0, 0
     for batch, time in SHAPES:
-        ids = torch.randint(0, vocab, (batch, min(time, config.position.length)), generator=generator)
-        with torch.no_grad():
-            ours = _LogitsOfRows(model).eval()(ids)
-        theirs = torch.from_numpy(session.run(["logits"], {"tokens": ids.numpy()})[0])
+        given = _texts(config, vocab, batch, min(time, config.position.length), generator)
+        with torch.no_grad():  # ours text by text, without padding
+            rows = zip(given["tokens"], given["types"], given["mask"] > 0, strict=True)
+            ours = torch.cat([_logits(model, row[None, real], kind[None, real])[0] for row, kind, real in rows])
+        asked = {name: given[name].numpy() for name in input_names(config)}
+        theirs = torch.from_numpy(session.run(["logits"], asked)[0])[given["mask"] > 0]
         difference = (ours - theirs).abs().max() / ours.abs().max()
-        worst, count = float(torch.maximum(torch.tensor(worst), difference)), count + ids.numel()  # NaN stays NaN
+        worst, count = float(torch.maximum(torch.tensor(worst), difference)), count + len(ours)  # NaN stays NaN
     found = OnnxCertificate(f"onnxruntime {onnxruntime.__version__}", worst, TOLERANCE, count)
     write_json(folder / "certificate.json", found.to_json())
     return found
 
 
+def _texts(
+    config: ModelConfig, vocab: int, batch: int, time: int, generator: torch.Generator
+) -> dict[str, Int[Tensor, "batch time"]]:
+    """Random texts; of an encoder each has a token less than the one before, and padding there."""
+    encoder, types = config.kind == "encoder", max(config.embedding.types, 1) if config.kind == "encoder" else 1
+    sizes = (time - torch.arange(batch) * encoder).clamp(min=1)
+    return {
+        "tokens": torch.randint(0, vocab, (batch, time), generator=generator),
+        "types": torch.randint(0, types, (batch, time), generator=generator),
+        "mask": (torch.arange(time) < sizes[:, None]).long(),
+    }
+
+
 @contextlib.contextmanager
-def _attending_by_formula(model: nn.Module) -> Iterator[None]:
+def _attending_by_formula(model: nn.Module, seen: Tensor | None) -> Iterator[None]:
     layers = [each for each in model.modules() if isinstance(each, FullAttention)]
     for layer in layers:
-        layer.attend = attend_by_symbols
+        layer.attend = partial(attend_by_symbols, seen=seen)
     try:
         yield
     finally:
@@ -159,8 +194,12 @@ def attend_by_symbols(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
     dropout: object = None,
+    seen: Int[Tensor, "batch time"] | None = None,
 ) -> Tensor:
-    """Causal attention [batch, heads, time, dim] as its formula, for sizes that are symbols."""
+    """Attention [batch, heads, time, dim] as its formula, for sizes that are symbols; `seen`: keys that are no padding.
+
+    Queries of padding see the same keys, so what is found for them is finite, and of no use.
+    """
     assert bias is None
     assert dropout is None
     groups, time = query.shape[1] // key.shape[1], query.shape[2]
@@ -170,8 +209,13 @@ def attend_by_symbols(
         scores = softcap * torch.tanh(scores / softcap)
     position = torch.arange(time, device=query.device)
     distance = position[:, None] - position
-    unseen = distance < 0 if mask.window is None else (distance < 0) | (distance >= mask.window)
-    scores = scores.masked_fill(unseen, float("-inf"))
+    causal, window = mask.kind == "causal", mask.window
+    unseen = distance < 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
+    if window is not None:
+        unseen = unseen | (distance >= window if causal else distance.abs() > window // 2)
+    if seen is not None:
+        unseen = unseen | (seen == 0)[:, None, None]
+    scores = scores.masked_fill(unseen, torch.finfo(scores.dtype).min)  # a query that sees nothing stays finite
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)], -1)
     return scores.softmax(-1)[..., :time] @ value

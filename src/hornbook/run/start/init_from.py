@@ -161,7 +161,11 @@ def _refuse_other_model(resolved: Resolved, adopted: ModelConfig, label: str) ->
         if _from_checkpoint(key) and resolved.origins.get(key, "default") != "default" and has.get(key) != value
     ]
     if problems:
-        raise UsageError(f"the recipe's model is not that of {label}:\n" + "\n".join(problems))
+        remedy = (
+            "a run from a model has its shape: leave these settings out; of a shipped recipe take a copy without them, "
+            "and without `extends` where they come from there (hornbook recipes copy)"
+        )
+        raise UsageError("\n".join([f"the recipe's model is not that of {label}:", *problems, remedy]))
 
 
 def _model_keys(model: ModelConfig) -> dict[str, Any]:

@@ -250,4 +250,5 @@ def _compiled(source: str) -> Any:
     try:
         return environment.from_string(source)
     except TemplateError as error:
-        raise IntegrityError(f"its chat template is damaged: {error}") from error
+        at = f", line {line}" if (line := getattr(error, "lineno", None)) else ""
+        raise IntegrityError(f"the chat template is damaged{at}: {error}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hornbook.errors import UsageError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import write_atomic
 from hornbook.text.config.labels import ChatLabels, Dialogue
 from hornbook.text.ingest.labels.conversations import CALLS, CHOSEN, REJECTED, SKIPPED, TOOLS
@@ -93,6 +93,9 @@ def choose_template(name: str, tokenizer: Tokenizer, folder: Path) -> tuple[str,
         ChatTemplate(source, tokenizer, read_settings(folder)).require_tokens()
     except UsageError as error:
         raise UsageError(f"text.chat_template {name}: {error}") from error
+    except IntegrityError as error:
+        remedy = 'correct it, or take text.chat_template = "plain", which any tokenizer can write'
+        raise UsageError(f"text.chat_template {name}: {str(error).rstrip('.')}: {remedy}") from error
     return source, note
 
 
