@@ -64,7 +64,7 @@ def _verdict(config: Converged, found: Losses, count: int) -> str:
     columns = (found.tokens, found.loss, found.rate, found.training)
     tokens, loss, rate, training = (np.array(each[: max(count, 0)], dtype=float) for each in columns)
     verdict = convergence(tokens.astype(np.int64), loss, rate, training, config.gain).verdict
-    return "" if verdict == "converged" and constant_part(rate) < len(rate) else verdict
+    return "" if verdict == "converged" and constant_part(rate)[1] < len(rate) else verdict
 
 
 class EarlyStop:
