@@ -12,13 +12,17 @@ import torch
 from hornbook.cli.main import main
 from hornbook.data.config.objectives import Masked
 from hornbook.errors import Exit, UsageError
+from hornbook.files.run_directory import RunDir
+from hornbook.files.run_status import evaluations, steps_that_count
 from hornbook.model.build import build_model
 from hornbook.model.config.head import TokenClassificationHead
 from hornbook.model.heads.replaced import GENERATED, Chosen
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.init.init import with_new_head
 from hornbook.model.storage.load import load_model
+from hornbook.run.checkpoints.manifest import ValidationLoss, read_manifest
 from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.diagnose.runs.curves import curves_of
 from hornbook.run.start.init_from import init_from_import
 from hornbook.settings.resolve import ConfigError, Resolved, resolve
 from tests.run.conftest import BERT
@@ -75,12 +79,24 @@ def test_an_evaluation_tells_both_losses_and_what_is_found(whole: Path, capsys: 
         assert found[name] == pytest.approx(saved[name], rel=1e-5)
     for name in ("detection_accuracy", "replaced_share", "replaced_found", "tokens"):
         assert found[name] == pytest.approx(saved[name], rel=1e-6)
+    assert found["objective"] == pytest.approx(found["loss"] + 50 * found["detection_loss"], rel=1e-9)
     assert 0.05 < found["replaced_share"] < 0.16
     assert found["detection_accuracy"] > 0.7
     assert main(["eval", str(whole)]) == Exit.DONE
     assert "replaced found" in capsys.readouterr().err
     assert main(["generate", str(whole), "-p", "the [MASK] reads"]) == Exit.USAGE
     assert "tells replaced tokens" in capsys.readouterr().err
+
+
+def test_what_is_minimised_decides_which_checkpoint_is_best_and_when_a_run_stops(whole: Path) -> None:
+    scored = evaluations(RunDir(whole))
+    last, score = scored[-1], read_manifest(checkpoint_path(whole)).score
+    assert score is not None
+    assert score.loss == pytest.approx(last["all"]["loss"] + 50 * last["all"]["detection_loss"], rel=1e-9)
+    assert not score.beats(score._replace(loss=1.0))
+    assert score.beats(ValidationLoss(1.0, last["rows"])), "the generator's loss, of an earlier version"
+    judged = curves_of(steps_that_count(RunDir(whole)), (), scored).evaluated.loss
+    assert judged.tolist() == [each["all"]["objective"] for each in scored]
 
 
 def test_an_export_is_electras_discriminator(

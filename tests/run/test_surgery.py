@@ -146,7 +146,7 @@ def test_another_base_is_refused(tmp_path: Path, launch_run: Launch, base: Path)
             "surgery=prompt model.kind=encoder data.objective.kind=masked",
             r"before the text of a decoder.*kind is encoder",
         ),
-        ('surgery=[{kind="prompt", length=4000}]', r"longer than the positions of model.position.length"),
+        ('surgery=[{kind="prompt", length=4000}]', r"longer than the positions of model.position.length .*: take"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_written(

@@ -19,7 +19,7 @@ from hornbook.data.config.objectives import Replaced
 from hornbook.data.corpus import Corpus
 from hornbook.data.validation import HeldOut, held_out
 from hornbook.evals.labels import LabelScores, LabelTask, RewardTask
-from hornbook.evals.loss import DetectionTask, LossScores, LossTask, Pieces
+from hornbook.evals.loss import DetectionScores, DetectionTask, LossScores, LossTask, Pieces
 from hornbook.evals.suites import task_score
 from hornbook.evals.task import Scores, Task, TaskContext
 from hornbook.evals.tasks.build import build_tasks
@@ -51,6 +51,12 @@ class Report:
         """The scores of all sources together; they are of one kind."""
         first, *rest = self.by_source.values()
         return functools.reduce(lambda total, part: total + cast(Any, part), rest, first)
+
+    @property
+    def objective(self) -> float:
+        """The loss by which checkpoints are compared and runs are stopped."""
+        total = self.total
+        return total.objective if isinstance(total, DetectionScores) else total.loss
 
     @property
     def coverage(self) -> str:
@@ -159,7 +165,7 @@ class Evaluator:
         if part.labelled:
             return LabelTask(source, batches, self._corpus, part.plan)
         if isinstance(self._recipe.data.objective, Replaced) and not by_document:
-            return DetectionTask(source, batches, self._token_bytes)
+            return DetectionTask(source, batches, self._token_bytes, self._recipe.train.loss.detection)
         pieces = Pieces(self._corpus.validation[source], part.plan) if by_document else None
         return LossTask(source, batches, self._token_bytes, pieces)
 

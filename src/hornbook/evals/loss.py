@@ -74,6 +74,8 @@ class DetectionScores(LossScores):
     replaced: float = 0.0
     found: float = 0.0
     """Replaced tokens that are told to be."""
+    weighted: float = 0.0
+    """`told_nats`, times the weight that the loss of telling has in training."""
 
     def __add__(self, other: "LossScores") -> "DetectionScores":
         assert isinstance(other, DetectionScores)
@@ -81,6 +83,11 @@ class DetectionScores(LossScores):
             each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self) if each.compare
         }
         return DetectionScores(**sums)
+
+    @property
+    def objective(self) -> float:
+        """What training minimises: the generator's loss and the weighted loss of telling."""
+        return self.loss + self._mean(self.weighted)
 
     @property
     def summary(self) -> str:
@@ -91,6 +98,7 @@ class DetectionScores(LossScores):
     def as_dict(self) -> dict[str, float | int]:
         """`loss` and `bits_per_byte` are of the generator."""
         return super().as_dict() | {
+            "objective": self.objective,
             "detection_loss": self._mean(self.told_nats),
             "detection_accuracy": self._mean(self.right),
             "replaced_share": self._mean(self.replaced),
@@ -156,6 +164,8 @@ class DetectionTask:
     batches: Iterable[Batch]
     token_bytes: Int[Tensor, " vocab"]
     """UTF-8 bytes that each token id stands for; 0 for special tokens."""
+    weight: float
+    """Of the loss of telling, beside the generator's (`train.loss.detection`)."""
 
     def score(self, model: Engine, world: World) -> DetectionScores:
         """The draws are those of each row's place in the validation text: always the same ones of the same model."""
@@ -171,7 +181,9 @@ class DetectionTask:
 
         rows = score_batches(world, self.batches, 8, sums)[:, 1:].tolist()
         none = DetectionScores().documents
-        scores = (DetectionScores(row[0], row[1], int(row[2]), none, *row[3:]) for row in rows)
+        scores = (
+            DetectionScores(row[0], row[1], int(row[2]), none, *row[3:], weighted=self.weight * row[4]) for row in rows
+        )
         return sum(scores, DetectionScores())
 
 

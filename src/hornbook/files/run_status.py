@@ -117,6 +117,11 @@ def fullest(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
     return evaluation.get("whole") or evaluation
 
 
+def objective_of(score: Mapping[str, Any]) -> float:
+    """The loss by which a run is judged: what it minimises, of replaced-token detection more than the `loss`."""
+    return score.get("objective", score["loss"])
+
+
 def metrics_of(score: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a score (loss, bits per byte, those of labels), without its counts."""
     return {name: value for name, value in score.items() if name not in COUNTS}

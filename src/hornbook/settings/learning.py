@@ -18,7 +18,7 @@ def learning_problems(
 ) -> Iterator[tuple[str, str]]:
     """(Dotted key, what is wrong and the remedy)."""
     if train.loss.teacher.kind != "none":
-        yield from _check_teacher(data, parallel)
+        yield from _check_teacher(data, parallel, train.loss.teacher.kind)
     if train.loss.teacher.kind == "relations":
         yield from _check_live_teacher(train, parallel, surgery)
     if model.mtp.depth:
@@ -40,11 +40,14 @@ def _check_mixup(model: ModelConfig, parallel: ParallelConfig) -> Iterator[tuple
         yield "parallel.sequence", f"{text}: leave it false, or data.objective.mixup 0"
 
 
-def _check_teacher(data: DataConfig, parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
-    """What a teacher of causal rows does not go with."""
-    if (kind := data.objective.kind) != "causal":
-        text = f'its predictions are of causal rows, and data.objective.kind is "{kind}"'
-        yield "train.loss.teacher", f'{text}: take "causal", or leave the teacher out'
+def _check_teacher(data: DataConfig, parallel: ParallelConfig, teacher: str) -> Iterator[tuple[str, str]]:
+    """What a teacher does not go with."""
+    kind, related = data.objective.kind, teacher == "relations"
+    if kind != "causal" and not (related and kind == "masked"):
+        text = f"{'it reads causal or masked' if related else 'its predictions are of causal'} rows"
+        remedy = 'train.loss.teacher.kind "relations"' if kind == "masked" else '"causal"'
+        text = f'{text}, and data.objective.kind is "{kind}": take {remedy}, or leave the teacher out'
+        yield "train.loss.teacher", text
     if parallel.tensor not in (1, FILL):
         yield "parallel.tensor", "a teacher's tokens are of the whole vocabulary: leave it 1, or leave the teacher out"
 

@@ -270,9 +270,11 @@ def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
             "surgery",
             "a prompt or a prefix stands before documents, which are divided over ranks: leave parallel.context 1",
         )
-    if prompt and recipe.train.sequence + prompt > recipe.model.position.length:
+    if prompt and recipe.train.sequence + prompt > (length := recipe.model.position.length):
         text = f"a prompt or prefix of {prompt} before train.sequence ({recipe.train.sequence}) is longer than the"
-        yield "surgery", f"{text} positions of model.position.length ({recipe.model.position.length})"
+        text = f"{text} positions of model.position.length ({length})"
+        remedy = f"take train.sequence {length - prompt} or less" if prompt < length else "take a shorter one"
+        yield "surgery", f"{text}: {remedy}"
 
 
 def _check_noise_scale(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from hornbook.data.batch import Batch
+from hornbook.data.config.teacher import RelationTeacher
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.relations import PAIRS, Watch, divergence, seen_tokens
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.operate import fill
 from hornbook.model.transformer import Transformer
+from hornbook.parallel.gradients.live_teacher import LiveTeacher
 
 VOCAB = 40
 TOKENS = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -66,6 +69,38 @@ def test_the_divergence_is_that_of_the_formula_written_out(name: str) -> None:
     assert (found[:, 0] == 0).all()
     assert found[1, 5] == 0, "the first of a document sees itself alone"
     torch.testing.assert_close(divergence(small, small, [name], heads, seen), torch.zeros(2, 12), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("layer", "layers", "pairs"), [(None, 2, [(0, 1), (1, 3)]), (3, 2, [(0, 1), (1, 2)])])
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_several_layers_learn_from_those_that_lie_as_deep(
+    kind: str, layer: int | None, layers: int, pairs: list[tuple[int, int]]
+) -> None:
+    teacher, model = model_of(5, kind=kind, width=48, layers=4), model_of(6, kind=kind)
+    config = RelationTeacher(path="x", of=["attention", "hidden"], layer=layer, layers=layers, heads=4, weight=3.0)
+    live = LiveTeacher(teacher, model, config, torch.device("cpu"))
+    weights = (torch.arange(24) % 3 > 0).view(2, 12).float()
+    positions, numbers = torch.arange(12).expand(2, 12), torch.zeros(2, dtype=torch.int64)
+    batch = Batch(TOKENS, TOKENS, weights, positions, LENGTHS, numbers, numbers)
+    model.train()
+    model(TOKENS, lengths=LENGTHS, positions=positions)
+    found, expected = live.term(batch), torch.zeros(2, 12)
+    seen = torch.ones(2, 12, 12, dtype=torch.bool)
+    seen[1, :5, 5:] = seen[1, 5:, :5] = False
+    seen = seen.tril() if kind == "decoder" else seen
+    for ours, theirs in pairs:
+        both = [Watch(each, number, always=True) for each, number in ((model, ours), (teacher, theirs))]
+        for each in (model, teacher):
+            each(TOKENS, lengths=LENGTHS, positions=positions)
+        expected = expected + divergence(both[0].take(), both[1].take(), config.of, 4, seen)
+    torch.testing.assert_close(found, 3.0 * (expected / len(pairs) * weights).sum())
+
+
+def test_which_layers_are_compared() -> None:
+    """Four layers and twelve are TinyBERT's map; the last one learns from the last, or from the one that is named."""
+    assert RelationTeacher(path="x", layers=4).pairs(4, 12) == [(0, 2), (1, 5), (2, 8), (3, 11)]
+    assert RelationTeacher(path="x", layers=2, layer=7).pairs(5, 12) == [(2, 3), (4, 6)]
+    assert RelationTeacher(path="x").pairs(5, 12) == [(4, 11)]
 
 
 def test_gradients_reach_the_model_that_is_compared_and_evaluations_are_not_watched() -> None:

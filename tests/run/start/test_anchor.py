@@ -82,6 +82,7 @@ def test_a_fisher_of_another_model_is_refused(
     said = capsys.readouterr().err
     assert "taken at other weights than those of" in said
     assert "hornbook fisher" in said
+    assert not (tmp_path / "a").exists(), "the same command with the right file starts the run"
     assert main(["train", *tiny_settings, *hold, "--out", str(tmp_path / "b")]) == Exit.USAGE
     assert "has nothing to hold" in capsys.readouterr().err
     lora = 'surgery=[{kind="lora", rank=2}]'

@@ -197,11 +197,21 @@ def test_what_does_not_go_with_a_teacher_of_relations_is_named(more: str, says: 
         resolve(None, [*related(Path("teacher")), more], environ={})
 
 
+def test_masked_rows_are_for_a_teacher_of_relations() -> None:
+    words = ["model.kind=encoder", "model.head.kind=masked", "data.objective.kind=masked"]
+    related = [*words, "train.loss.teacher.path=x", "train.loss.teacher.kind=relations"]
+    assert resolve(None, related, environ={}).recipe.train.loss.teacher.kind == "relations"
+    with pytest.raises(UsageError, match=r"of causal rows, .* take train\.loss\.teacher\.kind \"relations\""):
+        resolve(None, [*related[:-1], "train.loss.teacher.kind=top"], environ={})
+
+
 def test_layers_without_the_relations_are_named() -> None:
     teacher, model = (ModelConfig(layers=1, width=width, heads=2) for width in (16, 8))
     check_relations(RelationTeacher(path="x", heads=4), teacher, model)
     with pytest.raises(UsageError, match="layer: 3 is more than the teacher's 1 layers"):
         check_relations(RelationTeacher(path="x", layer=3), teacher, model)
+    with pytest.raises(UsageError, match=r"layers: 2 is too many: the model has 1 layers, .* first 1: take 1 at most"):
+        check_relations(RelationTeacher(path="x", layers=2), teacher, model)
     with pytest.raises(UsageError, match=r"heads: the teacher's attention vectors have 16 values, which 3 .*, as 8"):
         check_relations(RelationTeacher(path="x", heads=3), teacher, model)
     latent = model.model_copy(update={"attention": LatentAttentionConfig(kv_rank=8)})

@@ -105,7 +105,7 @@ def _notes(metrics: dict[str, Any]) -> "Iterator[RenderableType]":
     yield _table(metrics)
     yield from (f"{name}: {summary_of(values)}" for name, values in metrics.get("tasks", {}).items())
     if "detection_loss" in metrics:
-        told = ("detection_loss", "detection_accuracy", "replaced_share", "replaced_found")
+        told = ("objective", "detection_loss", "detection_accuracy", "replaced_share", "replaced_found")
         yield f"replaced tokens, of all sources: {summary_of({name: metrics[name] for name in told})}"
     if score := metrics.get("benchmark"):
         yield f"{score['task']}: {summary_of({name: score[name] for name in ('score', 'score_se')})}"

@@ -40,13 +40,22 @@ class RelationTeacher(Config):
     of: list[Literal["attention", "query", "key", "value", "hidden"]] = Field(
         default=["attention", "value"], min_length=1
     )
-    """Relations that the last layer of the model learns: attention (queries with keys), or vectors with themselves."""
+    """Relations that layers of the model learn: attention (queries with keys), or vectors with themselves."""
     layer: Count | None = Field(default=None, ge=1)
     """The teacher's layer, counted from 1; by default its last. In large teachers an earlier one may teach better."""
+    layers: Count = Field(default=1, ge=1)
+    """Layers of the model that learn: 1 is its last, more are evenly spread up to it. Each learns from the layer that
+    lies as deep in the teacher up to `layer` (TinyBERT, arXiv 1909.10351, section 3.1); the term is their mean."""
     heads: Count = Field(default=8, ge=1)
     """Relations of each kind: the vectors of both models are cut into so many parts, which must divide them."""
     weight: Number = Field(default=1.0, gt=0)
     """Weight of the sum of KL(teacher || model) of the relations, in nats a token, beside the loss."""
+
+    def pairs(self, model: int, teacher: int) -> list[tuple[int, int]]:
+        """(layer of the model, layer of the teacher), from 0, that are compared, of models with so many layers."""
+        last = teacher if self.layer is None else self.layer
+        shares = [(number * model, number * last) for number in range(1, self.layers + 1)]
+        return [(-(-ours // self.layers) - 1, -(-theirs // self.layers) - 1) for ours, theirs in shares]
 
 
 TeacherConfig = Annotated[NoTerm | TopTeacher | RelationTeacher, Field(discriminator="kind")]

@@ -1,4 +1,4 @@
-"""What one layer of a decoder makes of the tokens of a row, as relations between them, and how far two layers differ.
+"""What one layer of a model makes of the tokens of a row, as relations between them, and how far two layers differ.
 
 A relation of vectors a and b is softmax(a b^T / sqrt(size)) over the tokens that each token sees, for each of some
 heads, into which the vectors of all heads are cut anew (MiniLM: Wang et al. 2020, arXiv 2002.10957, equations 5 to 7;
@@ -91,9 +91,11 @@ def _logs(a: Vectors, b: Vectors, heads: int, seen: Tensor) -> Float[Tensor, "ba
     return scores.masked_fill(~seen[:, None], _UNSEEN).log_softmax(-1)
 
 
-def seen_tokens(lengths: Sequence[Sequence[int]], device: torch.device) -> Bool[Tensor, "batch time time"]:
-    """Which tokens each token of causal rows sees: those before it in its document, and itself."""
+def seen_tokens(
+    lengths: Sequence[Sequence[int]], device: torch.device, *, causal: bool = True
+) -> Bool[Tensor, "batch time time"]:
+    """Which tokens each token sees: those of its document, or if `causal` those before it and itself."""
     numbers = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
     documents = torch.stack(numbers).to(device)
     same = documents[:, :, None] == documents[:, None]
-    return same.tril()
+    return same.tril() if causal else same

@@ -14,20 +14,21 @@ from hornbook.parallel.runner import model_inputs
 
 
 class LiveTeacher:
-    """Compares the last layer of a model in training with a layer of another."""
+    """Compares layers of a model in training with layers of another."""
 
     def __init__(self, teacher: Transformer, model: Transformer, config: RelationTeacher, device: torch.device) -> None:
         """teacher: frozen, on the device."""
-        layer = len(teacher.blocks) if config.layer is None else config.layer
         self._teacher, self._config, self._device = teacher.requires_grad_(False).eval(), config, device
-        self._theirs, self._ours = Watch(teacher, layer - 1, always=True), Watch(model, len(model.blocks) - 1)
+        pairs = config.pairs(len(model.blocks), len(teacher.blocks))
+        self._pairs = [(Watch(model, ours), Watch(teacher, theirs, always=True)) for ours, theirs in pairs]
+        self._causal = model.kind == "causal"
 
     def term(self, batch: Batch) -> Tensor:
         """The weighted sum over the tokens that count of a microbatch that the model has just read; float32 scalar."""
         inputs: dict[str, Any] = model_inputs(self._teacher, batch, None, self._device, masked=False)
         with torch.no_grad():
             self._teacher(**inputs)
-        seen = seen_tokens(batch.document_lengths, self._device)
-        config = self._config
-        apart = divergence(self._ours.take(), self._theirs.take(), config.of, config.heads, seen)
-        return config.weight * (apart * to_device(batch.weights, self._device)).sum()
+        seen = seen_tokens(batch.document_lengths, self._device, causal=self._causal)
+        config, weights = self._config, to_device(batch.weights, self._device)
+        apart = [divergence(ours.take(), theirs.take(), config.of, config.heads, seen) for ours, theirs in self._pairs]
+        return config.weight / len(apart) * (torch.stack(apart).sum(0) * weights).sum()

@@ -82,7 +82,7 @@ def teacher_bytes(recipe: Recipe, rows: Rows) -> tuple[int, int]:
         return 0, 0
     scores = rows.tokens * rows.sequence * config.heads
     each = KEPT * scores + rows.tokens * (rows.sequence + 8 * recipe.model.width)
-    return len(config.of) * each, PASSING * scores
+    return config.layers * len(config.of) * each, PASSING * scores
 
 
 def teacher_seconds(recipe: Recipe, tokens: int, rates: Rates, item: int) -> tuple[float, float]:
@@ -90,7 +90,7 @@ def teacher_seconds(recipe: Recipe, tokens: int, rates: Rates, item: int) -> tup
     teacher, config = live_teacher(recipe), recipe.train.loss.teacher
     if teacher is None or not isinstance(config, RelationTeacher):
         return 0.0, 0.0
-    sequence, kinds = recipe.train.sequence, len(config.of)
+    sequence, kinds = recipe.train.sequence, config.layers * len(config.of)
     work = Work(
         tuple(Multiply(tokens, inner, columns) for inner, columns in teacher.matrices),
         attention=2.0 * teacher.blocks * tokens * sequence * teacher.width,

@@ -144,7 +144,7 @@ class StepJudge:
         engine = self._state.engine
         with engine.weights_to_evaluate():
             report = self._evaluator.evaluate(engine, self._held_out, with_tasks=False, proceed=proceed)
-        return report.total.loss
+        return report.objective
 
     @cached_property
     def _evaluator(self) -> Evaluator:

@@ -50,6 +50,7 @@ from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.observe.alerts import Alerts, await_deliveries
 from hornbook.run.observe.trackers.packages import require_trackers
+from hornbook.run.start.anchor import check_anchor
 from hornbook.run.start.bound import base_recipe, changed_settings, recipe_in_force, recipe_on_file
 from hornbook.run.start.directory import check_directory
 from hornbook.run.start.environment import check_data_lock
@@ -100,6 +101,7 @@ def _launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     inputs = read_inputs(resolved, start)
     compile_for(inputs)
     teach(inputs, run, start)
+    check_anchor(inputs.recipe.train.loss.anchor, start)
     if inputs.recipe.parallel.world > 1:
         return _supervise(inputs, run, start)
     with StopSignals(announces=not start.quiet) as signals, RunLock(run.create(), expires=True):
@@ -215,10 +217,7 @@ def _follow(
 
 
 def check_start(resolved: Resolved, run: RunDir, start: Start) -> tuple[Start, Resolved]:
-    """(The start with the settings that it changes, the recipe at its first step); writes nothing.
-
-    Raises UsageError if it must not be made here.
-    """
+    """(The start with its changed settings, the recipe at its first step); writes nothing. Raises as `refuse_start`."""
     refuse_start(resolved.recipe, run, start)
     return with_changed_settings(resolved, run, start) if start.mode == "resume" else (start, resolved)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hornbook.evals.config import Converged, Patience
-from hornbook.files.run_status import evaluations, events, steps_that_count
+from hornbook.files.run_status import evaluations, events, objective_of, steps_that_count
 from hornbook.optim.config.schedule import Axis, ScheduleConfig
 from hornbook.run.diagnose.runs.convergence import CONSTANT, constant_part, convergence
 from hornbook.run.diagnose.runs.curves import WINDOW, curves_of
@@ -64,7 +64,7 @@ def _verdict(config: Converged, found: Losses, count: int) -> str:
     columns = (found.tokens, found.loss, found.rate, found.training)
     tokens, loss, rate, training = (np.array(each[: max(count, 0)], dtype=float) for each in columns)
     verdict = convergence(tokens.astype(np.int64), loss, rate, training, config.gain).verdict
-    return "" if verdict == "converged" and constant_part(rate) < len(rate) else verdict
+    return "" if verdict == "converged" and constant_part(rate)[1] < len(rate) else verdict
 
 
 class EarlyStop:
@@ -94,7 +94,7 @@ class EarlyStop:
         new, self._new = self._new, None
         if new is None or self._reason:
             return length.tokens
-        self._found.add(step.step, step.tokens, new["all"]["loss"], step.lr, float(np.nanmedian(self._losses)))
+        self._found.add(step.step, step.tokens, objective_of(new["all"]), step.lr, float(np.nanmedian(self._losses)))
         axis = Axis(length.planned, length.batches)
         if step.tokens < axis.tokens(self._config.after) or not (reason := why_stop(self._config, self._found)):
             return length.tokens

@@ -127,7 +127,8 @@ class Evaluation:
         if self._gives_way(at, last=last):
             return
         record = report.as_dict()
-        self.losses[at.step] = ValidationLoss(report.total.loss, record["rows"])
+        named = "objective " * ("objective" in record["all"])  # earlier versions went by the generator's loss
+        self.losses[at.step] = ValidationLoss(report.objective, named + record["rows"])
         self._write(at.step, self._position(at) | {"seconds": round(time.monotonic() - started, 3)} | record)
         self._job.ledger.note("evaluation", at, **record)
         self._show_scores(report)

@@ -10,8 +10,8 @@ from hornbook.files.run_directory import RunDir
 from hornbook.model.surgery.adapters.files import tensors_digest
 from hornbook.model.surgery.folders import read_merged
 from hornbook.parallel.gradients.fisher import FisherFile
-from hornbook.run.config import ElasticAnchor
-from hornbook.run.job import Job
+from hornbook.run.config import AnchorConfig, ElasticAnchor
+from hornbook.run.job import Job, Start
 from hornbook.run.start.init_from import InitFrom
 from hornbook.run.state import State
 
@@ -26,12 +26,20 @@ def hold_weights(job: Job, state: State, init_from: InitFrom | None) -> None:
     if not isinstance(anchor, ElasticAnchor):
         return
     if job.output.is_rank0 and not exists(copy):
-        _keep(Path(anchor.fisher), init_from, copy)
+        keep_fisher(_fisher_of(anchor, init_from), copy)
     state.engine.world.barrier()
     state.engine.penalties.anchor(FisherFile(copy).read)
 
 
-def _keep(path: Path, init_from: InitFrom | None, copy: Path) -> None:
+def check_anchor(anchor: AnchorConfig, start: Start) -> None:
+    """Raise as `hold_weights` where a new run would not have the weights that it is to hold."""
+    if start.mode != "resume" and isinstance(anchor, ElasticAnchor):
+        _fisher_of(anchor, start.init_from)
+
+
+def _fisher_of(anchor: ElasticAnchor, init_from: InitFrom | None) -> Path:
+    """The file of the weights that a run holds. Raises as `hold_weights`."""
+    path = Path(anchor.fisher)
     if init_from is None:
         raise UsageError(
             "train.loss.anchor: a run that starts from initial values has nothing to hold: name the trained model with "
@@ -39,10 +47,9 @@ def _keep(path: Path, init_from: InitFrom | None, copy: Path) -> None:
         )
     held = RunDir(init_from.checkpoint.parent.parent).fisher
     if init_from.kind != "import" and exists(held) and not _is_other(path, held):
-        path = held  # the weights that the parent holds, and not those that it has come to
-    else:
-        FisherFile(path).check(tensors_digest(read_merged(init_from.checkpoint)[2]), init_from.checkpoint)
-    keep_fisher(path, copy)
+        return held  # the weights that the parent holds, and not those that it has come to
+    FisherFile(path).check(tensors_digest(read_merged(init_from.checkpoint)[2]), init_from.checkpoint)
+    return path
 
 
 def keep_fisher(path: Path, copy: Path) -> None:

@@ -95,7 +95,12 @@ def check_relations(config: RelationTeacher, teacher: ModelConfig, model: ModelC
     key, layer = "train.loss.teacher", teacher.layers if config.layer is None else config.layer
     if layer > teacher.layers:
         raise UsageError(f"{key}.layer: {layer} is more than the teacher's {teacher.layers} layers: take one of them")
-    for name, whole, number in (("the teacher", teacher, layer - 1), ("the model", model, model.layers - 1)):
+    if config.layers > (most := min(layer, model.layers)):
+        text = f"the model has {model.layers} layers, and learns from the teacher's first {layer}"
+        raise UsageError(f"{key}.layers: {config.layers} is too many: {text}: take {most} at most")
+    pairs = config.pairs(model.layers, teacher.layers)
+    compared = [("the teacher", teacher, each) for _, each in pairs] + [("the model", model, each) for each, _ in pairs]
+    for name, whole, number in compared:
         attention = whole.layer(number).attention
         inner = [each for each in config.of if each != "hidden"]
         if inner and not isinstance(attention, FullAttentionConfig):
@@ -167,7 +172,9 @@ def _check_teacher(folder: Path, inputs: Inputs) -> None:
             "a teacher that was trained on this data"
         )
     config = read_merged(folder)[0]
-    if (config.kind, config.head.kind) != ("decoder", "lm"):
+    if inputs.recipe.model.kind == "encoder" and config.kind != "encoder":
+        raise UsageError(f"{key}: {folder} does not see both ways as the model does: take one of model.kind encoder")
+    if inputs.recipe.model.kind == "decoder" and (config.kind, config.head.kind) != ("decoder", "lm"):
         raise UsageError(f"{key}: {folder} is no causal language model: take one of model.kind decoder, with a head lm")
     if config.position.length < (sequence := inputs.recipe.train.sequence):
         text = f"{folder} reads {config.position.length} tokens, and train.sequence is {sequence}"

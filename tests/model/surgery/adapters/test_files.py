@@ -11,7 +11,13 @@ from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.head import ClassificationHead, DenseTransform, RegressionHead, TokenClassificationHead
+from hornbook.model.config.head import (
+    ClassificationHead,
+    DenseTransform,
+    MaskedHead,
+    RegressionHead,
+    TokenClassificationHead,
+)
 from hornbook.model.config.position import LearnedPositionsConfig
 from hornbook.model.config.surgery import (
     BottleneckConfig,
@@ -37,12 +43,13 @@ from hornbook.model.transformer import Transformer
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from tests.model.likenesses import bert_like
-from tests.model.surgery.conftest import CONFIGS, Operated, ids, logits, spoil
+from tests.model.surgery.conftest import CONFIGS, VOCAB, Operated, ids, logits, spoil
 
 # peft asks transformers by an old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 SOME = ["*.query", "*.value", "*.mlp.down"]
 EPS = 1e-3
+BERT_LIKE = bert_like(length=64)
 """Adam's first step is lr * g / (|g| + eps): with a tiny eps it has the sign of rounding where g is nearly zero."""
 STEPS = [
     Lora(rank=4),
@@ -84,6 +91,23 @@ def loaded_by_peft(folder: Path, base: Path, **options: Any) -> Any:
 def assert_close_to(found: Tensor, expected: Tensor) -> None:
     """Within 1e-5 of the largest."""
     torch.testing.assert_close(found, expected, atol=1e-5 * float(expected.detach().abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("step", [Ia3Config(), Lora(rank=2, targets=["*.mlp.down"])])
+@torch.no_grad()
+def test_peft_adapts_no_module_whose_name_ends_alike(tmp_path: Path, step: Any) -> None:
+    """BERT's `output.dense` and `attention.output.dense`; peft warns of tensors that it misses."""
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = BERT_LIKE.model_copy(update={"head": MaskedHead()})
+    base = build_model(config, VOCAB, "cpu")
+    initialize(base, config, 1)
+    write_hf(tmp_path / "base", base, config, VOCAB, None)
+    model = spoil(fill(build_operated(config, VOCAB, (step,)), read_hf(tmp_path / "base")[2], None), size=0.05)
+    folder = written(tmp_path / "adapter", tmp_path / "base", model, step)
+    plain = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "base", attn_implementation="eager").eval()
+    theirs = peft.PeftModel.from_pretrained(plain, str(folder))
+    assert_close_to(logits(model, ids()), theirs(input_ids=ids()).logits)
+    assert not [name for name, _ in theirs.named_parameters() if "attention.output" in name and "default" in name]
 
 
 @pytest.mark.parametrize("base", CONFIGS)
@@ -264,7 +288,6 @@ def test_dora_on_a_part_of_a_fused_matrix_is_refused(
         written(tmp_path / "adapter", bases["gpt2"], operated("gpt2", step), step)
 
 
-BERT_LIKE = bert_like(length=64)
 ROBERTA_POSITIONS = LearnedPositionsConfig(length=62, offset=2)
 HEADS = {
     "gpt2": ("AutoModelForSequenceClassification", ClassificationHead(labels=["a", "b", "c"], bias=False)),

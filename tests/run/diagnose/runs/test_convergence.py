@@ -9,13 +9,19 @@ import pytest
 from hornbook.evals.config import Converged, Patience
 from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.optim.config.schedules import WSD, Constant
-from hornbook.run.diagnose.runs.convergence import convergence, fit
+from hornbook.run.diagnose.runs.convergence import constant_part, convergence, fit
 from hornbook.run.observe.early_stop import EarlyStop, Losses, why_stop
 from hornbook.run.training_length import TrainingLength
 
 BATCH, COUNT = 1000, 100
 tokens = np.arange(1, COUNT + 1) * BATCH
 NOISE = np.random.default_rng(11).normal(0, 1, COUNT)
+
+
+PHASE = np.arange(COUNT) % 25 / 25
+RESTARTS = 1e-3 * (0.1 + 0.45 * (1 + np.cos(np.pi * PHASE)))
+RESTARTED = 2 + 2 * (tokens / BATCH) ** -0.4 + 300 * RESTARTS + 0.001 * NOISE
+"""Loss of four cosines: it rises by 0.27 nats with each restart of the rate."""
 
 
 def law(floor: float, factor: float, exponent: float) -> np.ndarray:
@@ -56,6 +62,45 @@ def test_verdicts_at_a_constant_rate(loss: np.ndarray, verdict: str) -> None:
 def test_a_rise_beside_a_falling_training_loss_is_overfitting() -> None:
     loss = law(2.0, 1.0, 1.0) + np.maximum(tokens / BATCH - 60, 0) * 0.02
     assert convergence(tokens, loss, np.full(COUNT, 1e-3), law(1.0, 2.0, 0.3)).verdict == "overfitting"
+
+
+def test_what_rises_within_its_noise_neither_diverges_nor_overfits() -> None:
+    level = 2.0 + 2.0 * np.exp(-tokens / BATCH / 5) + 0.1 * NOISE
+    verdicts = {convergence(tokens[:count], level[:count], np.full(count, 1e-3)).verdict for count in range(40, 101, 4)}
+    assert not verdicts & {"diverging", "overfitting"}
+
+
+def test_the_rise_that_a_restart_of_the_rate_brings_is_none_of_the_run() -> None:
+    found = convergence(tokens[:54], RESTARTED[:54], RESTARTS[:54])
+    assert found.verdict == "unknown", "and peaks of the rate are no constant part"
+    higher = np.where(tokens > 55 * BATCH, 3.0, RESTARTED)
+    assert convergence(tokens[:60], higher[:60], RESTARTS[:60]).verdict == "diverging"
+
+
+def test_a_constant_rate_below_the_peak_is_judged_too() -> None:
+    """An infinite schedule: from the peak to a constant rate, at which the loss has converged."""
+    rate = 1e-3 * (0.4 + 0.3 * (1 + np.cos(np.pi * np.minimum(tokens / BATCH / 30, 1))))
+    loss = 2 + 2 * np.exp(-tokens / BATCH / 5) + 100 * rate + 0.001 * NOISE
+    found = convergence(tokens, loss, rate)
+    assert (found.verdict, found.tokens) == ("converged", tokens[-1])
+
+
+@pytest.mark.parametrize(
+    ("rate", "part"),
+    [
+        (np.full(40, 1.0), (0, 40)),
+        (np.r_[np.linspace(0.1, 0.9, 9), np.ones(60), np.linspace(0.9, 0.1, 31)], (9, 69)),
+        (np.r_[np.ones(50), np.full(30, 0.4)], (50, 80)),
+        (np.r_[np.ones(50), np.full(20, 0.4)], (50, 70)),
+        (np.r_[np.ones(50), np.full(16, 0.4)], (0, 50)),
+        (1 + np.cos(np.linspace(0, np.pi, 100)), (0, 0)),
+        (np.r_[np.ones(20), np.linspace(0.9, 0.1, 80)], (0, 0)),
+        (np.ones(7), (0, 0)),
+    ],
+    ids=["constant", "wsd", "step", "a quarter", "less than a quarter", "cosine", "short", "few"],
+)
+def test_the_constant_part_of_a_rate(rate: np.ndarray, part: tuple[int, int]) -> None:
+    assert constant_part(rate) == part
 
 
 def test_nothing_is_said_of_a_rate_that_is_lowered_from_the_start() -> None:
@@ -121,8 +166,10 @@ DROP = law(2.5, 3.0, 0.4) - np.maximum(tokens / BATCH - 80, 0) * 0.01
         (PLATEAU + 0.001 * NOISE, CONSTANT_RATE),
         (DROP, DECAY),
         (np.where(tokens < 20 * BATCH, 6.0, law(2.0, 4.0, 0.3)), np.minimum(tokens / BATCH / 20, 1) * 1e-3),
+        (law(2.0, 2.0, 0.4) + 0.1 * NOISE, CONSTANT_RATE),
+        (RESTARTED, RESTARTS),
     ],
-    ids=["falling", "plateau-then-drop", "decay", "warm-up"],
+    ids=["falling", "plateau-then-drop", "decay", "warm-up", "noise", "restarts"],
 )
 def test_a_run_whose_loss_will_fall_is_not_stopped(loss: np.ndarray, rate: np.ndarray) -> None:
     assert stops_at(loss, rate, Converged()) is None

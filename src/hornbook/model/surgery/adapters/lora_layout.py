@@ -140,12 +140,12 @@ def head_modules(layout: Layout) -> list[str]:
 
 
 def short_names(names: Sequence[str], layout: Layout) -> list[str]:
-    """Names of modules as peft matches them: without the layers' numbers where every layer has them."""
-    everywhere = {theirs.removesuffix(".weight") for theirs in layout if theirs.endswith(".weight")}
+    """Names of modules as peft matches them, by their ends: without numbers of layers where all that end so are named.
+
+    BERT's `output.dense` is the end of `attention.output.dense` too.
+    """
+    everywhere = {f".{theirs.removesuffix('.weight')}" for theirs in layout if theirs.endswith(".weight")}
     short = {name: re.sub(r"^.*\.\d+\.", "", name) for name in names}
-    whole = {
-        each
-        for each in short.values()
-        if {name for name in everywhere if re.sub(r"^.*\.\d+\.", "", name) == each} <= set(names)
-    }
+    chosen = {f".{name}" for name in names}
+    whole = {each for each in short.values() if {name for name in everywhere if name.endswith(f".{each}")} <= chosen}
     return sorted({short[name] if short[name] in whole else name for name in names})

@@ -2,8 +2,8 @@
 
 At a constant learning rate L(D) = E + B D^-b is fitted to the losses over D tokens (Kaplan et al. 2020, arXiv
 2001.08361; Hoffmann et al. 2022, arXiv 2203.15556), by least squares in E and B for each b of a grid. The gain of 10 %
-more tokens is B D^-b (1 - 1.1^-b); its interval comes from resampled residuals. While the schedule lowers the rate the
-loss falls for that reason, so nothing is said then: the verdict is that of the constant part.
+more tokens is B D^-b (1 - 1.1^-b); its interval comes from resampled residuals. While the schedule changes the rate the
+loss changes for that reason, so nothing is said then: the verdict is that of the last constant part.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ CONSTANT = 0.95
 """Share of its peak from which on the learning rate counts as constant."""
 MORE = 1.1
 RISEN = 0.03
-"""Rise over the least loss from which on a run diverges or overfits."""
+"""Rise over the least loss, as a share of it, from which on a run diverges or overfits."""
+NOISES = 3.0
+"""The same in standard deviations of the noise: the larger of both counts."""
 
 
 @dataclass(frozen=True)
@@ -115,38 +117,59 @@ def convergence(
         return Convergence("diverging", text, int(tokens[-1]))
     tokens, loss, rate = tokens[fine], loss[fine], rate[fine]
     training = None if training is None else training[fine]
-    if risen := _risen(loss, training):
-        return Convergence(risen, f"the validation loss rose from {loss.min():.4f} to {loss[-1]:.4f}", int(tokens[-1]))
-    last = constant_part(rate)
-    warm = int(np.argmax(rate >= CONSTANT * rate.max())) if len(rate) else 0
-    if last - warm < MIN_POINTS:
-        why = f"it needs {MIN_POINTS} evaluations at a constant learning rate, and has {last - warm}"
-        return Convergence("unknown", f"{why}; while the rate is lowered the loss falls for that reason")
+    if risen := _risen(loss, rate, training):
+        verdict, least = risen
+        return Convergence(verdict, f"the validation loss rose from {least:.4f} to {loss[-1]:.4f}", int(tokens[-1]))
+    warm, last = constant_part(rate)
+    if not last:
+        why = f"it needs {MIN_POINTS} evaluations, and a quarter of all, at a constant learning rate"
+        return Convergence("unknown", f"{why}: while the rate changes the loss does so for that reason")
     tokens, loss = tokens[:last], loss[:last]
     first = max(min(int(np.searchsorted(tokens, tokens[-1] / SPAN)), last - MIN_POINTS), warm)
     law = fit(tokens[first:].astype(float), loss[first:])
     verdict: Verdict = "converged" if law.high < gain else "worth it" if law.low > gain else "undecided"
-    where = "" if last == len(rate) else f" at {tokens[-1]:,} tokens, before the rate was lowered"
+    where = "" if last == len(rate) else f" at {tokens[-1]:,} tokens, before the rate changed"
     floor = law.floor if law.floor >= 0 else None
     text = f"10 % more tokens{where} lower the loss by {law.gain:.4f} nats ({law.low:.4f} to {law.high:.4f}); "
     text += "the losses show no floor yet" if floor is None else f"{floor:.3f} is the floor of the fit"
     return Convergence(verdict, text, int(tokens[-1]), floor, law.gain, law.low, law.high)
 
 
-def constant_part(rate: Values) -> int:
-    """Number of evaluations up to the last one at the peak rate. Those of the warm-up are among them."""
-    high = np.flatnonzero(rate >= CONSTANT * rate.max()) if len(rate) else np.empty(0)
-    return int(high[-1]) + 1 if len(high) else 0
+def constant_part(rate: Values) -> tuple[int, int]:
+    """[first, end) of the last evaluations at one rate, within 1 - CONSTANT, that are a quarter of all; else (0, 0).
+
+    The slow parts of a cosine, the warm-up and the peaks of restarts are shorter.
+    """
+    end = len(rate)
+    while end:
+        least, most = (each.accumulate(rate[:end][::-1]) for each in (np.minimum, np.maximum))
+        size = int((least >= CONSTANT * most).sum())
+        if size >= max(MIN_POINTS, len(rate) / 4):
+            return end - size, end
+        end -= max(size, 1)
+    return 0, 0
 
 
-def _risen(loss: Values, training: Values | None) -> Literal["diverging", "overfitting"] | None:
-    """Whether the three newest losses stand above the least by more than RISEN and their noise."""
-    if len(loss) < 5:
+def _risen(
+    loss: Values, rate: Values, training: Values | None
+) -> tuple[Literal["diverging", "overfitting"], float] | None:
+    """Whether the three newest losses stand above the least median of three by more than RISEN and their noise.
+
+    Also that median. Losses at a lower rate than now are no measure: at a restart or a re-warming the loss rises for
+    that reason.
+    """
+    alike = np.flatnonzero(rate >= CONSTANT * rate[-3:].min()) if len(rate) else np.empty(0, np.int64)
+    if len(alike) < 5:
         return None
-    best = int(loss.argmin())
-    noise = float(np.median(np.abs(np.diff(loss[: best + 1])))) if best > 2 else 0.0
-    limit = float(loss[best]) + max(RISEN * abs(float(loss[best])), noise)
-    if len(loss) - best < 4 or not (loss[-3:] > limit).all():
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(loss[alike], 3), axis=1)
+    best = int(medians[:-2].argmin())  # one that has at most one of the newest three
+    least = float(medians[best])
+    if not (loss[-3:] > least + max(RISEN * abs(least), NOISES * _noise(loss))).all():
         return None
-    fell = training is not None and float(training[-1]) < float(training[best])
-    return "overfitting" if fell else "diverging"
+    fell = training is not None and float(training[-1]) < float(training[alike[best + 1]])
+    return "overfitting" if fell else "diverging", least
+
+
+def _noise(loss: Values) -> float:
+    """Standard deviation of independent normal noise on a smooth curve, by the median size of second differences."""
+    return float(np.median(np.abs(np.diff(loss, 2)))) / (0.6745 * 6**0.5)

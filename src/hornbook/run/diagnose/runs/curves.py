@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from hornbook.files.run_status import objective_of
+
 MIN_STEPS = 64
 """Steps below which curves are not judged."""
 WINDOW = 32
@@ -98,7 +100,9 @@ def curves_of(
         skipped=np.array([bool(each.get("skipped")) for each in steps], dtype=bool),
         layers=_layers(statistics),
         evaluated=Evaluated(
-            _whole(scored, "step"), _whole(scored, "tokens"), _real([each["all"] for each in scored], "loss")
+            _whole(scored, "step"),
+            _whole(scored, "tokens"),
+            np.array(_floats([objective_of(each["all"]) for each in scored]), dtype=float),
         ),
         facts=facts,
     )
