@@ -93,7 +93,6 @@ def _text(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("parallel.tensor", ["parallel.tensor=2"]),
         ("parallel.pipeline.stages", ["parallel.pipeline.stages=2"]),
         ("parallel.context", ["parallel.context=2"]),
         ("model.mtp", ["data.objective.kind=prefix"]),

@@ -232,8 +232,10 @@ class _Step:
         if generator is not None:  # its head reads what is masked, the model's all tokens
             work += head_work(generator, vocab, tokens, self._item, cached=self.rates.core > 0)
             tokens = self._positions(self.trainer.sides[0])
-        work += head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
+        stream = self.recipe.parallel.tensor if self.recipe.parallel.sequence else 1
+        work += head_work(model, vocab, tokens, self._item, stream_ranks=stream, cached=self.rates.core > 0)
         sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
+        sent *= 1 + model.mtp.depth
         taught, learned = teacher_seconds(self.recipe, self._tokens, self.rates, self._item)
         forward, backward = work.forward(self.rates, self._item) + taught, self._backward(work) + learned
         return Passes(forward, backward, 0.0, sent, sent)

@@ -52,5 +52,10 @@ def test_experts(settings: dict[str, Any]) -> None:
     check("experts", HEADS[settings.get("tensor", 1)], settings)
 
 
+@pytest.mark.parametrize("settings", [{"tensor": 2}, {"tensor": 3}, {"expert": 4}, {"expert": 2, "tensor": 2}], ids=str)
+def test_blocks_of_multi_token_prediction(settings: dict[str, Any]) -> None:
+    check("further tokens", HEADS[settings.get("tensor", 1)], settings)
+
+
 def test_more_tensor_ranks_than_key_value_heads() -> None:
     check("decoder", {"heads": 12, "kv_heads": 2}, {"tensor": 4})

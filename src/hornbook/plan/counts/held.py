@@ -92,7 +92,7 @@ def _ends(model: ModelConfig, vocab: int, ranks: int, held: set[int]) -> int:
     total += rows * (model.embedding.width or model.width) * bool(held & {0, begin, *([last] if tied else [])})
     if last in held:  # what a head of tokens has for each of them is divided
         each = hasattr(model.head, "tied") * (model.head.num_parameters(model, 2) - model.head.num_parameters(model, 1))
-        total += model.head.num_parameters(model, 0) + each * rows
+        total += model.head.num_parameters(model, 0) + each * rows + model.mtp.num_parameters(model)
     return total
 
 

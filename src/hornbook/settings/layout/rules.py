@@ -44,14 +44,15 @@ def _check_sharding(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
 
 def _check_whole(parallel: ParallelConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     """Axes that divide what is there in training alone, behind the last block or before the first."""
+    ranks = {"pipeline.stages": parallel.pipeline.stages, "context": parallel.context.ranks}
     if model.mtp.depth:
         text, remedy = "blocks of multi-token prediction (model.mtp) are", "leave model.mtp out"
     elif model.head.generator_of(model) is not None:
         text, remedy = "the generator of replaced tokens (model.head.generator) is", 'take the objective "masked"'
+        ranks |= {"tensor": parallel.tensor, "expert": parallel.expert}
     else:
         return
-    ranks = {"pipeline.stages": parallel.pipeline.stages, "tensor": parallel.tensor, "context": parallel.context.ranks}
-    for key, count in (ranks | {"expert": parallel.expert}).items():
+    for key, count in ranks.items():
         if count > 1:
             yield f"parallel.{key}", f"{text} whole on each rank: leave it 1, and widen parallel.data, or {remedy}"
 
@@ -155,7 +156,7 @@ def _check_experts(parallel: ParallelConfig, train: TrainConfig, model: ModelCon
     ranks = parallel.expert
     if ranks == 1:
         return
-    parts = [stack.layer(number).mlp for stack in stacks_of(model) for number in range(stack.layers)]
+    parts = [stack.layer(number).mlp for stack in stacks_of(model) for number in range(stack.num_blocks)]
     counts = [part.count for part in parts if isinstance(part, ExpertsConfig)]
     if not counts:
         yield "parallel.expert", "the model has no experts to divide: leave it 1, and raise parallel.data"
