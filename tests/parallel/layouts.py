@@ -115,6 +115,9 @@ FURTHER_LAYOUTS = [
     ("ZeRO-3, data 2", "tensor 2"),
     ("tensor 2 + sequence", "expert 2"),
     ("ZeRO-3, data 2", "tensor 2 + sequence", "expert 2"),
+    ("context 2",),
+    ("context 2", "expert 2"),
+    ("ZeRO-3, data 2", "tensor 2", "context 2"),
 ]
 """Of multi-token prediction."""
 

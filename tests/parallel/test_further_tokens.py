@@ -32,9 +32,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "expert": {"expert": 2},
     "tensor": {"tensor": 2},
     "sequence": {"tensor": 2, "sequence_parallel": True},
+    "ring": {"context": 2},
+    "all-to-all": {"context": 2, "context_kind": "all-to-all"},
+    "three": {"context": 3},
 }
-CELLS = [(name, layout) for name in VARIANTS for layout in LAYOUTS if (name, layout) != ("parallel", "expert")]
+DENSE, OF_EXPERTS = "parallel", ("expert",)
+CELLS = [
+    (name, layout)
+    for name in VARIANTS
+    for layout in LAYOUTS
+    if layout not in (OF_EXPERTS if name == DENSE else ("three",))  # a third of a row's weight is rounded to float32
+]
 QUICK = {("parallel", "sequence"), ("post norm", "tensor"), ("alibi, three ahead", "expert")}
+QUICK |= {("post norm", "all-to-all"), ("alibi, three ahead", "ring"), ("parallel", "three")}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +63,7 @@ CASES, MODEL, STEP = "tests/run/sharing.py", "further tokens", "step-00000002"
 SAVED: dict[str, dict[str, Any]] = {
     "expert": {"expert": 2},
     "tensor": {"tensor": 2, "sequence": True},
+    "context": {"context": 2},
 }
 
 

@@ -94,7 +94,6 @@ def _text(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict
     ("key", "words"),
     [
         ("parallel.pipeline.stages", ["parallel.pipeline.stages=2"]),
-        ("parallel.context", ["parallel.context=2"]),
         ("model.mtp", ["data.objective.kind=prefix"]),
         ("data.document_mask", ["data.document_mask=false"]),
         ("model.mtp", ["model.kind=encoder", "model.head.kind=masked", "data.objective.kind=masked"]),

@@ -44,12 +44,12 @@ def _check_sharding(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
 
 def _check_whole(parallel: ParallelConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     """Axes that divide what is there in training alone, behind the last block or before the first."""
-    ranks = {"pipeline.stages": parallel.pipeline.stages, "context": parallel.context.ranks}
+    ranks = {"pipeline.stages": parallel.pipeline.stages}
     if model.mtp.depth:
         text, remedy = "blocks of multi-token prediction (model.mtp) are", "leave model.mtp out"
     elif model.head.generator_of(model) is not None:
         text, remedy = "the generator of replaced tokens (model.head.generator) is", 'take the objective "masked"'
-        ranks |= {"tensor": parallel.tensor, "expert": parallel.expert}
+        ranks |= {"tensor": parallel.tensor, "context": parallel.context.ranks, "expert": parallel.expert}
     else:
         return
     for key, count in ranks.items():
