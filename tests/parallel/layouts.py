@@ -118,6 +118,11 @@ FURTHER_LAYOUTS = [
     ("context 2",),
     ("context 2", "expert 2"),
     ("ZeRO-3, data 2", "tensor 2", "context 2"),
+    ("pipeline 2",),
+    ("pipeline 2", "expert 2"),
+    ("ZeRO-3, data 2", "pipeline 2"),
+    ("tensor 2 + sequence", "pipeline 2"),
+    ("pipeline 2", "context 2"),
 ]
 """Of multi-token prediction."""
 
@@ -204,8 +209,12 @@ def _rounding(do: Callable[[Run], Result], run: Run) -> dict[str, float]:
 
 
 def rounds_parts(run: Run) -> bool:
-    """Whether each rank rounds its part of a sum over products, as no order of microbatches does."""
-    return run.precision == "bf16" and run.tensor * run.context > 1
+    """Whether each rank rounds its part of a sum over products, as no order of microbatches does.
+
+    With multi-token prediction two stages read the tokens' vectors, and each rounds its part of their gradient.
+    """
+    apart = run.tensor * run.context > 1 or (run.odd == FURTHER and run.stages > 1)
+    return run.precision == "bf16" and apart
 
 
 def examine(do: Callable[[Run], Result], run: Run) -> Cell:

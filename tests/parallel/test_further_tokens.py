@@ -11,11 +11,17 @@ import pytest
 from tests.parallel.trajectory import Run, compare, perform
 from tests.ranks import RankServer
 
-PARALLEL = {"mtp": {"kind": "parallel", "depth": 2}, "layers": 3}
+DEEP = {"layers": 4}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "parallel": {**PARALLEL, "first": [], "mlp": {"kind": "glu", "hidden": 45}, "head": {"kind": "lm", "tied": False}},
+    "parallel": {
+        **DEEP,
+        "mtp": {"kind": "parallel", "depth": 2},
+        "first": [],
+        "mlp": {"kind": "glu", "hidden": 45},
+        "head": {"kind": "lm", "tied": False},
+    },
     "post norm": {
-        **PARALLEL,
+        **DEEP,
         "block": {"kind": "post"},
         "norm": {"kind": "layer"},
         "position": {"kind": "learned", "length": 64},
@@ -24,8 +30,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "alibi, three ahead": {
         "mtp": {"kind": "sequential", "depth": 3},
         "position": {"kind": "alibi"},
-        "layers": 3,
-        "head": {"kind": "lm", "bias": True, "softcap": 5.0},
+        **DEEP,
+        "head": {"kind": "lm", "tied": False, "bias": True, "softcap": 5.0},
     },
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -35,6 +41,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ring": {"context": 2},
     "all-to-all": {"context": 2, "context_kind": "all-to-all"},
     "three": {"context": 3},
+    "1f1b": {"stages": 2},
+    "zb-h1": {"stages": 2, "schedule": "zb-h1"},
+    "zbv": {"stages": 2, "schedule": "zbv"},
+    "dualpipev": {"stages": 2, "schedule": "dualpipev"},
+    "ZeRO-3, interleaved": {"stages": 2, "schedule": "interleaved", "world": 2, "shard": "everything"},
+    "ZeRO-2, zbv": {"stages": 2, "schedule": "zbv", "world": 2, "shard": "gradients"},
 }
 DENSE, OF_EXPERTS = "parallel", ("expert",)
 CELLS = [
@@ -45,6 +57,7 @@ CELLS = [
 ]
 QUICK = {("parallel", "sequence"), ("post norm", "tensor"), ("alibi, three ahead", "expert")}
 QUICK |= {("post norm", "all-to-all"), ("alibi, three ahead", "ring"), ("parallel", "three")}
+QUICK |= {("parallel", "zbv"), ("post norm", "1f1b"), ("alibi, three ahead", "zb-h1")}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +77,7 @@ SAVED: dict[str, dict[str, Any]] = {
     "expert": {"expert": 2},
     "tensor": {"tensor": 2, "sequence": True},
     "context": {"context": 2},
+    "pipeline": {"pipeline": {"stages": 2}},
 }
 
 

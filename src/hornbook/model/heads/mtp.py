@@ -74,7 +74,7 @@ class MultiToken(nn.Module):
             if token_mask is not None:
                 goes_on = reaches(context.mask.lengths, token_mask, ahead, part)
                 token_mask = self.shift(token_mask, ahead, part) & goes_on
-            later = self.shift(vectors, ahead, part)
+            later = self.shift(vectors, ahead, part) if self.joins else vectors
             last, auxiliary = self.step(
                 ahead, last if self.joins else states, later, replace(context, token_mask=token_mask)
             )

@@ -5,6 +5,7 @@ of its own tokens. Attention looks at the others' through `FullAttention.attend`
 gradients are sums over tokens, and are summed over this axis as over those of data.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -62,13 +63,17 @@ class RowParts:
         there: dict[str, Tensor | None] = {name: getattr(batch, name) for name in read}
         return replace(batch, **{name: None if each is None else cut_rows(each, part) for name, each in there.items()})
 
-    def ahead(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
-        """`targets_ahead` of this rank's tokens."""
-        found = targets_ahead(batch.targets, batch.weights, batch.document_lengths, count)
-        if self.ranks == 1:
-            return found
-        part = self._of_batch(batch)
-        return cut_rows(found[0], part), cut_rows(found[1], part)
+    def ahead(self, batch: Batch) -> Callable[[int], tuple[Tensor, Tensor]]:
+        """Of how many tokens further on -> `targets_ahead` of this rank's tokens."""
+
+        def found(count: int) -> tuple[Tensor, Tensor]:
+            targets, weights = targets_ahead(batch.targets, batch.weights, batch.document_lengths, count)
+            if self.ranks == 1:
+                return targets, weights
+            part = self._of_batch(batch)
+            return cut_rows(targets, part), cut_rows(weights, part)
+
+        return found
 
     def row_weights(self, batch: Batch, weights: Tensor) -> Tensor:
         """[rows]: weight of each row of a whole batch in what is counted once a row, of which each rank has its share.
