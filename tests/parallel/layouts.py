@@ -17,7 +17,7 @@ from tests.ranks import RankError
 
 FURTHER = "further tokens"
 EVERY = tuple(name for name in odd.MODELS if name != FURTHER)
-"""Families of every layout; multi-token prediction has those that divide the data."""
+"""Families of every layout; multi-token prediction has those of `FURTHER_LAYOUTS`."""
 FIGURES = ("losses", "norms", "weights", "gradients")
 """Of a `Difference`, those that have limits."""
 EXACT, SINGLE = 1e-9, 1e-5
@@ -72,7 +72,8 @@ def _layouts() -> list[Layout]:
     found += [Layout(f"context 2, {kind}", {"context": 2, "context_kind": kind}) for kind in KINDS]
     found += [Layout(f"expert {n}", {"expert": n}, ("experts",)) for n in (2, 4)]
     found += [*_pairs(), *map(_together, TRIPLES)]
-    return [*found, *(Layout(f"{name}, {FURTHER}", AXES[name], (FURTHER,)) for name in ("data 2", "ZeRO-3, data 2"))]
+    further = (_together(names) for names in FURTHER_LAYOUTS)
+    return [*found, *(replace(each, name=f"{each.name}, {FURTHER}", families=(FURTHER,)) for each in further)]
 
 
 FULL: dict[str, Any] = {"world": 2, "shard": "everything"}
@@ -104,6 +105,26 @@ TRIPLES = [
     ("tensor 2", "pipeline 2", "context 2"),
     ("tensor 2", "pipeline 2", "expert 2"),
 ]
+FURTHER_LAYOUTS = [
+    ("data 2",),
+    ("ZeRO-3, data 2",),
+    ("expert 2",),
+    ("data 2", "expert 2"),
+    ("tensor 2",),
+    ("tensor 2 + sequence",),
+    ("ZeRO-3, data 2", "tensor 2"),
+    ("tensor 2 + sequence", "expert 2"),
+    ("ZeRO-3, data 2", "tensor 2 + sequence", "expert 2"),
+    ("context 2",),
+    ("context 2", "expert 2"),
+    ("ZeRO-3, data 2", "tensor 2", "context 2"),
+    ("pipeline 2",),
+    ("pipeline 2", "expert 2"),
+    ("ZeRO-3, data 2", "pipeline 2"),
+    ("tensor 2 + sequence", "pipeline 2"),
+    ("pipeline 2", "context 2"),
+]
+"""Of multi-token prediction."""
 
 
 def _together(names: tuple[str, ...]) -> Layout:
@@ -188,8 +209,12 @@ def _rounding(do: Callable[[Run], Result], run: Run) -> dict[str, float]:
 
 
 def rounds_parts(run: Run) -> bool:
-    """Whether each rank rounds its part of a sum over products, as no order of microbatches does."""
-    return run.precision == "bf16" and run.tensor * run.context > 1
+    """Whether each rank rounds its part of a sum over products, as no order of microbatches does.
+
+    With multi-token prediction two stages read the tokens' vectors, and each rounds its part of their gradient.
+    """
+    apart = run.tensor * run.context > 1 or (run.odd == FURTHER and run.stages > 1)
+    return run.precision == "bf16" and apart
 
 
 def examine(do: Callable[[Run], Result], run: Run) -> Cell:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.parallel import tiling
-from tests.parallel.layouts import EVERY, LAYOUTS, Layout, examine, refusal, rounds_parts
+from tests.parallel.layouts import EVERY, FURTHER, LAYOUTS, Layout, examine, refusal, rounds_parts
 from tests.parallel.trajectory import Result, Run, largest_of, perform
 from tests.ranks import RankServer
 
@@ -83,7 +83,7 @@ def test_the_parts_of_all_ranks_tile_every_parameter(run_ranks: RankServer) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", [*EVERY, FURTHER])
 def test_the_parts_of_all_ranks_tile_every_parameter_of_a_family(run_ranks: RankServer, family: str) -> None:
     runs = [LAYOUTS[name].run(each, "fp32") for name, each in BUILT if each == family]
     for run, ranks in tiling.parts_of_all(run_ranks, runs):

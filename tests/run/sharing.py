@@ -31,12 +31,14 @@ from hornbook.run.checkpoints.snapshot import Buffers, take_snapshot
 from hornbook.run.config import CheckpointConfig, TrainConfig
 from hornbook.run.state import ModelSpec, State
 from tests.model.likenesses import gpt2_like
+from tests.parallel import odd
 
 VOCAB = 70
 MODELS = {
     "gpt2": gpt2_like(width=20, hidden=30, length=7),
     "llama": ModelConfig(layers=2, width=20, heads=2, attention=FullAttentionConfig(kv_heads=1, head_dim=2)),
 }
+FURTHER = {"further tokens": ModelConfig.model_validate(odd.tree("further tokens", {"layers": 3, "kv_heads": 2}))}
 
 
 def value(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
@@ -49,7 +51,7 @@ def value(name: str, shape: tuple[int, ...], step: int) -> torch.Tensor:
 
 def make_state(world: World, model: str, layout: dict[str, Any]) -> State:
     """A state on this rank, all zeros."""
-    config = MODELS[model]
+    config = (MODELS | FURTHER)[model]
     train = TrainConfig.model_validate({"device": "cpu", "precision": "fp32", "threads": 1})
     parallel = ParallelConfig.model_validate({"data": world.size, **layout})
     network = build_model(config, VOCAB, "meta")

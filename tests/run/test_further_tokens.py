@@ -11,10 +11,13 @@ from safetensors.torch import load_file
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
+from hornbook.files.run_directory import RunDir
 from hornbook.model.surgery.adapters.files import tensors_digest
 from hornbook.model.surgery.folders import read_merged
 from hornbook.parallel.gradients.fisher import FisherFile
+from hornbook.run.control.control import Request, write_request
 from hornbook.settings.resolve import resolve
+from tests.run.launcher import Launcher
 
 WORDS = ("model.mtp.kind=sequential", "model.mtp.depth=2", "model.dropout=0.1", "model.layers=2")
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -93,9 +96,6 @@ def _text(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("parallel.tensor", ["parallel.tensor=2"]),
-        ("parallel.pipeline.stages", ["parallel.pipeline.stages=2"]),
-        ("parallel.context", ["parallel.context=2"]),
         ("model.mtp", ["data.objective.kind=prefix"]),
         ("data.document_mask", ["data.document_mask=false"]),
         ("model.mtp", ["model.kind=encoder", "model.head.kind=masked", "data.objective.kind=masked"]),
@@ -107,3 +107,47 @@ def test_what_cannot_serve_it_is_refused_with_a_remedy(key: str, words: list[str
     lines = [line for line in str(error.value).splitlines() if key in line and ("mtp" in line or "further" in line)]
     assert lines
     assert all(": leave" in line or ": take" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_ranks_of_every_axis_come_and_go(
+    tmp_path: Path, launcher: Launcher, tiny_settings: tuple[str, ...], branch: Branch
+) -> None:
+    """Each attempt goes on from the checkpoint of the one before; losses of training and validation are those of one
+    process."""
+    common = [
+        "train.batch_tokens=384",
+        "train.micro_batch=2",
+        "train.tokens=6400",
+        "checkpoint.every=0",
+        "eval.every=6",
+    ]
+    experts = ["model.mlp={kind='experts',count=4,active=2,hidden=32}", *WORDS]
+    layouts = [
+        (3, "parallel.tensor=2", "parallel.sequence=true"),
+        (6, "parallel.tensor=1", "parallel.sequence=false", "parallel.context=2"),
+        (9, "parallel.context=1", "parallel.pipeline.stages=2"),
+        (12, "parallel.pipeline.stages=1", "parallel.expert=2"),
+        (None, "parallel.expert=1", "parallel.tensor=2", "parallel.pipeline.stages=2"),
+    ]
+    for name, attempts in {"alone": [(None,)], "run": layouts}.items():
+        folder = tmp_path / name
+        for stop, *words in attempts:
+            if stop is not None:
+                (folder / "control").mkdir(parents=True, exist_ok=True)
+                write_request(RunDir(folder), Request(action="stop", at_step=stop))
+            begin = ["train", "--out", str(folder), *tiny_settings, *common, *experts]
+            verb = ["resume", str(folder)] if (folder / "recipe.toml").exists() else begin
+            started = launcher.start([*verb, *words], tmp_path / f"{name}.log")
+            assert started.wait() == (Exit.DONE if stop is None else Exit.RESUMABLE), started.text
+    alone, run = branch(tmp_path / "alone"), branch(tmp_path / "run")
+    assert [step["token_hash"] for step in run] == [step["token_hash"] for step in alone]
+    for term in ("loss", "mtp"):
+        found, expected = ([step["terms"].get(term, step["loss"]) for step in steps] for steps in (run, alone))
+        assert found == pytest.approx(expected, rel=1e-4)
+    evaluations = (
+        {path.name: json.loads(path.read_text())["all"]["loss"] for path in (tmp_path / name).glob("evals/step-*.json")}
+        for name in ("run", "alone")
+    )
+    found, expected = evaluations
+    assert found == {name: pytest.approx(loss, rel=1e-4) for name, loss in expected.items()}

@@ -242,6 +242,15 @@ class Transformer(Stack):
             cache.advance(x.shape[1])
         return x, auxiliary
 
+    def further_states(
+        self, states: Float[Tensor, "batch time width"], inputs: Source, keys: Tensor | None, types: Tensor | None
+    ) -> Auxiliary:
+        """What `ahead` adds in `forward`, of states that the blocks have made of the inputs elsewhere."""
+        assert self.mtp is not None
+        vectors, context = self._prepare(self, inputs, keys, types=types)
+        with self.saving():
+            return self.mtp(states, vectors, context)
+
     def look_ahead(
         self,
         ahead: int,

@@ -198,7 +198,7 @@ class Engine:
         if hidden is None:
             return rest
         how = self._loss, keys, power_below(factor) if self.scaler else 1.0, self.teacher
-        return head_terms(self._head, hidden, auxiliary, mine, *how) | rest
+        return head_terms(self._head, hidden, auxiliary, mine, *how, self.parts.ahead(batch)) | rest
 
     def inputs(self, batch: Batch, keys: Tensor | None = None) -> dict[str, Any]:
         """Arguments of `Transformer.forward` for this rank's part of a microbatch, on its device."""

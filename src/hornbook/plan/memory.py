@@ -19,7 +19,7 @@ from hornbook.plan.counts.held import held_experts, held_values
 from hornbook.plan.counts.share import rows_of, share_of, tensor_share
 from hornbook.plan.devices.hardware import Device
 from hornbook.plan.holding.own import Ends, Holding, HornbookHolding
-from hornbook.plan.stages.cuts import stage_costs
+from hornbook.plan.stages.cuts import stage_blocks, stage_costs
 from hornbook.plan.stages.pipeline import fullest
 from hornbook.plan.stages.schedules import stages_of
 from hornbook.settings.fields import Config
@@ -156,8 +156,9 @@ class _Estimate:
         if pipeline.stages == 1:
             return {0: range(len(self._blocks))}
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
+        blocks = stage_blocks(bounds, self.recipe.model)
         stages = stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
-        return {stage: range(bounds[stage], bounds[stage + 1]) for stage in stages}
+        return {stage: blocks[stage] for stage in stages}
 
     def _kept(self, number: int) -> int:
         recompute = self.recipe.parallel.recompute
@@ -171,6 +172,8 @@ class _Estimate:
         of_stage = {stage: sum(map(self._kept, span)) for stage, span in stages.items()}
         for stage, span in stages.items():
             of_stage[stage] += self._ends.first * (0 in span) + self._ends.shared // len(stages)
+            if stage and self._model.mtp.depth and len(self._blocks) - 1 in span:  # positions are read once more
+                of_stage[stage] += self._ends.first * self._model.mtp.reads_tokens + self._ends.shared
         made, under_way = self._most_held(rank, of_stage, sum(self._held_once[number] for number in own))
         kept = made
         if getattr(parallel.offload, "activations", False):

@@ -6,7 +6,6 @@ simulator of its own schedule (`schedules`), data ranks by what their messages t
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from math import gcd
 
 from hornbook.model.config.mlp import ExpertsConfig
@@ -21,7 +20,7 @@ from hornbook.plan.counts.teacher import teacher_seconds
 from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.rates import Rates, Shares, rates_of
-from hornbook.plan.stages.cuts import stage_costs
+from hornbook.plan.stages.cuts import stage_blocks, stage_costs
 from hornbook.plan.stages.passes import Passes
 from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
 from hornbook.plan.trainer import HORNBOOK, Trainer
@@ -232,8 +231,9 @@ class _Step:
         if generator is not None:  # its head reads what is masked, the model's all tokens
             work += head_work(generator, vocab, tokens, self._item, cached=self.rates.core > 0)
             tokens = self._positions(self.trainer.sides[0])
-        work += head_work(model, vocab, tokens, self._item, cached=self.rates.core > 0)
-        sent = self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
+        stream = self.recipe.parallel.tensor if self.recipe.parallel.sequence else 1
+        work += head_work(model, vocab, tokens, self._item, stream_ranks=stream, cached=self.rates.core > 0)
+        sent = (1 + model.mtp.depth) * self._groups["tensor"].all_reduce(self._item * self._tokens * model.width) / 2
         taught, learned = teacher_seconds(self.recipe, self._tokens, self.rates, self._item)
         forward, backward = work.forward(self.rates, self._item) + taught, self._backward(work) + learned
         return Passes(forward, backward, 0.0, sent, sent)
@@ -292,7 +292,7 @@ class _Step:
         bounds, _ = stage_costs(parallel, self.recipe.model, self.vocab, self.recipe.train.sequence)
         message = self._message if self.trainer.waits else 0.0
         waiting = Passes(sent=message, answered=message)
-        found = [sum(blocks[first:end], waiting) for first, end in pairwise(bounds)]
+        found = [sum(blocks[each.start : each.stop], waiting) for each in stage_blocks(bounds, self.recipe.model)]
         found[-1] += self._head
         return found
 

@@ -232,14 +232,19 @@ def multiply(matrix: Product, tokens: int) -> Multiply:
     return Multiply(tokens * matrix.uses / count, matrix.inner, matrix.columns, count)
 
 
-def head_work(model: ModelConfig, vocab: int, tokens: int, item: int, *, cached: bool = False) -> Work:
-    """Of the head and the loss; `vocab` is the rank's share. cached: a chunk of logits stays in a CPU's caches."""
+def head_work(
+    model: ModelConfig, vocab: int, tokens: int, item: int, *, stream_ranks: int = 1, cached: bool = False
+) -> Work:
+    """Of the heads, their losses, and what stands before blocks of multi-token prediction; `vocab` is the rank's share.
+
+    stream_ranks: as of `block_work`. cached: a chunk of logits stays in a CPU's caches.
+    """
     width, outputs = model.embedding.width or model.width, model.head.num_outputs(vocab)
     logits = tokens * outputs
     found = [Multiply(tokens, width, outputs, wide=True)]
     if (extra := model.head.num_matmul_weights(model, vocab) - width * outputs) > 0:
         found.append(Multiply(tokens, width, -(-extra // width)))
     times = 1 + model.mtp.depth
-    joins = tuple(multiply(each, tokens) for each in model.mtp.products(model))
+    joins = tuple(multiply(each, -(-tokens // stream_ranks)) for each in model.mtp.products(model))
     moved = 0.0 if cached else float(2 * item * logits + 4 * logits)
     return Work((*times * found, *joins), moved=times * moved, calls=times * HEAD_CALLS)

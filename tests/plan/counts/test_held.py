@@ -13,6 +13,7 @@ from hornbook.run.diagnose.simulate import fake_world
 from hornbook.settings.recipe import Recipe
 from tests.parallel import odd
 from tests.parallel.layouts import EVERY
+from tests.parallel.test_further_tokens import VARIANTS
 
 LAYOUTS: list[dict[str, Any]] = [
     {"pipeline": 2},
@@ -50,6 +51,13 @@ def test_the_formula_is_what_ranks_hold(family: str, settings: dict[str, Any]) -
 @pytest.mark.parametrize("settings", [{"expert": 2}, {"expert": 4}, {"expert": 2, "tensor": 2, "pipeline": 2}], ids=str)
 def test_experts(settings: dict[str, Any]) -> None:
     check("experts", HEADS[settings.get("tensor", 1)], settings)
+
+
+@pytest.mark.parametrize("settings", [*LAYOUTS, {"expert": 4}, {"expert": 2, "tensor": 2, "pipeline": 2}], ids=str)
+@pytest.mark.parametrize("name", ["sequential", "parallel", "post norm"])
+def test_blocks_of_multi_token_prediction(name: str, settings: dict[str, Any]) -> None:
+    sizes = {"layers": 4} | VARIANTS.get(name, {}) | HEADS[settings.get("tensor", 1)]
+    check("further tokens", sizes, settings)
 
 
 def test_more_tensor_ranks_than_key_value_heads() -> None:

@@ -34,6 +34,7 @@ def every_layout(layouts: Layouts) -> list[tuple[Block, Spread]]:
         ("llama-1b", "6xH100", SMALL),
         ("llama-1b", "2x4xV100", [*SMALL, "train.precision=fp16"]),
         ("tiny-mixtral", "12xA100", ["train.batch_tokens=49152"]),
+        ("tiny-mixtral", "12xA100", ["train.batch_tokens=49152", "model.mtp=sequential"]),
     ],
 )
 def test_the_search_finds_what_estimating_every_layout_finds(name: str, cluster: str, words: list[str]) -> None:

@@ -6,8 +6,12 @@ from itertools import accumulate, combinations, pairwise
 import pytest
 
 from hornbook.errors import UsageError
+from hornbook.model.config.model import ModelConfig
+from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.stages import cuts
-from hornbook.plan.stages.cuts import cut_by_cost
+from hornbook.plan.stages.cuts import cut_by_cost, stage_blocks, stage_costs
+
+MTP = {"mtp": {"kind": "sequential", "depth": 2}}
 
 
 def plain(costs: list[float], stages: int, last: float) -> tuple[int, ...]:
@@ -64,6 +68,17 @@ def test_deep_models_are_cut_with_few_tries(monkeypatch: pytest.MonkeyPatch) -> 
     assert tries < 200_000
     assert len(bounds) == 257
     assert max(end - first for first, end in pairwise(bounds)) == 3
+
+
+def test_blocks_of_multi_token_prediction_make_the_last_stage_short() -> None:
+    """Two blocks more, two heads and what stands before the blocks: about as much as three blocks."""
+    plain, further = (ModelConfig.model_validate({"layers": 8, "width": 256, "heads": 4} | each) for each in ({}, MTP))
+    parallel = ParallelConfig.model_validate({"pipeline": 2})
+    ((ends, _), (bounds, costs)) = (stage_costs(parallel, each, 1024, 128) for each in (plain, further))
+    assert (ends, bounds) == ((0, 4, 8), (0, 6, 8))
+    assert stage_blocks(bounds, further) == [range(6), range(6, 10)]
+    assert sum(costs) == pytest.approx(2)
+    assert max(costs) < 1.15
 
 
 def test_more_stages_than_blocks_are_refused() -> None:

@@ -5,6 +5,8 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.plan.counts.held import held_values
+from hornbook.plan.devices.hardware import parse_cluster
+from hornbook.plan.memory import estimate_memory
 from hornbook.run.diagnose.simulate import Simulation, simulate
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
@@ -108,3 +110,17 @@ def test_a_rank_of_a_pipeline_holds_its_stages_and_sends_to_its_neighbour(schedu
         assert found.state["weights"] == pytest.approx(4 * values / 2, rel=0.01)
         sent = 4 * 32 * 64 * found.microbatches * states
         assert calls(found)["send", ("pipeline",)] == pytest.approx(sent, rel=0.5)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "parallel"])
+@pytest.mark.parametrize(
+    ("layout", "rank", "stage"),
+    [("parallel.tensor=2", 1, 0), ("parallel.pipeline=2", 0, 0), ("parallel.pipeline=2", 1, 1)],
+)
+def test_the_planner_knows_what_ranks_hold_of_multi_token_prediction(layout: str, rank: int, stage: int, kind: str):
+    sizes = "model.layers=4", "train.sequence=256", "train.batch_tokens=2048", "train.precision=bf16"
+    made = recipe(f"model.mtp={{kind='{kind}',depth=2}}", *sizes, layout)
+    found = simulate(made, VOCAB, rank)
+    planned = estimate_memory(made, VOCAB, parse_cluster("8xH100").device, traced=True)[stage]
+    assert planned.parameters == found.parameters
+    assert planned.kept == pytest.approx(found.kept, rel=1e-3)

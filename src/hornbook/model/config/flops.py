@@ -103,15 +103,16 @@ def step_operations(
 
 def block_costs(model: ModelConfig, vocab: int, sequence: int) -> tuple[list[float], float]:
     """Operations of a position (of an encoder-decoder, of either side) in each block, the encoder's first; and in the
-    head."""
+    head, with blocks of multi-token prediction, which are where it is."""
     decoder, *encoder = [
-        [_layer(stack.layer(i), sequence).total for i in range(stack.num_blocks)] for stack in stacks_of(model)
+        [_layer(stack.layer(i), sequence).total for i in range(stack.layers)] for stack in stacks_of(model)
     ]
     if encoder:
         crossing = sum((each.total for each in _cross(model, sequence)), 0.0) / model.layers
         decoder = [each + crossing for each in decoder]
     head = Operations(_head_weights(model, vocab), 0, 0)
-    return [*(each for costs in encoder for each in costs), *decoder], float(head.matrices)
+    further = sum(_layer(model.layer(i), sequence).total for i in range(model.layers, model.num_blocks))
+    return [*(each for costs in encoder for each in costs), *decoder], float(head.matrices) + further
 
 
 def _head_weights(model: ModelConfig, vocab: int) -> int:

@@ -119,6 +119,7 @@ class NoMTP(Part):
 
     kind: Literal["none"] = "none"
     depth: ClassVar = 0
+    reads_tokens: ClassVar = False
 
     def num_parameters(self, _model: Model) -> int:
         """Trained values outside of blocks."""
@@ -140,6 +141,8 @@ class NoMTP(Part):
 class _MTP(Part):
     """Blocks behind the last one, each configured as a further layer would be."""
 
+    reads_tokens: ClassVar = False
+    """Whether blocks read vectors of tokens beside states."""
     depth: Count = Field(default=1, ge=1)
     """Blocks: each predicts one token further ahead."""
 
@@ -183,6 +186,7 @@ class SequentialMTP(_MTP):
     """Block k reads the states of the one before and the token k further on (DeepSeek-V3, arXiv 2412.19437, 2.2)."""
 
     kind: Literal["sequential"] = "sequential"
+    reads_tokens: ClassVar = True
 
     def _norms(self, model: Model) -> int:
         return super()._norms(model) + 2

@@ -63,7 +63,7 @@ def saved_bytes(
     targets = rows.tokens if targets is None else targets
     ahead = (targets - number * rows.rows for number in range(1 + model.mtp.depth))  # a row's last tokens have none
     head = sum(model.head.saved_bytes(model, vocab, stacks[-1].rows, max(each, 0)) for each in ahead)
-    head += model.mtp.saved_bytes(model, stacks[-1].rows)
+    head += model.mtp.saved_bytes(model, stacks[-1].rows.narrow)
     if (generator := model.head.generator_of(model)) is not None:
         head += generator.head.saved_bytes(generator, vocab, rows, targets)
     states = 0 if stacks[-1] in whole else stacks[-1].memory  # held all the same, by the blocks that read them

@@ -11,6 +11,7 @@ rates and dropout keys follow from their names as everywhere. Positions from whi
 begins have weight 0, and are seen by such positions alone.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 
@@ -18,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hornbook.model.attention.mask import DocumentLengths
+from hornbook.model.attention.mask import DocumentLengths, RowPart
 from hornbook.model.attention.position import Lengths
 from hornbook.model.context import Auxiliary, Context
 from hornbook.model.layers.linear import Linear
@@ -52,6 +53,8 @@ class MultiToken(nn.Module):
     def __init__(self, blocks: dict[str, nn.Module], joins: dict[str, Join], norms: dict[str, nn.Module]) -> None:
         super().__init__()
         self.blocks, self.joins, self.norms = nn.ModuleDict(blocks), nn.ModuleDict(joins), nn.ModuleDict(norms)
+        self.shift: Callable[[Tensor, int, RowPart | None], Tensor] = shifted
+        """Another one where other parts of rows are on other ranks."""
 
     @property
     def depth(self) -> int:
@@ -65,13 +68,15 @@ class MultiToken(nn.Module):
 
         states: what the head reads; vectors: input of the first block, of the same tokens.
         """
-        found, last = Auxiliary(), states
+        found, last, part = Auxiliary(), states, context.mask.part
         for ahead in range(1, self.depth + 1):
             token_mask = context.token_mask
             if token_mask is not None:
-                token_mask = shifted(token_mask, ahead) & reaches(context.mask.lengths, token_mask, ahead)
+                goes_on = reaches(context.mask.lengths, token_mask, ahead, part)
+                token_mask = self.shift(token_mask, ahead, part) & goes_on
+            later = self.shift(vectors, ahead, part) if self.joins else vectors
             last, auxiliary = self.step(
-                ahead, last if self.joins else states, shifted(vectors, ahead), replace(context, token_mask=token_mask)
+                ahead, last if self.joins else states, later, replace(context, token_mask=token_mask)
             )
             found |= {f"{STATES}{ahead}": last}
             for name, value in auxiliary.items():
@@ -88,17 +93,27 @@ class MultiToken(nn.Module):
         return (self.norms[number](x) if self.norms else x), auxiliary
 
 
-def shifted(values: Tensor, count: int) -> Tensor:
+def shifted(values: Tensor, count: int, part: RowPart | None = None) -> Tensor:
     """Of each position [batch, time, ...] the value `count` positions on; at the end of a row any."""
+    assert part is None, "the rest of the rows is elsewhere"
     return values.roll(-count, 1)
 
 
-def reaches(lengths: Lengths | DocumentLengths | None, like: Tensor, count: int) -> Bool[Tensor, "batch time"]:
-    """Whether `count` positions on the document of a position goes on; lengths: None for one document a row."""
-    batch, time = like.shape[:2]
+def reaches(
+    lengths: Lengths | DocumentLengths | None, like: Tensor, count: int, part: RowPart | None = None
+) -> Bool[Tensor, "batch time"]:
+    """Whether `count` positions on the document of a position goes on; lengths: None for one document a row.
+
+    part: which positions of each row are asked for, of which padding reaches nothing; None: all.
+    """
+    batch, time = like.shape[0], like.shape[1] if part is None else part.length
     rows = [(time,)] * batch if lengths is None else lengths
     ends = torch.stack([torch.tensor(list(accumulate(row))).repeat_interleave(torch.tensor(row)) for row in rows])
-    return to_device(torch.arange(time) + count < ends, like.device)
+    places = torch.arange(time)
+    if part is not None:
+        places = torch.cat([torch.arange(*span) for span in part.spans])
+        ends = ends[:, places.clamp(max=time - 1)]
+    return to_device(places + count < ends, like.device)
 
 
 def targets_ahead(

@@ -1,7 +1,7 @@
 """What the head adds to the objective of a microbatch: the loss of each token, or of answers that are compared."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from hornbook.model.context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.label_heads import OtherLabels
 from hornbook.model.heads.losses import SoftTargets
-from hornbook.model.heads.mtp import STATES, targets_ahead
+from hornbook.model.heads.mtp import STATES
 from hornbook.model.heads.preference import Answers, comparison_losses, reward_losses
 from hornbook.model.heads.replaced import GENERATED, Detector
 from hornbook.model.layers.transfer import to_device
@@ -22,6 +22,9 @@ from hornbook.parallel.gradients.detection import detection_loss
 from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.world import LOSSES, World
 from hornbook.run.config import LossConfig
+
+Ahead = Callable[[int], tuple[Tensor, Tensor]]
+"""Of how many tokens further on -> targets and weights of this rank's tokens (`hornbook.model.heads.mtp`)."""
 
 
 def head_terms(
@@ -33,11 +36,13 @@ def head_terms(
     keys: Tensor | None,
     early: float,
     teacher: LiveTeacher | None = None,
+    ahead: Ahead | None = None,
 ) -> dict[str, Tensor]:
     """Sums by name, of the hidden states and of those of multi-token prediction among the auxiliary values.
 
     The head makes its gradients in the forward pass, before the loss is scaled: in fp16 they carry `early`, a power of
     two of that scale, so that small ones do not vanish. The sums do not. teacher: adds the term `distillation`.
+    ahead: of a model with multi-token prediction.
     """
     device = hidden.device
     targets, weights = targets_of(batch, device), to_device(batch.weights, device)
@@ -55,17 +60,17 @@ def head_terms(
     more = {"smoothing": loss.smoothing, "z_loss": loss.z_loss, "lengths": batch.document_lengths, "keys": keys}
     found = head.losses(hidden, targets, weights * early, **more, **few)
     if states := [value for name, value in auxiliary.items() if name.startswith(STATES)]:
-        found["mtp"] = _further_loss(head, states, batch, loss.mtp, early)
+        assert ahead is not None
+        found["mtp"] = _further_loss(head, states, ahead, loss.mtp, early)
     live = {} if teacher is None else {"distillation": teacher.term(batch)}
     return {name: term / early for name, term in found.items()} | live | told
 
 
-def _further_loss(head: Head, states: list[Tensor], batch: Batch, weight: float, early: float) -> Tensor:
+def _further_loss(head: Head, states: list[Tensor], targets_ahead: Ahead, weight: float, early: float) -> Tensor:
     """The loss of multi-token prediction, of the states of each block: the mean over blocks, times its weight."""
     losses = []
     for ahead, hidden in enumerate(states, 1):
-        targets, weights = targets_ahead(batch.targets, batch.weights, batch.document_lengths, ahead)
-        targets, weights = to_device(targets, hidden.device), to_device(weights, hidden.device)
+        targets, weights = (to_device(each, hidden.device) for each in targets_ahead(ahead))
         losses.append(head.losses(hidden, targets, weights * early)["loss"])
     return torch.stack(losses).mean() * weight
 

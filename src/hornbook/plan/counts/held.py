@@ -14,7 +14,7 @@ from hornbook.model.config.parameter_count import block_norms, count_parameters,
 from hornbook.model.config.position import AddedPositionPart
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.memo import kept_by_model
-from hornbook.plan.stages.cuts import stage_costs
+from hornbook.plan.stages.cuts import stage_blocks, stage_costs
 from hornbook.plan.stages.schedules import stages_of
 
 
@@ -26,9 +26,10 @@ def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequen
     spans: list[tuple[int, ...]] = []
     if pipeline.stages > 1:
         bounds, _ = stage_costs(parallel, model, vocab, sequence)
+        blocks = stage_blocks(bounds, model)
         for rank in range(pipeline.stages):
             own = stages_of(pipeline.schedule, rank, pipeline.stages, pipeline.chunks_per_rank)
-            spans.append(tuple(number for stage in own for number in range(bounds[stage], bounds[stage + 1])))
+            spans.append(tuple(number for stage in own for number in blocks[stage]))
     return _held(model, vocab, parallel.tensor, parallel.expert, tuple(spans))
 
 
@@ -81,18 +82,20 @@ def _ends(model: ModelConfig, vocab: int, ranks: int, held: set[int]) -> int:
     for stack, first in ((decoder, begin), *((stack, 0) for stack in encoder)):
         norm, own = stack.norm.num_parameters(stack), range(first, first + stack.layers)
         entrance = stack.embedding.norm * stack.norm.num_parameters(stack.entrance)
-        total += (first in held) * (stack.embedding.num_parameters(stack) + entrance)
+        enters = first in held or (stack.mtp.reads_tokens and last in held)
+        total += enters * (stack.embedding.num_parameters(stack) + entrance)
         total += (own[-1] in held) * stack.final_norm * norm
         positions = stack.position.num_parameters(stack.entrance)
         if isinstance(stack.position, AddedPositionPart):
-            total += (first in held) * positions
+            total += enters * positions
         elif held & set(own):  # scores by distance, of a rank's heads
             total += _share(positions, ranks)
     tied, rows = getattr(model.head, "tied", False), _share(vocab, ranks)
-    total += rows * (model.embedding.width or model.width) * bool(held & {0, begin, *([last] if tied else [])})
+    copied = [last] if tied or model.mtp.reads_tokens else []
+    total += rows * (model.embedding.width or model.width) * bool(held & {0, begin, *copied})
     if last in held:  # what a head of tokens has for each of them is divided
         each = hasattr(model.head, "tied") * (model.head.num_parameters(model, 2) - model.head.num_parameters(model, 1))
-        total += model.head.num_parameters(model, 0) + each * rows
+        total += model.head.num_parameters(model, 0) + each * rows + model.mtp.num_parameters(model)
     return total
 
 

@@ -119,6 +119,11 @@ def _stage_costs(
     return bounds, [each * ranks / sum(found) for each in found]
 
 
+def stage_blocks(bounds: Bounds, model: ModelConfig) -> list[range]:
+    """Blocks of each stage; those of multi-token prediction are behind all others, on the last one."""
+    return [range(*each) for each in pairwise((*bounds[:-1], bounds[-1] + model.mtp.depth))]
+
+
 def settle_cuts(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequence: int) -> ParallelConfig:
     """The configuration with the cuts that follow from costs, where it gives none."""
     pipeline = parallel.pipeline

@@ -24,7 +24,7 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
     if parallel.pipeline.stages > 1 and model.kind == "encoder_decoder":
         text = "stages send on the whole of what an encoder gives, and its rows are in parts"
         yield "parallel.context", f"{text}: leave it 1, or parallel.pipeline"
-    layers = [stack.layer(number) for stack in stacks_of(model) for number in range(stack.layers)]
+    layers = [stack.layer(number) for stack in stacks_of(model) for number in range(stack.num_blocks)]
     for kind in dict.fromkeys(layer.attention.kind for layer in layers):
         if kind not in KNOWN:
             text = f'attention of kind "{kind}" passes through a row from token to token and is not divided'
@@ -42,5 +42,5 @@ def context_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelC
 def norm_kinds(model: ModelConfig) -> set[str]:
     """Kinds of the norms of all stacks and layers."""
     stacks = stacks_of(model)
-    layers = {stack.attention_norm(number).kind for stack in stacks for number in range(stack.layers)}
+    layers = {stack.attention_norm(number).kind for stack in stacks for number in range(stack.num_blocks)}
     return layers | {stack.norm.kind for stack in stacks}

@@ -22,7 +22,7 @@ def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelCo
         return
     yield from _check_sharding(parallel)
     yield from _check_held_weights(parallel)
-    yield from _check_whole(parallel, model)
+    yield from _check_generator(parallel, model)
     yield from _check_microbatches(parallel, train)
     yield from _check_pipeline(parallel, train, model)
     yield from _check_experts(parallel, train, model)
@@ -42,18 +42,15 @@ def _check_sharding(parallel: ParallelConfig) -> Iterator[tuple[str, str]]:
         yield "parallel.exact", "sums gradients of data-parallel ranks alone: leave the other axes 1, or leave it out"
 
 
-def _check_whole(parallel: ParallelConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Axes that divide what is there in training alone, behind the last block or before the first."""
-    if model.mtp.depth:
-        text, remedy = "blocks of multi-token prediction (model.mtp) are", "leave model.mtp out"
-    elif model.head.generator_of(model) is not None:
-        text, remedy = "the generator of replaced tokens (model.head.generator) is", 'take the objective "masked"'
-    else:
+def _check_generator(parallel: ParallelConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Axes that would divide a generator."""
+    if model.head.generator_of(model) is None:
         return
+    text = "the generator of replaced tokens (model.head.generator) is whole on each rank"
     ranks = {"pipeline.stages": parallel.pipeline.stages, "tensor": parallel.tensor, "context": parallel.context.ranks}
     for key, count in (ranks | {"expert": parallel.expert}).items():
         if count > 1:
-            yield f"parallel.{key}", f"{text} whole on each rank: leave it 1, and widen parallel.data, or {remedy}"
+            yield f"parallel.{key}", f'{text}: leave it 1, and widen parallel.data, or take the objective "masked"'
 
 
 def _check_traffic(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tuple[str, str]]:
@@ -155,7 +152,7 @@ def _check_experts(parallel: ParallelConfig, train: TrainConfig, model: ModelCon
     ranks = parallel.expert
     if ranks == 1:
         return
-    parts = [stack.layer(number).mlp for stack in stacks_of(model) for number in range(stack.layers)]
+    parts = [stack.layer(number).mlp for stack in stacks_of(model) for number in range(stack.num_blocks)]
     counts = [part.count for part in parts if isinstance(part, ExpertsConfig)]
     if not counts:
         yield "parallel.expert", "the model has no experts to divide: leave it 1, and raise parallel.data"

@@ -45,7 +45,7 @@ def _check_heads(model: ModelConfig, ranks: int) -> Iterator[tuple[str, str]]:
     """Heads of each layer that has any, and hidden values of its MLP."""
     seen = set[str]()
     for stack in stacks_of(model):
-        for number in range(stack.layers):
+        for number in range(stack.num_blocks):
             text = _layer_problem(stack.layer(number), ranks)
             if text and text not in seen:
                 seen.add(text)

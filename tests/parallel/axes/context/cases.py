@@ -14,6 +14,7 @@ from hornbook.parallel.axes.context.context import cut_rows
 from hornbook.parallel.axes.context.exchange import CONTEXT, Ring
 from hornbook.parallel.axes.context.layout import row_part
 from hornbook.parallel.axes.context.ring_attention import RingAttention
+from hornbook.parallel.axes.context.shift import shift_parts
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import RankInfo, World, distributed
@@ -194,3 +195,25 @@ def kept_bytes(rank_info: RankInfo, kind: str, sequence: int) -> int:
             hidden, _ = engine.model(**inputs)
         assert hidden.shape[1] * rank_info.size == sequence
         return sum(kept.values())
+
+
+def shifts(rank_info: RankInfo, parts: list[list[list[int]]], length: int, counts: list[int]) -> list[list[float]]:
+    """Of values that move over parts: differences of values, of a mask and of gradients from those of whole rows."""
+    config = ParallelConfig.model_validate({"context": rank_info.size})
+    with distributed(config, CPU, rank_info) as world:
+        part = RowPart(tuple(tuple((first, end) for first, end in spans) for spans in parts), world.rank, length)
+        generator = torch.Generator().manual_seed(1)
+        whole, factors = (torch.randn(2, length, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+        found = []
+        for count in counts:
+            valid = (torch.arange(length) < length - count)[None, :, None]
+            rolled, gradient = whole.roll(-count, 1) * valid, (factors * valid).roll(count, 1)
+            x = cut_rows(whole, part).requires_grad_()
+            shifted, here = shift_parts(world, x, count, part), cut_rows(valid.expand(2, -1, 1), part)
+            (shifted * here * cut_rows(factors, part)).sum().backward()
+            assert x.grad is not None
+            mask = shift_parts(world, cut_rows(whole[..., 0] > 0, part), count, part)
+            pairs = [(shifted * here, cut_rows(rolled, part)), (x.grad, cut_rows(gradient, part))]
+            pairs.append((mask & here[..., 0], cut_rows(rolled[..., 0] > 0, part)))
+            found.append([float((a.detach().double() - b.double()).abs().max()) for a, b in pairs])
+        return found

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from hornbook.parallel.axes.context.layout import by_cost, contiguous, head_tail
 from tests.parallel.axes.context.cases import CASES
 from tests.parallel.trajectory import CLIP, LAYOUTS, Result, Run, compare, perform
 from tests.ranks import RankServer
 
 ATTENTION = "tests/parallel/axes/context/cases.py:attention"
 FIRST_STEP = "tests/parallel/axes/context/cases.py:first_step"
+SHIFTS = "tests/parallel/axes/context/cases.py:shifts"
 KEPT = "tests/parallel/axes/context/cases.py:kept_bytes"
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03}
 STEPS = 3
@@ -42,6 +44,17 @@ def test_attention_over_parts_is_attention_over_rows(run_ranks: RankServer, rank
         for name, differences in rank.items():
             limit = TOLERANCE[CASES[name.rsplit(", ", 1)[0]].dtype]
             assert max(differences.values()) < limit, (name, differences)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "head-tail", "by cost", "short"])
+def test_values_of_later_positions_cross_to_other_parts(run_ranks: RankServer, layout: str) -> None:
+    """By fewer positions than a span has, and by more; both ways, and of masks."""
+    length = 6 if layout == "short" else 37
+    costs = torch.arange(length) % 11
+    make = {"contiguous": contiguous, "head-tail": head_tail, "short": head_tail}.get(layout)
+    parts = by_cost(costs, 3) if make is None else make(3, length)
+    for rank in run_ranks(SHIFTS, 3, parts, length, [1, 2, 5]):
+        assert rank == [[0.0, 0.0, 0.0]] * 3
 
 
 CONTEXT = {

@@ -5,7 +5,9 @@ of its own tokens. Attention looks at the others' through `FullAttention.attend`
 gradients are sums over tokens, and are summed over this axis as over those of data.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from hornbook.data.batch import Batch
 from hornbook.model.attention.attention import FullAttention
 from hornbook.model.attention.latent import LatentAttention
 from hornbook.model.attention.mask import AttentionMask, RowPart, as_tuples
+from hornbook.model.heads.mtp import MultiToken, targets_ahead
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.transformer import Transformer
@@ -22,6 +25,7 @@ from hornbook.parallel.axes.context.all_to_all import AllToAllAttention
 from hornbook.parallel.axes.context.exchange import CONTEXT, Ring, SumOfParts
 from hornbook.parallel.axes.context.layout import order, row_part
 from hornbook.parallel.axes.context.ring_attention import RingAttention
+from hornbook.parallel.axes.context.shift import shift_parts
 from hornbook.parallel.config import ContextConfig
 from hornbook.parallel.world import World
 
@@ -59,6 +63,18 @@ class RowParts:
         there: dict[str, Tensor | None] = {name: getattr(batch, name) for name in read}
         return replace(batch, **{name: None if each is None else cut_rows(each, part) for name, each in there.items()})
 
+    def ahead(self, batch: Batch) -> Callable[[int], tuple[Tensor, Tensor]]:
+        """Of how many tokens further on -> `targets_ahead` of this rank's tokens."""
+
+        def found(count: int) -> tuple[Tensor, Tensor]:
+            targets, weights = targets_ahead(batch.targets, batch.weights, batch.document_lengths, count)
+            if self.ranks == 1:
+                return targets, weights
+            part = self._of_batch(batch)
+            return cut_rows(targets, part), cut_rows(weights, part)
+
+        return found
+
     def row_weights(self, batch: Batch, weights: Tensor) -> Tensor:
         """[rows]: weight of each row of a whole batch in what is counted once a row, of which each rank has its share.
 
@@ -95,7 +111,7 @@ def cut_rows(x: Tensor, part: RowPart) -> Tensor:
 
 
 def apply_context(model: Transformer, world: World, config: ContextConfig) -> None:
-    """Have attention, and the statistics of experts, look at the parts of rows that other ranks have."""
+    """Have attention, statistics of experts and multi-token prediction look at the parts that other ranks have."""
     if world.axis_size(CONTEXT) == 1:
         return
     attend = RingAttention(Ring(world)) if config.kind == "ring" else AllToAllAttention(world)
@@ -104,3 +120,5 @@ def apply_context(model: Transformer, world: World, config: ContextConfig) -> No
             module.attend = attend
         elif isinstance(module, Experts):
             module.sum_parts = lambda x: SumOfParts.apply(x, world)
+        elif isinstance(module, MultiToken):
+            module.shift = partial(shift_parts, world)

@@ -1,9 +1,10 @@
 """Stages: a model with blocks deleted, whose names stay, and the calls that make a stage of what is left.
 
 The parts of a model lie on stages by its own order: blocks as they are cut, embedding and input layers with the first
-block of a stack, norms with the last one, the head on the last stage. What several stages need, each of them has: the
-embedding beside a tied head and before the first block of a decoder, T5's positions with every block. Gradients of such
-copies are summed (`copies.py`), so they stay equal.
+block of a stack, norms with the last one, the head on the last stage, and with it blocks of multi-token prediction.
+What several stages need, each of them has: the embedding beside a tied head and before the first block of a decoder,
+T5's positions with every block; embedding and input layers where such blocks read tokens. Gradients of such copies
+are summed (`copies.py`), so they stay equal.
 """
 
 from collections.abc import Sequence
@@ -71,7 +72,8 @@ def apply_stages(model: Transformer, world: World, config: ParallelConfig) -> La
     if pipeline.stages == 1:
         return None
     schedule, ranks, chunks = pipeline.schedule, pipeline.stages, pipeline.chunks_per_rank
-    count, encoder = sum(1 for _ in model.all_blocks()), 0 if model.encoder is None else len(model.encoder.blocks)
+    encoder = 0 if model.encoder is None else len(model.encoder.blocks)
+    count = encoder + len(model.blocks)
     bounds = (0, *pipeline.cuts, count)
     if not pipeline.cuts:
         bounds = cut_by_cost([1.0] * count, pipeline.all_stages)
@@ -106,6 +108,7 @@ class _Places:
         self._bounds, self._encoder = bounds, encoder
         assert model.embedding is not None
         self._tied = getattr(model.head, "matrix", None) is model.embedding.weight
+        self._read_again = model.mtp is not None and len(model.mtp.joins) > 0
 
     def of(self, name: str) -> set[int]:
         """Stages that need a parameter, or a module directly below the model or its encoder."""
@@ -116,12 +119,12 @@ class _Places:
             case "blocks":
                 return {self._stage(first + int(below[0]))}
             case "embedding":
-                return {0, begin, *([last] if self._tied else [])}
+                return {0, begin, *([last] if self._tied or self._read_again else [])}
             case "positions" | "entrance":
-                return {begin}
+                return {begin, *([last] if self._read_again else [])}
             case "bias":
                 return set(range(begin, last + 1))
-            case "norm" | "head":
+            case "norm" | "head" | "mtp":
                 return {last}
             case _:
                 raise AssertionError(f"no stage is known for {name}")
@@ -145,7 +148,7 @@ def _delete(model: Transformer, places: _Places, own: set[int]) -> None:
     if not places.of("embedding") & own:
         model.embedding = None
     if not places.of("head") & own:
-        model.head = None
+        model.head = model.mtp = None
     if model.encoder is not None and not len(model.encoder.blocks):
         model.encoder = None
 
@@ -161,7 +164,9 @@ class StageModel:
         self._encoder = _part(model, model.encoder, before, inside) if before and model.encoder is not None else None
         self._decoder = _part(model, model, blocks, layout.bounds[-1] - inside) if blocks else None
         parts = (each for each in (self._encoder, self._decoder) if each is not None)
+        self._mtp = model.mtp if end == layout.bounds[-1] else None
         self.blocks = [block for part in parts for block in part.all_blocks()]
+        self.blocks += [] if self._mtp is None else self._mtp.blocks.values()
         """Of this stage alone."""
 
     def __call__(self, received: Sequence[Tensor], inputs: dict[str, Any]) -> tuple[tuple[Tensor, ...], Auxiliary]:
@@ -182,6 +187,10 @@ class StageModel:
         self._decoder.compute_dtype = self._model.compute_dtype
         hidden, found = self._decoder(**rest)
         add_auxiliary(auxiliary, found)
+        if self._mtp is not None and inputs.get("ahead"):
+            names = ("positions", "lengths", "token_mask", "part")
+            read = Source(inputs["tokens"], *(inputs.get(name) for name in names))
+            add_auxiliary(auxiliary, self._model.further_states(hidden, read, inputs.get("keys"), inputs.get("types")))
         return (hidden, *([] if memory is None else [memory.states])), auxiliary
 
 

@@ -36,6 +36,8 @@ from hornbook.parallel.world import World
 
 BY_HEADS = (FullAttention, LatentAttention)
 """Attention that is divided."""
+FURTHER = ("joins", "norms")
+"""What stands around blocks of multi-token prediction. Their products are whole on each rank."""
 
 
 def apply_tensor(model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> Partial:
@@ -55,6 +57,10 @@ class _Application:
         if self._model.encoder is not None:
             self._divide_stack(self._model.encoder, "encoder.")
         self._divide_stack(self._model, "")
+        if self._model.mtp is not None:
+            timeline = self._divide_blocks(self._model.mtp.blocks, "mtp.", self._model.bias)
+            if timeline is not None:
+                timeline.attach_further(self._model.mtp)
         self._divide_ends()
         return self._partial | self._divider.copies
 
@@ -62,14 +68,20 @@ class _Application:
 
     def _divide_stack(self, stack: Stack, prefix: str) -> None:
         self._divide_bias(stack, prefix)
+        timeline = self._divide_blocks(stack.blocks, prefix, stack.bias)
+        if timeline is not None:
+            timeline.attach(stack)
+
+    def _divide_blocks(self, blocks: nn.ModuleDict, prefix: str, bias: nn.Module | None) -> Timeline | None:
+        """Divide the blocks below `prefix`, which read a stack's scores by distance; returns who divides their time."""
         timeline = Timeline(self._world) if self._sequence else None
         wholes = list[str]()
-        for number, block in stack.blocks.items():
+        for number, block in blocks.items():
             for name in ("attention", "cross", "mlp"):
                 part, path = getattr(block, name, None), f"{prefix}blocks.{number}.{name}"
                 if part is None:
                     continue
-                if stack.bias is not None and name == "attention" and not isinstance(part, BY_HEADS):
+                if bias is not None and name == "attention" and not isinstance(part, BY_HEADS):
                     raise UsageError(
                         f"parallel.tensor: {path} has no table, so it stays whole, and the scores by distance of its "
                         "heads are divided: take other positions, or leave parallel.tensor 1"
@@ -78,12 +90,13 @@ class _Application:
                     timeline.wrap(part)
                     wholes.append(path)
         if timeline is not None:
-            self._divide_time(stack, prefix, wholes, timeline)
+            self._divide_time(prefix, wholes)
+        return timeline
 
-    def _divide_time(self, stack: Stack, prefix: str, wholes: list[str], timeline: Timeline) -> None:
+    def _divide_time(self, prefix: str, wholes: list[str]) -> None:
         """Everything between divided products sees a part of each row, but for parts that need whole ones."""
         inside = tuple(f"{path}." for path in wholes)
-        begins = f"{prefix}blocks.", f"{prefix}norm."
+        begins = tuple(f"{prefix}{part}." for part in ("blocks", "norm", *FURTHER))
         for name, _ in self._model.named_parameters():
             if name.startswith(begins) and not name.startswith(inside) and name not in self._divider.cut_names:
                 self._partial[name] = 0, 1
@@ -93,7 +106,6 @@ class _Application:
             if name.startswith(begins[0]) and not f"{name}.".startswith(inside)
         ]
         number_parts(modules, self._world)
-        timeline.attach(stack)
 
     def _divide_bias(self, stack: Stack, prefix: str) -> None:
         """Scores by distance of this rank's heads."""

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hornbook.model.context import Auxiliary, Context
+from hornbook.model.heads.mtp import MultiToken
 from hornbook.model.layers.dropout import Dropout
 from hornbook.model.transformer import Stack
 from hornbook.parallel.axes.tensor.collectives import AXIS, gather, join, scatter, split
@@ -40,6 +41,17 @@ class Timeline:
             return join(y, self._time, self._world), auxiliary
 
         stack.run_blocks = run_blocks
+
+    def attach_further(self, further: MultiToken) -> None:
+        """The same for each block of multi-token prediction: what it reads and what it gives are whole rows."""
+        whole = further.step
+
+        def step(ahead: int, states: Tensor, vectors: Tensor, context: Context) -> tuple[Tensor, Auxiliary]:
+            self._time = states.shape[1]
+            y, auxiliary = whole(ahead, split(states, self._world), split(vectors, self._world), context)
+            return join(y, self._time, self._world), auxiliary
+
+        further.step = step
 
     def wrap(self, part: nn.Module) -> None:
         """Give a part whole rows, and take its answer apart: on every rank it computes the same."""
