@@ -124,3 +124,12 @@ def test_the_planner_knows_what_ranks_hold_of_multi_token_prediction(layout: str
     planned = estimate_memory(made, VOCAB, parse_cluster("8xH100").device, traced=True)[stage]
     assert planned.parameters == found.parameters
     assert planned.kept == pytest.approx(found.kept, rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev"])
+def test_a_finished_microbatch_keeps_nothing_where_backward_is_in_two_parts(schedule: str):
+    """Within what caught gradients take, of which the planner knows nothing."""
+    words = "model.layers=4", "train.sequence=256", "train.micro_batch=1", "train.batch_tokens=2048"
+    made = recipe(*words, "train.precision=bf16", f"parallel.pipeline={{stages=2,schedule='{schedule}'}}")
+    for rank, planned in enumerate(estimate_memory(made, VOCAB, parse_cluster("8xH100").device, traced=True)):
+        assert planned.kept == pytest.approx(simulate(made, VOCAB, rank).kept, rel=0.1)

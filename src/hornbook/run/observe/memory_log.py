@@ -79,7 +79,8 @@ class SavedWatch:
         return self._pack, self._unpack
 
     def _pack(self, tensor: Tensor) -> _Held:
-        held, address = _Held(tensor), self._place(tensor)
+        # Detached: a node would hold its own output, and a pass that does not release the node (I of a pipeline) both.
+        held, address = _Held(tensor.detach()), self._place(tensor)
         if address and address not in self._parameters:
             count, saved = self._live.get(address, (0, None))
             if saved is None:
