@@ -6,6 +6,7 @@ any tokenizer. A difference is that of the first model less that of the second.
 
 import functools
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -85,7 +86,8 @@ def compare(first: Report, second: Report) -> dict[str, Any]:
     if not shared and first.by_source:
         raise UsageError("the models were scored on no document that both read: compare models on the same --data")
     found = {name: pair.differences() for name, pair in shared.items()}
-    whole = {"all": functools.reduce(_together, shared.values()).differences()} if shared else {}
+    parts: list[Any] = [*shared.values()]  # of one kind
+    whole = {"all": functools.reduce(operator.add, parts).differences()} if parts else {}
     unpaired = {name: pair.unpaired for name, pair in pairs.items() if any(pair.unpaired.values())}
     left_out = {"unpaired": unpaired} if unpaired else {}
     tasks = {name: _task(first.tasks[name], second.tasks.get(name)) for name in first.tasks}
@@ -165,10 +167,6 @@ def _pair(first: ValidationScores, second: ValidationScores) -> _Texts | _Labels
     return _Labels(first.of(shared[same]), second.of(shared[same]), left_out)
 
 
-def _together(one: Any, other: Any) -> Any:
-    return one + other
-
-
 def _left_out(shared: int, ours: int, theirs: int) -> dict[str, int]:
     return {"first_alone": ours - shared, "second_alone": theirs - shared}
 
@@ -179,7 +177,7 @@ def _benchmark(shared: Mapping[str, _Texts | _Labels]) -> dict[str, Any]:
     if not pairs:
         return {}
     sides = ({name: getattr(pair, side) for name, pair in pairs.items()} for side in ("first", "second"))
-    ours, theirs = (task_score(side, functools.reduce(LabelScores.__add__, side.values())) for side in sides)
+    ours, theirs = (task_score(side, functools.reduce(operator.add, side.values())) for side in sides)
     if ours is None or theirs is None:
         return {}
     return {"benchmark": {"task": ours.task, "score": asdict(_overall(ours, theirs))}}

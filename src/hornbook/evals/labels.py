@@ -51,7 +51,7 @@ class LabelScores:
 
     def __add__(self, other: "LabelScores") -> "LabelScores":
         ours, theirs = self.rows.copy(), other.rows.copy()
-        ours[:, 1], theirs[:, 1] = self._documents, other._documents + len(np.unique(self.rows[:, 1]))
+        ours[:, 1], theirs[:, 1] = self._documents, other._documents + self.documents
         return LabelScores(self.kind, np.concatenate([ours, theirs]))
 
     @property
@@ -76,10 +76,7 @@ class LabelScores:
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """Metrics by name; empty where there was nothing to score."""
-        if not len(self.rows):
-            return {}
-        together = np.zeros(self.documents, int)
-        return self._formulas.of(self._formulas.statistics(self.rows[:, 2:], self._documents, together)[0])
+        return self._formulas.of(self._statistics.sum(0)) if len(self.rows) else {}
 
     @functools.cached_property
     def resampled(self) -> dict[str, CorpusMetric]:
@@ -89,16 +86,23 @@ class LabelScores:
         """
         if not len(self.rows):
             return {}
-        documents = self._documents
-        groups = groups_of(self.documents, max(_MOST_SUMS // max(len(getattr(self.kind, "labels", [])), 256), 256))
         losses = self.rows[:, :1]
         losses = np.concatenate([np.isfinite(losses), np.nan_to_num(losses)], 1)
-        statistics = self._formulas.statistics(self.rows[:, 2:], documents, groups)
-        statistics = np.concatenate([sums_by(groups[documents], losses), statistics], 1)
+        statistics = np.concatenate([sums_by(self._groups[self._documents], losses), self._statistics], 1)
         return {
             name: CorpusMetric(statistics, functools.partial(self._of, name), self.documents)
             for name in ("loss", *self.metrics)
         }
+
+    @functools.cached_property
+    def _statistics(self) -> np.ndarray:
+        """What the metrics are functions of, by group of documents; float64 [groups, m]."""
+        return self._formulas.statistics(self.rows[:, 2:], self._documents, self._groups)
+
+    @functools.cached_property
+    def _groups(self) -> np.ndarray:
+        """The group of each document, from 0."""
+        return groups_of(self.documents, max(_MOST_SUMS // max(len(getattr(self.kind, "labels", [])), 256), 256))
 
     def _of(self, name: str, sums: np.ndarray) -> float:
         if name == "loss":
