@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from hornbook.cli.main import main
+from hornbook.cli.model.sample_text import before_and_after
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.path import checkpoint_path
@@ -120,3 +121,11 @@ def test_what_was_set_to_zero_stays_so_while_the_rest_heals(
 def test_sparsity_that_means_nothing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prune", str(tmp_path), "--sparse", "half", "--out", str(tmp_path / "out")]) == Exit.USAGE
     assert "--sparse half: write 2:4 or 4:8" in capsys.readouterr().err
+
+
+def test_what_was_not_measured_is_said_to_be() -> None:
+    before = {"loss": 2.5, "tokens_per_second": float("nan")}
+    assert before_and_after(before, before) == [
+        "loss: 2.5000 -> 2.5000",
+        "tokens_per_second: not measured -> not measured",
+    ]
