@@ -65,6 +65,26 @@ def silent(phase: str, done: int, total: int | None) -> None:
     del phase, done, total
 
 
+class Redraw:
+    """A thread that calls `draw` every `seconds`. rich has one too, but does not wait for its end."""
+
+    def __init__(self, draw: Callable[[], None], seconds: float) -> None:
+        self._draw = draw
+        self._seconds = seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Return when the thread has ended."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._seconds):
+            self._draw()
+
+
 class _Bars:
     """One bar per phase; `stop` removes them, `start` shows them again."""
 
@@ -73,8 +93,7 @@ class _Bars:
         """(done, total) of each phase, in order."""
         self._tasks: dict[str, rich.progress.TaskID] = {}
         self._progress: rich.progress.Progress | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread()
+        self._redraw: Redraw | None = None
 
     def start(self) -> None:
         """Start drawing."""
@@ -82,15 +101,14 @@ class _Bars:
         for phase in self._phases:
             self._put(phase)
         self._progress.start()
-        self._ended.clear()
-        self._thread = threading.Thread(target=self._draw, args=(self._progress,), daemon=True)
-        self._thread.start()
+        self._redraw = Redraw(self._progress.refresh, REFRESH_SECONDS)
 
     def stop(self) -> None:
         """Remove the bars; the thread has ended when this returns."""
+        if self._redraw is not None:
+            self._redraw.stop()
+            self._redraw = None
         if self._progress is not None:
-            self._ended.set()
-            self._thread.join()
             self._progress.stop()
             self._progress = None
 
@@ -115,10 +133,6 @@ class _Bars:
         if total is not None:
             self._progress.update(self._tasks[phase], total=max(total, 1), completed=done if total else 1)
 
-    def _draw(self, progress: "rich.progress.Progress") -> None:
-        while not self._ended.wait(REFRESH_SECONDS):
-            progress.refresh()
-
 
 def _new_progress() -> "rich.progress.Progress":
     import rich.progress
@@ -129,7 +143,7 @@ def _new_progress() -> "rich.progress.Progress":
     return rich.progress.Progress(
         *columns,
         console=Console(stderr=True),
-        auto_refresh=False,  # rich does not wait for its own thread to end
+        auto_refresh=False,
         transient=True,
         redirect_stdout=False,  # what is written there is an answer, not to be shown here
     )

@@ -4,10 +4,13 @@ import io
 import math
 import re
 import time
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from rich.console import Console as Terminal
+from rich.console import ConsoleOptions
 
 from hornbook.run.launch.signals import STOPPING
 from hornbook.run.memory import Memory, memory_of
@@ -108,6 +111,30 @@ def test_events_stay_above_the_panel():
     written = screen.getvalue()
     assert [written.count(f"event {number}.") for number in range(20)] == [1] * 20
     assert [f"event {number}.\n" in written for number in range(20)] == [True] * 20
+
+
+@dataclass
+class Slow:
+    """A line that rich composes for as long as three redraws take."""
+
+    line: str
+
+    def __rich_console__(self, console: Terminal, options: ConsoleOptions) -> Iterable[str]:
+        time.sleep(0.6)
+        yield self.line
+
+
+def test_a_line_and_its_panel_are_drawn_before_the_next_redraw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The panel grows with the first step; rich alone lets its thread draw that one while a line is composed."""
+    screen = Shown.as_stderr(monkeypatch)
+    with Console(HEADER, every=10, live=True) as console:
+        console.note("first")
+        console(step(1))
+        with monkeypatch.context() as patch:
+            patch.setattr("hornbook.run.observe.console._coloured", Slow)
+            console.note("second")
+    lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in screen.screen().lines]
+    assert [line.split()[0] for line in lines if line] == ["first", "second", "demo", "loss", "grad", "step"]
 
 
 @pytest.mark.usefixtures("narrow")

@@ -7,6 +7,7 @@ readable.
 import itertools
 import math
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from hornbook.progress import escape_controls
+from hornbook.progress import Redraw, escape_controls
 from hornbook.run.control.work import EVEN, Work
 from hornbook.run.launch.signals import STOPPING
 from hornbook.run.step_report import Step
@@ -28,7 +29,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
 _BAR_WIDTH = 32
 _LEAST_BAR = 4
-_REFRESH_PER_SECOND = 5
+_REFRESH_SECONDS = 0.2
 _RATE_STEPS = 20
 
 
@@ -94,17 +95,31 @@ def _coloured(line: str) -> Text:
 
 
 class _Screen(Terminal):
-    """A terminal that falls silent when it cannot be written (its reader ends, its disk fills); the run goes on."""
+    """A terminal that falls silent when it cannot be written (its reader ends, its disk fills); the run goes on.
+
+    One thread at a time draws on it. rich composes a line and the panel below it, and writes them later: a panel of
+    another height that a second thread writes between the two would make the line erase what stands above.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(file=stream, highlight=False, soft_wrap=True)
+        self._turn = threading.RLock()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
 
     @contextmanager
-    def surviving(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError:
-            self.quiet = True
+    def drawing(self) -> Iterator[None]:
+        with self._turn:
+            try:
+                yield
+            except OSError:
+                self.quiet = True
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, for what others write to stderr too: rich passes it here while there is a panel."""
+        with self._turn:
+            super().print(*objects, **options)
 
 
 @dataclass
@@ -166,7 +181,7 @@ class Console:
     ) -> None:
         self._header = header
         self._every = every
-        self._terminal = _Screen(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._terminal = _Screen(stream or sys.stderr)
         self._losses: list[float] = []
         self._recent: deque[tuple[float, int, int]] = deque(maxlen=_RATE_STEPS)
         """(seconds, tokens, tokens consumed at its end) of the newest steps."""
@@ -178,21 +193,29 @@ class Console:
         self._last: Step | None = None
         self.live = self._terminal.is_terminal if live is None else live
         """Whether there is a panel, which shows a requested stop."""
-        self._live = None
-        if self.live:
-            self._live = Live(self._panel(), console=self._terminal, refresh_per_second=_REFRESH_PER_SECOND)
+        self._live = Live(self._panel(), console=self._terminal, auto_refresh=False) if self.live else None
+        self._redraw: Redraw | None = None
 
     def __enter__(self) -> "Console":
         if self._live is not None:
-            with self._terminal.surviving():
+            with self._terminal.drawing():
                 self._live.start(refresh=True)
+            self._redraw = Redraw(self._draw, _REFRESH_SECONDS)
         else:
             self._print(self._title())
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def _draw(self) -> None:
+        """Show what may have changed between two steps."""
         if self._live is not None:
-            with self._terminal.surviving():
+            with self._terminal.drawing():
+                self._live.refresh()
+
+    def __exit__(self, *_: object) -> None:
+        if self._redraw is not None:
+            self._redraw.stop()
+        if self._live is not None:
+            with self._terminal.drawing():
                 self._live.update(self._panel(), refresh=True)
                 self._live.stop()
 
@@ -206,7 +229,7 @@ class Console:
             what = far if math.isfinite(step.grad_norm + step.loss) else "a non-finite gradient, update skipped"
             self.note(f"step {step.step:,}: {what}")
         if self._live is not None:
-            with self._terminal.surviving():
+            with self._terminal.drawing():
                 self._live.update(self._panel())
         elif step.step % self._every == 0 or step.step in (1, self._header.total_steps):
             self._print(self._line(step))
@@ -239,7 +262,7 @@ class Console:
     def _print(self, text: str) -> None:
         """Print a line, above the panel if there is one, so that it stays in the history of the terminal."""
         shown = escape_controls(text) if self._terminal.is_terminal else text
-        with self._terminal.surviving():
+        with self._terminal.drawing():
             self._terminal.print(_coloured(shown))
 
     def _rate(self) -> float:
