@@ -97,8 +97,8 @@ def _coloured(line: str) -> Text:
 class _Screen(Terminal):
     """A terminal that falls silent when it cannot be written (its reader ends, its disk fills); the run goes on.
 
-    One thread at a time draws on it. rich composes a line and the panel below it, and writes them later: a panel of
-    another height that a second thread writes between the two would make the line erase what stands above.
+    One thread at a time draws on it: rich composes a line and its panel before it writes them, and a panel of another
+    height that a second thread writes in between makes them erase what stands above.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -117,8 +117,7 @@ class _Screen(Terminal):
                 self.quiet = True
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print, for what others write to stderr too: rich passes it here while there is a panel."""
-        with self._turn:
+        with self.drawing():
             super().print(*objects, **options)
 
 
@@ -200,21 +199,14 @@ class Console:
         if self._live is not None:
             with self._terminal.drawing():
                 self._live.start(refresh=True)
-            self._redraw = Redraw(self._draw, _REFRESH_SECONDS)
+            self._redraw = Redraw(self._terminal.drawing()(self._live.refresh), _REFRESH_SECONDS)
         else:
             self._print(self._title())
         return self
 
-    def _draw(self) -> None:
-        """Show what may have changed between two steps."""
-        if self._live is not None:
-            with self._terminal.drawing():
-                self._live.refresh()
-
     def __exit__(self, *_: object) -> None:
-        if self._redraw is not None:
+        if self._live is not None and self._redraw is not None:
             self._redraw.stop()
-        if self._live is not None:
             with self._terminal.drawing():
                 self._live.update(self._panel(), refresh=True)
                 self._live.stop()
@@ -229,8 +221,7 @@ class Console:
             what = far if math.isfinite(step.grad_norm + step.loss) else "a non-finite gradient, update skipped"
             self.note(f"step {step.step:,}: {what}")
         if self._live is not None:
-            with self._terminal.drawing():
-                self._live.update(self._panel())
+            self._live.update(self._panel())
         elif step.step % self._every == 0 or step.step in (1, self._header.total_steps):
             self._print(self._line(step))
 
@@ -247,9 +238,8 @@ class Console:
 
     def shorten(self, step: int, total_steps: int, total_tokens: int, why: str) -> None:
         """Set the new length of a run that was shortened after step `step`."""
-        before = self._header.total_steps
+        self.note(f"shortened after step {step:,} from {self._header.total_steps:,} to {total_steps:,} steps ({why})")
         self.update(total_steps=total_steps, total_tokens=total_tokens)
-        self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps ({why})")
 
     def update(self, **fields: Any) -> None:
         """Set fields of the header."""
@@ -261,9 +251,7 @@ class Console:
 
     def _print(self, text: str) -> None:
         """Print a line, above the panel if there is one, so that it stays in the history of the terminal."""
-        shown = escape_controls(text) if self._terminal.is_terminal else text
-        with self._terminal.drawing():
-            self._terminal.print(_coloured(shown))
+        self._terminal.print(_coloured(escape_controls(text) if self._terminal.is_terminal else text))
 
     def _rate(self) -> float:
         seconds = sum(each[0] for each in self._recent)
