@@ -24,7 +24,7 @@ ROOM_LINES = {
     "optim": 3_800,
     "parallel": 7_170,
     "plan": 6_660,
-    "run": 20_722,
+    "run": 20_724,
     "serve": 1_700,
     "settings": 2_870,
     "studio": 1_050,

@@ -105,12 +105,10 @@ class _Bars:
 
     def stop(self) -> None:
         """Remove the bars; the thread has ended when this returns."""
-        if self._redraw is not None:
+        if self._redraw is not None and self._progress is not None:
             self._redraw.stop()
-            self._redraw = None
-        if self._progress is not None:
             self._progress.stop()
-            self._progress = None
+            self._redraw = self._progress = None
 
     def show(self, phase: str, done: int, total: int | None) -> None:
         """Set the progress of a phase; a new phase is drawn at once, and completes bars without a total."""

@@ -110,6 +110,7 @@ class _Screen(Terminal):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
+        """Take the turn. Take it before rich's own locks: who takes one of those first may wait for ever."""
         with self._turn:
             try:
                 yield
@@ -221,7 +222,8 @@ class Console:
             what = far if math.isfinite(step.grad_norm + step.loss) else "a non-finite gradient, update skipped"
             self.note(f"step {step.step:,}: {what}")
         if self._live is not None:
-            self._live.update(self._panel())
+            with self._terminal.drawing():
+                self._live.update(self._panel())
         elif step.step % self._every == 0 or step.step in (1, self._header.total_steps):
             self._print(self._line(step))
 
