@@ -1,144 +1,164 @@
-"""What hornbook does on a GPU, in nine minutes: `python -m benchmarks.gpu` (or `make gpu`), from a plain checkout.
+"""Run hornbook on a GPU, part by part: `python -m benchmarks.gpu` (or `make gpu`), from a plain checkout.
 
-Parts run in order of worth, each in a process of its own with a time limit: tests marked `gpu`, throughput, memory.
-After each part benchmarks/results/gpu-NAME.json (NAME of the GPU; `--out FOLDER`) has what is known; started again, it
-goes on where it was cut. Nothing is installed or fetched, but for wheels in a folder `.whl` (`setup.py`).
+Parts run in order of worth, or in the order of `--only PART`, each in a process of its own with a time limit.
+DIR/gpu-NAME.json (NAME of the GPU; `--out DIR`) has the results as they arrive: status, seconds, figures and last 200
+lines of each part, tracebacks of failed tests, stacks of a part that was cut. Started again, the command continues.
+After a failure that loses the device a fresh process tries it; if it fails there too, the remaining parts are skipped.
+Nothing is installed or fetched, except wheels from a folder `.whl` (`setup.py`).
 
-The parts `five minutes` take a call each, as the last ones: with `--only "five minutes"`, or when all others are done.
-
-`--list` names the parts, `--only PART` runs some, `--again` forgets what is known, `--seconds` is the budget.
-`--dry-run` runs all parts at tiny sizes on the CPU: it shows that the command works, and its figures mean nothing.
+The parts `five minutes` take about nine minutes each. `--list` names the parts, `--again` forgets earlier results,
+`--seconds` is the budget of the call. `--dry-run` runs all parts at tiny sizes on the CPU: its figures mean nothing.
 """
 
 import argparse
 import contextlib
 import json
-import os
-import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import setup
+from benchmarks.gpu.device import LOST, ROOT, facts, gpu_name, problem_of
+from benchmarks.gpu.output import write_json
 from benchmarks.gpu.parts import LEFT_OUT, PARTS, Part
+from benchmarks.gpu.process import run
+from benchmarks.gpu.table import table
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 SECONDS = 520.0
 """The budget of a call."""
+SUCCESSES = {"done", "left out"}
 
 
 def main() -> int:
-    """Run the parts that are not done; 0 if all are, 1 if some failed, 3 where there is no GPU or a package is missing,
-    75 if time ran out."""
+    """Run the parts that are not done; 0 if all are, 1 if some failed or were skipped, 3 where there is no GPU or a
+    package is missing, 75 if time ran out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # a part's processes end with this one
     chosen = arguments()
     if chosen.list:
         print(*(f"{part.name:28} {part.seconds:4.0f} s  {part.about}" for part in PARTS), sep="\n")
         return 0
     environment = setup.prepare(ROOT)
-    name = "dry-run" if chosen.dry_run else gpu_name(environment)
-    if name is None:
-        print("There is no GPU here: torch.cuda.is_available() is false. --dry-run shows the command on the CPU.")
-        return 3
     if missing := setup.missing(environment):
         print(setup.remedy(missing))
         return 3
-    path = chosen.out / f"gpu-{name}.json"
-    found: dict[str, Any] = {} if chosen.again or not path.exists() else json.loads(path.read_text())
-    return run_parts(chosen, path, found, environment)
+    machine = facts(environment)
+    name = "dry-run" if chosen.dry_run else gpu_name(machine)
+    if name is None:
+        problem = machine.get("problem", "torch.cuda.is_available() is false")
+        print(f"There is no GPU here: {problem}. --dry-run shows the command on the CPU.")
+        return 3
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    by_name = {part.name: part for part in PARTS}
+    parts = [by_name[name] for name in dict.fromkeys(chosen.only)] if chosen.only else PARTS
+    results = Results(chosen.out / f"gpu-{name}.json", machine, again=chosen.again)
+    return run_parts(parts, results, environment, chosen.seconds, dry_run=chosen.dry_run)
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS])
+    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], metavar="PART")
     parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
     return parser.parse_args()
 
 
-def gpu_name(environment: dict[str, str]) -> str | None:
-    """`h200`, `h100-80gb-hbm3`, ...; None without a GPU that torch can use."""
-    code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
-    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    words = re.sub(r"[^a-z0-9]+", "-", answer.stdout.strip().lower().removeprefix("nvidia ")).strip("-")
-    return words or None
+class Results:
+    """The file of results, written whenever a part changes."""
+
+    def __init__(self, path: Path, machine: dict[str, Any], *, again: bool = False) -> None:
+        self.path, self.machine = path, machine
+        before: dict[str, Any] = {} if again or not path.exists() else json.loads(path.read_text())
+        self.parts: dict[str, dict[str, Any]] = before.get("parts", {})
+
+    def put(self, name: str, outcome: dict[str, Any]) -> None:
+        """Replace the outcome of a part."""
+        self.parts[name] = outcome
+        write_json(self.path, {"machine": self.machine, "parts": self.parts})
 
 
-def run_parts(chosen: argparse.Namespace, path: Path, found: dict[str, Any], environment: dict[str, str]) -> int:
-    """All parts in order, within the budget."""
-    begun, wanted = time.monotonic(), [part for part in PARTS if not chosen.only or part.name in chosen.only]
-    parts = found.setdefault("parts", {})
-    found["machine"] = parts_machine(environment)
-    for part in wanted:
-        left = chosen.seconds - (time.monotonic() - begun)
-        if parts.get(part.name, {}).get("status") == "done":
+def run_parts(
+    parts: Sequence[Part],
+    results: Results,
+    environment: dict[str, str],
+    budget: float,
+    *,
+    dry_run: bool,
+    probe: Callable[[dict[str, str], str], str] = problem_of,
+) -> int:
+    """Run parts in order within a budget in seconds, print the table, return the exit code of `main`."""
+    begun, problem = time.monotonic(), ""
+    for part in parts:
+        remaining = budget - (time.monotonic() - begun)
+        before = results.parts.get(part.name, {})
+        if before.get("status") == "done":
             print(f"{part.name}: done before")
-        elif left < part.least and not chosen.dry_run:
-            print(f"{part.name}: it needs {part.least:.0f} s and {left:.0f} are left; the same command goes on here")
+        elif problem:
+            print(f"{part.name}: skipped, because the device is lost")
+            results.put(part.name, {"seconds": 0, **before, "status": "skipped", "reason": f"device lost: {problem}"})
+        elif remaining < part.least and not dry_run:
+            print(f"{part.name}: needs {part.least:.0f} s, {remaining:.0f} s remain; the same command continues here")
         else:
-            parts[part.name] = run_part(part, min(part.seconds, left), parts.get(part.name), environment, chosen)
-            save(path, found)
-    print(f"\n{path}")
-    states = [parts.get(part.name, {}).get("status") for part in wanted]
-    if set(states) <= {"done", "left out"}:
-        return 0
-    return 75 if set(states) <= {"done", "left out", "cut", None} else 1
+            limit = part.seconds * 4 if dry_run else min(part.seconds, remaining)
+            run_part(part, limit, results, environment, dry_run=dry_run)
+            problem = lost_device(part.name, results.parts[part.name], environment, dry_run=dry_run, probe=probe)
+    names = [part.name for part in parts]
+    print(f"\n{table(names, results.parts)}\n\n{results.path}", flush=True)
+    states = {results.parts.get(name, {}).get("status", "cut") for name in names}
+    return 0 if states <= SUCCESSES else 75 if states <= {*SUCCESSES, "cut"} else 1
 
 
-def run_part(
-    part: Part, seconds: float, before: dict[str, Any] | None, environment: dict[str, str], chosen: argparse.Namespace
-) -> dict[str, Any]:
-    """The outcome of a part: `status` done, left out, failed or cut; `figures`, the last that its process wrote."""
-    print(f"\n== {part.name}: {part.about} (at most {seconds:.0f} s)", flush=True)
+def run_part(part: Part, limit: float, results: Results, environment: dict[str, str], *, dry_run: bool) -> None:
+    """Run a part and put its outcome: `status` done, left out, failed or cut, and `running` until it ends."""
+    print(f"\n== {part.name}: {part.about} (at most {limit:.0f} s)", flush=True)
     begun = time.monotonic()
+    outcome: dict[str, Any] = {"code_digest": results.machine.get("code_digest")}
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "figures.json"
-        if before and "figures" in before:
-            output.write_text(json.dumps(before["figures"]))
-        words = [sys.executable, "-m", part.module, str(output), json.dumps({**part.spec, "dry_run": chosen.dry_run})]
-        status = run_process(words, seconds, environment)
-        outcome: dict[str, Any] = {"status": status, "seconds": round(time.monotonic() - begun, 1)}
-        if output.exists():
-            outcome["figures"] = json.loads(output.read_text())
+        if figures := results.parts.get(part.name, {}).get("figures"):
+            write_json(output, figures)
+
+        def put(status: str, **more: Any) -> None:
+            outcome.update(status=status, seconds=round(time.monotonic() - begun, 1), **more)
+            with contextlib.suppress(FileNotFoundError):
+                outcome["figures"] = json.loads(output.read_text())
+            results.put(part.name, outcome)
+
+        words = [sys.executable, "-m", part.module, str(output), json.dumps({**part.spec, "dry_run": dry_run})]
+        ended = run(words, limit, environment, lambda: put("running"), ROOT)
+        status = "cut" if ended.code is None else {0: "done", LEFT_OUT: "left out"}.get(ended.code, "failed")
+        put(status, exit_code=ended.code, output=ended.lines, **({"stacks": ended.stacks} if ended.stacks else {}))
     print(f"{part.name}: {status} after {outcome['seconds']} s", flush=True)
-    return outcome
 
 
-def run_process(words: list[str], seconds: float, environment: dict[str, str]) -> str:
-    """The status of a part's process; at its limit all processes that it started end with it, and free the GPU."""
-    process = subprocess.Popen(words, env=environment, cwd=ROOT, start_new_session=True)
-    try:
-        return {0: "done", LEFT_OUT: "left out"}.get(process.wait(seconds), "failed")
-    except subprocess.TimeoutExpired:
-        return "cut"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def lost_device(
+    name: str,
+    outcome: dict[str, Any],
+    environment: dict[str, str],
+    *,
+    dry_run: bool,
+    probe: Callable[[dict[str, str], str], str],
+) -> str:
+    """Why no process can use the device since a part that failed or was cut; "" if a fresh one can.
 
-
-def parts_machine(environment: dict[str, str]) -> dict[str, Any]:
-    """Facts of the machine, by a process that may import torch."""
-    code = "import json; from benchmarks import report; print(json.dumps(report.machine()))"
-    words = [sys.executable, "-c", code]
-    answer = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    return json.loads(answer.stdout) if answer.returncode == 0 else {"problem": answer.stderr[-2000:]}
-
-
-def save(path: Path, found: dict[str, Any]) -> None:
-    """Write the file whole, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    beside.write_text(json.dumps(found, indent=1) + "\n")
-    os.replace(beside, path)
+    A failed part is followed by a probe only if it says that its device was lost.
+    """
+    if outcome["status"] not in ("failed", "cut"):
+        return ""
+    if outcome["status"] == "failed" and not LOST.search(json.dumps(outcome)):
+        return ""
+    problem = probe(environment, "cpu" if dry_run else "cuda")
+    print(f"{name}: a fresh process {f'fails on the device too: {problem}' if problem else 'can use the device'}")
+    return problem
 
 
 if __name__ == "__main__":

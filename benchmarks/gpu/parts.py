@@ -22,7 +22,8 @@ LEFT_OUT = 4
 """Exit code of a part whose data or peer is not there; it is tried again by the next call."""
 
 
-STEP, TESTS, MEMORY = ("benchmarks.gpu.step", "benchmarks.gpu.tests", "benchmarks.gpu.memory")
+SMOKE, TESTS = "benchmarks.gpu.smoke", "benchmarks.gpu.tests"
+STEP, MEMORY = "benchmarks.gpu.step", "benchmarks.gpu.memory"
 PEERS, BUDGET = "benchmarks.gpu.peers", "benchmarks.gpu.budget.part"
 GPT2 = {"recipe": "gpt2-124m", "sequence": 1024, "rows": 32, "words": []}
 LLAMA_1B = {"recipe": "llama-1b", "sequence": 4096, "rows": 4, "words": ["parallel.recompute=none"]}
@@ -35,18 +36,22 @@ def five_minutes(name: str, contender: str) -> Part:
     return Part(name, about, BUDGET, 515, {"contender": contender}, least=450)
 
 
+FLOAT8, GRAPHS = {"precision": "float8"}, {"words": ["train.cuda_graphs=true"], "microbatches": 1}
 PARTS = (
-    Part("tests", "tests marked gpu: each path and kernel against the reference", TESTS, 150),
-    Part("gpt2-124m", "tokens/s at 1k, with documents and without", STEP, 60, GPT2),
-    Part("llama-1b", "tokens/s at 4k, with documents and without", STEP, 75, LLAMA_1B),
-    Part("llama-8b, 8 blocks", "tokens/s at 8k, with documents and without", STEP, 90, LLAMA_8B),
+    Part("smoke", "the commands themselves, small: train, stop, resume, eval, generate, replay, bench", SMOKE, 100),
+    Part("gpt2-124m", "tokens/s at 1k, with documents and without", STEP, 90, GPT2),
+    Part("llama-1b", "tokens/s at 4k, with documents and without", STEP, 100, LLAMA_1B),
+    Part("tests", "tests marked gpu: each path and kernel against the reference", TESTS, 200),
+    Part("llama-8b, 8 blocks", "tokens/s at 8k, with documents and without", STEP, 110, LLAMA_8B),
     Part("loss", "memory and time of the chunked loss at vocabulary 128k, against full logits", MEMORY, 40),
-    Part("llama-1b, recompute", "what recomputing blocks costs and saves", STEP, 60, {**LLAMA_1B, "words": []}),
+    Part("llama-1b, float8", "the same with float8 products", STEP, 100, LLAMA_1B | FLOAT8),
+    Part("llama-8b, float8", "the same with float8 products", STEP, 110, LLAMA_8B | FLOAT8),
+    Part("llama-1b, recompute", "what recomputing blocks costs and saves", STEP, 100, {**LLAMA_1B, "words": []}),
     Part("gpt2-124m, stack", "all blocks as one graph", STEP, 90, {**GPT2, "words": ["train.compile_scope=stack"]}),
     Part("gpt2-124m, peers", "tokens/s at 1k beside transformers, litgpt, nanoGPT", PEERS, 150, GPT2),
     Part("llama-1b, peers", "tokens/s at 4k beside transformers, litgpt, torchtitan", PEERS, 200, LLAMA_1B),
     Part("llama-8b, peers", "tokens/s at 8k beside transformers, litgpt, torchtitan", PEERS, 200, LLAMA_8B),
-    Part("gpt2-124m, graphs", "CUDA graphs of the blocks", STEP, 60, {**GPT2, "words": ["train.cuda_graphs=true"]}),
+    Part("gpt2-124m, graphs", "CUDA graphs of the blocks, one microbatch a step", STEP, 90, GPT2 | GRAPHS),
     five_minutes("five minutes", "hornbook"),
     five_minutes("five minutes, nanoGPT", "nanoGPT"),
     five_minutes("five minutes, nanochat", "nanochat"),

@@ -1,35 +1,21 @@
-"""What the processes of the parts share: arguments, the file of figures, the device and its clock and memory."""
+"""What the processes of the parts share: the device, its clock and its memory."""
 
-import json
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from benchmarks.gpu.output import Output, arguments
 
 PEAKS = {"H200": 989.5e12, "H100": 989.5e12, "A100": 312e12}
 """Dense bf16 FLOP/s by the maker's data sheets."""
 
 
-class Output:
-    """The file of a part's figures."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self.before: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
-        """What an earlier process of this part knew."""
-
-    def write(self, figures: dict[str, Any]) -> None:
-        """Replace what is known."""
-        self._path.write_text(json.dumps(figures))
-
-
 def begin() -> tuple[Output, dict[str, Any], torch.device]:
     """Output, specification and device of this process."""
-    spec = json.loads(sys.argv[2])
-    return Output(sys.argv[1]), spec, torch.device("cpu" if spec["dry_run"] else "cuda")
+    output, spec = arguments()
+    return output, spec, torch.device("cpu" if spec["dry_run"] else "cuda")
 
 
 def wait(device: torch.device) -> None:
