@@ -216,3 +216,37 @@ def test_dates_of_toml_and_what_a_setting_may_be():
     stored = SourceConfig(paths=["a"], later=Since(date="2024")).model_dump_json()
     assert json.loads(stored)["later"] == {"kind": "since", "date": "2024"}
     assert "later" not in json.loads(SourceConfig(paths=["a"]).model_dump_json())
+
+
+def test_few_documents_hold_out_one_where_their_hashes_hold_out_none(tmp_path: Path, write_rows: Write):
+    """1 % of twelve documents: nothing was held out, and nothing could be evaluated."""
+    data = make(tmp_path, write_rows, {"web": dated(**{f"d{n}": None for n in range(12)})})
+    report = split(data, validation=0.01)
+    found = held(data)
+    assert len(found["validation/web"]) == 1
+    assert len(found["train/web"]) == 11
+    (note,) = [each for each in report.notes if "text.validation" in each]
+    none = "text.validation 0.01 holds out none of 12 documents"
+    assert note == f"{none}: the one with the lowest hash is held out (8% of the bytes)"
+    assert not any("holds out none" in note for note in split(data, validation=0.5).notes)
+    assert held(data)["validation/web"] >= found["validation/web"]
+
+
+def test_a_large_part_of_the_text_is_not_held_out_unasked(tmp_path: Path, write_rows: Write):
+    data = make(tmp_path, write_rows, {"web": dated(a=None, b=None, c=None)})
+    (note,) = [each for each in split(data, validation=0.01).notes if "text.validation" in each]
+    assert "validation/web" not in held(data)
+    assert "holds out none of 3 documents, so nothing can be evaluated: --text.validation 0." in note
+    share = float(note.split("--text.validation ")[1].split()[0])
+    split(data, validation=share)
+    assert len(held(data)["validation/web"]) == 1
+    alone = make(tmp_path / "one", write_rows, {"web": dated(a=None)})
+    assert any(note.endswith("so nothing can be evaluated: add more text") for note in split(alone, 0.01).notes)
+
+
+def test_a_source_of_held_out_text_is_enough(tmp_path: Path, write_rows: Write):
+    data = make(tmp_path, write_rows, {"web": dated(a=None, b=None), "test": dated(c=None)})
+    sources = {"test": SourceConfig(paths=["-"], split="validation")}
+    report = tokenize(data, TextConfig(tokenizer=BPE(vocab=300), sources=sources), workers=1)
+    assert held(data) == {"train/web": {"a", "b"}, "validation/test": {"c"}}
+    assert not any("holds out none" in note for note in report.notes)

@@ -6,12 +6,15 @@ over the dates of a source, and one over the clusters of all where equal texts a
 for `newest`, and the clusters of later documents where equal texts are left.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 
 from hornbook.errors import IntegrityError
@@ -30,9 +33,56 @@ SUBSETS: dict[Subset, tuple[str, str]] = {
 _SPLIT_SEED = 0x686F726E626F6F6B  # "hornbook": changing it would move documents between the splits
 
 
+_CERTAIN = 50
+"""Expected number of held-out documents from which on nobody looks whether there is one."""
+_MOST_HELD = 0.2
+"""Largest share of the bytes that is held out although `text.validation` asks for less."""
+
+
 def is_validation(cluster: str, share: float) -> bool:
     """Whether a cluster of equal documents (hex hash) is held out: a hash of its name below `share`."""
-    return xxhash.xxh3_64_intdigest(cluster.encode(), seed=_SPLIT_SEED) < share * 2.0**64
+    return _hash(cluster) < share * 2.0**64
+
+
+def _hash(cluster: str) -> int:
+    return xxhash.xxh3_64_intdigest(cluster.encode(), seed=_SPLIT_SEED)
+
+
+def share_held_out(
+    shards: Mapping[str, list[Path]], sources: Mapping[str, SourceConfig], share: float
+) -> tuple[float, str]:
+    """(the share to split by, a note where `share` would hold nothing out of few documents).
+
+    The document with the lowest hash is held out then, unless it has more than a fifth of all bytes.
+    """
+    paths = [path for name, each in shards.items() if sources[name].split is None for path in each]
+    given = any(shards[name] for name, each in sources.items() if each.split == "validation")
+    try:
+        count = sum(pq.read_metadata(path).num_rows for path in paths)
+        if not share or not count or count * share > _CERTAIN or given:
+            return share, ""
+        lowest, size, total = _lowest_hash(paths)
+    except (OSError, pa.ArrowException):  # a damaged shard is an error where it is encoded
+        return share, ""
+    enough = math.nextafter(lowest / 2.0**64, 1.0)
+    if enough <= share:
+        return share, ""
+    none = f"text.validation {share:g} holds out none of {count:,} documents"
+    part = f"{size / max(total, 1):.0%} of the bytes"
+    if size <= _MOST_HELD * total:
+        return enough, f"{none}: the one with the lowest hash is held out ({part})"
+    larger = f"--text.validation {math.ceil(enough * 1000) / 1000:g} holds out one ({part})"
+    return share, f"{none}, so nothing can be evaluated: {larger if size < total else 'add more text'}"
+
+
+def _lowest_hash(paths: list[Path]) -> tuple[int, int, int]:
+    """(the lowest hash of a document, bytes of the documents that have it, bytes of all)."""
+    lowest, size, total = 2**64, 0, 0
+    for row in _rows(paths, "cluster", "bytes"):
+        value = _hash(row["cluster"])
+        size = row["bytes"] if value < lowest else size + row["bytes"] * (value == lowest)
+        lowest, total = min(lowest, value), total + row["bytes"]
+    return lowest, size, total
 
 
 def is_later(date: str | None, since: int | None) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.inputs import InputFile, format_of, list_inputs
+from hornbook.text.ingest.inputs import InputFile, format_of, list_inputs, passed_over
 
 
 def listed(*paths: str | Path) -> list[InputFile]:
@@ -148,7 +148,7 @@ def test_urls_through_fsspec(library: Path):
         for url, message in [
             ("memory://corpus/none.txt", "does not exist"),
             ("memory://corpus/n.png", "by its ending"),
-            ("nosuchthing://x", "cannot list"),
+            ("nosuchthing://x", "cannot read nosuchthing://x: Protocol not known"),
         ]:
             with pytest.raises(UsageError, match=message):
                 listed(url)
@@ -156,3 +156,69 @@ def test_urls_through_fsspec(library: Path):
         memory.rm("/corpus", recursive=True)
     files = listed(f"file://{library}")
     assert [file.path.removeprefix(f"file://{library}/") for file in files] == names(listed(library), library)
+
+
+def left_out(path: Path) -> dict[str, int]:
+    config = SourceConfig(paths=[str(path)])
+    return dict(passed_over(config, list_inputs("s", config)))
+
+
+def test_what_is_passed_over_is_counted_by_its_ending(library: Path):
+    (library / "a.epub").touch()
+    (library / "b.EPUB").touch()
+    (library / "notes.json").touch()
+    (library / "Makefile").touch()
+    expected = {"hidden": 3, ".epub": 2, ".png": 1, ".json": 1, ".gz": 1, "without an ending": 1}
+    assert left_out(library) == expected
+    assert left_out(library / "b.txt") == {}
+
+
+def test_a_folder_of_json_alone_is_read(tmp_path: Path):
+    """As Dolma's; beside other files .json are settings of programs."""
+    (tmp_path / "a.json.gz").touch()
+    assert names(listed(tmp_path), tmp_path) == ["a.json.gz"]
+    (tmp_path / "b.txt").touch()
+    assert names(listed(tmp_path), tmp_path) == ["b.txt"]
+
+
+@pytest.mark.parametrize("name", ["a.ndjson.gz", "a.feather", "a.jsonlines", "a.markdown"])
+def test_other_endings_of_known_formats(tmp_path: Path, name: str):
+    (tmp_path / name).touch()
+    assert names(listed(tmp_path), tmp_path) == [name]
+
+
+@pytest.mark.parametrize(
+    ("files", "read", "left"),
+    [
+        (("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"), 1, {"split test": 1}),
+        (
+            ("train-00000-of-00001-0123456789abcdef.parquet", "validation-00000-of-00001.parquet"),
+            1,
+            {"split validation": 1},
+        ),
+        (("c4-train.00000-of-01024.json.gz", "c4-validation.00000-of-00008.json.gz"), 1, {"split validation": 1}),
+        (("wikitext-train.arrow", "wikitext-test.arrow", "cache-0123456789abcdef.arrow"), 1, None),
+        (("data-00000-of-00001.arrow", "cache-0123456789abcdef_00001_of_00002.arrow"), 1, {"cache of datasets": 1}),
+        (("dataset_dict.json", "train/data-00000-of-00001.arrow", "test/data-00000-of-00001.arrow"), 1, None),
+        (("train.jsonl", "test.jsonl", "dev.jsonl"), 1, {"split test": 1, "split dev": 1}),
+        (("test-00000-of-00001.parquet", "validation-00000-of-00001.parquet"), 2, {}),
+        (("latest.parquet", "train.parquet", "test_of_steel.parquet"), 3, {}),
+    ],
+)
+def test_of_a_published_set_the_train_split_is_read(
+    tmp_path: Path, files: tuple[str, ...], read: int, left: dict[str, int] | None
+):
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert len(listed(tmp_path)) == read
+    assert left is None or left_out(tmp_path) == left
+    assert len(listed(*(tmp_path / name for name in files if "." in name and "dict" not in name))) >= read
+
+
+def test_the_query_of_an_address_is_no_ending_and_in_no_id():
+    memory = fsspec.filesystem("memory")
+    assert memory is not None
+    file = InputFile("s", "https://a.b/c.jsonl?token=secret", 1, "", "jsonl", None)
+    assert file.name == "https://a.b/c.jsonl"
+    assert InputFile("s", "a?b.txt", 1, "", "text", None).name == "a?b.txt"

@@ -151,14 +151,23 @@ def test_row_groups_of_a_table_are_parts(tmp_path: Path):
     assert any(isinstance(row, Rejected) and (row.line, row.rows) == (46, 9) for row in found)
 
 
-def test_what_is_wrong_with_a_whole_file_is_said_once(tmp_path: Path):
+def test_what_is_wrong_with_a_whole_file_is_said_with_all_its_rows(tmp_path: Path):
     pq.write_table(pa.table({"body": ["x"] * 90}), tmp_path / "a.parquet", row_group_size=9)
     (tmp_path / "b.tsv").write_text("body\tid\n" + "x\ty\n" * 100)
-    for name in ("a.parquet", "b.tsv"):
+    for name, count in (("a.parquet", 90), ("b.tsv", 100)):
         file = listed(tmp_path / name)
         assert len(cut(file, 100)) > 2
-        assert len(rows_of_parts(file, 100, tmp_path)) == 1
-        assert rows_of_parts(file, 100, tmp_path) == rows_of(file)
+        for rows in (rows_of_parts(file, 100, tmp_path), rows_of(file)):
+            assert {row.reason[:12] for row in rows if isinstance(row, Rejected)} == {"missing text"}
+            assert sum(row.rows for row in rows if isinstance(row, Rejected)) == count
+            assert sum(row.bytes for row in rows if isinstance(row, Rejected)) >= 400
+
+
+def test_a_table_whose_cells_hold_line_ends_is_not_cut(tmp_path: Path):
+    (tmp_path / "a.tsv").write_text("id\ttext\n" + '1\t"a line\nand ""another"""\n' * 100)
+    file = listed(tmp_path / "a.tsv")
+    assert len(cut(file, 100)) == 1
+    assert [row.text for row in rows_of(file) if isinstance(row, Document)] == ['a line\nand "another"'] * 100
 
 
 def test_a_part_of_a_file_that_went_away_is_a_row(tmp_path: Path):

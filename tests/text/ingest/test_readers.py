@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest import readers
+from hornbook.text.ingest.charsets import starts_wide
 from hornbook.text.ingest.document import Document, Rejected
 from hornbook.text.ingest.inputs import InputFile, list_inputs
 from hornbook.text.ingest.readers import ReadOptions, read_file
@@ -97,7 +98,7 @@ def test_a_byte_order_mark_names_the_encoding(tmp_path: Path, encoding: str, tex
 
 def test_damaged_utf16_is_named(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes(b"\xff\xfea\x00\x00\xd8b\x00")
-    assert rejected(tmp_path / "a.txt").reason.startswith("invalid utf-16: near byte 4")
+    assert rejected(tmp_path / "a.txt").reason.startswith("invalid utf-16-le: near byte 4")
 
 
 def test_only_the_damaged_piece_of_a_long_file_is_lost(tmp_path: Path):
@@ -141,7 +142,6 @@ BAD_LINES = [
     (b'["text"]', "not an object"),
     (b"null", "not an object"),
     (b'{"text": "x", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid JSON"),
-    (b'{"text": "x", "n": ' + b"9" * 10_000 + b"}", "invalid JSON"),
     (b'{"text": "' + b"x" * 300_000 + b'"}', "row longer than the limit"),
 ]
 
@@ -354,7 +354,7 @@ ROWS = st.one_of(
 @given(st.lists(ROWS, max_size=12), st.booleans(), st.sampled_from(["jsonl", "jsonl.gz", "jsonl.zst"]))
 def test_fuzz_every_line_is_a_document_or_rejected(tmp_path: Path, lines: list[bytes], ended: bool, ending: str):
     data = b"\n".join(lines) + (b"\n" if ended and lines else b"")
-    assume(not data.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")))  # these say UTF-16 or UTF-32
+    assume(not starts_wide(data))  # then the file is refused as a whole
     pack = {"jsonl": bytes, "jsonl.gz": gzip.compress, "jsonl.zst": zstandard.ZstdCompressor().compress}[ending]
     path = tmp_path / f"fuzz.{ending}"
     path.write_bytes(pack(data))

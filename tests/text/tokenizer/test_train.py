@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from hornbook.text.config.text import BPE, Trained, Unigram, WordPiece
 from hornbook.text.tokenizer.files import save_tokenizer
+from hornbook.text.tokenizer.pieces import LONGEST_WORD
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import ALWAYS_PIECES, BYTES, PATTERN, TRAINERS, frequent_characters, train_tokenizer
 
@@ -114,6 +115,29 @@ def test_any_process_and_any_number_of_threads_write_the_same_bytes(name: str):
             text=True,
         )
         assert ran.stdout == here
+
+
+@pytest.mark.parametrize(("name", "vocab"), [("Unigram", 700), ("WordPiece", 300)])
+def test_a_long_word_neither_overflows_the_stack_nor_takes_long(name: str, vocab: int):
+    """The library overflows its threads' 2 MiB at 200,000 letters; 20,000 are enough for 256 KiB."""
+    script = (
+        "import random; from hornbook.text.tokenizer.train import train_tokenizer\n"
+        "from hornbook.text.config.text import *\n"
+        "word = ''.join(random.Random(0).choices([chr(0x0E01 + i) for i in range(46)], k=20_000))\n"
+        f"print(train_tokenizer({name}(vocab={vocab}), [[word, 'the quick brown fox ' * 200]]).vocab_size)"
+    )
+    environment = os.environ | {"RUST_MIN_STACK": str(2**18)}
+    command = [sys.executable, "-c", script]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (0, f"{vocab}\n"), ran.stderr
+
+
+def test_words_are_cut_for_training_alone():
+    word = "".join(long_text()).replace(" ", "").replace(".\n", "")[:5000]
+    parts = " ".join(word[start : start + LONGEST_WORD] for start in range(0, len(word), LONGEST_WORD))
+    config = WordPiece(vocab=300)
+    assert train_tokenizer(config, [[word]]).definition == train_tokenizer(config, [[parts]]).definition
+    assert "FixedLength" not in train_tokenizer(config, [[word]]).definition
 
 
 def library_wordpiece(vocab: int) -> tokenizers.Tokenizer:

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from hornbook.settings.fields import Count
+from hornbook.settings.fields import Count, LocalPath
 from hornbook.text.config.step import CutConfig, DecisionConfig, Words
 
 
@@ -72,7 +72,7 @@ class DecontaminateConfig(DecisionConfig):
 
     kind: Literal["decontaminate"] = "decontaminate"
     step = "dedup.decontaminate:Decontaminate"
-    paths: list[str] = Field(min_length=1)
+    paths: list[LocalPath] = Field(min_length=1)
     """Files of test sets: an item per row of `.jsonl` and `.parquet`, or per line of `.txt`; also `.gz`, `.zst`."""
     fields: list[str] = Field(default_factory=list)
     """Keys of a row whose texts, joined in this order, are the item; by default all, within lists and objects too."""

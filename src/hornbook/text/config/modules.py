@@ -1,6 +1,7 @@
 """A step or reader of the user's own: its function, and the files of Python that it consists of."""
 
 import ast
+import importlib
 import os
 import site
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.settings.moved import import_outside
 
 IMPORT_PATH = r"^[\w.]+:\w+$"
 
@@ -24,7 +24,7 @@ def load_function(path: str, what: str = "step") -> Callable[..., Any]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        function = getattr(import_outside(module), name)
+        function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise UsageError(f"{what} {path!r} cannot be imported: {error}") from error
     if not callable(function):

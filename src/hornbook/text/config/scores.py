@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from hornbook.settings.fields import Count, Number
+from hornbook.settings.fields import Count, LocalPath, Number
 from hornbook.text.config.step import DecisionConfig, Words
 
 _COLUMN = r"^[a-z][a-z0-9_]*\..+$"
@@ -15,7 +15,7 @@ class ClassifierConfig(DecisionConfig):
 
     kind: Literal["classifier"] = "classifier"
     step = "scores.classifier:Classifier"
-    model: str
+    model: LocalPath
     """The classifier's file."""
     keep: Literal["above", "below"] = "above"
     """Keep documents with scores above the threshold (quality), or below (harm)."""
@@ -34,7 +34,7 @@ class PerplexityConfig(DecisionConfig):
 
     kind: Literal["perplexity"] = "perplexity"
     step = "scores.perplexity_model:Perplexity"
-    model: str
+    model: LocalPath
     """The model's file."""
     maximum: Number = Field(default=8.0, ge=0)
     """Most bits per byte: documents above it are unlike the model's text. A uniform model gives 8; a model of little

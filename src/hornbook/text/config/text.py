@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from hornbook.settings.fields import Config, Count, open_to
+from hornbook.settings.fields import Config, Count, LocalPath, open_to
 from hornbook.text.config import content, duplicates, rules, scores
 from hornbook.text.config.dates import Later
 from hornbook.text.config.labels import LabelsConfig
@@ -23,6 +23,10 @@ class SourceConfig(Config):
     """
     reader: str | None = Field(default=None, pattern=IMPORT_PATH, exclude_if=lambda reader: reader is None)
     """`package.module:function` that reads the files, whatever their endings (docs/sources.md)."""
+    encoding: str = Field(default="", exclude_if=lambda encoding: not encoding)
+    """Encoding of the files (`windows-1252`, `shift_jis`), by the web's names, then Python's; by default UTF-8, what a
+    byte order mark says, and what pages, records and books declare.
+    """
     columns: list[str] = Field(default_factory=list, exclude_if=lambda columns: not columns)
     """Names of the columns of .csv and .tsv files that have no header."""
     text_field: str = "text"
@@ -50,6 +54,8 @@ class SourceConfig(Config):
             raise ValueError(f"all documents go to {self.split}: leave out `split`, or `later`")
         if self.reader is not None and self.layout != "auto":
             raise ValueError("a reader of your own decides what a file holds: leave out `reader`, or `layout`")
+        if self.encoding and self.reader is not None:
+            raise ValueError("a reader of your own gets bytes and decodes them: leave out `reader`, or `encoding`")
         return self
 
     def reads(self) -> list[str]:
@@ -231,7 +237,7 @@ class TokenizerFile(Config):
     """Use an existing `tokenizer.json`."""
 
     kind: Literal["file"] = "file"
-    path: str
+    path: LocalPath
     """A `tokenizer.json`, or a folder with one."""
     end_of_text: str | None = None
     """The token that delimits documents; by default the file's `<|endoftext|>`, `</s>`, `<eos>` or the like."""

@@ -74,6 +74,7 @@ class ReadOptions:
     labels: LabelsConfig | None = None
     """What labels rows have: then `hornbook.text.ingest.labels.readers` reads them."""
     reader: str | None = None
+    encoding: str = ""
     layout: str = "auto"
     columns: Sequence[str] = ()
     licence_field: str = "license"
@@ -88,10 +89,12 @@ class ReadOptions:
         return cls(max_bytes=max_bytes, labels=labels, **source.model_dump(exclude={"paths", "split", "later"}))
 
     def to_json(self) -> dict[str, Any]:
-        """For keys; without a reader from outside or named columns they are those of versions that knew none."""
+        """For keys; without a reader from outside, columns or an encoding, those of versions that knew none."""
         labels = None if self.labels is None else self.labels.model_dump()
         options = asdict(self) | {"labels": labels}
-        return {name: value for name, value in options.items() if name not in ("reader", "columns") or value}
+        return {
+            name: value for name, value in options.items() if name not in ("reader", "columns", "encoding") or value
+        }
 
     @property
     def fields(self) -> dict[str, tuple[str, str]]:

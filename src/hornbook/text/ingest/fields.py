@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
+
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def lookup(row: Mapping[str, Any], name: str) -> Any:
@@ -11,6 +14,12 @@ def lookup(row: Mapping[str, Any], name: str) -> Any:
     first, dot, rest = name.partition(".")
     inner = row.get(first) if dot else None
     return lookup(inner, rest) if isinstance(inner, Mapping) else None
+
+
+def partition_columns(path: str) -> dict[str, str]:
+    """Columns that the folders of a path give, as Hive writes them: `lang=de/year=2020/0.parquet`."""
+    pairs = (folder.partition("=") for folder in path.split("/")[:-1])
+    return {name: unquote(value) for name, mark, value in pairs if name and mark and value not in ("", _HIVE_NULL)}
 
 
 def missing_column(columns: list[str], wanted: Mapping[str, str]) -> str:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import IO
 
-import fsspec
 import xxhash
 
 from hornbook.text.ingest.charsets import BOM
 from hornbook.text.ingest.compressions import Stream
-from hornbook.text.ingest.inputs import InputFile, is_url
+from hornbook.text.ingest.corpora.remote_file import open_url
+from hornbook.text.ingest.inputs import AT_RANDOM, InputFile, is_url
 
 CHUNK = 1 << 18
 BEGINNING = 512
@@ -57,8 +57,8 @@ def digest_input(file: InputFile, hashing: HashingFile) -> str:
 def open_input(file: InputFile) -> Iterator[IO[bytes]]:
     """Open an input for reading bytes as stored; a local path must still be a regular file."""
     if is_url(file.path):
-        with fsspec.open(file.path, "rb") as handle:
-            yield handle  # type: ignore[misc]
+        with open_url(file.path, at_random=file.format in AT_RANDOM) as handle:
+            yield handle
         return
     descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as handle:
@@ -109,6 +109,28 @@ def read_lines(stream: Stream, limit: int, number: int = 1) -> Iterator[Line]:
         _hold(kept, chunk[start:], size, limit)
     if size:
         yield Line(number, b"".join(kept), size, ended=False, overlong=size > limit)
+
+
+class _CarriageReturns:
+    """A stream whose lines end with CR alone, with LF instead."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def read(self, size: int, /) -> bytes:
+        return self._stream.read(size).replace(b"\r", b"\n")
+
+
+def with_line_feeds(stream: Stream) -> Stream:
+    """A stream of lines as they are; with LF at their ends where the beginning has CR alone, as old Macs wrote it."""
+    stream = Buffered(stream)
+    ahead = stream.peek(CHUNK)
+    return _CarriageReturns(stream) if has_returns_alone(ahead) else stream
+
+
+def has_returns_alone(beginning: bytes) -> bool:
+    """Whether lines end with CR alone."""
+    return b"\r" in beginning and b"\n" not in beginning
 
 
 def _hold(kept: list[bytes], piece: bytes, size: int, limit: int) -> None:

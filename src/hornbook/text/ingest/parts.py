@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 
 from hornbook.files.artifact import digest_of, read_json
 from hornbook.files.durable import write_atomic
-from hornbook.text.ingest.charsets import is_wide, plain_text
+from hornbook.text.ingest.charsets import plain_text, starts_wide
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import DAMAGE
+from hornbook.text.ingest.formats.tables.quoting import SAMPLE_BYTES, quotes_cells
 from hornbook.text.ingest.inputs import InputFile, is_url
-from hornbook.text.ingest.lines import CHUNK, Line, open_input, read_lines
+from hornbook.text.ingest.lines import CHUNK, Line, has_returns_alone, open_input, read_lines, with_line_feeds
 
 LINES = ("jsonl", "tsv")
 """Formats in which every line is a row. Cells of csv may hold line ends, so its rows are known only from the start."""
@@ -27,13 +28,13 @@ _LEAST = 16
 """Least bytes of a part, more than a byte order mark has."""
 
 
-def cut(file: InputFile, size: int) -> list[InputFile]:
+def cut(file: InputFile, size: int, encoding: str = "") -> list[InputFile]:
     """The file, or its parts of at most about `size` bytes each. Compressed files and those of URLs are not cut."""
-    count = _count_parts(file, -(-file.size // max(size, _LEAST)))
+    count = _count_parts(file, -(-file.size // max(size, _LEAST)), encoding)
     return [replace(file, part=(number, count)) for number in range(count)]
 
 
-def _count_parts(file: InputFile, wanted: int) -> int:
+def _count_parts(file: InputFile, wanted: int, encoding: str) -> int:
     if wanted < 2 or file.problem or file.compression or is_url(file.path):
         return 1
     try:
@@ -42,7 +43,10 @@ def _count_parts(file: InputFile, wanted: int) -> int:
         if file.format not in LINES:
             return 1
         with open_input(file) as raw:
-            return 1 if is_wide(raw.read(4)) else wanted
+            beginning = raw.read(SAMPLE_BYTES)
+        quoted = file.format == "tsv" and quotes_cells(beginning, None)  # then a row may have many lines
+        whole = quoted or starts_wide(beginning, encoding) or has_returns_alone(beginning)
+        return 1 if whole else wanted
     except DAMAGE:  # its reader says so
         return 1
 
@@ -93,11 +97,11 @@ def _line_feeds(stream: Stream, size: int) -> int:
     return count
 
 
-def input_lines(file: InputFile, raw: Stream, limit: int) -> Iterator[Line]:
+def input_lines(file: InputFile, raw: Stream, limit: int, encoding: str = "") -> Iterator[Line]:
     """The lines of a file, or of its part, after the header where there is one. `raw`: the file from its beginning."""
     number, count = file.part
     if count == 1:
-        return read_lines(plain_text(raw, file.compression), limit)
+        return read_lines(with_line_feeds(plain_text(raw, file.compression, encoding)), limit)
     return _later_lines(file, limit) if number else read_lines(_WholeLines(raw, _search_start(file, 1) + 1), limit)
 
 

@@ -8,9 +8,10 @@ import importlib
 from collections.abc import Callable, Iterator
 
 from hornbook.errors import DoesNotFitError
-from hornbook.text.ingest.charsets import BOM, UnfitRow, plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import BOM, UnfitRow, decode_utf8, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import Document, Reader, ReadOptions, Row, keep_provenance, reject
+from hornbook.text.ingest.fields import partition_columns
 from hornbook.text.ingest.inputs import AT_RANDOM, InputFile
 from hornbook.text.ingest.lines import Buffered, HashingFile, digest_input, open_input, read_pieces
 
@@ -25,6 +26,8 @@ READERS = {
     "parquet": "formats.tables.columns:read_parquet",
     "arrow": "formats.tables.arrow:read_arrow",
     "html": "formats.web.html:read",
+    "pdf": "formats.office:read",
+    "docx": "formats.office:read",
     "warc": "formats.web.warc:read",
     "xml": "readers:read_xml",
     "latex": "formats.latex.arxiv:read_latex",
@@ -55,9 +58,11 @@ def read_file(file: InputFile, options: ReadOptions, on_digest: Callable[[str], 
         return
     try:
         with open_input(file) as raw:
-            hashing = HashingFile(raw)
+            hashing, columns = HashingFile(raw), partition_columns(file.name)
             for row in read_stream(file, hashing, options):
                 if isinstance(row, Document):
+                    for name, value in columns.items():
+                        row.metadata.setdefault(name, value)
                     keep_provenance(row, options)
                 yield row
             if file.part[0]:  # the first part hashes all of the file
@@ -77,29 +82,30 @@ def read_text(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Ro
     """One document per file; a longer file becomes `path#0`, `path#1`, ..."""
     line = 1
     try:
-        pieces = read_pieces(plain_text(raw, file.compression), options.max_bytes)
+        pieces = read_pieces(plain_text(raw, file.compression, options.encoding), options.max_bytes)
         for number, (line, data, last) in enumerate(pieces):
             name = file.name if last and number == 0 else f"{file.name}#{number}"
             if number and last and not data:
                 return
-            yield _text_row(file, name, line, data if number else data.removeprefix(BOM))
+            yield _text_row(file, name, line, data if number else data.removeprefix(BOM), options)
     except DamagedStream as error:
         yield reject(file, line, str(error))
 
 
-def _text_row(file: InputFile, name: str, line: int, data: bytes) -> Row:
+def _text_row(file: InputFile, name: str, line: int, data: bytes, options: ReadOptions) -> Row:
     try:
-        return Document(data.decode(), name, file.source, origin=name)
-    except UnicodeDecodeError as error:
-        number = line + data.count(b"\n", 0, error.start)
-        return reject(file, number, why_not_utf8(error), data)
+        return Document(decode_utf8(data, options.encoding), name, file.source, origin=name)
+    except UnfitRow as why:
+        cause = why.__cause__
+        before = cause.start if isinstance(cause, UnicodeDecodeError) else 0
+        return reject(file, line + data.count(b"\n", 0, before), str(why), data)
 
 
 def read_xml(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """Dumps in XML: MediaWiki's pages-articles and StackExchange's Posts, told apart by their beginning."""
     from hornbook.text.ingest.formats.dumps import stackexchange, wikipedia
 
-    stream = Buffered(plain_text(raw, file.compression))
+    stream = Buffered(plain_text(raw, file.compression, options.encoding))
     head = stream.peek(_XML_HEAD)
     if b"<mediawiki" in head or b"<posts" in head:
         read_rows = wikipedia.read_pages if b"<mediawiki" in head else stackexchange.read_posts

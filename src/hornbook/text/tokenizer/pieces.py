@@ -1,20 +1,26 @@
 """Cut a long text where the tokens on both sides stay the same, so that encoding it takes little memory.
 
+Long words are cut for training: the library's trainers take time with the square of a word's length, and unigram's
+overflows the stack at some hundred thousand characters.
+
 The tokenizers library keeps some 200 bytes per token while it encodes, and is slow on long texts. A cut at the end
 of a word is exact when the tokenizer's own splitting puts a border there and gives the same pieces on either side
 alone; this is checked on a window around the cut.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import tokenizers
+from tokenizers import pre_tokenizers
 
 PIECE = 1 << 16
 """Characters after which a cut is searched for."""
+LONGEST_WORD = 1024
+"""Characters (bytes, for byte-level BPE) of a word in training; a longer word counts as several."""
 
 _WINDOW = 256
 _TRIES = 64
@@ -65,3 +71,12 @@ class Cutter:
             [piece for piece, _ in self.splitter.pre_tokenize_str(part)] for part in (left + right, left, right)
         )
         return whole == first + second
+
+
+def train_on_words(raw: tokenizers.Tokenizer, texts: Iterable[list[str]], trainer: Any) -> None:
+    """Train on words of at most LONGEST_WORD characters; the trained tokenizer splits as before."""
+    splitter = raw.pre_tokenizer
+    assert splitter is not None
+    raw.pre_tokenizer = pre_tokenizers.Sequence([splitter, pre_tokenizers.FixedLength(LONGEST_WORD)])  # type: ignore[assignment]
+    raw.train_from_iterator(texts, trainer)
+    raw.pre_tokenizer = splitter

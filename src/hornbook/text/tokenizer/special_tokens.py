@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from hornbook.errors import IntegrityError
 from hornbook.files.strict_json import parse_json
 from hornbook.text.config.text import Trained
@@ -27,6 +29,8 @@ SENTINELS = tuple(re.compile(p) for p in (r"<extra_id_(\d+)>", r"<\|sentinel_(\d
 _MODES = ("R", "S", "X")
 _NAMED = ("pad", "cls", "sep", "mask")
 """Roles that tokenizer_config.json names, as `pad_token` and so on; begin and end are its bos and eos."""
+SAME_AS = "hornbook_same_as"
+"""Key of tokenizer_config.json: digest of a tokenizer that differs in its template alone -> that of its origin."""
 UNSPELLABLE = "\ufdd0hornbook-special-{}\ufdd1"
 """Noncharacters never occur in interchanged text (Unicode 23.7); the name makes an accident impossible."""
 
@@ -127,6 +131,19 @@ def find_delimiters(data: Mapping[str, Any], settings: Mapping[str, Any]) -> tup
     if end is None and sep is not None:
         begin, end = begin or cls, sep
     return begin if settings else _known("begin", known), end or _known("end", known)
+
+
+def original_digest(digest: str, settings: Mapping[str, Any]) -> str:
+    """Digest of the tokenizer that one was made of, where its settings say so; else its own."""
+    same = settings.get(SAME_AS)
+    return same.get(digest, digest) if isinstance(same, dict) else digest
+
+
+def template_prefix(definition: str) -> tuple[int, ...]:
+    """Ids that the template of a tokenizer.json puts before a text."""
+    encoding = tokenizers.Tokenizer.from_str(definition).encode("a", add_special_tokens=True)
+    pairs = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+    return tuple(number for number, _ in itertools.takewhile(lambda pair: pair[1] == 1, pairs))
 
 
 def token_name(token: Any) -> str | None:

@@ -18,7 +18,7 @@ from hornbook.text.config.labels import Dialogue
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile, Trained
 from hornbook.text.pool import choose_workers, run_tasks
 from hornbook.text.refinery.pipeline.folder import WORK, read_manifest, read_text_config
-from hornbook.text.splits import SUBSETS, LaterCounts, Split, plan_splits
+from hornbook.text.splits import SUBSETS, LaterCounts, Split, plan_splits, share_held_out
 from hornbook.text.tokenizer.bpe.choice import compile_for
 from hornbook.text.tokenizer.bpe.tables import Dropout
 from hornbook.text.tokenizer.chat_template import read_source
@@ -172,7 +172,12 @@ def _tokenize(
     data: Path, config: TextConfig, sources: dict[str, SourceConfig], key: str, workers: int, progress: Progress
 ) -> dict[str, Any]:
     (data / "tokens" / "index.json").unlink(missing_ok=True)
-    splits, later = _plan_splits(data, config, sources)
+    documents: dict[str, list[Path]] = {name: [] for name in sources}
+    for path in _documents(data):
+        documents[Path(path).parent.name].append(data / path)
+    unique = any(step.kind == "exact_dedup" for step in read_text_config(data).steps)
+    share, held_out = share_held_out(documents, sources, config.validation)
+    splits, later = plan_splits(documents, sources, share, unique=unique, strict=config.strict)
     tokenizer = _make_tokenizer(data, config, splits, key, progress)
     template, note = _template(data, config, tokenizer)
     dtype = dtype_for(tokenizer.vocab_size)
@@ -201,8 +206,8 @@ def _tokenize(
         index["labels"] = labels.model_dump(mode="json")
     if dropout is not None:
         index["bpe_dropout"] = asdict(dropout)
-    if note:
-        index["notes"] = [note]
+    if notes := [each for each in (note, held_out) if each]:
+        index["notes"] = notes
     if later:
         index["later"] = {name: asdict(counts) for name, counts in later.items()}
     write_json(data / "tokens" / "index.json", index)
@@ -217,16 +222,6 @@ def _template(data: Path, config: TextConfig, tokenizer: Tokenizer) -> tuple[str
     source, note = choose_template(config.chat_template, tokenizer, data / "tokenizer")
     write_template(data / "tokenizer", source)
     return source, note
-
-
-def _plan_splits(
-    data: Path, config: TextConfig, sources: dict[str, SourceConfig]
-) -> tuple[dict[str, Split], dict[str, LaterCounts]]:
-    shards: dict[str, list[Path]] = {name: [] for name in sources}
-    for path in _documents(data):
-        shards[Path(path).parent.name].append(data / path)
-    unique = any(step.kind == "exact_dedup" for step in read_text_config(data).steps)
-    return plan_splits(shards, sources, config.validation, unique=unique, strict=config.strict)
 
 
 def _encode_all(tasks: list[EncodeTask], workers: int, progress: Progress) -> list[tuple[list[ShardInfo], int]]:

@@ -27,6 +27,7 @@ from hornbook.text.tokenizer.special_tokens import (
     UNSPELLABLE,
     find_delimiters,
     find_special_tokens,
+    original_digest,
     read_settings,
     require_form,
     without_special_tokens,
@@ -58,6 +59,7 @@ class Tokenizer:
         self.end_id = self._special_id(end)
         self.delimiter_id = self._special_id(begin) if begin else self.end_id
         self.begin, self.end = begin or end, end
+        self._settings = settings or {}
         special = find_special_tokens(self._data, settings)
         self.special = replace(special, begin=self.delimiter_id, end=self.end_id)
         """Ids of the tokens that objectives need."""
@@ -116,9 +118,9 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """xxh3_128 of the tokenizer.json and of the delimiters, as hex."""
+        """xxh3_128 of the tokenizer.json and of the delimiters, as hex; of the one it was made of, where it says so."""
         text = f"{self.definition}\n{self.delimiter_id} {self.end_id}"
-        return xxhash.xxh3_128_hexdigest(text.encode())
+        return original_digest(xxhash.xxh3_128_hexdigest(text.encode()), self._settings)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; none of them is special."""

@@ -21,6 +21,7 @@ from hornbook.text.config.text import Trained, Unigram, WordPiece
 from hornbook.text.splits import Split
 from hornbook.text.store import batched, read_batches
 from hornbook.text.tokenizer.bpe.train import train_bpe
+from hornbook.text.tokenizer.pieces import train_on_words
 from hornbook.text.tokenizer.special_tokens import OURS, spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -119,7 +120,7 @@ def train_wordpiece(config: WordPiece, texts: Iterable[list[str]]) -> Tokenizer:
         continuing_subword_prefix=INSIDE,
         show_progress=False,
     )
-    raw.train_from_iterator(texts, trainer)
+    train_on_words(raw, texts, trainer)
     return _finish_wordpiece(raw, specials)
 
 
@@ -162,7 +163,7 @@ def train_unigram(config: Unigram, texts: Iterable[list[str]]) -> Tokenizer:
     )
     raw = tokenizers.Tokenizer(models.Unigram())
     raw.pre_tokenizer = _splitter()  # type: ignore[assignment]
-    raw.train_from_iterator(_without_rare(texts, frequent), trainer)
+    train_on_words(raw, _without_rare(texts, frequent), trainer)
     trained = json.loads(raw.to_str())["model"]["vocab"]
     scores = _settle({piece: score for piece, score in trained if piece not in {"<unk>", *specials, *BYTES}})
     return _assemble_unigram(_at_most(size, scores), specials)

@@ -2,11 +2,7 @@
 
 import gzip
 import hashlib
-import http.server
 import json
-import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,71 +14,7 @@ from hornbook.text.ingest.corpora import fetch as module
 from hornbook.text.ingest.corpora.corpora import CORPORA, PublicCorpus, corpus_of, filled
 from hornbook.text.ingest.corpora.fetch import RECORD, Remote, fetch, plan
 from hornbook.text.ingest.inputs import format_of
-
-
-@dataclass
-class Site:
-    """What a server has, and how it misbehaves."""
-
-    address: str
-    files: dict[str, bytes]
-    breaks: int = 0
-    """How many of the next answers end in the middle."""
-    refusals: list[int] = field(default_factory=list)
-    """Codes of the next answers."""
-    asked: list[str] = field(default_factory=list)
-    """Method and Range of every request."""
-    ranges: bool = True
-    version: str = "1"
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    state = Site("", {})
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.answer(body=False)
-
-        def do_GET(self) -> None:
-            self.answer(body=True)
-
-        def answer(self, body: bool) -> None:
-            wanted = self.headers.get("Range", "") if self.headers.get("If-Range") == f'"{state.version}"' else ""
-            state.asked.append(f"{self.command} {self.headers.get('Range', '')}".strip())
-            data = state.files.get(self.path)
-            code = state.refusals.pop(0) if state.refusals and body else 404 if data is None else 200
-            start = int(wanted[6:-1]) if wanted and state.ranges else 0
-            if data is None or code != 200 or start > len(data) - bool(start):
-                self.send_response(code if code != 200 else 416)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
-            self.send_response(206 if start else 200)
-            if start:
-                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-            self.send_header("Content-Length", str(len(data) - start))
-            self.send_header("ETag", f'"{state.version}"')
-            self.end_headers()
-            if body and state.breaks:
-                state.breaks -= 1
-                self.wfile.write(data[start : start + (len(data) - start) // 2])
-                self.close_connection = True
-            elif body:
-                self.wfile.write(data[start:])
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    state.address = f"http://127.0.0.1:{server.server_port}"
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
+from tests.text.ingest.corpora.conftest import Site
 
 DATA = bytes(range(256)) * 20_000
 
@@ -214,12 +146,12 @@ def test_other_file_systems_are_listed_and_resumed(tmp_path: Path, monkeypatch: 
     assert ([each.name for each in remotes], remotes[0].size, total) == (["a.txt"], len(DATA), 2)
     real, reads = module._read, 0
 
-    def once(body: Any) -> bytes:
+    def once(url: str, body: Any) -> bytes:
         nonlocal reads
         reads += 1
         if reads == 3:
             raise module.TransferError("gone")
-        return real(body)
+        return real(url, body)
 
     monkeypatch.setattr(module, "_read", once)
     assert fetch(remotes, here, pause=0)[0].read_bytes() == DATA
@@ -230,7 +162,7 @@ def test_other_file_systems_are_listed_and_resumed(tmp_path: Path, monkeypatch: 
     ("name", "message"),
     [
         ("nowhere", "there is no corpus 'nowhere'"),
-        ("file:///nowhere/x.txt", "cannot read"),
+        ("file:///nowhere/x.txt", "does not exist"),
         ("file:///no/*.x", "matches nothing"),
     ],
 )
@@ -258,3 +190,38 @@ def test_every_corpus_of_the_table_is_whole(corpus: PublicCorpus):
     for url in corpus.urls:
         readable = format_of(url.replace("/*", "/x").replace("*", ""), config.layout) is not None
         assert readable or "archive" in corpus.note or "unzip" in corpus.note
+
+
+def test_a_query_is_not_written_down(site: Site, tmp_path: Path):
+    """It may be a signature. The same address is not fetched again, another query is."""
+    for query, asked in (("token=secret", 1), ("token=secret", 1), ("token=other", 2)):
+        site.files[f"/a.bin?{query}"] = b"data"
+        fetch([Remote(f"{site.address}/a.bin?{query}", "a.bin", 4)], tmp_path)
+        assert len(site.asked) == asked
+    written = (tmp_path / RECORD).read_text()
+    assert "token" not in written
+    assert f"{site.address}/a.bin?sha256=" in written
+
+
+@pytest.mark.parametrize("breaks", [0, 2])
+def test_a_compression_of_the_transfer_is_undone(site: Site, tmp_path: Path, breaks: int):
+    site.encoding, site.breaks = "gzip", breaks
+    (path,) = fetch([remote(site, "a.jsonl")], tmp_path, pause=0)
+    assert path.read_bytes() == DATA
+    assert json.loads((tmp_path / RECORD).read_text())["a.jsonl"]["sha256"] == hashlib.sha256(DATA).hexdigest()
+    assert len(site.asked) == breaks + 1
+    assert module._size(f"{site.address}/a.jsonl", {}) is None
+
+
+def test_a_file_that_is_stored_with_gzip_stays_so(site: Site, tmp_path: Path):
+    """Servers label it like a compressed transfer."""
+    site.encoding = "x-gzip"
+    (path,) = fetch([remote(site, "a.jsonl.gz")], tmp_path, pause=0)
+    assert gzip.decompress(path.read_bytes()) == DATA
+
+
+def test_an_unknown_compression_of_the_transfer_is_refused(site: Site, tmp_path: Path):
+    site.encoding = "br"
+    with pytest.raises(UsageError, match=r"/a\.bin: it is sent with Content-Encoding br"):
+        fetch([remote(site)], tmp_path, pause=0)
+    assert not (tmp_path / "a.bin").exists()

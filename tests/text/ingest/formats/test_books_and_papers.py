@@ -78,6 +78,29 @@ def test_a_book_whose_licence_cannot_be_cut_is_quarantined(read_bytes: Any, data
         ("one\\\\[2pt]two \\& three", "one\ntwo & three"),
         ("kept \\bibliography{refs} gone", "kept"),
         ("cost \\$5 and {open", "cost $5 and open"),
+        ('na\\"{\\i}ve na\\"\\i ve {\\\'\\i}', "nai\u0308ve nai\u0308ve i\u0301"),
+        (
+            "\\L\\'{o}d\\'z, Erd\\H{o}s, \\H os, \\k{a} \\r{a} \\d s \\u{g}",
+            "\u0141o\u0301dz\u0301, Erdo\u030bs, o\u030bs, a\u0328 a\u030a s\u0323 g\u0306",
+        ),
+        (
+            "\\AE{}on \\oe uvre \\OE \\aa\\AA \\O{} \\i{} \\dh\\th\\dj\\ng \\SS",
+            "\u00c6on \u0153uvre \u0152\u00e5\u00c5\u00d8 \u0131 \u00f0\u00fe\u0111\u014b\u1e9e",
+        ),
+        ("\\section{Caf\\'e}text \\textdegree{} \\textbackslash{} \\copyright", "Cafe\u0301\ntext \u00b0 \\ \u00a9"),
+        ("a \\verb|x%y| b \\verb*+{%}+ c % gone", "a x%y b {%} c"),
+        ("\\=a \\.z \\b{d} \\t{oo}", "a\u0304 z\u0307 d\u0331 o\u0361o"),
+        ("see \\url{http://a.b/c%20d#e_f} % gone", "see http://a.b/c%20d#e_f"),
+        ("the \\href{http://a.b/c%20d}{label} here", "the label here"),
+        (
+            "a\n\\begin{verbatim}\n  x = 1  % kept\n\n\n  \\y{}\n\\end{verbatim}\nb",
+            "a\n\n  x = 1  % kept\n\n\n  \\y{}\n\nb",
+        ),
+        ("\\begin{lstlisting}[language=C]\n#if 1 % 2\n\\end{lstlisting}", "#if 1 % 2"),
+        ("\\begin{minted}{python}\nf(a  % b)\n\\end{minted}", "f(a  % b)"),
+        ("a \\iffalse not shown \\fi b \\iffalse never closed", "a b never closed"),
+        ("\\begin{comment}\n% hidden\n\\end{comment}shown", "shown"),
+        ("\\verbose|a% gone\n| \\\\% gone\n\\\\\\% kept", "|a\n|\n\n% kept"),
     ],
 )
 def test_latex_becomes_text(latex: str, text: str):
@@ -99,6 +122,12 @@ MARKS = [
     "\\[",
     "\\\\",
     "\\section{",
+    "\\begin{verbatim}",
+    "\\verb|",
+    "\\url{",
+    "\\iffalse",
+    "\\'{",
+    "\\H ",
 ]
 
 

@@ -20,6 +20,8 @@ def slow_normalize(text: str, form: str) -> str:
         if char == "\r":
             if text[index + 1 : index + 2] != "\n":
                 out.append("\n")
+        elif char in "\x0b\x0c\x1c\x1d\x1e\x1f\x85":
+            out.append(" " if char == "\x1f" else "\n")
         elif unicodedata.category(char) != "Cc" or char in "\n\t":
             out.append(char)
     joined = "".join(out)
@@ -38,7 +40,8 @@ def test_normalize_is_what_it_says(text: str, form: str):
     [
         ("a\r\nb\rc\n", "a\nb\nc\n"),
         ("e\0\u0301", "\u00e9"),
-        ("x\x0cy\x7f", "xy"),
+        ("x\x0cy\x7f", "x\ny"),
+        ("a\x0bb\x85c\x1ed\x1fe\u2028f", "a\nb\nc\nd e\u2028f"),
         ("\tkept\n", "\tkept\n"),
         ("\ufb01", "\ufb01"),
         ("\0\0\0", ""),

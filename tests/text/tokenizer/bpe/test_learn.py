@@ -14,7 +14,8 @@ from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.count import WordCounts
 from hornbook.text.tokenizer.bpe.learn import learn_merges
 from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES
-from hornbook.text.tokenizer.bpe.train import train_bpe
+from hornbook.text.tokenizer.bpe.train import _train_by_kernels, _train_by_library, train_bpe
+from hornbook.text.tokenizer.pieces import LONGEST_WORD
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
 
 
@@ -22,7 +23,8 @@ def library(config: BPE, texts: list[str]) -> str:
     raw = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PATTERN), behavior="isolated")
     levels = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    raw.pre_tokenizer = pre_tokenizers.Sequence([split, levels])  # type: ignore[assignment]
+    cut = pre_tokenizers.FixedLength(LONGEST_WORD)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([split, levels, cut])  # type: ignore[assignment]
     raw.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab,
@@ -32,6 +34,7 @@ def library(config: BPE, texts: list[str]) -> str:
         show_progress=False,
     )
     raw.train_from_iterator([texts], trainer)
+    raw.pre_tokenizer = pre_tokenizers.Sequence([split, levels])  # type: ignore[assignment]
     return raw.to_str(pretty=True)
 
 
@@ -58,6 +61,15 @@ def test_words_of_few_letters(letters: str, seed: int):
     config = BPE(vocab=1200, objectives=["masked", "fim"])
     texts = [" ".join(words(60, letters, seed + 10 * n)) for n in range(40)]
     assert train_bpe(config, [texts]).definition == library(config, texts)
+
+
+@pytest.mark.parametrize("letters", ["ab", "a\u00e9\u6570", "="])
+def test_a_long_word_counts_as_several_by_kernels_and_by_the_library(letters: str):
+    """The library alone takes time with the square of a word's length."""
+    texts = ["".join(random.Random(size).choices(letters, k=size)) for size in (1023, 1024, 1025, 5000)]
+    config = BPE(vocab=500)
+    definition = library(config, texts)
+    assert _train_by_library(config, [texts]).definition == _train_by_kernels(config, [texts]).definition == definition
 
 
 def test_the_lowest_pair_of_bytes_is_first_among_equals():
@@ -99,6 +111,7 @@ def test_words_are_counted_as_the_regex_finds_them_and_tables_grow():
     for text in texts:
         counts.add([text, text])
     data, starts, times = counts.words
-    found = {bytes(data[starts[i] : starts[i + 1]]).decode(): int(times[i]) for i in range(len(times))}
-    expected = Counter(word for text in texts for word in regex.findall(PATTERN, text))
-    assert found == {word: 2 * count for word, count in expected.items() if len(word.encode()) > 1}
+    found = {bytes(data[starts[i] : starts[i + 1]]): int(times[i]) for i in range(len(times))}
+    encoded_words = [word.encode() for text in texts for word in regex.findall(PATTERN, text)]
+    expected = Counter(part for word in encoded_words for part in regex.findall(rb"(?s).{1,%d}" % LONGEST_WORD, word))
+    assert found == {word: 2 * count for word, count in expected.items() if len(word) > 1}

@@ -100,7 +100,11 @@ def test_a_sample_of_files_is_even_over_them(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
-    [("x.jsonl", b'{"no": 1}\n', "holds no text: .*line 1"), ("x.txt", b"", "holds no text"), ("x.bin", b"", "ending")],
+    [
+        ("x.jsonl", b'{"no": 1}\n', "holds no text: .*x.jsonl:1: missing text"),
+        ("x.txt", b"", "holds no text"),
+        ("x.bin", b"", "ending"),
+    ],
 )
 def test_a_path_without_text_is_an_error(tmp_path: Path, name: str, content: bytes, message: str):
     (tmp_path / name).write_bytes(content)

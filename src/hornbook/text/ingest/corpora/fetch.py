@@ -6,7 +6,6 @@ under its name only when it is whole and has the published digest; until then it
 
 import gzip
 import hashlib
-import http.client
 import json
 import re
 from collections import Counter
@@ -15,21 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import fsspec
-
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.artifact import read_json
 from hornbook.files.durable import TEMPORARY, publish_file, storage_errors, sync_file, write_atomic
 from hornbook.progress import Progress
 from hornbook.text.ingest.corpora.corpora import PublicCorpus, filled
 from hornbook.text.ingest.corpora.remote import (
+    PATIENCE,
     RangeError,
     RemoteBody,
     TransferError,
+    connect,
+    content_encoding,
     http_answer,
     is_http,
     open_remote,
     retry,
+    transfers,
 )
 
 RECORD = "fetched.json"
@@ -77,11 +78,13 @@ def plan(corpus: PublicCorpus, given: Mapping[str, str], most: int | None = None
 def _expanded(url: str, options: Mapping[str, Any]) -> list[str]:
     if "*" not in url:
         return [url]
-    try:
-        system, pattern = fsspec.core.url_to_fs(url, **options)
-        matches = [system.unstrip_protocol(path) for path in sorted(system.glob(pattern))]
-    except (OSError, ValueError, ImportError) as error:
-        raise UsageError(f"cannot list {url}: {error}") from error
+
+    def matching() -> list[str]:
+        system, pattern = connect(url, options)
+        with transfers(url):
+            return [system.unstrip_protocol(path) for path in sorted(system.glob(pattern))]
+
+    matches = retry(matching, url, patience=PATIENCE)
     if not matches:
         raise UsageError(f"{url} matches nothing, or may not be listed without an account")
     return matches
@@ -122,23 +125,20 @@ def _small(url: str) -> bytes:
             data = part.body.read(_MOST_LISTING)
         return gzip.decompress(data) if url.endswith(".gz") else data
 
-    return retry(read, url, attempts=3, pause=1.0)
+    return retry(read, url)
 
 
 def _size(url: str, options: Mapping[str, Any]) -> int | None:
-    if not is_http(url):
-        try:
-            system, path = fsspec.core.url_to_fs(url, **options)
-            return system.info(path).get("size")
-        except (OSError, ValueError, ImportError) as error:
-            raise UsageError(f"cannot read {url}: {error}") from error
-
     def ask() -> int | None:
+        if not is_http(url):
+            system, path = connect(url, options)
+            with transfers(url):
+                return system.info(path).get("size")
         with http_answer(url, {}, "HEAD") as answer:
             length = answer.headers.get("Content-Length")
-            return int(length) if length and length.isdigit() else None
+            return int(length) if length and length.isdigit() and not content_encoding(answer, url) else None
 
-    return retry(ask, url, attempts=3, pause=1.0)
+    return retry(ask, url, patience=PATIENCE)
 
 
 def fetch(
@@ -158,7 +158,9 @@ def fetch(
     for remote in remotes:
         path = folder / remote.name
         known = record.get(remote.name)
-        if not (known and path.is_file() and known["url"] == remote.url and known["size"] == path.stat().st_size):
+        if not (
+            known and path.is_file() and known["url"] == _recorded(remote.url) and known["size"] == path.stat().st_size
+        ):
 
             def show(size: int, before: int = done) -> None:
                 if progress is not None:
@@ -184,7 +186,13 @@ def _fetch_one(remote: Remote, path: Path, attempts: int, pause: float, show: Ca
     with storage_errors(path):
         publish_file(partial, path)
         tag.unlink(missing_ok=True)
-    return {"url": remote.url, "size": size, "sha256": digests["sha256"]}
+    return {"url": _recorded(remote.url), "size": size, "sha256": digests["sha256"]}
+
+
+def _recorded(url: str) -> str:
+    """An address to write down: a query may be a secret, so its digest stands for it."""
+    address, mark, query = url.partition("?")
+    return f"{address}?sha256={hashlib.sha256(query.encode()).hexdigest()[:16]}" if mark else url
 
 
 def _transfer(remote: Remote, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
@@ -193,7 +201,7 @@ def _transfer(remote: Remote, partial: Path, tag: Path, show: Callable[[int], No
     known = tag.read_text() if have and tag.is_file() else ""
     try:
         with open_remote(remote.url, have if known else 0, known, remote.options or {}) as body:
-            size = _write(body, partial, tag, show)
+            size = _write(remote.url, body, partial, tag, show)
     except RangeError:
         tag.unlink(missing_ok=True)
         raise
@@ -202,14 +210,14 @@ def _transfer(remote: Remote, partial: Path, tag: Path, show: Callable[[int], No
     return size
 
 
-def _write(body: RemoteBody, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
+def _write(url: str, body: RemoteBody, partial: Path, tag: Path, show: Callable[[int], None]) -> int:
     """Append the rest of a file to its partial file; returns the size so far. Raises TransferError, StorageError."""
     with storage_errors(partial):
         tag.write_text(body.tag)
         with partial.open("r+b" if body.start else "wb") as file:
             file.truncate(body.start)
             size = file.seek(body.start)
-            while data := _read(body.body):
+            while data := _read(url, body.body):
                 file.write(data)
                 size += len(data)
                 show(size)
@@ -218,12 +226,10 @@ def _write(body: RemoteBody, partial: Path, tag: Path, show: Callable[[int], Non
         return size
 
 
-def _read(body: IO[bytes]) -> bytes:
+def _read(url: str, body: IO[bytes]) -> bytes:
     """Errors of the network are TransferError, so that they are not taken for those of the disk."""
-    try:
+    with transfers(url):
         return body.read(_CHUNK)
-    except (OSError, http.client.HTTPException) as error:
-        raise TransferError(str(error) or type(error).__name__) from error
 
 
 def _hashed(path: Path, algorithms: set[str]) -> dict[str, str]:

@@ -85,7 +85,7 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
 
 
 def _documents(file: InputFile, fields: Sequence[str], lines: Sequence[Line], options: ReadOptions) -> Iterable[Row]:
-    texts = (decode_utf8(whole_line(line, options)).removesuffix("\r") for line in lines)
+    texts = (decode_utf8(whole_line(line, options), options.encoding).removesuffix("\r") for line in lines)
     return to_documents(file, lines[0].number, dict(zip(fields, texts, strict=True)), options)
 
 
@@ -93,7 +93,10 @@ def _count(file: InputFile, options: ReadOptions) -> int:
     """Lines of a file. UnfitRow, which names it, where it cannot be read."""
     try:
         with open_input(file) as raw:
-            return sum(line.count for line in read_lines(plain_text(raw, file.compression), options.max_bytes))
+            return sum(
+                line.count
+                for line in read_lines(plain_text(raw, file.compression, options.encoding), options.max_bytes)
+            )
     except (DamagedStream, UnfitRow, OSError) as error:
         reason = f"cannot read: {error.strerror}" if isinstance(error, OSError) else str(error)
         raise UnfitRow(f"{os.path.basename(file.name)}: {reason}") from error
@@ -101,7 +104,7 @@ def _count(file: InputFile, options: ReadOptions) -> int:
 
 def _lines(file: InputFile, stream: Stream, options: ReadOptions) -> Iterator[Line]:
     """Each line, the empty ones too."""
-    lines = read_lines(plain_text(stream, file.compression), options.max_bytes)
+    lines = read_lines(plain_text(stream, file.compression, options.encoding), options.max_bytes)
     return chain.from_iterable(_each(line) for line in lines)
 
 

@@ -61,7 +61,7 @@ def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
     def read(line: Line) -> Iterable[Row]:
         nonlocal first, problem
         try:
-            text = decode_utf8(whole_line(line, options))
+            text = decode_utf8(whole_line(line, options), options.encoding)
             columns = text.split()
             if not columns or text.startswith("-DOCSTART-"):
                 return sentence()
@@ -75,7 +75,7 @@ def _read_conll(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[
         tags.append(columns[-1])
         return []
 
-    yield from read_each(file, read_lines(plain_text(raw, file.compression), options.max_bytes), read)
+    yield from read_each(file, read_lines(plain_text(raw, file.compression, options.encoding), options.max_bytes), read)
     yield from sentence()
 
 
@@ -85,8 +85,9 @@ def _read_json(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
         reason = f"row longer than the limit: {file.size} bytes of one JSON value, {MOST_JSON} are read; use .jsonl"
         yield reject(file, 0, reason, b"", file.size)
         return
+    text = plain_text(raw, file.compression, options.encoding)
     try:
-        data = json.loads((read_whole(raw, MOST_JSON)[0] or b"").decode("utf-8-sig"))
+        data = json.loads((read_whole(text, MOST_JSON)[0] or b"").decode("utf-8-sig"))
         rows = _rows(data, _labels(options), options.id_field)
     except (ValueError, RecursionError) as error:
         yield reject(file, 0, f"invalid JSON: {short(error)}")

@@ -1,6 +1,7 @@
 """The folder that prepare writes: its files, whether it is finished, and how it is committed."""
 
 import shutil
+from collections.abc import Iterator
 from json import dumps, loads
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.files.artifact import digest_file, digest_of, read_json, write_json
 from hornbook.files.durable import TEMPORARY, create_atomic, storage_errors, write_atomic, writing
 from hornbook.files.file_records import first_problem
@@ -223,10 +224,16 @@ def _column_remedy(out: Path, reason: str) -> str:
 
 def _first_row(out: Path, reason: str) -> str:
     """A line with the place of the first row that was skipped for a reason, and what is wrong with it."""
-    with (out / QUARANTINE).open(encoding="utf-8") as file:
-        rows = (loads(line) for line in file)
-        row = next(row for row in rows if row["reason"].startswith(reason))
+    row = next(skipped_rows(out, reason))
     return f"\n{row['file']}:{row['line']}: {row['reason']}"
+
+
+def skipped_rows(out: Path, reason: str = "", source: str = "") -> Iterator[dict[str, Any]]:
+    """Rows of quarantine.jsonl whose reason begins so; those of one source where it is given."""
+    with (out / QUARANTINE).open(encoding="utf-8") as file:
+        for row in map(loads, file):
+            if row["reason"].startswith(reason) and source in ("", row["source"]):
+                yield row
 
 
 def read_manifest(data: Path) -> dict[str, Any] | None:
@@ -246,7 +253,9 @@ def read_text_config(data: Path) -> TextConfig:
     if manifest is None:
         begun = (data / UNFINISHED).exists()
         state = "is not finished: run `hornbook prepare` again" if begun else "is not prepared"
-        raise UsageError(f"{data} {state} (it has no {MANIFEST}); make it with `hornbook prepare PATH... --out {data}`")
+        raise UsageError(
+            f"{data} {state} (it has no {MANIFEST}); make it with `hornbook prepare PATH... --out {quoted(data)}`"
+        )
     try:
         return TextConfig.model_validate(manifest["text"])
     except ValidationError as error:  # a step from outside whose module is not there

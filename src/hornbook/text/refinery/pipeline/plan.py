@@ -21,7 +21,7 @@ from hornbook.text.ingest.labels.parallel import stamped_inputs
 from hornbook.text.ingest.parts import cut
 from hornbook.text.pool import choose_workers
 
-VERSION = 4
+VERSION = 5
 """Part of every key: raise it when the same input gives other files."""
 
 FIELDS = ("licence", "url", "date")
@@ -130,7 +130,7 @@ def plan(config: TextConfig, inputs: dict[str, list[InputFile]], work: Path) -> 
     tasks: list[MeasureTask] = []
     for name, files in inputs.items():
         options = ReadOptions.of(config.sources[name], config.max_document_bytes, config.labels)
-        pieces = files if config.labels else [part for file in files for part in cut(file, size)]
+        pieces = files if config.labels else [part for file in files for part in cut(file, size, options.encoding)]
         for shard, group in enumerate(_groups(pieces, size)):
             tasks.append(MeasureTask(len(tasks), name, shard, group, options, steps, read, config.strict, work))
     return tasks

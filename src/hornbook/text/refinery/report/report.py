@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, quoted
 from hornbook.files.artifact import read_json
 from hornbook.text.config.text import TextConfig
 from hornbook.text.refinery.bias.bias import MentionReport, read_bias
@@ -83,7 +83,7 @@ def page(receipt: Receipt) -> str:
         *(_source(name, source) for name, source in sources.items()),
         "<h2>Rules and examples</h2>",
         f'<p class="note">Up to {EXAMPLES} documents of each rule, chosen at random (fixed by hash). Judge them with '
-        f"<code>hornbook prepare review {escape(str(receipt.data))}</code>; "
+        f"<code>hornbook prepare review {escape(quoted(receipt.data))}</code>; "
         "precision appears here once they are judged.</p>",
         *(_rule(reason, receipt) for reason in reasons),
         curves_page(receipt.data, receipt.config.steps),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.files.journal import Appender, read_records
 from hornbook.text.refinery.pipeline.decide import KEPT
 
@@ -64,7 +64,7 @@ def read_examples(data: Path) -> list[Example]:
         return [Example(**json.loads(line)) for line in path.read_text().splitlines()]
     except FileNotFoundError as error:
         raise UsageError(
-            f"{path} is not there: prepare the folder with `hornbook prepare PATH... --out {data}`"
+            f"{path} is not there: prepare the folder with `hornbook prepare PATH... --out {quoted(data)}`"
         ) from error
     except (OSError, TypeError, ValueError) as error:
         raise IntegrityError(f"{path} is damaged ({error}); prepare again with --overwrite") from error

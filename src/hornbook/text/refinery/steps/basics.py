@@ -13,13 +13,13 @@ from hornbook.text.ingest.document import Document, is_valid_unicode
 from hornbook.text.refinery.exclusions import qualified
 from hornbook.text.refinery.step import Columns, CorpusView, Decision, Edit, GlobalDecision, Measurer
 
-_LINE_ENDS = re.compile(r"\r\n?")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_LINE_ENDS = re.compile(r"\r\n?|[\x0b\x0c\x1c-\x1e\x85]")
+_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x9f]")
 _VISIBLE = re.compile(r"[^\s\u200b-\u200f\u2028-\u202f\u205f-\u2064\ufeff]")
 
 
 class Normalize(Edit):
-    """Line ends to LF, C0 and C1 controls but tab and LF removed, then the Unicode form.
+    """Line ends, VT, FF, NEL and separators to LF; C0 and C1 controls but tab and LF removed; then the Unicode form.
 
     In this order: a control character between a letter and its accent would keep them apart.
     """
@@ -29,7 +29,7 @@ class Normalize(Edit):
     def edit(self, document: Document) -> tuple[str, tuple[int, ...]]:
         if not document.text.strip("\0"):  # nothing but NULs, each of which would be a match
             return "", (int(bool(document.text)),)
-        text = _CONTROLS.sub("", _LINE_ENDS.sub("\n", document.text))
+        text = _CONTROLS.sub("", _LINE_ENDS.sub("\n", document.text).replace("\x1f", " "))
         if self.config.form != "none" and not text.isascii():
             text = unicodedata.normalize(self.config.form, text)
         return text, (int(text != document.text),)

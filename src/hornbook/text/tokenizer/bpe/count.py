@@ -7,6 +7,7 @@ import numpy as np
 from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, borrowed, compiled, inlined, load64
 from hornbook.kernels.packed import pack
 from hornbook.text.tokenizer.bpe.split import character_tables, word_end
+from hornbook.text.tokenizer.pieces import LONGEST_WORD
 
 _SLACK = 16
 _ALL = np.uint64(2**64 - 1)
@@ -30,10 +31,10 @@ class WordCounts:
     def add(self, texts: Sequence[str]) -> None:
         """Count the pre-tokens of some texts."""
         data, bounds = pack(texts)
-        text, offset = 0, 0
+        text, offset, word_stop = 0, 0, 0
         while True:
-            text, offset, self._size, needed = _count(
-                *(data, bounds, text, offset, *self._splitting, self._table),
+            text, offset, word_stop, self._size, needed = _count(
+                *(data, bounds, text, offset, word_stop, *self._splitting, self._table),
                 *(self._hashes, self._counts, self._starts, self._bytes, self._size),
             )
             if not needed:
@@ -98,11 +99,11 @@ def _fill(table, hashes, size):
 
 
 @compiled
-def _count(data, bounds, text, offset, digits, pages, kinds, table, hashes, counts, starts, words, size):
-    """Count packed texts from data[offset] in text number `text` on.
+def _count(data, bounds, text, offset, word_stop, digits, pages, kinds, table, hashes, counts, starts, words, size):
+    """Count packed texts from data[offset] in text `text` on; the word there ends at `word_stop` if that is later.
 
-    Returns (text, offset, size, needed): where to go on, and with how many words, once there is room for a word of
-    `needed` bytes; all is counted when that is 0.
+    Returns (text, offset, word_stop, size, needed): where to go on, and with how many words, once there is room for a
+    word of `needed` bytes; all is counted when that is 0. A word is counted in parts of at most LONGEST_WORD bytes.
     """
     data, pages, kinds, table = borrowed(data), borrowed(pages), borrowed(kinds), borrowed(table)
     hashes, counts, starts, words = borrowed(hashes), borrowed(counts), borrowed(starts), borrowed(words)
@@ -110,7 +111,9 @@ def _count(data, bounds, text, offset, digits, pages, kinds, table, hashes, coun
     while text < len(bounds) - 1:
         end = bounds[text + 1] - 1  # a line feed stands between texts
         while offset < end:
-            stop = word_end(data, offset, end, digits, pages, kinds)
+            if offset >= word_stop:
+                word_stop = word_end(data, offset, end, digits, pages, kinds)
+            stop = min(word_stop, offset + LONGEST_WORD)
             length = stop - offset
             if length > 1:
                 hashed = _hash(data, offset, stop)
@@ -126,7 +129,7 @@ def _count(data, bounds, text, offset, digits, pages, kinds, table, hashes, coun
                 if number < 0:
                     new_start = starts[size]
                     if 2 * size >= len(counts) or new_start + length + _SLACK > len(words):
-                        return text, offset, size, length
+                        return text, offset, word_stop, size, length
                     number, size = size, size + 1
                     table[2 * slot], table[2 * slot + 1] = hashed, np.uint64(size)
                     hashes[number], counts[number], starts[size] = hashed, 0, new_start + length
@@ -136,4 +139,4 @@ def _count(data, bounds, text, offset, digits, pages, kinds, table, hashes, coun
             offset = stop
         text += 1
         offset = end + 1
-    return text, offset, size, 0
+    return text, offset, word_stop, size, 0

@@ -13,6 +13,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.choice import training_is_compiled
 from hornbook.text.tokenizer.bpe.tables import PATTERN, STYLES, byte_characters
+from hornbook.text.tokenizer.pieces import train_on_words
 from hornbook.text.tokenizer.special_tokens import spell_special_tokens
 from hornbook.text.tokenizer.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -38,7 +39,7 @@ def _train_by_library(config: BPE, texts: Iterable[list[str]]) -> Tokenizer:
         initial_alphabet=sorted(byte_characters()),
         show_progress=False,
     )
-    raw.train_from_iterator(texts, trainer)
+    train_on_words(raw, texts, trainer)
     return Tokenizer(raw.to_str(pretty=True), None, END_OF_TEXT)
 
 

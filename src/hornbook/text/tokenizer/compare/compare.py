@@ -17,9 +17,9 @@ import numpy as np
 
 from hornbook.errors import UsageError
 from hornbook.text.config.text import SourceConfig
-from hornbook.text.ingest.document import Document, Rejected
-from hornbook.text.ingest.inputs import InputFile, list_inputs
+from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.readers import ReadOptions, read_file
+from hornbook.text.ingest.skipped import SkippedRows
 from hornbook.text.refinery.pipeline.folder import read_text_config
 from hornbook.text.splits import is_validation
 from hornbook.text.store import read_batches
@@ -139,21 +139,21 @@ def _measure(
     )
 
 
-def sample_path(name: str, path: str, most: int) -> TextSample:
-    """About `most` bytes of the text that a path names, evenly over its files.
+def sample_path(name: str, path: str, most: int, skipped: SkippedRows | None = None) -> TextSample:
+    """About `most` bytes of the text that a path names, evenly over its files; `skipped` counts unreadable rows.
 
     Raises UsageError where nothing can be read.
     """
     source = SourceConfig(paths=[path])
     files = list_inputs(name, source)
     total = max(sum(file.size for file in files), 1)
-    refused: list[Rejected] = []
+    skipped = skipped or SkippedRows()
     texts: list[str] = []
     for file in files:
-        texts += _first(_documents(file, source, refused), max(1, most * file.size // total))
+        documents = skipped.documents(read_file(file, ReadOptions.of(source)))
+        texts += _first((each.text for each in documents if each.text.strip()), max(1, most * file.size // total))
     if not texts:
-        why = f": {refused[0].reason} (line {refused[0].line} of {refused[0].path})" if refused else ""
-        raise UsageError(f"{path} holds no text{why}")
+        raise UsageError(f"{path} holds no text" + (f": {skipped.first}" if skipped.first else ""))
     return TextSample(name, tuple(texts))
 
 
@@ -183,15 +183,6 @@ def _held_out(shard: Path, share: float) -> Iterator[str]:
         for text, cluster in zip(texts, clusters.to_pylist(), strict=True):
             if is_validation(cluster, share):
                 yield text.as_py()
-
-
-def _documents(file: InputFile, source: SourceConfig, refused: list[Rejected]) -> Iterator[str]:
-    """Texts of a file; rows that are damaged are put into `refused`."""
-    for row in read_file(file, ReadOptions.of(source)):
-        if isinstance(row, Document) and row.text.strip():
-            yield row.text
-        elif isinstance(row, Rejected) and row.damaged:
-            refused.append(row)
 
 
 def _first(texts: Iterator[str], most: int) -> Iterator[str]:

@@ -5,9 +5,11 @@ import gzip
 import io
 import lzma
 import stat
+import struct
 import tarfile
 import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +63,18 @@ def test_members_are_read_as_in_a_folder(read_bytes: Any, name: str, pack: Pack)
         "empty.txt": b"",
     }
     rows = read_bytes(name, pack(members))
-    assert outcomes(rows) == ["one", "two", "text is not a string", "dr\u00e9i", "four", ""]
+    assert outcomes(rows) == [
+        "one",
+        "two",
+        "text is not a string",
+        "dr\u00e9i",
+        "four",
+        "",
+        *["not read in the archive"] * 2,
+    ]
+    passed = [(row.reason.rpartition(" ")[2], row.rows, row.bytes) for row in rows[-2:]]
+    assert passed == [(".png", 1, 4), ("hidden", 2, 4)]
+    assert not any(row.damaged for row in rows[-2:])
     assert rows[0].origin.endswith(f"{name}!/a.txt")
     assert (rows[1].id, rows[2].line) == ("x", 2)
     assert rows[2].path.endswith(f"{name}!/sub/b.jsonl.gz")
@@ -132,7 +145,8 @@ def test_what_cannot_be_read_inside_is_named(read_bytes: Any, name: str, pack: P
 
 @each_kind
 def test_an_archive_without_files_says_so(read_bytes: Any, name: str, pack: Pack):
-    (row,) = read_bytes(name, pack({"image.png": b"x"}))
+    first, row = read_bytes(name, pack({"image.png": b"x"}))
+    assert first.reason == "not read in the archive: .png"
     assert (row.kind, row.damaged) == ("empty archive", False)
 
 
@@ -158,7 +172,8 @@ def test_ten_thousand_members_are_not_held(read_bytes: Any):
         rows = read_bytes(name, data)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert outcomes(rows) == ["last"]
+        assert outcomes(rows) == ["last", "not read in the archive"]
+        assert rows[1].rows == 10_000
         assert peak < 2**21
 
 
@@ -188,6 +203,34 @@ def test_a_wrong_checksum_is_noticed(read_bytes: Any):
     assert outcomes(read_bytes("a.zip", bytes(data))) == ["damaged zip", "other"]
 
 
+def test_a_name_in_unicode_beside_that_of_old_archivers_is_taken(read_bytes: Any):
+    def field(version: int, name: bytes, text: str) -> bytes:
+        return struct.pack("<HHBI", 0x7075, 5 + len(text.encode()), version, zlib.crc32(name)) + text.encode()
+
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("a.txt", "b.txt", "c.txt"):
+            info = zipfile.ZipInfo(name)
+            info.extra = field(1, b"a.txt", "") + field(2, b"a.txt", "z.txt") + field(1, b"a.txt", "七.txt")
+            info.extra += field(1, b"c.txt", "../d.txt")
+            archive.writestr(info, "x")
+    rows = read_bytes("a.zip", file.getvalue())
+    assert [row.id.partition("!/")[2] for row in rows if isinstance(row, Document)] == ["七.txt", "b.txt"]
+    assert rows[2].reason == "unsafe name in the archive: it leads outside"
+
+
+@pytest.mark.parametrize(("packed_bytes", "size"), [(9, 5), (2**31 - 1, 2**31 - 1), (5, 9)])
+def test_a_stored_member_with_sizes_that_are_not_its_own_is_damaged(read_bytes: Any, packed_bytes: int, size: int):
+    data = bytearray(packed({"a.txt": b"hello", "b.txt": b"other"}, zipfile.ZIP_STORED))
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 20 : entry + 28] = struct.pack("<II", packed_bytes, size)
+    reason = "truncated archive: the member's end is missing"
+    if packed_bytes < 2**31 - 1:
+        reason = f"damaged zip: the member is stored, with sizes {packed_bytes} and {size}"
+    rows = read_bytes("a.zip", bytes(data))
+    assert (rows[0].reason, rows[1].text) == (reason, "other")
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from([*PACKS.items()]),
@@ -204,3 +247,22 @@ def test_fuzz_members_in_are_rows_out(
         data[place % len(data)] = value
     for row in read_bytes(name, bytes(data)):
         assert isinstance(row, Document) or row.reason
+
+
+@pytest.mark.parametrize("zip64", [False, True])
+@pytest.mark.parametrize("before", [b"", b"#!/bin/sh\nexec unzip $0\n", b"PK\5\6" * 30])
+@pytest.mark.parametrize("comment", [b"", b"a PK\5\6 in it", b"PK\5\6" + bytes(18), b"PK\5\6" + b"\xff" * 18])
+def test_a_zip_may_have_bytes_before_it_and_any_comment(read_bytes: Any, zip64: bool, before: bytes, comment: bytes):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.comment = comment
+        with archive.open("a.txt", "w", force_zip64=zip64) as member:
+            member.write(b"one")
+        archive.writestr("b.txt", b"two")
+    assert outcomes(read_bytes("a.zip", before + file.getvalue())) == ["one", "two"]
+
+
+@each_kind
+def test_a_colon_in_a_name_leads_nowhere(read_bytes: Any, name: str, pack: Pack):
+    members = {"Chapter 1: Intro.txt": b"a", "2024-01-01T10:00.txt": b"b", "Talk:X/c.txt": b"c", "C:/d.txt": b"d"}
+    assert outcomes(read_bytes(name, pack(members))) == ["a", "b", "c", "unsafe name in the archive"]

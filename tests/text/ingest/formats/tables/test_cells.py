@@ -1,6 +1,7 @@
 """csv and tsv: cells with line ends, damaged rows, endless quotes."""
 
 import csv
+import gzip
 import io
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hornbook.text.ingest.charsets import REMEDY
 from hornbook.text.ingest.document import Document, Rejected
 
 
@@ -28,6 +30,45 @@ def test_tabs_divide_and_quotes_mean_nothing(read_bytes: Any):
     assert outcomes(rows) == [("k1", '"open'), ("k2", 'no end"')]
 
 
+@pytest.mark.parametrize("options", [{}, {"quoting": csv.QUOTE_ALL}, {"quoting": csv.QUOTE_NONNUMERIC}])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ['He said "hi" to me', "plain", 'a "word" in the middle'],
+        ["two\nlines", "plain\ttab", ""],
+        ["plain " * 9, "more"],
+        ['"', '""', "\n\n"],
+    ],
+)
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
+def test_a_quoted_tsv_is_read_as_it_was_written(read_bytes: Any, name: str, texts: list[str], options: dict[str, Any]):
+    file = io.StringIO(newline="")
+    csv.writer(file, delimiter="\t", **options).writerows([["id", "text"], *enumerate(texts)])
+    data = file.getvalue().encode()
+    rows = read_bytes(name, gzip.compress(data) if name.endswith("gz") else data)
+    assert [row.text for row in rows if isinstance(row, Document)] == texts
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        'text\tid\n"Hello"\t1\n"Bye" she said\t2\n',
+        'text\tid\n"Hello" he said\t1\n6" tall\t2\n',
+        'id\ttext\n1\t"Hello"\n',
+    ],
+)
+def test_a_tsv_of_texts_in_quotes_keeps_them(read_bytes: Any, data: str):
+    rows = read_bytes("a.tsv", data.encode())
+    assert all(isinstance(row, Document) and f"{row.text}" in data and '"' in row.text for row in rows)
+
+
+def test_quotes_are_seen_in_a_large_table(read_bytes: Any):
+    text = 'a "word"\n' * 20
+    row = "1\t" + '"' + text.replace('"', '""') + '"\n'
+    rows = read_bytes("a.tsv", ("id\ttext\n" + row * 9000).encode())
+    assert [row.text for row in rows if isinstance(row, Document)] == [text] * 9000
+
+
 def test_damaged_rows_are_named_and_the_rest_is_read(read_bytes: Any):
     rows = read_bytes("a.csv", b'text,n\na,1\nb\n\n\n"c"x,3\ncaf\xe9,4\n"d\ne\xff",5\nf,6\n"open,7\ng,8\n')
     assert outcomes(rows) == [
@@ -35,8 +76,8 @@ def test_damaged_rows_are_named_and_the_rest_is_read(read_bytes: Any):
         (3, "wrong number of cells: 1, the header has 2"),
         (4, "blank line"),
         (6, "invalid csv: ',' expected after '\"'"),
-        (7, "invalid UTF-8: byte 3 is 0xe9"),
-        (8, "invalid UTF-8: byte 1 is 0xff (lines 8 to 9)"),
+        (7, f"invalid UTF-8: byte 3 is 0xe9{REMEDY}"),
+        (8, f"invalid UTF-8: byte 1 is 0xff{REMEDY} (lines 8 to 9)"),
         (rows[6].id, "f"),
         (11, "invalid csv: unexpected end of data (lines 11 to 12)"),
     ]
@@ -60,6 +101,15 @@ def test_a_row_beyond_the_limit_is_bounded(read_bytes: Any):
 def test_a_header_that_cannot_serve_is_named(read_bytes: Any, data: bytes, reason: str):
     (row,) = read_bytes("a.csv", data)
     assert row.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz"])
+def test_all_rows_of_a_table_without_text_are_counted(read_bytes: Any, name: str):
+    data = b"a,b\n" + b'1,"two\nlines"\n\xe9,2\n' * 50
+    data = data.replace(b",", b"\t") if "tsv" in name else data
+    (row,) = read_bytes(name, gzip.compress(data) if name.endswith("gz") else data)
+    assert (row.rows, row.bytes) == (100, len(data) - len(b"a,b\n"))
+    assert row.reason == "missing text: no column 'text' (columns: 'a, b')"
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

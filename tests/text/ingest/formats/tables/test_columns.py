@@ -135,6 +135,23 @@ def test_licence_url_and_date(read_bytes: Any, row: dict[str, Any], source: dict
     assert kept == expected
 
 
+@pytest.mark.parametrize("name", ["0.jsonl", "0.parquet"])
+def test_columns_of_partitions_are_fields(read_bytes: Any, name: str):
+    """As Hive, Spark and duckdb write them; a row's own column wins."""
+    rows = [{"text": "a", "licence": "MIT"}, {"text": "b", "licence": None}]
+    data = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    data = data if name == "0.jsonl" else written(pa.Table.from_pylist(rows), "parquet")
+    options = {"date_field": "year", "url_field": "page", "licence_field": "licence"}
+    for row in read_bytes(
+        f"year=2020/page=a%2Fb/licence=CC0/empty=/x={'__HIVE_DEFAULT_PARTITION__'}/{name}", data, **options
+    ):
+        kept = {"url": "a/b", "date": "2020"} | ({"licence": "MIT"} if row.text == "a" else {})
+        assert {key: row.metadata[key] for key in kept} == kept
+        assert not {"empty", "x"} & row.metadata.keys()
+    (row,) = read_bytes("a=b.jsonl", b'{"text": "a"}')
+    assert row.metadata.get("a") is None
+
+
 CELL = 80 * 2**20
 
 
@@ -194,3 +211,22 @@ def test_an_absurd_length_is_damage_of_the_file(read_bytes: Any):
 def test_a_damaged_header_of_a_page_is_a_value_error(header: bytes):
     with pytest.raises(ValueError, match=r"header|nested|unknown"):
         list(parquet_pages(InPieces(io.BytesIO(header)), Chunk("a", 0, 100)))
+
+
+@pytest.mark.parametrize("form", ["stream", "parquet"])
+def test_the_text_under_a_null_is_no_text(read_bytes: Any, form: str):
+    inner = pa.StructArray.from_arrays(
+        [pa.array(["seen", "hidden", "too"])], ["b"], mask=pa.array([False, True, False])
+    )
+    outer = pa.StructArray.from_arrays([inner, pa.array([1, 2, 3])], ["a", "c"])
+    data = written(pa.table({"x": outer}), form)
+    rows = read_bytes("a.parquet" if form == "parquet" else "a.arrow", data, text_field="x.a.b")
+    texts = [row.text if isinstance(row, Document) else row.reason for row in rows]
+    assert texts == ["seen", "text is not a string: it is null", "too"]
+
+
+def test_all_rows_of_a_table_without_text_are_counted(read_bytes: Any):
+    for name, form in (("a.parquet", "parquet"), ("a.arrow", "stream")):
+        data = written(pa.table({"body": ["x"] * 70}), form)
+        (row,) = read_bytes(name, data)
+        assert (row.kind, row.rows, row.bytes) == ("missing text", 70, len(data))

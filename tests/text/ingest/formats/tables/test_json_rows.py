@@ -62,3 +62,18 @@ def test_fuzz_rows_in_are_rows_out(read_bytes: Any, values: list[Any], indent: i
     for row, value in zip(rows, values, strict=True):
         good = isinstance(value, dict) and isinstance(value.get("text"), str)
         assert isinstance(row, Document) is (good and value["text"].encode("utf-8", "replace") is not None)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv"])
+def test_lines_may_end_with_cr_alone(read_bytes: Any, name: str):
+    lines = ["text", "one", "two"] if name[2] in "ct" else ['{"text": "one"}', '{"text": "two"}']
+    rows = read_bytes(name, "\r".join([*lines, ""]).encode())
+    assert [row.text for row in rows if isinstance(row, Document)] == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_number_of_thousands_of_digits_is_no_damage(read_bytes: Any, name: str):
+    row = '{"n": -%s, "text": "one"}' % ("9" * 5000)
+    (document,) = read_bytes(name, (f"[{row}]" if name == "a.json" else row).encode())
+    assert isinstance(document, Document)
+    assert (document.text, document.metadata["n"]) == ("one", "-" + "9" * 5000)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hornbook.text.ingest.document import Document, Rejected
 
 HTML = "<article><p>The river rose in the night and took {} with it.</p></article>"
+PAGE = HTML.format("caf\u00e9")
 
 
 def record(kind: str, block: bytes, content: str = "text/plain", length: int | None = None, **more: str) -> bytes:
@@ -21,7 +22,7 @@ def record(kind: str, block: bytes, content: str = "text/plain", length: int | N
         "WARC-Target-URI": "https://a.b/c",
         "Content-Type": content,
         "Content-Length": str(len(block) if length is None else length),
-        **more,
+        **{name.replace("_", "-"): value for name, value in more.items()},
     }
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"WARC/1.0\r\n{lines}\r\n".encode() + block + b"\r\n\r\n"
@@ -58,14 +59,38 @@ def test_conversions_are_text_and_keep_address_and_date(read_bytes: Any):
         response(b"5\r\n<arti\r\n5;x=y\r\ncle><\r\n0\r\n\r\n", Transfer_Encoding="chunked")
         + response(HTML.format("caf\u00e9").encode(), Transfer_Encoding="chunked"),
         record("resource", HTML.format("caf\u00e9").encode(), "text/html"),
+        response(HTML.format("caf\u00e9").encode(), Content_Encoding="none"),
+        response(HTML.format("caf\u00e9").encode("latin-1"), "text/html;\r\n\tcharset=ISO-8859-1"),
+        response(HTML.format("caf\u00e9").encode(), "text/html; charset=x-nobody"),
+        response(HTML.format("caf\u00e9").encode(), "text/html; charset=utf-8; charset=koi8-r"),
+        record("response", f"HTTP/1.1 200 OK\nContent-Type: text/html\n\n{PAGE}".encode(), "application/http"),
+        record("resource", PAGE.encode(), "text/html").replace(b"\r\n", b"\n") * 2,
+        response(f"{len(PAGE.encode()):X} \r\n{PAGE}\r\n0\r\nA: b\r\n\r\n".encode(), Transfer_Encoding="chunked"),
         response("The river took caf\u00e9 with it".encode("utf-16-le"), "text/plain; charset=utf-16-le"),
     ],
 )
 def test_pages_are_decoded_as_their_headers_say(read_bytes: Any, data: bytes):
-    pytest.importorskip("resiliparse", reason="web pages need the extra `web`")
     rows = read_bytes("a.warc", data)
     assert isinstance(rows[-1], Document)
     assert "took caf\u00e9 with it" in rows[-1].text
+
+
+@pytest.mark.parametrize("size", ["-6", "+6", "0x6", "1_0", "", "six", "\u0663", "6" * 30])
+def test_what_is_no_size_of_a_chunk_does_not_move_back(read_bytes: Any, size: str):
+    """A body that begins so is none of chunks; where chunks came before it is damaged. -6 went round for ever."""
+    begins, later = f"{size}\r\n{PAGE}", f"3\r\n<p>\r\n{size}\r\n{PAGE}"
+    whole, damaged = read_bytes(
+        "a.warc",
+        response(begins.encode(), Transfer_Encoding="chunked") + response(later.encode(), Transfer_Encoding="chunked"),
+    )
+    assert isinstance(whole, Document)
+    assert "took caf\u00e9 with it" in whole.text
+    assert damaged.reason == f"damaged chunks: no chunk begins or ends at byte 8 of {len(later.encode())} of the body"
+
+
+def test_truncated_chunks_are_damage(read_bytes: Any):
+    (row,) = read_bytes("a.warc", response(f"FFFF\r\n{PAGE}".encode(), Transfer_Encoding="chunked"))
+    assert row.reason.startswith("damaged chunks: no chunk begins or ends at byte 0 of ")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +105,7 @@ def test_pages_are_decoded_as_their_headers_say(read_bytes: Any, data: bytes):
         (record("conversion", b"caf\xe9"), "invalid UTF-8: byte 3 is 0xe9", True),
         (record("conversion", b"x" * (2**20 + 1)), "row longer than the limit: 1048577 bytes", True),
         (response(b"x", "text/plain; charset=punycode"), "unknown charset: 'punycode'", True),
+        (record("resource", b"log", WARC_Target_URI="metadata://gnu.org/wget.log"), "not a page: a record of", False),
         (record("conversion", b"short", length=50), "truncated record: 9 of 50 bytes", True),
     ],
 )

@@ -4,6 +4,8 @@ Nothing is written, so a path that leads outside does no harm; it is refused all
 one. An archive in an archive is not opened, which bounds bombs to one level, and that level is bounded by `Budget`.
 """
 
+import posixpath
+import re
 from collections.abc import Iterable, Iterator
 
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
@@ -17,6 +19,9 @@ from hornbook.text.ingest.readers import read_stream
 EXPANSION, FREE = 200, 2**28
 """An archive may expand to EXPANSION times its size, and to FREE bytes in any case."""
 _ARCHIVES = ("tar", "zip", "arxiv")
+_DRIVE = re.compile("[A-Za-z]:")
+_ENDINGS = 32
+"""Endings of members that are counted one by one."""
 _PART = "!/"
 """Between the path of an archive and the name of a member."""
 
@@ -69,25 +74,31 @@ def read_zip(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
 
 def _rows(file: InputFile, members: Iterable[tuple[Member | ZipMember, Stream]], options: ReadOptions) -> Iterator[Row]:
     opened = rows = 0
+    passed: dict[str, list[int]] = {}
     try:
         for member, stream in members:
             opened += 1
+            if ending := _passed_over(member, options):
+                tally = passed.setdefault(ending if len(passed) < _ENDINGS else "other endings", [0, 0])
+                tally[0], tally[1] = tally[0] + 1, tally[1] + member.size
+                continue
             for row in _member_rows(file, member, stream, options):
                 rows += 1
                 yield row
     except DamagedStream as error:
         rows += 1
         yield reject(file, opened, str(error))
+    for ending, (count, size) in passed.items():
+        yield reject(file, 0, f"not read in the archive: {ending}", size=size, rows=count, damaged=False)
     if not rows:
         yield reject(file, 0, "empty archive: it holds no file that can be read", damaged=False)
 
 
 def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, options: ReadOptions) -> Iterator[Row]:
-    """As in folders: hidden names and unknown endings are passed over."""
     path = f"{file.path}{_PART}{member.name}"
     problem = _problem(member)
     known = format_of(member.name, options.layout)
-    if member.kind == "folder" or (not problem and (known is None or is_hidden(member.name))):
+    if member.kind == "folder":
         return
     inner = InputFile(file.source, path, member.size, "", *(known or ("text", None)))
     if problem or inner.format in _ARCHIVES:
@@ -98,10 +109,20 @@ def _member_rows(file: InputFile, member: Member | ZipMember, stream: Stream, op
         yield from read_stream(inner, stream, options)
 
 
+def _passed_over(member: Member | ZipMember, options: ReadOptions) -> str:
+    """Why a member is passed over, as in folders: `hidden`, or its ending; empty where it is read."""
+    if member.kind == "folder" or _problem(member):
+        return ""
+    if is_hidden(member.name):
+        return "hidden"
+    ending = posixpath.splitext(member.name)[1].lower() or "without an ending"
+    return "" if format_of(member.name, options.layout) else ending
+
+
 def _problem(member: Member | ZipMember) -> str:
     parts = member.name.replace("\\", "/").split("/")
     if member.kind not in ("file", "folder"):
         return f"not a plain file in the archive: {member.kind}"
-    if ".." in parts or not parts[0] or ":" in parts[0] or "\0" in member.name:
+    if ".." in parts or not parts[0] or _DRIVE.fullmatch(parts[0]) or "\0" in member.name:
         return "unsafe name in the archive: it leads outside"
     return ""

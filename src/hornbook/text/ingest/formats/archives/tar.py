@@ -1,5 +1,6 @@
 """Members of a tar stream (POSIX ustar and pax, GNU long names) in order, with bounded memory and nothing on disk."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from hornbook.text.ingest.lines import Buffered
 
 _BLOCK = 512
 _LONGEST_HEADER = 2**16
+_DIGITS = re.compile("[0-9]{1,18}")
 _FILE, _FOLDER = (b"0", b"\0", b"7"), b"5"
 _KINDS = {b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "a device", b"6": "a pipe"}
 
@@ -48,7 +50,7 @@ def tar_members(stream: Buffered) -> Iterator[Member]:
             extended |= fields if kind != b"g" else {}
             continue
         name = extended.get("path") or _name(header)
-        size = int(extended["size"]) if extended.get("size", "").isdigit() else size
+        size = int(extended["size"]) if _DIGITS.fullmatch(extended.get("size", "")) else size
         extended = {}
         words = "file" if kind in _FILE else "folder" if kind == _FOLDER else _KINDS.get(kind, f"of type {kind!r}")
         stored = 0 if kind in _KINDS or kind == _FOLDER else size
@@ -69,10 +71,10 @@ def _number(field: bytes) -> int:
     """Octal digits, or base 256 where the first bit is set (GNU)."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError:
-        raise DamagedStream("damaged tar: a header holds a number that is none") from None
+    digits = field.strip(b" \0") or b"0"
+    if digits.translate(None, b"01234567"):
+        raise DamagedStream("damaged tar: a header holds a number that is none")
+    return int(digits, 8)
 
 
 def _text(data: bytes) -> str:

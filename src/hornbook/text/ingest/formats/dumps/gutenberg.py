@@ -18,15 +18,19 @@ _END = re.compile(
 _HEADER_BYTES = 2**16
 _FIELD = re.compile(rb"^(Title|Author|Release Date|Language|Character set encoding): ([^\r\n]{1,300})", re.M | re.I)
 _NUMBER = re.compile(rb"\[e(?:book|text) #(\d{1,7})\]", re.I)
-_CHARSETS = {"iso-8859-1": "cp1252", "iso latin-1": "cp1252", "ascii": "utf-8", "us-ascii": "utf-8"}
+_CHARSETS = {"iso latin-1": "latin1", "ascii": "utf-8", "us-ascii": "utf-8"}
 
 
 def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """One book per file; one without the line that ends the header is quarantined, for its licence would stay in it."""
-    return read_at_once(file, plain_text(raw, file.compression), options, lambda data: _book(file, data))
+
+    def book(data: bytes) -> Row:
+        return _book(file, data, "utf-8" if options.encoding else "")
+
+    return read_at_once(file, plain_text(raw, file.compression, options.encoding), options, book)
 
 
-def _book(file: InputFile, data: bytes) -> Row:
+def _book(file: InputFile, data: bytes, recoded: str) -> Row:
     data = data.removeprefix(BOM)
     start = _START.search(data) or _OLD_START.search(data)
     if start is None:
@@ -35,7 +39,7 @@ def _book(file: InputFile, data: bytes) -> Row:
     metadata, charset = _header(header)
     end = _END.search(data, start.end())
     book = data[start.end() : end.start() if end else len(data)]
-    text = decode_declared(book, charset, start.end())
+    text = decode_declared(book, recoded or charset, start.end())
     return Document(text.strip(), file.name, file.source, metadata, file.name)
 
 

@@ -26,7 +26,11 @@ _RAW_TAGS = frozenset(("nowiki", "pre", "syntaxhighlight", "source"))
 _OPENS = {"{{": "}}", "{|": "|}", "[[": "]]", "[": "]", "<!--": "-->"}
 _INLINE = {"lang": -1, "nowrap": -1, "nobreak": -1, "transl": -1, "convert": 2, "cvt": 2}
 """Templates that leave text: -1 for the last argument, else how many of the first ones, joined by blanks."""
-_EMPTY_BRACKETS = re.compile(r"\([\s,;:]{0,40}\)")
+_GONE = "\1"
+"""Marks where a template or a reference was, until the brackets around it are gone too."""
+_EMPTY_BRACKETS = re.compile(rf"\((?=[\s,;:]{{0,40}}{_GONE})[\s,;:{_GONE}]{{0,80}}\)")
+_BLOCK = re.compile("\0([0-9]+)\0")
+"""A number of `_WikiStripper.blocks`."""
 _BLANKS = re.compile(r"[ \t\u00a0]{2,}")
 _LINES = re.compile(r"\n{3,}")
 _ITEMS = re.compile(r"[*#]+[:;*#]*\s*|[:;]+\s*")
@@ -49,7 +53,9 @@ class _Frame:
 
 def strip_markup(text: str, dropped: frozenset[str] = DROPPED_LINKS) -> str:
     """The text of an article; `dropped`: lower-case prefixes of links that are no words of it."""
-    return _tidy(_WikiStripper(dropped).strip(text))
+    stripper = _WikiStripper(dropped)
+    tidy = _tidy(stripper.strip(text.replace("\0", "").replace(_GONE, "")))
+    return _BLOCK.sub(lambda match: stripper.blocks[int(match.group(1))], tidy)
 
 
 class _WikiStripper:
@@ -58,6 +64,8 @@ class _WikiStripper:
         self._stack = [_Frame("")]
         self._waiting: dict[str, int] = {}
         """Closing mark -> how many open elements wait for it."""
+        self.blocks: list[str] = []
+        """Texts that stay as they are: code, and what stands in `pre` and `nowiki`."""
         self._unclosed: set[str] = set()
         """Tags that are not closed in the rest of the text, so that it is not searched again."""
 
@@ -115,11 +123,13 @@ class _WikiStripper:
         frame = self._pop()
         arguments = ["".join(parts) for parts in frame.arguments]
         if closing == "}}":
-            self._write(_template(arguments))
+            self._write(_template(arguments) or _GONE)
         elif closing == "]]":
             self._write(self._link(arguments))
         elif closing == "]":
             self._write(arguments[0].partition(" ")[2])
+        else:
+            self._write(_GONE)
 
     def _pop(self) -> _Frame:
         frame = self._stack.pop()
@@ -145,10 +155,10 @@ class _WikiStripper:
         closing = f"</{name}>"
         opens = mark[1] != "/" and not mark.endswith("/>")
         if name in _RAW_TAGS and opens and name not in self._unclosed:
-            end = text.find(closing, position)
-            if end >= 0:
-                self._write(text[position:end])
-                return end + len(closing)
+            end = re.compile(rf"</{name}\s{{0,8}}>", re.IGNORECASE).search(text, position)
+            if end is not None:
+                self._keep(name, text[position : end.start()])
+                return end.end()
             self._unclosed.add(name)
         elif name in _DROPPED_TAGS and opens:
             self._open(closing, "")
@@ -159,6 +169,13 @@ class _WikiStripper:
         elif name in ("br", "p", "div", "li", "tr"):
             self._write("\n")
         return position
+
+    def _keep(self, name: str, text: str) -> None:
+        """Write a text as it is; entities are characters but in code."""
+        text = unescape(text) if name in ("nowiki", "pre") else text
+        place, lines = f"\0{len(self.blocks)}\0", "\n" in text and name != "nowiki"
+        self._write(f"\n{place}\n" if lines else place)
+        self.blocks.append(text.strip("\n").rstrip() if lines else text)
 
 
 def _template(arguments: list[str]) -> str:
@@ -173,7 +190,7 @@ def _tidy(text: str) -> str:
     """Headings and items without their marks, entities as characters, no traces of what was removed."""
     lines: list[str] = []
     for line in unescape(text).split("\n"):
-        lines.append(_BLANKS.sub(" ", _EMPTY_BRACKETS.sub("", _plain_line(line.strip()))))
+        lines.append(_BLANKS.sub(" ", _EMPTY_BRACKETS.sub("", _plain_line(line.strip())).replace(_GONE, "")))
     return _LINES.sub("\n\n", "\n".join(lines)).strip()
 
 

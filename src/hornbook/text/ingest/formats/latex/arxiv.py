@@ -8,7 +8,7 @@ import posixpath
 import re
 from collections.abc import Iterator
 
-from hornbook.text.ingest.charsets import UnfitRow, plain_text, why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, decode_declared, decode_whole, mark_of
 from hornbook.text.ingest.compressions import DamagedStream, Stream, decompressed
 from hornbook.text.ingest.document import Document, ReadOptions, Row, reject, too_long
 from hornbook.text.ingest.formats.archives.archives import Bounded, Budget
@@ -21,7 +21,11 @@ _BLOCK, _MAGIC = 512, slice(257, 262)
 _NEW = re.compile(r"(\d{2})(\d{2})\.\d{4,5}(?:v\d+)?")
 _OLD = re.compile(r"([a-z-]+(?:\.[A-Z]{2})?)(\d{2})(\d{2})(\d{3})(?:v\d+)?")
 _INPUT = re.compile(r"\\(?:input|include|subfile)\s{0,4}\{?\s{0,4}([^{}\s\\%]{1,200})\s{0,4}\}?")
-_LATIN = re.compile(rb"\\(?:usepackage|inputencoding)\s{0,4}(?:\[|\{)(?:latin1|latin9|cp1252|ansinew)(?:\]|\})")
+_INPUTENC = re.compile(
+    rb"\\(?:usepackage\s{0,4}\[([a-z0-9-]{1,20})\]\s{0,4}\{inputenc\}|inputencoding\s{0,4}\{([a-z0-9-]{1,20})\})"
+)
+_ENCODINGS = {"ansinew": "windows-1252", "applemac": "macintosh", "cp437de": "cp437", "utf8x": "utf-8"}
+"""Names of `inputenc` that are no encoding's own."""
 _MAIN = re.compile(r"^[^%\n]{0,200}\\(?:begin\{document\}|documentstyle)", re.MULTILINE)
 _DEEPEST = 8
 MOST_LATEX = 2**22
@@ -31,22 +35,19 @@ MOST_LATEX = 2**22
 def read_latex(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The text of the file without what steers LaTeX."""
     limit = min(MOST_LATEX, options.max_bytes)
-    data, size = read_whole(plain_text(raw, file.compression), limit)
+    data, size = read_whole(decompressed(raw, file.compression), limit)
     if data is None:
         reason = f"row longer than the limit: {size} bytes, at most {limit} of LaTeX are read"
         yield reject(file, 0, reason, b"", size)
         return
-    try:
-        yield Document(strip_latex(data.decode("utf-8-sig")), file.name, file.source, {}, file.name)
-    except UnicodeDecodeError as error:
-        yield reject(file, 0, why_not_utf8(error), data)
+    yield Document(strip_latex(_decoded(data, options.encoding)), file.name, file.source, {}, file.name)
 
 
 def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """A row per paper."""
     stream = Buffered(Bounded(decompressed(raw, file.compression, counted=True), Budget(file.size)))
     opened = papers = 0
-    own = _Sources()
+    own = _Sources(options.encoding)
     try:
         if stream.peek(_BLOCK)[_MAGIC] != b"ustar":
             yield _paper(file, file.path, 0, stream, options)
@@ -68,9 +69,9 @@ def read_arxiv(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[R
 class _Sources:
     """The LaTeX files of one paper, by path."""
 
-    def __init__(self) -> None:
+    def __init__(self, encoding: str) -> None:
         self.files: dict[str, str] = {}
-        self._size = 0
+        self._size, self._encoding = 0, encoding
 
     def keep(self, member: Member) -> None:
         """Read a member if it is LaTeX. Raises UnfitRow, DamagedStream."""
@@ -83,7 +84,7 @@ class _Sources:
         self._size += size
         if data is None:
             raise UnfitRow(f"row longer than the limit: more than {MOST_LATEX} bytes of LaTeX in one paper")
-        self.files[name] = _decoded(data)
+        self.files[name] = _decoded(data, self._encoding)
 
     def whole(self) -> str:
         """The main file with the others where it includes them, each once."""
@@ -103,18 +104,22 @@ class _Sources:
         return _INPUT.sub(include, strip_comments(self.files[name]))
 
 
-def _decoded(data: bytes) -> str:
+def _decoded(data: bytes, encoding: str) -> str:
+    """LaTeX by its mark, as the user says, as UTF-8, or as its package `inputenc` says. Raises UnfitRow."""
+    if encoding or mark_of(data):
+        return decode_declared(data, encoding)
     try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if _LATIN.search(data):
-            return data.decode("cp1252", "replace")
-        raise UnfitRow(why_not_utf8(error)) from None
+        return decode_whole(data)
+    except UnfitRow:
+        if (declared := _INPUTENC.search(data)) is None:
+            raise
+        label = (declared.group(1) or declared.group(2)).decode()
+        return decode_declared(data, _ENCODINGS.get(label, label))
 
 
 def _paper(file: InputFile, name: str, number: int, stream: Buffered, options: ReadOptions) -> Row:
     """A paper from its own stream: a tar, or one file of LaTeX."""
-    sources = _Sources()
+    sources = _Sources(options.encoding)
     try:
         head = stream.peek(_BLOCK)
         if head.startswith(b"%PDF"):

@@ -9,9 +9,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from hornbook.text.ingest.formats.latex.verbatim import rewrite
+
 _TOKENS = re.compile(r"\\[a-zA-Z@]+\*?|\\.|[{}\[\]$%~]|\n|&", re.DOTALL)
-_COMMENT_LINE = re.compile(r"^[ \t]*%[^\n]*\n", re.MULTILINE)
-_COMMENT = re.compile(r"(?<!\\)((?:\\\\){0,50})%[^\n]*")
 _BODY = "\\begin{document}"
 _ENDS = ("\\end{document}", "\\begin{thebibliography}", "\\bibliography{", "\\printbibliography")
 _MACRO = re.compile(
@@ -23,10 +23,17 @@ _DROPPED_ENVIRONMENTS, _FORMULAS = frozenset(_NAMES["dropped_environments"]), fr
 _CHARACTERS: dict[str, str] = _NAMES["characters"]
 _WORDS: dict[str, str] = _NAMES["words"]
 _ACCENTS: dict[str, str] = _NAMES["accents"]
-_ACCENT = re.compile(r"\\(?:([`'^~\"])\s?|([cv])(?=[\s{])\s?)\{?([a-zA-Z])\}?")
+_BASE = r"(\\[ij](?![a-zA-Z])\s?|[^\W\d_])"
+_ACCENT = re.compile(
+    rf"\\(?:([`'^~\"=.])[ \t]*|([{''.join(mark for mark in _ACCENTS if mark.isalpha())}])(?=[\s{{\\])[ \t]*)"
+    rf"(?:\{{\s{{0,4}}{_BASE}\s{{0,4}}\}}?|{_BASE})"
+)
+"""An accent over a letter, which may be in braces: `\\'e`, `\\'{\\i}`, `\\H{o}`, `\\c c`."""
+_KEPT = re.compile("\0([0-9]+)\0")
 _BLANKS = re.compile(r"[ \t]+")
 _LINES = re.compile(r"\n[ \t]*\n[ \t\n]*")
 _NAME = re.compile(r"\\[a-zA-Z]{1,30}(?:#[1-9]){0,9}(?=[{\[])")
+_INLINE = ("verb", "lstinline", "url", "path", "nolinkurl")
 _GROWTH = 2
 """Macros may add this many times the size of a text."""
 _LONGEST_FORMULA = 4000
@@ -34,7 +41,16 @@ _LONGEST_FORMULA = 4000
 
 def strip_latex(text: str) -> str:
     """The text of a paper or of a part of one."""
-    text = strip_comments(text)
+    literal: list[str] = []
+
+    def keep(kind: str, inside: str, _: str) -> str:
+        if kind in ("href", "comment"):  # the words of a link follow
+            return ""
+        literal.append(inside if kind in _INLINE else inside.strip("\n").rstrip())
+        place = f"\0{len(literal) - 1}\0"
+        return place if kind in _INLINE else f"\n{place}\n"
+
+    text = rewrite(text.replace("\0", ""), keep)
     macros = dict(_MACRO.findall(text))
     title = _title(text)
     start = text.find(_BODY)
@@ -43,12 +59,13 @@ def strip_latex(text: str) -> str:
     body = body[: min(ends)] if ends else body
     stripped = _LatexStripper(_expand(body, macros)).strip()
     lines = "\n".join(_BLANKS.sub(" ", line).strip() for line in stripped.split("\n"))
-    return _LINES.sub("\n\n", title + lines).strip()
+    tidy = _LINES.sub("\n\n", title + lines).strip()
+    return _KEPT.sub(lambda match: literal[int(match.group(1))], tidy)
 
 
 def strip_comments(text: str) -> str:
     """LaTeX without comments; lines that are nothing else go with their end."""
-    return _COMMENT.sub(r"\1", _COMMENT_LINE.sub("", text))
+    return rewrite(text, lambda _kind, _inside, whole: whole)
 
 
 def _title(text: str) -> str:
@@ -126,7 +143,8 @@ class _LatexStripper:
         if mark == "$" or mark in ("\\(", "\\["):
             return self._formula(mark, start, end)
         if (accent := _ACCENT.match(self._text, start)) is not None:
-            self._parts.append(accent.group(3) + _ACCENTS[accent.group(1) or accent.group(2)])
+            base = (accent.group(3) or accent.group(4)).strip("\\ \t\n")
+            self._parts.append(base + _ACCENTS[accent.group(1) or accent.group(2)])
             return accent.end()
         if not mark[1:2].isalpha():
             self._parts.append(_CHARACTERS.get(mark, ""))

@@ -80,7 +80,11 @@ def read_arrow(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row
         messages = _Messages(source)
         try:
             table = pa.ipc.open_stream(pa.PythonFile(messages, mode="r"))
-            names = wanted_columns(table.schema, options)
+            try:
+                names = wanted_columns(table.schema, options)
+            except UnfitRow as why:
+                yield reject(file, 0, str(why), size=file.size, rows=max(1, sum(len(batch) for batch in table)))
+                return
         except (*DAMAGE, Excess) as error:
             raise UnfitRow(f"damaged arrow: {short(error)}") from error
         yield from _batches(file, table, messages, names, options)

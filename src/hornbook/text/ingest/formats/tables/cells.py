@@ -1,8 +1,9 @@
-"""Tables of text: csv (RFC 4180) and tsv (no quoting), with a header that names the columns."""
+"""Tables of text: csv (RFC 4180) and tsv (quoted or not), with a header that names the columns."""
 
 import csv
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -10,14 +11,16 @@ from hornbook.text.ingest.charsets import UnfitRow, decode_utf8
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import ReadOptions, Rejected, Row, reject, short, to_documents, too_long
 from hornbook.text.ingest.fields import missing_column
+from hornbook.text.ingest.formats.tables.quoting import SAMPLE_BYTES, quotes_cells
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.labels.rows import columns_of, fields_of, names_fields
-from hornbook.text.ingest.lines import Line
+from hornbook.text.ingest.lines import Buffered, Line
 from hornbook.text.ingest.parts import input_lines
 
 _DIALECTS: dict[str, dict[str, Any]] = {
     "csv": {"strict": True},
     "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE},
+    "quoted tsv": {"delimiter": "\t", "strict": True},
 }
 
 
@@ -27,8 +30,8 @@ class _CsvLines:
     Lines that cannot be given to it raise UnfitRow, without a reason where the row is too long.
     """
 
-    def __init__(self, lines: Iterator[Line], limit: int) -> None:
-        self._lines, self._limit = lines, limit
+    def __init__(self, lines: Iterator[Line], options: ReadOptions) -> None:
+        self._lines, self._options = lines, options
         self.first = Line(0, b"", 0)
         self.number = self.size = self.count = 0
 
@@ -44,27 +47,32 @@ class _CsvLines:
         self.first = self.first if self.count else line
         self.number = line.number + line.count - 1
         self.size, self.count = self.size + line.size + 1, self.count + line.count
-        if line.overlong or self.size > self._limit:
+        if line.overlong or self.size > self._options.max_bytes:
             raise UnfitRow
-        return decode_utf8(line.data) + "\n" * line.count
+        return decode_utf8(line.data, self._options.encoding) + "\n" * line.count
 
 
 def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The documents of each row after the header; a quoted cell may hold line ends."""
     csv.field_size_limit(sys.maxsize)  # rows are bounded here
-    own = input_lines(file, raw, options.max_bytes)
+    dialect = file.format
+    if dialect == "tsv" and file.part[1] == 1:
+        raw = Buffered(raw)
+        sample = raw.peek(SAMPLE_BYTES)
+        dialect = "quoted tsv" if quotes_cells(sample, file.compression, options.encoding) else dialect
+    own = input_lines(file, raw, options.max_bytes, options.encoding)
     header = [*(options.columns or columns_of(options.labels, file.format))]
     if header and not options.columns and (first := next(own, None)) is not None:
         cells = first.data.decode(errors="replace").rstrip("\r").split("\t")
         header = [] if names_fields(options.labels, cells) else header
         own = chain([first], own)
-    if header and (problem := _unfit_header(header, options)):
-        yield from [] if file.part[0] else [reject(file, 0, problem)]
-        return
     if header and file.part[0]:
         next(own, None)  # every part begins with the first line, which is a row of the first part here
-    lines = _CsvLines(own, options.max_bytes)
-    table = csv.reader(lines, **_DIALECTS[file.format])
+    lines = _CsvLines(own, options)
+    table = csv.reader(lines, **_DIALECTS[dialect])
+    if header and (problem := _unfit_header(header, options)):
+        yield from _all_rows(file, lines, table, problem)
+        return
     while True:
         lines.start_row()
         try:
@@ -85,9 +93,22 @@ def read(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
             continue
         header = cells
         if problem := _unfit_header(header, options):
-            if not file.part[0]:
-                yield reject(file, 1, problem)
+            yield from _all_rows(file, lines, table, problem)
             return
+
+
+def _all_rows(file: InputFile, lines: _CsvLines, table: Iterator[list[str]], problem: str) -> Iterator[Rejected]:
+    """One row for all rows of a table whose header does not fit, or of a part of it, with their number and bytes."""
+    rows = size = 0
+    first = lines.first
+    with suppress(StopIteration, DamagedStream):
+        while True:
+            lines.start_row()
+            with suppress(csv.Error, UnfitRow):
+                next(table)
+            rows, size = rows + bool(lines.count), size + lines.size
+    if rows or not file.part[0]:
+        yield reject(file, 0 if file.part[0] else 1, problem, first.data, size, rows=max(rows, 1))
 
 
 def _unfit_header(header: list[str], options: ReadOptions) -> str:

@@ -46,10 +46,10 @@ def read_row_groups(file: InputFile, columns: Callable[[pa.Schema], list[str]], 
             chunks = parquet_chunks(source)
         except UnfitRow as why:
             if not part:  # the first part says so for all
-                yield reject(file, 0, str(why), rows=max(rows, 1))
+                yield reject(file, 0, str(why), size=file.size, rows=max(rows, 1))
             return
         except DAMAGE as error:
-            yield reject(file, 0, f"damaged parquet: {short(error)}", rows=max(rows, 1))
+            yield reject(file, 0, f"damaged parquet: {short(error)}", size=file.size, rows=max(rows, 1))
             return
         groups, first = min(table.num_row_groups, len(chunks)), 1
         ours = range(groups * part // parts, groups * (part + 1) // parts)
@@ -144,7 +144,7 @@ def batch_rows(file: InputFile, batch: pa.RecordBatch, first: int, options: Read
         part = batch.slice(start, size)
         values: Any = part.column(part.schema.get_field_index(column))
         for name in options.text_field.split(".")[1:] if column != options.text_field else ():
-            values = values.field(name)
+            values = values.flatten()[values.type.get_field_index(name)]  # null where the struct is
         others = part.select([name for name in part.schema.names if name != column])
         fields = others.to_pylist() if others.num_columns else [{} for _ in range(len(part))]
         for index, text in enumerate(values.cast(pa.large_binary())):

@@ -10,16 +10,25 @@ from hornbook.text.ingest.charsets import BOM, UnfitRow, decode_utf8, json_name,
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import ReadOptions, Row, read_each, reject, short, to_documents, too_long, whole_line
 from hornbook.text.ingest.inputs import InputFile
-from hornbook.text.ingest.lines import BEGINNING, CHUNK, Buffered, Line, read_lines
+from hornbook.text.ingest.lines import BEGINNING, CHUNK, Buffered, Line, read_lines, with_line_feeds
 from hornbook.text.ingest.parts import input_lines
 
-_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
+_LONGEST_INTEGER = 4300
+"""Digits that Python makes an integer of (`sys.int_info.default_max_str_digits`)."""
+
+
+def _integer(digits: str) -> int | str:
+    """The number; of one with thousands of digits, which a row may have beside its text, the digits."""
+    return int(digits) if len(digits) < _LONGEST_INTEGER else digits
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys, parse_int=_integer)
 _WHITESPACE = " \t\r\n"
 
 
 def read_jsonl(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The documents of the object of each line."""
-    return _rows_of_lines(file, input_lines(file, raw, options.max_bytes), options)
+    return _rows_of_lines(file, input_lines(file, raw, options.max_bytes, options.encoding), options)
 
 
 def _rows_of_lines(file: InputFile, lines: Iterable[Line], options: ReadOptions) -> Iterator[Row]:
@@ -27,7 +36,7 @@ def _rows_of_lines(file: InputFile, lines: Iterable[Line], options: ReadOptions)
         data = whole_line(line, options)
         if not data.strip():
             return [reject(file, line.number, "blank line", b"", line.size, rows=line.count, damaged=False)]
-        return to_documents(file, line.number, _json_object(decode_utf8(data), line.ended), options)
+        return to_documents(file, line.number, _json_object(decode_utf8(data, options.encoding), line.ended), options)
 
     return read_each(file, lines, read)
 
@@ -35,7 +44,7 @@ def _rows_of_lines(file: InputFile, lines: Iterable[Line], options: ReadOptions)
 def _json_object(text: str, ended: bool) -> dict[str, Any]:
     """The object of a line of JSON. Raises UnfitRow."""
     try:
-        row = json.loads(text, object_pairs_hook=unique_keys)
+        row = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise UnfitRow(_why_not_json(error, ended)) from error
     if not isinstance(row, dict):
@@ -55,7 +64,7 @@ def _why_not_json(error: ValueError | RecursionError, ended: bool) -> str:
 
 def read_json(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """Rows are counted from 1; after a row that is not JSON the rest of an array cannot be split into rows."""
-    stream = Buffered(plain_text(raw, file.compression))
+    stream = Buffered(with_line_feeds(plain_text(raw, file.compression, options.encoding)))
     number = 0
     try:
         start = stream.peek(CHUNK).removeprefix(BOM).lstrip()[:1]

@@ -3,20 +3,29 @@
 A row is a response, a resource or a conversion; other records say nothing that is text. Rows are counted from 1.
 """
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.text.ingest.charsets import UnfitRow, decode_declared, why_not_utf8
+from hornbook.text.ingest.charsets import UnfitRow, decode_declared, decode_whole
 from hornbook.text.ingest.compressions import Stream, decompressed
-from hornbook.text.ingest.document import Document, ReadOptions, Row, identifier, read_each, reject, whole_line
+from hornbook.text.ingest.document import Document, ReadOptions, Row, identifier, read_each, whole_line
 from hornbook.text.ingest.formats.web.html import page_text
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import Buffered, Line
 
 _MAGIC = b"WARC/"
 _HEAD_LIMIT = 2**16
+_FOLD, _LINE_END = re.compile(r"\r?\n[ \t]+"), re.compile(r"\r?\n")
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
+_CHUNK = re.compile(rb"[ \t]*([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]{0,4096})?\r?\n")
+"""The line before a chunk: its size, and extensions (RFC 9112, 7.1)."""
+_NOT_READ = ("br", "zstd", "compress", "x-compress", "dcb", "dcz", "exi", "pack200-gzip", "aes128gcm")
+"""Registered content codings that are not decoded."""
+_OWN = "metadata:"
+"""The scheme of what wget writes of itself: its log, its arguments, a list of its files."""
 _PAGES = ("text/html", "application/xhtml+xml")
 _ROWS = ("response", "resource", "conversion")
 
@@ -43,13 +52,13 @@ def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
             number += 1
             yield _Record(number, b"", _find_record(stream), problem="not a WARC record: garbage between records")
             continue
-        head, size, whole = stream.until(b"\r\n\r\n", _HEAD_LIMIT)
+        head, size, whole = _read_head(stream)
         headers = parse_headers(head) if whole and size <= _HEAD_LIMIT else {}
         length = headers.get("content-length", "")
         if not (length.isascii() and length.isdigit() and len(length) < 19):
             number += 1
+            size += _find_record(stream)
             yield _Record(number, head[:_HEAD_LIMIT], size, problem="not a WARC record: its header cannot be read")
-            _find_record(stream)
             continue
         block, available = stream.take(int(length), limit)
         if headers.get("warc-type") not in _ROWS and available == int(length):
@@ -58,11 +67,24 @@ def _records(stream: Buffered, limit: int) -> Iterator[_Record]:
         problem = ""
         if available < int(length):
             problem = f"truncated record: {available} of {length} bytes"
-        elif stream.peek(4) not in (b"\r\n\r\n", b""):
+        elif (after := stream.peek(4)) and not after.startswith((b"\r\n\r\n", b"\n\n")):
             problem = "a record is longer than it says: its Content-Length is wrong"
         yield _Record(number, block or b"", available, overlong=block is None, headers=headers, problem=problem)
         if problem:
             _find_record(stream)
+
+
+def _read_head(stream: Buffered) -> tuple[bytes, int, bool]:
+    """(lines up to the first empty one, their bytes, whether there was one); some archives end lines with LF alone."""
+    lines: list[bytes] = []
+    size = 0
+    while size <= _HEAD_LIMIT:
+        line, length, whole = stream.until(b"\n", _HEAD_LIMIT)
+        lines.append(line)
+        size += length
+        if not whole or not line.strip(b"\r\n"):
+            return b"".join(lines), size, whole
+    return b"".join(lines), size, False
 
 
 def _skip_line_ends(stream: Buffered) -> bool:
@@ -84,9 +106,9 @@ def _find_record(stream: Buffered) -> int:
 
 
 def parse_headers(head: bytes) -> dict[str, str]:
-    """Header lines by lower-case name, the first of each; bytes that are not UTF-8 are replaced."""
+    """Header lines by lower-case name, the first of each; bytes that are not UTF-8 are replaced, folds are joined."""
     headers: dict[str, str] = {}
-    for line in head.decode("utf-8", "replace").splitlines()[1:]:
+    for line in _LINE_END.split(_FOLD.sub(" ", head.decode("utf-8", "replace")))[1:]:
         name, colon, value = line.partition(":")
         if colon and name.strip():
             headers.setdefault(name.strip().lower(), value.strip())
@@ -100,21 +122,20 @@ def _document(file: InputFile, record: _Record, options: ReadOptions) -> Row:
     kind, charset = content_type(headers.get("content-type", ""))
     if kind == "application/http":
         kind, charset, block = _payload(block, options.max_bytes)
+    if headers.get("warc-target-uri", "").strip("<>").startswith(_OWN):
+        raise UnfitRow("not a page: a record of the crawler about itself", dropped=True)
     known = {"url": headers.get("warc-target-uri", "").strip("<>"), "date": headers.get("warc-date", "")}
     metadata: dict[str, Any] = {name: value for name, value in known.items() if value}
     name = headers.get("warc-record-id", "").strip("<>")
     if kind in _PAGES:
-        text, own = page_text(block, charset)
+        text, own = page_text(block, charset, options.encoding)
         metadata = own | metadata
     elif kind != "text/plain":
         raise UnfitRow(f"not a page: {kind[:60]!a}", dropped=True)
-    elif charset and charset.lower() not in ("utf-8", "utf8"):
+    elif charset := options.encoding or charset:
         text = decode_declared(block, charset).encode("utf-8", "replace").decode()
     else:
-        try:
-            text = block.decode()
-        except UnicodeDecodeError as error:
-            return reject(file, record.number, why_not_utf8(error), block)
+        text = decode_whole(block)
     origin = f"{file.name}:{record.number}"
     return Document(text, identifier(name, origin), file.source, metadata, origin)
 
@@ -125,17 +146,17 @@ def content_type(value: str) -> tuple[str, str]:
     charset = ""
     for part in rest.split(";"):
         name, _, given = part.partition("=")
-        if name.strip().lower() == "charset":
+        if name.strip().lower() == "charset" and not charset:
             charset = given.strip().strip("\"'")
     return kind.strip().lower(), charset
 
 
 def _payload(block: bytes, limit: int) -> tuple[str, str, bytes]:
     """(media type, charset, body) of an HTTP response, decoded as its headers say."""
-    end = block.find(b"\r\n\r\n", 0, _HEAD_LIMIT)
-    if not block.startswith(b"HTTP/") or end < 0:
+    end = _HEAD_END.search(block, 0, _HEAD_LIMIT)
+    if not block.startswith(b"HTTP/") or end is None:
         raise UnfitRow("not an HTTP response: its header cannot be read")
-    head, body = block[:end], block[end + 4 :]
+    head, body = block[: end.start()], block[end.end() :]
     status = head.split(b" ", 2)[1:2]
     if not status or not status[0][:3].startswith(b"2"):
         raise UnfitRow(f"HTTP status: {(status or [b''])[0][:3].decode('ascii', 'replace')!a}", dropped=True)
@@ -148,27 +169,29 @@ def _payload(block: bytes, limit: int) -> tuple[str, str, bytes]:
 
 def _unchunked(body: bytes) -> bytes:
     """Join the chunks; archives that joined them already keep the header, so what is not chunked stays."""
-    parts, position = [], 0
-    while (end := body.find(b"\r\n", position, position + 32)) >= 0:
-        digits = body[position:end].partition(b";")[0].strip()
-        try:
-            size = int(digits, 16)
-        except ValueError:
+    parts: list[bytes] = []
+    position = 0
+    while (line := _CHUNK.match(body, position)) is not None:
+        size, start = int(line.group(1), 16), line.end()
+        end = start + size
+        if size and not body.startswith((b"\r\n", b"\n"), end):
+            if not parts and end < len(body):
+                return body
             break
-        if size == 0:
+        parts.append(body[start:end])
+        if not size:
             return b"".join(parts)
-        parts.append(body[end + 2 : end + 2 + size])
-        position = end + 2 + size + 2
-    if not parts:
+        position = end + (2 if body.startswith(b"\r", end) else 1)
+    if not parts and line is None:
         return body
-    raise UnfitRow("truncated chunks: the page ends early")
+    raise UnfitRow(f"damaged chunks: no chunk begins or ends at byte {position} of {len(body)} of the body")
 
 
 def _uncompressed(body: bytes, encoding: str, limit: int) -> bytes:
-    if encoding in ("", "identity"):
+    if encoding in _NOT_READ:
+        raise UnfitRow(f"content encoding: {encoding!a} is not read")
+    if encoding not in ("gzip", "x-gzip", "deflate"):  # as browsers do: none, UTF-8 and the like are no encodings
         return body
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise UnfitRow(f"content encoding: {encoding[:40]!a} is not read")
     if encoding != "deflate" and not body.startswith(b"\x1f\x8b"):
         return body  # decoded by who archived it
     for bits in (47, -15):  # with a header of gzip or zlib, or without
