@@ -41,6 +41,27 @@ ROWS = [{"id": str(n), "text": f"row {n} of a text, and more words", "url": "htt
 HTML = (
     b"<!doctype html><html lang=en><head><meta charset=utf-8><title>T</title></head><body class='a'><p>Text.</p></body>"
 )
+PAGE = (
+    b"<!-- <meta charset=koi8-r> --><html><head><meta charset=utf-8><title>a <b> title</title><style>p > a {}</style>"
+    b"<script>for (i = 0; i<n; i++) { a<b } <!-- <script> </script> --></script></head><body><svg><title>t</title>"
+    b"<path d='M0 0'/></svg><select><option>a<option>b</select><textarea><i></textarea><p>Text.</p><!--[if mso]><o:p>"
+    b"<![endif]--><math><mi>x</mi></math></body></html>"
+)
+LISTING = (
+    b"\\documentclass{article}\\usepackage[latin1]{inputenc}\\newcommand{\\R}{\\mathbb{R}}\\begin{document}\n"
+    b'na\\"{\\i}ve Erd\\H{o}s \\verb|a%b| \\url{http://a/b%20c} \\href{http://a}{label} $\\R$ % no\n\\begin{verbatim}\n'
+    b"x = 1 % yes\n\\end{verbatim}\\iffalse no \\fi\\begin{lstlisting}[a=b]\n%\n\\end{lstlisting}\n\\end{document}"
+)
+CODE = (
+    b"<mediawiki><page><title>T</title><ns>0</ns><id>1</id><revision><text>f() &lt;pre&gt;\n a  ()\n&lt;/pre&gt; "
+    b"({{x}}) &lt;syntaxhighlight lang=c&gt;\n  * f();\n&lt;/syntaxhighlight&gt; &lt;nowiki&gt;[[a]]&lt;/nowiki&gt;"
+    b"&lt;ref&gt;c&lt;/ref&gt;\n{|\n|a\n|}\n==H==</text></revision></page></mediawiki>"
+)
+WORDS = (
+    b'<w:document xmlns:w="w"><w:body><w:p><w:r><w:t>a &amp; b</w:t><w:tab/></w:r></w:p><w:tbl><w:tr><w:tc><w:p><w:r>'
+    b"<w:t>c</w:t></w:r></w:p></w:tc></w:tr></w:tbl><w:p><w:moveFrom><w:r><w:t>d</w:t></w:r></w:moveFrom></w:p></w:body>"
+    b"</w:document>"
+)
 TEX = b"\\documentclass{article}\\begin{document}\\section{A} Text $x^2$ \\emph{word} \\cite{a}. % no\n\\end{document}"
 WIKI = (
     b"<mediawiki><siteinfo><base>https://a/w/B</base></siteinfo>\n<page><title>T</title><ns>0</ns><id>1</id><revision>"
@@ -83,7 +104,11 @@ def _table(form: str) -> bytes:
 
 def _warc() -> bytes:
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + HTML
-    records = [("response", "application/http", page), ("conversion", "text/plain; charset=latin-1", b"plain text")]
+    head = b"HTTP/1.1 200 OK\nContent-Type: text/html;\n charset=utf-8\nTransfer-Encoding: chunked\n\n"
+    chunked = head + b"%X;a=b\r\n" % len(PAGE) + PAGE + b"\r\n6\r\n<p>end\r\n0\r\n\r\n"
+    packed = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(PAGE)
+    pages = [("response", "application/http", body) for body in (page, chunked, packed)]
+    records = [*pages, ("conversion", "text/plain; charset=latin-1", b"plain text")]
     return b"".join(
         f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {media}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         + body
@@ -147,6 +172,12 @@ def _enter_tokenizer(data: bytes, folder: Path) -> None:
     tokenizer.decode([0, 1])
     assert tokenizer.token_bytes().nbytes < 2**20
     _ = tokenizer.ends_between, tokenizer.digest
+
+
+def _enter_words(data: bytes, folder: Path) -> None:
+    with zipfile.ZipFile(folder / "words.docx", "w") as archive:
+        archive.writestr("word/document.xml", data)
+    _text("words.docx").enter((folder / "words.docx").read_bytes(), folder)
 
 
 def _shard(folder: Path) -> Path:
@@ -298,15 +329,15 @@ DOORS: dict[str, Door] = {
     "jsonl": _text("a.jsonl", _jsonl()),
     "json": _text("a.json", json.dumps(ROWS).encode()),
     "csv": _text("a.csv", b'id,text\n1,"a, b"\n2,"two\nlines"\n' * 5),
-    "tsv": _text("a.tsv", b"id\ttext\n1\ta b\n" * 5),
+    "tsv": _text("a.tsv", b"id\ttext\n1\ta b\n" * 5, b'id\ttext\n1\t"a\n""b"""\n2\tc\n' * 5),
     "parquet": _text("a.parquet", _table("parquet")),
     "arrow": _text("a.arrow", _table("stream"), _table("file"), _table("packed")),
     "warc": _text("a.warc", _warc()),
     "warc.gz": _text("a.warc.gz", gzip.compress(_warc())),
-    "html": _text("a.html", HTML * 3),
-    "wiki": _text("a.xml", WIKI),
+    "html": _text("a.html", HTML * 3, PAGE),
+    "wiki": _text("a.xml", WIKI, CODE),
     "posts": _text("a.xml", POSTS),
-    "latex": _text("a.tex", TEX),
+    "latex": _text("a.tex", TEX, LISTING),
     "gutenberg": _text("a.txt", BOOK, layout="gutenberg"),
     "arxiv": _text("a.tar.gz", gzip.compress(_tar()), layout="arxiv"),
     "tar": _text("a.tar", _tar()),
@@ -315,6 +346,7 @@ DOORS: dict[str, Door] = {
     "zstd": _text("a.jsonl.zst", zstandard.ZstdCompressor(write_checksum=True).compress(_jsonl())),
     "bz2": _text("a.jsonl.bz2", bz2.compress(_jsonl())),
     "xz": _text("a.jsonl.xz", lzma.compress(_jsonl())),
+    "docx": Door(lambda _: [WORDS], _enter_words),
     "utf16": _text("a.txt", "a text\nof lines".encode("utf-16")),
     "tokenizer.json": Door(lambda _: [json.dumps(TOKENIZER).encode()], _enter_tokenizer),
     "index.json": Door(lambda folder: [_index(folder)], _enter_index),
@@ -343,6 +375,12 @@ QUADRATIC: dict[str, Callable[[int], bytes]] = {
     "jsonl": lambda n: _repeated(n).encode() + b"\n",
     "safetensors": lambda n: header(_repeated(n)),
     "html": lambda n: b"<p " + b" ".join(b"a%d=1" % k for k in range(n)) + b">text",
+    "html-svg": lambda n: b"<svg><title><p></svg></title><style><!--" * n,
+    "html-values": lambda n: b"</title>" + b"<a=" * n + b"<a x='" * n + b'<a x="' * n + b"<!--" * n,
+    "html-comments": lambda n: b"<!-- --!" * n + b"<script><!--" * n,
+    "html-metas": lambda n: b"<meta name=a content='charset=b'><title></title>" * n,
+    "wiki-raw": lambda n: WIKI.replace(b"text &amp;", b"&lt;pre&gt;&lt;source&gt;&lt;nowiki&gt;({{" * n),
+    "latex-raw": lambda n: b"\\begin{verbatim}\\verb|\\url{\\iffalse\\begin{minted}{a}%\n" * n,
     "html-merged": lambda n: b"".join(b"<html a%d=1>" % k for k in range(n)) + b"text",
 }
 """By door: an input of so many keys or attributes, on which time grew with their square."""

@@ -78,7 +78,7 @@ class MeanDeviationGuard(Guard):
         super().__init__(GuardConfig(max_skips=10**6), steps=steps, warmup=0)
         self._rule = MeanDeviations()
 
-    def limits(self, step: int) -> StepLimits | None:  # noqa: ARG002
+    def limits(self, step: int, rows: int | None = None) -> StepLimits | None:  # noqa: ARG002
         return StepLimits(norm=self._rule.limit(1), loss=self._rule.limit(0))
 
     def judge(self, seen: Seen) -> Iterator[Any]:

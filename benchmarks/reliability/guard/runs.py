@@ -47,7 +47,12 @@ def prepare(folder: Path, *, with_rulers: bool = True) -> Path:
         text = path.read_text(encoding="utf-8")
         if with_rulers or not RULER.search(text):
             (folder / "text" / f"{number:04}.txt").write_text(text, encoding="utf-8")
-    finish(hornbook("prepare", folder / "text", "--out", folder / "data", "--text.validation", "0.08"))
+    return prepare_texts(folder, folder / "text")
+
+
+def prepare_texts(folder: Path, texts: Path) -> Path:
+    """Data of any texts, with a small vocabulary, in `folder`/data."""
+    finish(hornbook("prepare", texts, "--out", folder / "data", "--text.validation", "0.08"))
     finish(hornbook("tokenize", folder / "data", "--vocab", str(VOCAB)))
     return folder / "data"
 

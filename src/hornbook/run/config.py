@@ -9,7 +9,7 @@ from pydantic_core import PydanticKnownError
 from hornbook.data.config.teacher import NoTerm, TeacherConfig
 from hornbook.optim.config.average import AverageConfig, NoAverage
 from hornbook.optim.config.batch_schedule import NoRamp, Ramp
-from hornbook.settings.fields import Config, Count, Number, parse_number
+from hornbook.settings.fields import Config, Count, LocalPath, Number, parse_number
 
 
 def _or_auto(what: str, least: int) -> BeforeValidator:
@@ -30,7 +30,7 @@ class ElasticAnchor(Config):
     """Elastic weight consolidation (arXiv 1612.00796): weight / 2 * sum F (w - w*)^2; F: Fisher's diagonal."""
 
     kind: Literal["ewc"] = "ewc"
-    fisher: str = Field(min_length=1)
+    fisher: LocalPath = Field(min_length=1)
     """A file that `hornbook fisher` wrote for the model that the run starts from; the run keeps a copy."""
     weight: Number = Field(default=1.0, gt=0)
     """How many tokens of the old text count as much as one of the new."""
@@ -210,8 +210,9 @@ class WandbConfig(Config):
     kind: Literal["wandb"] = "wandb"
     project: str = Field(default="hornbook", min_length=1)
     """The project that the run is shown in."""
-    mode: Literal["offline", "online"] = "offline"
-    """`offline` writes into RUN/wandb, for `wandb sync`; `online` sends what it gets."""
+    mode: Literal["offline", "online"] | None = None
+    """`offline` writes into RUN/wandb, for `wandb sync`; `online` sends what it gets. By default the environment's
+    WANDB_MODE, else `offline`."""
 
 
 class TrackioConfig(Config):
@@ -222,7 +223,15 @@ class TrackioConfig(Config):
     """The project that the run is shown in."""
 
 
-TrackerConfig = Annotated[WandbConfig | TrackioConfig, Field(discriminator="kind")]
+class MlflowConfig(Config):
+    """MLflow, through its package (extra `mlflow`), at the environment's MLFLOW_TRACKING_URI."""
+
+    kind: Literal["mlflow"] = "mlflow"
+    project: str = Field(default="hornbook", min_length=1)
+    """The experiment that the run is shown in."""
+
+
+TrackerConfig = Annotated[WandbConfig | TrackioConfig | MlflowConfig, Field(discriminator="kind")]
 
 Event = Literal[
     "fail",
@@ -311,7 +320,7 @@ class LogConfig(Config):
     tensorboard: bool = False
     """Write TensorBoard's event files too, into RUN/tensorboard; needs the extra `track`."""
     trackers: list[TrackerConfig] = Field(default_factory=list)
-    """Other trackers that get metrics, such as `{kind = "wandb"}` or `{kind = "trackio"}`, which need their packages;
+    """Other trackers that get metrics, such as `{kind = "wandb"}`, `trackio` or `mlflow`, which need their packages;
     they can neither stop nor slow the run."""
     alerts: list[AlertConfig] = Field(default_factory=list)
     """Who is told of events, such as `{kind = "command", argv = ["notify-send", "run"]}`: kinds `terminal`, `file`,

@@ -13,7 +13,7 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.order import sampler
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.evals.config import EvalConfig, FileTask, GenerationFile, TaskConfig, WrittenFile
 from hornbook.evals.evaluate import Evaluator
 from hornbook.kernels.ahead import Job, compile_ahead
@@ -106,7 +106,7 @@ def open_inputs(resolved: Resolved) -> Inputs:
     if tokenizer.digest != corpus.tokenizer_digest:
         raise IntegrityError(
             f"{corpus.root / 'tokenizer'} is not the tokenizer that made the token shards: restore it, "
-            f"or run `hornbook tokenize {corpus.root}` again"
+            f"or run `hornbook tokenize {quoted(corpus.root)}` again"
         )
     if recipe.eval.tasks and not corpus.validation:
         raise UsageError(

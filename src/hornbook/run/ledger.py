@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from hornbook.errors import IntegrityError, StorageError
+from hornbook.errors import IntegrityError, StorageError, quoted
 from hornbook.files.ballast import release, with_room
 from hornbook.files.durable import write_atomic
 from hornbook.files.filesystem import exists
@@ -94,6 +94,8 @@ class Monotone:
     """Steps between saves, with `checkpoint.every = "auto"`, in the order of decision."""
     interventions: list[Intervention] = field(default_factory=list)
     """Settings that were changed while the run trained, in the order of decision."""
+    interventions_before: list[Intervention] = field(default_factory=list)
+    """The same before the newest record that added or undid some."""
     answered: set[str] = field(default_factory=set)
     """Files of the requests that made them."""
     recipe_before: str = ""
@@ -102,7 +104,7 @@ class Monotone:
     decisions: list[Decision] = field(default_factory=list)
     """What the guard did beyond single steps."""
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
-    """(steps done from which on checkpoints were left behind, records up to it) of each time the run went back."""
+    """(steps done from which on checkpoints were left behind, records before it) of each time the run went back."""
     paused: bool = False
     """Whether the guard paused the run, and nobody has resumed it."""
     named: Counter[int] = field(default_factory=Counter)
@@ -165,6 +167,7 @@ def _fold_settings(state: Monotone, record: dict[str, Any]) -> None:
     if record.get("ends_interventions"):
         state.interventions.clear()
     if record.get("kind") == "intervention":
+        state.interventions_before = list(state.interventions)
         state.interventions.append(Intervention.from_record(record))
         state.answered.add(record.get("file", ""))
         state.recipe_before = record.get("recipe_before", "")
@@ -182,12 +185,15 @@ def _fold_decisions(state: Monotone, record: dict[str, Any]) -> None:
         return
     state.decisions += decisions_of(record)
     behind = record["effective_step"]
-    state.rollbacks.append((behind, len(state.chain)))
+    state.rollbacks.append((behind, state.chain.get(record.get("sha", ""), len(state.chain))))
     state.saved_manifests = {step: kept for step, kept in state.saved_manifests.items() if step <= behind}
     state.attempt = max(state.attempt, record["attempt"] + 1)  # the attempt that follows within the same process
+    state.interventions_before = list(state.interventions)
+    if record.get("undo"):
+        state.interventions = [each for each in state.interventions if each.step < behind]
     if record.get("intervention"):
         state.interventions.append(Intervention.from_record(record["intervention"]))
-        state.recipe_before = record.get("recipe_before", "")
+    state.recipe_before = record.get("recipe_before", state.recipe_before)
 
 
 def read_past(run: RunDir) -> Monotone:
@@ -207,7 +213,7 @@ def remedy(run: RunDir) -> str:
     """The remedy for a ledger that is damaged, cut or gone."""
     return (
         f"Put back a copy of {run.events.name}: it alone records skipped data and changed settings. Without one, "
-        f"`hornbook train {run.recipe} --from {run.path} --out NEW` starts a new run from the weights"
+        f"`hornbook train {quoted(run.recipe)} --from {quoted(run.path)} --out NEW` starts a new run from the weights"
     )
 
 

@@ -54,6 +54,20 @@ def free_memory(device: torch.device) -> int:
     return available_bytes() + psutil.Process().memory_info().rss
 
 
+def held_by_others(device: torch.device) -> str:
+    """A line about memory of a GPU that other processes have, where they have a quarter of it or more; else ""."""
+    if device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    if others < total / 4:
+        return ""
+    return (
+        f"other processes have {size_text(others)} of the {size_text(total)} of {device}: `nvidia-smi` names them; end "
+        "them, or take another GPU (CUDA_VISIBLE_DEVICES)"
+    )
+
+
 def available_bytes() -> int:
     """Bytes of the machine's memory, or of the container's, that nobody holds."""
     free = [psutil.virtual_memory().available, *(limit - used for limit, used in container_limits())]

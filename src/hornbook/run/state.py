@@ -163,7 +163,7 @@ class State:
 
     def follow_saved(self, step: int) -> None:
         """Of a run that goes on: use the optimizer that was in force when the state of a step was saved."""
-        if self.saved_course is not None and self.saved_course.known:
+        if self.saved_course is not None:
             self.follow(self.saved_course.before(step).recipe)
 
     def set_counters(self, counters: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ The update itself is refused on the device (`Engine.step`). The count is part of
 rewound with it.
 """
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Step:
     """What this rank sent to others, and how long it took."""
     positions: tuple[int, int] = (0, 0)
     """Positions that this rank computed, padding included: of the model, and of its encoder where it has one beside."""
+    targets: float = math.inf
+    """Sum of the weights of its targets, which the loss is divided by."""
     noise: NoiseRecord | None = None
     """The gradient noise scale (`log.noise_scale`); None: not measured."""
     clipped: float | None = None

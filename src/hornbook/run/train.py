@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hornbook.data.batch import GlobalBatch
-from hornbook.errors import Exit
+from hornbook.errors import Exit, quoted
 from hornbook.evals.config import NoStop
+from hornbook.kernels.device_errors import device_error
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.surgery.operate import operate
@@ -173,7 +174,8 @@ def take_step(job: Job, state: State, course: Course, again: Recompute | None = 
     recipe, length, engine = course.recipe, course.length, state.engine
     phase, started = engine.clock.phase, time.perf_counter()
     engine.clock.begin()
-    lr, limits = course.learning_rate(state.tokens), None if state.guard is None else state.guard.limits(state.step + 1)
+    lr, guard = course.learning_rate(state.tokens), state.guard
+    limits = None if guard is None else guard.limits(state.step + 1, length.rows(state.tokens))
     state.optimizer.set_learning_rate(lr)
     batch, losses, waited = compute_gradients(job, state, length)
     if again is not None:
@@ -218,6 +220,7 @@ def take_step(job: Job, state: State, course: Course, again: Recompute | None = 
         phases=engine.clock.take(),
         traffic=engine.clock.traffic.take(),
         positions=batch.positions_computed,
+        targets=batch.total_weight,
         noise=None if state.noise is None else state.noise.record(),
         clipped=limits.norm_to if limits is not None and applied and norm > limits.norm_over else None,
         terms=terms,
@@ -242,7 +245,7 @@ def compute_gradients(job: Job, state: State, length: TrainingLength) -> tuple[G
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            problem = str(error)
+            problem = str(device_error(error))
         else:
             return batch, losses, waited
         take_fewer_rows(job, state, problem)  # what the failed pass held is free: its frames ended with `except`
@@ -308,5 +311,5 @@ def _stop(job: Job, state: State, observers: Observers, reason: str) -> Exit:
     job.ledger.note("stop", state, reason=reason)
     observers.state_file.write("stopped")
     why = f" ({job.control.deadline.describe()})" if reason == "deadline" else ""
-    observers.note(f"stopped at step {state.step:,}{why}; `hornbook resume {job.run.path}` goes on")
+    observers.note(f"stopped at step {state.step:,}{why}; `hornbook resume {quoted(job.run.path)}` goes on")
     return Exit.RESUMABLE

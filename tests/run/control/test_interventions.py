@@ -67,7 +67,8 @@ def test_a_change_takes_effect_at_its_step(tmp_path: Path, launch_run: Launch, b
     assert not list(run.control.iterdir())
     assert "lr = 0.001 " in run.recipe.read_text()
     assert "# told at step 5" in run.recipe.read_text()
-    assert "changed after step 5: optim.lr 0.01 -> 0.001" in run.log.read_text()
+    rate = f"the learning rate of step 6 is {steps[5]['lr']:.3g}"
+    assert f"changed after step 5: optim.lr 0.01 -> 0.001; {rate}" in run.log.read_text()
     assert check_run(run).ok
 
 
@@ -262,14 +263,14 @@ def test_a_request_during_a_later_attempt_comes_before_those_that_the_ledger_has
     later = ("optim.lr=0.002", "train.batch_tokens=64")
     ask(tmp_path / "parts", 7, *later, rewarm="3 steps")
     kill_after(monkeypatch, 8)
-    launch_run(tmp_path / "parts", "checkpoint.every=5")
+    launch_run(tmp_path / "parts", "checkpoint.every=5", "guard.mode=observe")
     monkeypatch.undo()
     ask(tmp_path / "parts", 6, "optim.clip=0.1", "train.batch_tokens=256")
     assert launch_run(tmp_path / "parts", mode="resume") == Exit.DONE
     assert check_run(RunDir(tmp_path / "parts")).ok
     ask(tmp_path / "whole", 6, "optim.clip=0.1", "train.batch_tokens=256")
     ask(tmp_path / "whole", 7, *later, rewarm="3 steps")
-    launch_run(tmp_path / "whole", "checkpoint.every=5")
+    launch_run(tmp_path / "whole", "checkpoint.every=5", "guard.mode=observe")
     assert branch(tmp_path / "parts") == branch(tmp_path / "whole")
     assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 

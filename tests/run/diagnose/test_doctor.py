@@ -1,5 +1,6 @@
 """The doctor: every figure is measured, every complaint has its remedy."""
 
+import importlib.metadata
 import os
 import sys
 from collections import namedtuple
@@ -10,6 +11,8 @@ import psutil
 import pytest
 import torch
 
+from hornbook.cli.start import doctor as cli_doctor
+from hornbook.errors import Exit
 from hornbook.files.extras import install_command
 from hornbook.model.layers.precision import Choice
 from hornbook.run.diagnose import doctor, doctor_ranks
@@ -67,22 +70,111 @@ def test_rates_are_told_and_what_auto_makes_of_them(monkeypatch: pytest.MonkeyPa
     assert chosen.text == "train.precision auto takes fp32: a reason"
 
 
-def test_a_driver_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    driver = tmp_path / "version"
-    driver.write_text("NVRM version: 550.1")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    check = one(doctor.check_torch(driver, None))
-    assert (check.verdict, "CUDA build" in check.remedy) == ("warn", True)
-    check = one(doctor.check_torch(driver, "12.8"))
-    assert (check.verdict, "driver" in check.remedy) == ("fail", True)
-    assert one(doctor.check_torch(tmp_path / "absent", None)).verdict == "ok"
+@pytest.mark.parametrize(
+    ("gpus", "seen", "build", "shown", "verdict", "said"),
+    [
+        (0, 0, None, None, "ok", ""),
+        (1, 0, None, None, "warn", "CUDA build"),
+        (1, 0, "13.0", None, "fail", "driver"),
+        (1, 0, "13.0", "9", "fail", "CUDA_VISIBLE_DEVICES is '9'"),
+        (2, 0, "13.0", "0,0", "fail", "CUDA_VISIBLE_DEVICES is '0,0'"),
+        (2, 0, "13.0", "", "ok", ""),
+        (2, 1, "13.0", "0,9", "fail", "names 2 GPUs, and torch sees 1"),
+        (2, 2, "13.0", "0,1", "ok", ""),
+    ],
+)
+def test_gpus_that_torch_does_not_see(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    seen: int,
+    build: str | None,
+    shown: str | None,
+    verdict: str,
+    said: str,
+):
+    for number in range(gpus):
+        (tmp_path / f"nvidia{number}").touch()
+    monkeypatch.setattr("hornbook.parallel.device.DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    check = one(doctor.check_torch())
+    assert (check.verdict, said in check.remedy) == (verdict, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "code"),
+    [
+        ("The NVIDIA driver on your system is too old (found version 12040).", "cuda:0", Exit.USAGE),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "cuda:0", Exit.USAGE),
+        ("CUDA error: uncorrectable ECC error encountered", "GPU 0", Exit.HARDWARE),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_told_and_the_cpu_measured(
+    monkeypatch: pytest.MonkeyPatch, text: str, name: str, code: Exit
+):
+    def refuse(_: torch.device) -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", refuse)
+    check = next(each for each in doctor.check_devices() if each.name == name)
+    assert check.verdict == "fail"
+    assert text.partition(" (found")[0] in check.remedy
+    assert cli_doctor._code([check]) == code
+    assert "on cpu" in doctor.check_matmul()[0].text
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB.", "matmul", "out of memory"),
+        ("CUDA error: an illegal memory access was encountered", "GPU 0", "doctor --deep"),
+    ],
+)
+def test_a_gpu_that_fails_while_it_computes_is_told(monkeypatch: pytest.MonkeyPatch, text: str, name: str, said: str):
+    def refuse(*_: object) -> float:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(doctor, "device_problem", lambda _: None)
+    monkeypatch.setattr(doctor, "matmul_rate", refuse)
+    check = one(doctor.check_matmul())
+    assert (check.name, check.verdict, said in check.remedy) == (name, "fail", True)
+
+
+def test_memory_of_a_gpu_that_others_hold_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(doctor, "device_problem", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+    for free, verdict in ((10 * 10**9, "warn"), (79 * 10**9, "ok")):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, 80 * 10**9))
+        check = next(each for each in doctor.check_devices() if each.name == "cuda:0")
+        assert (check.verdict, "nvidia-smi" in check.remedy) == (verdict, verdict == "warn")
+
+
+@pytest.mark.parametrize(("free", "verdict"), [(64 << 20, "warn"), (8 << 30, "ok")])
+def test_little_shared_memory_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, verdict: str):
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    check = one(doctor.check_shared(tmp_path))
+    assert (check.verdict, "--shm-size" in check.remedy) == (verdict, verdict == "warn")
+    assert doctor.check_shared(tmp_path / "absent") == []
+
+
+def test_ranks_that_nccl_refuses_get_its_remedy(monkeypatch: pytest.MonkeyPatch):
+    text = "Error while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888)"
+    monkeypatch.setattr(doctor, "measure_ranks", lambda _: {"error": text})
+    assert "--shm-size" in one(doctor.check_ranks()).remedy
 
 
 def test_a_torch_that_is_too_old_fails(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "__version__", "2.4.1+cpu")
     check = one(doctor.check_torch())
     assert check.verdict == "fail"
-    assert "pip install 'torch>=2.13'" in check.remedy
+    assert "pip install 'torch>=2.11'" in check.remedy
     assert worst([check]) == "fail"
 
 
@@ -137,6 +229,15 @@ def test_extras_name_what_lacks(monkeypatch: pytest.MonkeyPatch):
     assert one(doctor.check_extras()).text.startswith(
         f"installed: whole; not installed: absent, half (lacks nonesuch): {install_command('NAME')}"
     )
+
+
+def test_a_checkout_that_is_not_installed_is_examined(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.requires", missing)
+    assert one(doctor.check_torch()).text.startswith(torch.__version__)
+    assert one(doctor.check_extras()).text == "installed: none"
 
 
 def test_kernels_without_torchs_team_are_told(monkeypatch: pytest.MonkeyPatch):

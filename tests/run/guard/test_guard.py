@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,18 @@ def test_bloom_is_clipped_four_steps_before_its_loss_explodes_and_refused_three(
     assert all("D1b" in found[number] for number in range(31_217, 31_223))  # no step of it is let through
 
 
+def test_a_last_step_of_fewer_rows_scatters_more() -> None:
+    """A quarter of the rows: twice the noise, of which the gradient of a model that has learned consists."""
+    for rows, is_quiet in ((4, False), (1, True)):
+        guard = guard_of()
+        last = warm(guard)
+        limits = guard.limits(last + 1, rows)
+        assert limits is not None
+        assert (limits.norm_over > 3 * 0.17 and limits.norm > 3 * 0.17) == is_quiet
+        step = replace(seen(last + 1, 2.2, 3 * 0.17), rows=rows)
+        assert ([each.rule for each in guard.judge(step)] == []) == is_quiet
+
+
 def test_it_judges_after_warm_up_and_enough_steps() -> None:
     guard = guard_of(warmup=200)
     for number, (loss, norm) in enumerate(noise(150), 1):
@@ -90,6 +103,54 @@ def test_random_text_is_refused_from_its_first_step_and_left_out_while_the_loss_
             break
     assert guard.pending is not None
     assert (guard.pending.rule, guard.pending.onset, guard.pending.step) == ("D1b", 251, 259)
+
+
+def labels(steps: int, *, targets: int, seed: int) -> Iterator[tuple[float, float]]:
+    """Loss and norm of a classifier that learns its rows by heart: ever fewer labels of a batch are hard."""
+    draw = random.Random(seed)
+    for step in range(steps):
+        share = max(0.5 * math.exp(-step / 60), 0.002)
+        hard = [draw.uniform(0.5, 8.0) for _ in range(targets) if draw.random() < share]
+        loss = 3e-4 + 0.6 * math.exp(-step / 60) + sum(hard) / targets
+        yield loss, loss * math.exp(draw.gauss(1, 0.4))
+
+
+@pytest.mark.parametrize("targets", [8, 32, 128])
+@pytest.mark.parametrize("seed", range(3))
+def test_hard_labels_of_a_model_that_knows_the_others_are_learned(targets: int, seed: int) -> None:
+    guard = guard_of()
+    for step, (loss, norm) in enumerate(labels(1_000, targets=targets, seed=seed), 1):
+        limits = guard.limits(step)
+        if limits is not None:
+            assert loss <= limits.loss
+            assert norm <= limits.norm
+            assert norm <= limits.spike_norm or loss <= limits.spike_loss
+        told = list(guard.judge(replace(seen(step, loss, norm), targets=targets)))
+        assert [each.rule for each in told if each.rule != "D1a"] == [], (step, loss)
+    assert guard.pending is None
+
+
+def test_a_model_that_loses_all_that_it_knew_goes_back() -> None:
+    """Below the first losses no single step is refused, and a loss that stays there is not let go."""
+    guard, rules = guard_of(), list[str]()
+    for step, (loss, norm) in enumerate(labels(500, targets=32, seed=0), 1):
+        list(guard.judge(replace(seen(step, loss, norm), targets=32)))
+    for step in range(501, 561):
+        rules += [each.rule for each in guard.judge(replace(seen(step, 0.65, 3.0), targets=32))]
+    assert rules == []
+    assert guard.pending is not None
+    assert (guard.pending.rule, guard.pending.onset) == ("D2", 501)
+
+
+def test_a_single_step_beyond_the_first_losses_is_refused_whatever_is_known() -> None:
+    guard = guard_of()
+    for step, (loss, norm) in enumerate(labels(500, targets=32, seed=0), 1):
+        list(guard.judge(replace(seen(step, loss, norm), targets=32)))
+    limits = guard.limits(501)
+    assert limits is not None
+    assert limits.spike_loss < 5.0
+    assert limits.spike_norm < 500.0
+    assert [each.rule for each in guard.judge(seen(501, 5.0, 500.0, applied=False, in_a_row=1))] == ["D1b", "D1c"]
 
 
 def test_a_run_that_stays_high_asks_to_go_back_to_its_onset_and_one_that_recovers_does_not() -> None:

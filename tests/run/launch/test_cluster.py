@@ -1,8 +1,10 @@
 """Scripts for schedulers, read back by the programs or parsers that will read them."""
 
+import re
 import shlex
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from hornbook.run.launch.cluster import (
     job_name,
     kubernetes_job,
     parse_seconds,
+    read_site,
     slurm_script,
     ssh_commands,
     ssh_script,
@@ -46,7 +49,7 @@ def test_a_batch_script_of_slurm():
         "--signal=USR1@120",
         "--requeue",
     }
-    assert f"srun {shlex.join(JOB.command)}" in text.splitlines()
+    assert f"srun --kill-on-bad-exit=1 {shlex.join(JOB.command)} 2>&1" in text
     assert "--gpus" not in slurm_script(replace(JOB, gpus=0))
 
 
@@ -57,6 +60,7 @@ def test_a_batch_script_of_slurm():
         (2, 0, ""),
         (75, 0, "requeue 7\n"),
         (137, 0, "requeue 7\n"),
+        (143, 0, "requeue 7\n"),
         (8, 49, "requeue 7\n"),
         (75, 50, ""),
         (7, 0, "requeuehold 7\n"),
@@ -68,6 +72,65 @@ def test_a_batch_script_is_queued_again_where_a_start_may_help(code: int, before
     stand_ins += f"SLURM_RESTART_COUNT={before}\n"
     done = subprocess.run(["bash"], input=stand_ins + script, text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (code, requeued)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "requeued"),
+    [
+        (["vm: task 1: Exited with exit code 3", "vm: task 0: Exited with exit code 75"], 3, ""),
+        (["vm: tasks 0-1: Exited with exit code 2"], 2, ""),
+        (["vm: task 1: Killed", "vm: task 0: Exited with exit code 75"], 75, "requeue 7\n"),
+        (["vm: task 1: Out Of Memory", "vm: task 0: Terminated"], 143, "requeue 7\n"),
+    ],
+)
+def test_the_first_rank_that_fails_says_how_a_job_ends(said: list[str], code: int, requeued: str):
+    """Of the others srun ends some, and returns the highest of all codes."""
+    lines = "; ".join(f"echo 'srun: error: {line}' >&2" for line in said)
+    stand_ins = f'srun() {{ echo step >&2; {lines}; return 143; }}; scontrol() {{ echo "$@"; }}; SLURM_JOB_ID=7\n'
+    script = stand_ins + slurm_script(replace(JOB, folder="/"))
+    done = subprocess.run(["bash"], input=script, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (code, requeued)
+    assert "step\n" in done.stderr  # what ranks say is shown
+
+
+def test_a_site_says_partition_memory_variables_and_lines(tmp_path: Path):
+    file = tmp_path / "site.toml"
+    file.write_text(
+        '[slurm]\noptions = { partition = "gpu", account = "nlp", qos = "high", mem = 0 }\n'
+        'environment = { A = "b c" }\nlines = ["module load cuda", "echo $A; type module"]\n'
+        '[kubernetes]\nnamespace = "ml"\nmemory = 32\nshared_memory = 0.5\nnode_selector = { gpu = "h100" }\n'
+    )
+    text = slurm_script(replace(JOB, folder="/", site=read_site(file)))
+    check_bash(text)
+    assert {"#SBATCH --partition=gpu", "#SBATCH --account=nlp", "#SBATCH --qos=high", "#SBATCH --mem=0"} <= set(
+        text.splitlines()
+    )
+    lines = text.splitlines()
+    first, srun = lines.index("export A='b c'"), next(at for at, line in enumerate(lines) if "srun --kill" in line)
+    assert lines[first + 1 : first + 3] == ["module load cuda", "echo $A; type module"]
+    assert first < srun
+    service, job = yaml.safe_load_all(kubernetes_job(replace(JOB, image="i", site=read_site(file))))
+    assert service["metadata"] == job["metadata"] == {"name": "gpt-2", "namespace": "ml"}
+    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"gpu": "h100"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[slurm]\npartiton = "a"', "slurm.partiton: Extra inputs are not permitted"),
+        ("[kubernetes]\nmemory = -1", "kubernetes.memory: Input should be greater than 0"),
+        ("[slurm", "site.toml: "),
+        ("[slurm]\noptions = { nodes = 3 }", "slurm.options.nodes is an option of hornbook launch"),
+        ('[slurm]\noptions = { signal = "B:TERM" }', "slurm.options.signal is set by hornbook"),
+    ],
+)
+def test_a_wrong_site_is_named(tmp_path: Path, text: str, said: str):
+    file = tmp_path / "site.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        slurm_script(replace(JOB, site=read_site(file)))
+    with pytest.raises(UsageError, match=r"--site .*absent"):
+        read_site(tmp_path / "absent.toml")
 
 
 def test_ranks_have_the_cores_that_are_asked_for():
@@ -100,7 +163,11 @@ def test_an_indexed_job_of_kubernetes():
     environ = {each["name"]: each["value"] for each in container["env"]}
     assert environ["HORNBOOK_NODES"] == "2"
     assert environ["MASTER_ADDR"] == f"gpt-2-0.{pod['subdomain']}"
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    needs = {"cpu": "32", "memory": f"{(8 * 16 + 8) * 1024}Mi", "nvidia.com/gpu": "8"}
+    assert container["resources"] == {"requests": needs, "limits": needs}
+    shm = next(each["emptyDir"] for each in pod["volumes"] if each["name"] == "shm")
+    assert shm == {"medium": "Memory", "sizeLimit": "8192Mi"}
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     claims = {
         each["name"]: each["persistentVolumeClaim"]["claimName"]
@@ -108,6 +175,10 @@ def test_an_indexed_job_of_kubernetes():
         if "persistentVolumeClaim" in each
     }
     assert {claim: mounts[name] for name, claim in claims.items()} == {"data": "/shared", "runs": "/runs"}
+    (_, cpus) = yaml.safe_load_all(kubernetes_job(replace(JOB, image="i", gpus=0, ranks=2, cpus=3)))
+    pod = cpus["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"cpu": "6", "memory": f"{(2 * 16 + 8) * 1024}Mi"}
+    assert "tolerations" not in pod
 
 
 def test_which_ends_of_a_pod_fail_the_job_and_which_start_it_again():

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,14 +31,18 @@ def recipe(*words: str) -> Recipe:
 
 
 def compare(
-    facts: list[dict[str, str]], size: int = 0, store: Store | None = None, error: type[Exception] = UsageError
+    facts: list[dict[str, str]],
+    size: int = 0,
+    store: Store | None = None,
+    error: type[Exception] = UsageError,
+    gpus: Sequence[str] = (),
 ) -> list[str]:
     """What each rank says, in an error of this class; "" where it finds all equal."""
     store = store or HashStore()
 
     def one(rank: int) -> str:
         try:
-            compare_ranks(store, RankInfo(rank, size or len(facts)), facts[rank])
+            compare_ranks(store, RankInfo(rank, size or len(facts)), facts[rank], gpus[rank] if gpus else "")
         except error as raised:
             return str(raised)
         return ""
@@ -49,6 +53,16 @@ def compare(
 
 def test_equal_ranks_go_on():
     assert compare([rank_facts(recipe(), LOCK)] * 4) == [""] * 4
+
+
+def test_two_ranks_on_one_gpu_are_refused_by_all_before_nccl_does():
+    facts = [rank_facts(recipe(), LOCK)] * 4
+    assert compare(facts, gpus=["a", "b", "c", "d"]) == [""] * 4
+    said = compare(facts, gpus=["a", "b", "c", "b"])
+    assert len(set(said)) == 1
+    assert said[0].startswith(("ranks 1 and 3 were given the same GPU (b of ", "ranks 3 and 1 were given the same GPU"))
+    assert "--nproc-per-node" in said[0]
+    assert "CUDA_VISIBLE_DEVICES" in said[0]
 
 
 def test_what_differs_is_named_on_every_rank_without_a_wait():

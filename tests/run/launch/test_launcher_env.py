@@ -56,6 +56,47 @@ def test_a_rank_of_torchrun(monkeypatch: pytest.MonkeyPatch):
     assert address_of(monkeypatch, {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"})[1].agent
 
 
+MPI = {
+    **{f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_RANK", "1"))},
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_NAMESPACE": "1898905601",
+}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"}
+
+
+def test_a_rank_of_mpirun_on_one_machine(monkeypatch: pytest.MonkeyPatch):
+    place, address = address_of(monkeypatch, MPI)
+    assert (place.rank, place.size, place.local_rank, address.host) == (1, 4, 1, "127.0.0.1")
+    assert 61440 <= address.port < 65536
+    assert address_of(monkeypatch, MPI | {"PMIX_NAMESPACE": "other"})[1].port != address.port
+    assert address_of(monkeypatch, MPI | {"MASTER_PORT": "29400"})[1].port == 29400
+    assert address_of(monkeypatch, MPI | {"OMPI_COMM_WORLD_RANK": "0"})[1].is_rank0
+    place, address = address_of(monkeypatch, HYDRA)
+    assert (place.rank, place.size, place.local_rank, address.host) == (2, 4, 2, "127.0.0.1")
+    assert (world_of(MPI), ranks_per_node(MPI), ranks_per_node(HYDRA)) == (4, 4, 4)
+
+
+@pytest.mark.parametrize(("environ", "local"), [(MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"), (HYDRA, "MPI_LOCALNRANKS")])
+def test_ranks_of_mpirun_on_several_machines_need_an_address(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], local: str
+):
+    with pytest.raises(UsageError, match=r"mpirun started 2 of 4 ranks on this machine .*-x MASTER_ADDR=HOST"):
+        launcher_rank(environ | {local: "2"}, 4)
+    assert address_of(monkeypatch, environ | {local: "2", "MASTER_ADDR": "n1"})[1].host == "n1"
+
+
+def test_which_launcher_counts_where_several_have_set_variables(monkeypatch: pytest.MonkeyPatch):
+    """In a job of Slurm mpirun starts its agents by srun; srun has variables of PMI too; torchrun may be in all."""
+    assert address_of(monkeypatch, STEP | MPI)[0].rank == 1
+    assert address_of(monkeypatch, STEP | HYDRA)[0].rank == 2
+    assert address_of(monkeypatch, STEP | {"PMI_RANK": "3", "PMI_SIZE": "4"})[0].local_rank == 0
+    assert address_of(monkeypatch, MPI | TORCHRUN)[0].rank == 3
+    with pytest.raises(UsageError, match="MPI_LOCALNRANKS is not set"):
+        launcher_rank({"PMI_RANK": "3", "PMI_SIZE": "4"}, 4)
+    with pytest.raises(UsageError, match=r"mpirun \(OMPI_COMM_WORLD_SIZE\) started 4 ranks.*mpirun -np"):
+        launcher_rank(MPI, 2)
+
+
 def test_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch):
     place, address = address_of(monkeypatch, STEP)
     assert (place.rank, place.size, place.local_rank) == (2, 4, 0)

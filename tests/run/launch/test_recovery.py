@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.errors import Exit
+from hornbook.errors import Exit, RankLostError
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
 from hornbook.run.diagnose.deep.cordon import SECONDS, CordonList
@@ -216,3 +216,16 @@ def is_store(path: Path) -> bool:
         return "memfd:store" in os.readlink(path)
     except OSError:
         return False
+
+
+def test_the_error_of_a_lost_rank_has_no_jokes_of_gloo() -> None:
+    text = (
+        "[/__w/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:15793. "
+        "This is typically caused by a remote worker crashing. Check the logs of the remote worker before reporting an "
+        "error. GLHF! \N{BEACH WITH UMBRELLA}\ufe0f"
+    )
+    job: Any = SimpleNamespace(rank_info=SimpleNamespace(size=2))
+    error = recovery.with_remedy(job, RuntimeError(text))
+    assert isinstance(error, RankLostError)
+    lost = "another rank went away: Connection closed by peer [127.0.0.1]:15793. Start all ranks again"
+    assert str(error) == lost

@@ -70,6 +70,33 @@ def test_notes_and_skips_are_shown_at_once():
     assert "bpb=1.2500 (5 of 9 tokens)" in text
 
 
+def test_bits_per_byte_stand_once_on_the_line_after_their_evaluation():
+    stream = io.StringIO()
+    with Console(HEADER, every=10, stream=stream) as console:
+        console(step(10))
+        for bits in (1.25, 1.5):
+            console.scored(bits, "5 of 9 tokens")
+            for number in (20, 30):
+                console(step(number))
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("step=")]
+    assert ["bpb=" in line for line in lines] == [False, True, False, True, False]
+    assert "bpb=1.5000" in lines[3]
+
+
+def test_small_shortenings_after_the_first_are_not_said():
+    """The demo said it ten times; the ledger has each."""
+    stream = io.StringIO()
+    with Console(HEADER, every=10, stream=stream) as console:
+        for number, steps in ((20, 240), (30, 238), (40, 229), (50, 225), (60, 180)):
+            console.shorten(number, steps, 10 * steps, "train.seconds")
+    said = [line[9:] for line in stream.getvalue().splitlines() if "shortened" in line]
+    assert said == [
+        "shortened after step 20 from 250 to 240 steps (train.seconds)",
+        "shortened after step 50 from 240 to 225 steps (train.seconds)",
+        "shortened after step 60 from 225 to 180 steps (train.seconds)",
+    ]
+
+
 class Screen(io.StringIO):
     """A terminal that keeps what was written."""
 

@@ -39,6 +39,23 @@ def test_every_step_and_evaluation_is_there(tmp_path: Path, launch_run: Launch, 
         assert [step for step, _ in found[f"validation/{tag}"]] == [6, 12]
 
 
+def test_the_recipe_and_samples_are_there(tmp_path: Path, launch_run: Launch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
+        EventAccumulator,
+    )
+
+    run = RunDir(tmp_path / "run")
+    assert launch_run(run.path, ON, "eval.every=6", "eval.prompt=the model", "eval.sample_tokens=3") == Exit.DONE
+    found = EventAccumulator(str(run.tensorboard)).Reload()
+    assert found.PluginTagToContent("text").keys() == {"recipe/text_summary", "sample/text_summary"}
+    (recipe,) = found.Tensors("recipe/text_summary")
+    text = recipe.tensor_proto.string_val[0].decode()
+    assert "".join(line.removeprefix("    ") for line in text.splitlines(keepends=True)) == run.recipe.read_text()
+    samples = found.Tensors("sample/text_summary")
+    assert [each.step for each in samples] == [6, 12]
+    assert samples[0].tensor_proto.string_val[0].startswith(b"    the model")
+
+
 def test_steps_made_again_stand_there_once(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
     run = RunDir(tmp_path / "run")
     assert launch_run(run.path, ON, "eval.every=3", "train.tokens=1280") == Exit.DONE

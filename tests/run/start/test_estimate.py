@@ -102,9 +102,9 @@ def test_a_step_is_its_microbatches_and_one_update(
 def test_a_resume_counts_the_time_that_was_spent(tmp_path: Path, launch_run: Launch) -> None:
     run = RunDir(tmp_path / "run")
     assert launch_run(run.path) == Exit.DONE
-    assert dry_run._progress(run, Start("resume")) == (1472, seconds_spent(run))
+    assert dry_run._progress(run, Start("resume")) == ((12, 1472), seconds_spent(run))
     assert seconds_spent(run) > 0
-    assert dry_run._progress(run, Start()) == (0, 0.0)
+    assert dry_run._progress(run, Start()) == ((0, 0), 0.0)
 
 
 def test_a_device_that_is_not_there_is_an_error(

@@ -55,6 +55,9 @@ class Intervener:
                 self._job.control.refuse(file, self._state, str(error))
                 self._observers.note(f"refused at step {self._state.step:,}: {error}")
             else:
+                if (guard := self._state.guard) is not None and guard.acts and self._guards(course, intervention):
+                    self._job.control.enter("save", self._state)
+                    self._saver.save(self._state)  # the guard goes back here if the change does harm
                 self._record(file, request, intervention, course)
                 if course.blend is not None and course.blend is not self.course.blend:
                     self._measure(course, course.blend)
@@ -113,7 +116,10 @@ class Intervener:
             self._job.control.enter("setup", state)
             load_kernels(course.recipe.model, course.recipe.train, state.spec.vocab)
             self._job.control.heartbeat.expect_change()
-        if course.recipe != self.course.recipe and state.guard is not None:
+        if self._guards(course, intervention) and state.guard is not None:
+            span = intervention.rewarm_tokens
+            state.guard.change(state.step, course.length.batches.steps(state.tokens, state.tokens + span))
+        elif course.recipe != self.course.recipe and state.guard is not None:
             state.guard.rearm()  # what was usual is no measure for other settings
         growth = course.length.rows(state.tokens) / self.course.length.rows(state.tokens)
         if growth > 1:
@@ -121,7 +127,16 @@ class Intervener:
         self.course = course
         self.blend()
         self._observers.change(course)
-        self._observers.note(f"changed after step {state.step:,}: {intervention.describe()}")
+        rate = f"the learning rate of step {state.step + 1:,} is {course.learning_rate(state.tokens):.3g}"
+        self._observers.note(f"changed after step {state.step:,}: {intervention.describe()}; {rate}")
+
+    def _guards(self, course: Course, intervention: Intervention) -> bool:
+        """Whether a person changes the optimizer or the batch: the guard compares with the loss before."""
+        new, old = course.recipe, self.course.recipe
+        if (new.optim, new.train.batch_tokens) == (old.optim, old.train.batch_tokens):
+            return False
+        swaps = (each.effective_step for each in self._job.ledger.now.decisions if each.kind == "swap")
+        return new.model == old.model and intervention.step not in swaps
 
     def blend(self) -> None:
         """Give the MLPs the activation of the next step."""

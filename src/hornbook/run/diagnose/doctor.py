@@ -17,11 +17,14 @@ from typing import Literal
 import psutil
 import torch
 
+from hornbook.errors import LostDeviceError
 from hornbook.files.durable import TEMPORARY, storage_error, write_file
 from hornbook.files.extras import install_command
+from hornbook.kernels.device_errors import device_error, recognize
 from hornbook.kernels.team import team_library
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.products import is_own, linear
+from hornbook.parallel.device import device_problem, unseen_gpus, visible_gpus
 from hornbook.run.diagnose.doctor_ranks import NOTICED_SECONDS, REDUCE_BYTES, measure_ranks
 from hornbook.run.start.environment import package_version
 from hornbook.text.pool import usable_cores
@@ -32,6 +35,7 @@ MATMUL_SIZE = 1024
 MATMUL_SECONDS = 0.4
 DISK_BYTES = 64 << 20
 FSYNCS = 20
+SHARED_BYTES = 1 << 30
 _GIGABYTE = 10**9
 CANNOT_MEET = (
     "processes of this machine cannot reach each other: allow local connections in the firewall, or name the network "
@@ -68,6 +72,7 @@ def diagnose(folder: Path) -> list[Check]:
         *check_matmul(),
         *check_ranks(),
         *check_disk(folder),
+        *check_shared(),
         *check_offline(),
         *check_text(),
         *check_extras(),
@@ -79,22 +84,18 @@ def check_python() -> list[Check]:
     return [_check("python", f"{platform.python_version()} at {sys.executable}")]
 
 
-def check_torch(
-    driver: Path = Path("/proc/driver/nvidia/version"), build: str | None = torch.version.cuda
-) -> list[Check]:
-    """torch, and whether its build fits the driver: `driver` is the file the kernel module makes."""
+def check_torch() -> list[Check]:
+    """torch, and whether it sees the GPUs of this machine."""
+    build, named, count = torch.version.cuda, visible_gpus(), torch.cuda.device_count()
     text = f"{torch.__version__} ({'CUDA ' + build if build else 'CPU build'})"
     needed = _needed("torch")
     if needed and _numbers(torch.__version__) < _numbers(needed):
         remedy = f"hornbook needs torch {needed} or newer: pip install 'torch>={needed}'"
         return [_check("torch", text, fail=remedy)]
-    if driver.exists() and not build:
-        remedy = "there is an NVIDIA driver, but this torch cannot use it: install a CUDA build (pytorch.org)"
-        return [_check("torch", text, warn=remedy)]
-    if driver.exists() and not torch.cuda.is_available():
-        remedy = "the driver is too old for this build, or hides its devices: update it, or see CUDA_VISIBLE_DEVICES"
-        return [_check("torch", text, fail=remedy)]
-    return [_check("torch", text)]
+    remedy = "" if count or named == [] else unseen_gpus()
+    if named and 0 < count < len(named):
+        remedy = f"CUDA_VISIBLE_DEVICES names {len(named)} GPUs, and torch sees {count}: name those of `nvidia-smi -L`"
+    return [_check("torch", text, fail=remedy) if build else _check("torch", text, warn=remedy)]
 
 
 def check_devices() -> list[Check]:
@@ -104,6 +105,10 @@ def check_devices() -> list[Check]:
     remedy = "close other programs: even small models need about 2 GB" if memory.available < 2 * _GIGABYTE else ""
     checks = [_check("memory", text, float(memory.available), warn=remedy)]
     for i in range(torch.cuda.device_count()):
+        if (problem := device_problem(torch.device("cuda", i))) is not None:
+            name = f"GPU {i}" if isinstance(problem, LostDeviceError) else f"cuda:{i}"  # `hardware_faults` by its name
+            checks.append(_check(name, "cannot be used", fail=str(problem)))
+            continue
         free, total = torch.cuda.mem_get_info(i)
         text = f"{torch.cuda.get_device_name(i)}, {free / _GIGABYTE:.1f} GB free of {total / _GIGABYTE:.1f}"
         remedy = "another process holds its memory: nvidia-smi names it" if free < total / 2 else ""
@@ -144,9 +149,16 @@ def check_kernels() -> list[Check]:
 
 def check_matmul() -> list[Check]:
     """Matrix products per second on the best device, in fp32 and bf16."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    single, half = (matmul_rate(device, dtype) for dtype in (torch.float32, torch.bfloat16))
-    choice = choose_precision(device)
+    gpus = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    device = next((each for each in gpus if device_problem(each) is None), torch.device("cpu"))
+    try:
+        single, half = (matmul_rate(device, dtype) for dtype in (torch.float32, torch.bfloat16))
+        choice = choose_precision(device)
+    except RuntimeError as error:
+        if (known := device_error(error)) is None:
+            raise
+        name = f"GPU {device.index}" if isinstance(known, LostDeviceError) else "matmul"
+        return [_check(name, f"cannot compute on {device}", fail=str(known))]
     return [
         _check("matmul fp32", f"{single:,.0f} GFLOP/s on {device}", single),
         _check("matmul bf16", f"{half:,.0f} GFLOP/s on {device}", half),
@@ -186,7 +198,7 @@ def check_ranks() -> list[Check]:
     found = measure_ranks(backend)
     where = f"2 ranks over {backend}" + (", on the CPU: NCCL needs two devices" if devices == 1 else "")
     if "error" in found:
-        return [_check("ranks", f"{where}: {found['error']}", fail=CANNOT_MEET)]
+        return [_check("ranks", f"{where}: {found['error']}", fail=str(recognize(found["error"]) or CANNOT_MEET))]
     wrong = "" if found["right"] else "do not train on several processes here: update torch, or the driver"
     rate, small = REDUCE_BYTES / 1e6 / found["large_seconds"], found["small_seconds"] * 1e3
     slow = "ranks would wait for it: see what else runs here, or name a faster interface: GLOO_SOCKET_IFNAME=lo"
@@ -216,6 +228,15 @@ def check_disk(folder: Path) -> list[Check]:
         _check("fsync", f"{milliseconds:.1f} ms", milliseconds, warn=late),
         _check("free space", f"{free / _GIGABYTE:,.1f} GB", float(free), warn=few),
     ]
+
+
+def check_shared(shared: Path = Path("/dev/shm")) -> list[Check]:
+    """Free shared memory, which NCCL needs between ranks and torch between processes; a container often has 64 MB."""
+    if not shared.is_dir():
+        return []
+    free = shutil.disk_usage(shared).free
+    remedy = "" if free >= SHARED_BYTES else "give the container more: docker run --shm-size 8g"
+    return [_check("shared", f"{free / _GIGABYTE:.1f} GB free in {shared}", float(free), warn=remedy)]
 
 
 def disk_rate(folder: Path) -> tuple[float, float]:
@@ -253,7 +274,7 @@ def check_text() -> list[Check]:
 def check_extras() -> list[Check]:
     """Optional packages, by the extra that brings them."""
     extras: dict[str, list[str]] = {}
-    for line in metadata.requires("hornbook") or []:
+    for line in requirements():
         if match := re.match(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line):
             extras.setdefault(match.group(2), []).append(match.group(1))
     extras.pop("dev", None)
@@ -274,9 +295,17 @@ def worst(checks: list[Check]) -> Verdict:
     return "fail" if "fail" in verdicts else "warn" if "warn" in verdicts else "ok"
 
 
+def requirements() -> list[str]:
+    """Requirements of the installed hornbook; none in a checkout that is not installed."""
+    try:
+        return metadata.requires("hornbook") or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
 def _needed(package: str) -> str | None:
     """The lowest version of a package that hornbook accepts."""
-    for line in metadata.requires("hornbook") or []:
+    for line in requirements():
         if match := re.match(rf"{package}\s*>=\s*([\d.]+)", line):
             return match.group(1)
     return None

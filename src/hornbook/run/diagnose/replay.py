@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from hornbook.errors import DivergedError, Exit, IntegrityError, UsageError
+from hornbook.errors import DivergedError, Exit, IntegrityError, UsageError, quoted
 from hornbook.evals.config import NoStop
 from hornbook.files.durable import write_atomic
 from hornbook.files.filesystem import is_file, is_folder
@@ -236,7 +236,9 @@ def _named(run: RunDir, name: str) -> DecisionRecord:
     found = [each for each in list_decisions(run) if str(each.record.get("sha", "")).startswith(name)]
     if len(found) != 1 or not name:
         what = "names no decision" if not found else f"names {len(found)} decisions"
-        raise UsageError(f"--without {name} {what} of {run.path}: `hornbook replay {run.path} --list` lists them")
+        raise UsageError(
+            f"--without {name} {what} of {run.path}: `hornbook replay {quoted(run.path)} --list` lists them"
+        )
     record = found[0].record
     if record["kind"] not in (*OF_PEOPLE, *OF_GUARD):
         raise UsageError(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.files.durable import storage_errors, writing_folder
 from hornbook.files.file_records import FileRecord, Size, read_record
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder, open_inside, walk_files
@@ -65,7 +65,9 @@ def seal_run(run: RunDir, out: Path, *, weights: bool = False) -> dict[str, Any]
     a file of it holds what looks like a password or token.
     """
     if status_of(run) == "running":
-        raise UsageError(f"{run.path} is running: seal it when it has stopped (`hornbook tell {run.path} stop`)")
+        raise UsageError(
+            f"{run.path} is running: seal it when it has stopped (`hornbook tell {quoted(run.path)} stop`)"
+        )
     if exists(out):
         raise UsageError(f"{out} is there already: give --out a new folder")
     checkup = check_run(run, with_data=False)

@@ -293,7 +293,7 @@ def _foreseen() -> Iterator[None]:
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        frames = [frame for frame in _frames(error) if "hornbook" in frame]
+        frames = [frame for frame in _frames(error) if frame.startswith("hornbook.")]
         where = f" ({frames[-1]})" if frames else ""
         raise UsageError(
             f"a part of this step depends on values, which a dry run has none of{where}: take another kind of this "

@@ -13,6 +13,7 @@ from typing import Any
 from hornbook.optim.config.clipping import StepLimits
 from hornbook.run.config import GuardConfig
 from hornbook.run.guard.detectors import (
+    ABOVE_Z,
     RUN_UP,
     SPIKE_LOSS_Z,
     SPIKE_NORM_Z,
@@ -22,7 +23,8 @@ from hornbook.run.guard.detectors import (
     SpikeWatch,
 )
 from hornbook.run.guard.policy import Detection, Rule, Spans
-from hornbook.run.guard.statistics import TrendWindow
+from hornbook.run.guard.settings import HARD, SettingsWatch
+from hornbook.run.guard.statistics import TrendWindow, middle_of
 
 ARMED_AFTER = 64
 """Steps after which it judges, if the warm-up of the learning rate is over; fewer where `guard.window` is smaller."""
@@ -34,6 +36,11 @@ HIGH_LOSSES = 3
 """Steps in a row that are refused for their loss alone, with gradients that do not stand out: then it is the data that
 has changed, and it is learned. Where gradients stand out too it may be poison, which clipping does not keep out: an
 optimizer that divides by its second moments learns from a clipped gradient nearly as fast."""
+FIRST = 16
+"""Losses of the first steps, whose median is what a model loses that has learned nothing yet."""
+LEARNED = 0.1
+"""Share of the first losses. Where the usual loss is below, the model knows nearly all of its targets. Then every batch
+with a hard one stands far out, and must be learned: no step is clipped or refused for a loss up to the first ones."""
 SKIPS, SKIP_SPAN = 10, 1000
 """Refused updates that are too many, within so many steps."""
 LASTING, LEAST_LASTING = 64, 16
@@ -63,6 +70,10 @@ class Seen:
     """Samples of it."""
     scale: float | None = None
     """The fp16 scale after it; None: there is none."""
+    targets: float = math.inf
+    """Targets of it that count: tokens, labels, pairs of answers."""
+    rate: float = 0.0
+    """`optim.lr` in force."""
 
     @property
     def is_finite(self) -> bool:
@@ -74,11 +85,18 @@ class Guard:
     """The guard of one run on one rank."""
 
     def __init__(
-        self, config: GuardConfig, *, steps: int, warmup: int, suppressed: frozenset[tuple[str, int]] = frozenset()
+        self,
+        config: GuardConfig,
+        *,
+        steps: int,
+        warmup: int,
+        suppressed: frozenset[tuple[str, int]] = frozenset(),
+        unigram: float | None = None,
     ) -> None:
-        """steps: of the whole run; warmup: of its learning rate; suppressed: decisions that are not taken."""
+        """steps: of the whole run; warmup: of its learning rate; suppressed: decisions that are not taken; unigram:
+        loss in nats of a model that knows frequencies alone, where the objective has one."""
         self.config, self.spans, self._suppressed = config, Spans(steps), suppressed
-        self._warmup = warmup
+        self._warmup, self._unigram = warmup, unigram
         self._watch: SpikeWatch | None = None
         self._norm_zs: list[float] = []
         self._flagged: list[int] = []
@@ -87,6 +105,9 @@ class Guard:
 
     def reset(self) -> None:
         """Forget all steps."""
+        self._first: list[float] = []
+        """Losses of the first steps."""
+        self._settings = SettingsWatch(self.spans, self._warmup, self._unigram)
         self.rearm()
         self._excused = 0
         """Onset of what was let go."""
@@ -108,26 +129,31 @@ class Guard:
 
     # ---- before a step
 
-    def limits(self, step: int) -> StepLimits | None:
-        """What step number `step` may not exceed; None: nothing, or it only looks."""
+    def limits(self, step: int, rows: int | None = None) -> StepLimits | None:
+        """Limits of step number `step`; None: there are none, or it only looks. rows: samples of it, if fewer."""
         if not self.acts or not self._is_armed(step):
             return None
-        found = self._thresholds()
+        limits = self._thresholds(self._scatter(rows))
         if self.suppresses("clip", step):
-            found = replace(found, norm_over=math.inf, norm_to=math.inf)
-        if self.suppresses("skip", step):
-            found = StepLimits(norm_over=found.norm_over, norm_to=found.norm_to)
-        return found
+            limits = replace(limits, norm_over=math.inf, norm_to=math.inf)
+        return StepLimits(limits.norm_over, limits.norm_to) if self.suppresses("skip", step) else limits
 
     def _is_armed(self, step: int) -> bool:
         return step > self._warmup and len(self._loss) >= min(ARMED_AFTER, self.config.window)
 
-    def _thresholds(self) -> StepLimits:
-        config, exp = self.config, lambda z: _single(math.exp(min(self._norm.at(z), 88.0)))
-        loss = self._loss.at(self._loss_limit)
+    def _scatter(self, rows: int | None) -> float:
+        """Factor by which losses scatter more and noise of gradients is larger in a step of so many, fewer samples."""
+        usual = self._segments[-1][2] if self._segments else 0
+        return max(usual / rows, 1.0) ** 0.5 if rows else 1.0
+
+    def _thresholds(self, scatter: float) -> StepLimits:
+        config, exp = self.config, lambda z: _single(scatter * math.exp(min(self._norm.at(z), 80.0)))
+        loss, spike_loss = self._loss.at(self._loss_limit * scatter), self._loss.at(SPIKE_LOSS_Z * scatter)
         ran_up = max(self._norm_zs[-(RUN_UP - 1) :], default=0.0) > self._spike_norm_z
-        spike = (-math.inf if ran_up else exp(self._spike_norm_z)), self._loss.at(SPIKE_LOSS_Z)
-        return StepLimits(exp(config.clip_z), exp(CLIP_TO_Z), exp(config.skip_norm_z), loss, *spike)
+        spike_norm = -math.inf if ran_up else exp(self._spike_norm_z)
+        if self._has_learned:
+            return StepLimits(spike_norm=spike_norm, spike_loss=max(spike_loss, self._first_loss))
+        return StepLimits(exp(config.clip_z), exp(CLIP_TO_Z), exp(config.skip_norm_z), loss, spike_norm, spike_loss)
 
     @property
     def _loss_limit(self) -> float:
@@ -145,23 +171,50 @@ class Guard:
     def judge(self, seen: Seen) -> Iterator[Detection]:
         """Take in a step; yields what it found about it. What needs a decision is `pending` too."""
         armed = self._is_armed(seen.step)
-        inputs = {"z_loss": self._loss.z(seen.loss), "z_norm": self._norm.z(_log(seen.norm))} if armed else {}
+        scatter = self._scatter(seen.rows)
+        log_norm = _log(seen.norm / scatter)
+        inputs = {"z_loss": self._loss.z(seen.loss) / scatter, "z_norm": self._norm.z(log_norm)} if armed else {}
         z_loss, z_norm = inputs.get("z_loss", 0.0), inputs.get("z_norm", 0.0)
         self._norm_zs = [*self._norm_zs, z_norm][-RUN_UP:]
         self._remember_clock(seen)
-        flagged = z_norm > self.config.clip_z or z_loss > SPIKE_LOSS_Z or not seen.applied
-        if flagged:
+        is_known = self._has_learned and seen.loss <= self._first_loss
+        flagged = z_norm > self.config.clip_z or z_loss > SPIKE_LOSS_Z
+        if (flagged and not is_known) or not seen.applied:
             self._flagged = [each for each in self._flagged if each > seen.step - SKIP_SPAN] + [seen.step]
-        if (rule := self._rule_of_step(seen, z_loss, z_norm)) is not None:
+        rule = self._rule_of_step(seen, *((0.0, 0.0) if is_known else (z_loss, z_norm)))
+        if rule is not None:
             yield Detection(rule, seen.step, seen.step, inputs)
-        yield from self._spike(seen, inputs)
+        yield from self._spike(seen, inputs, is_told=not is_known)
         by_loss = rule == "D1b" and z_norm <= self.config.clip_z and not self._is_out(z_loss, z_norm)
         yield from self._count(seen, z_loss, by_loss=by_loss)
+        usual = self._loss.middle, self._norm.middle
+        found = self._settings.judge(seen.step, seen.loss, seen.targets, seen.rate, *usual)
+        if found is not None and (found[0] == "change" or self._watch is None):  # of a spike the onset is known
+            self._ask(found[0], seen, *found[1:])
         if seen.is_finite:
+            self._first = [*self._first, seen.loss][:FIRST]
+            self._loss.floor = self._loss_noise(seen.targets)
             self._loss.add(seen.loss)
-            self._norm.add(_log(seen.norm))
-            if self._drift.add(min(seen.loss, self._loss.at(SPIKE_LOSS_Z)), least=DRIFT_FROM):
+            self._norm.add(log_norm)
+            if not self._has_learned and self._drift.add(min(seen.loss, self._loss.at(SPIKE_LOSS_Z)), least=DRIFT_FROM):
                 self.wants_probe = True
+
+    @property
+    def _first_loss(self) -> float:
+        return middle_of(sorted(self._first)) if self._first else 0.0
+
+    @property
+    def _has_learned(self) -> bool:
+        """Whether the usual loss is so low that a hard target alone makes a batch stand out."""
+        return len(self._first) == FIRST and self._loss.middle <= LEARNED * self._first_loss
+
+    def _loss_noise(self, targets: float) -> float:
+        """Deviation that the loss of a batch of so many targets has at least.
+
+        0 for a model that knows nothing, whose loss is the same for all targets.
+        """
+        middle = self._loss.middle
+        return math.sqrt(max(min(middle, self._first_loss - middle), 0.0) * HARD / max(targets, 1.0))
 
     def _rule_of_step(self, seen: Seen, z_loss: float, z_norm: float) -> Rule | None:
         """Why a step is clipped or refused, or would be."""
@@ -183,7 +236,7 @@ class Guard:
         """A gradient that `guard.clip_z` lets pass is no spike: whoever raises it wants such text to be learned."""
         return max(SPIKE_NORM_Z, self.config.clip_z)
 
-    def _spike(self, seen: Seen, inputs: dict[str, Any]) -> Iterator[Detection]:
+    def _spike(self, seen: Seen, inputs: dict[str, Any], *, is_told: bool) -> Iterator[Detection]:
         if self._watch is not None:
             lasting = self.spans.of(LASTING, LEAST_LASTING)
             over = self._watch.add(seen.loss, lasting)
@@ -193,8 +246,10 @@ class Guard:
                 self._watch = None
         elif self._is_spike(inputs.get("z_loss", 0.0)):
             onset = self.onset(seen.step)
-            self._watch = SpikeWatch(seen.step, onset, self._loss.middle, self._loss.deviation)
-            yield Detection("D1c", seen.step, onset, inputs)
+            least = LEARNED * self._first_loss / ABOVE_Z if self._has_learned else 0.0
+            self._watch = SpikeWatch(seen.step, onset, self._loss.middle, max(self._loss.deviation, least))
+            if is_told:
+                yield Detection("D1c", seen.step, onset, inputs)
 
     def _count(self, seen: Seen, z_loss: float, *, by_loss: bool) -> Iterator[Detection]:
         """Refused updates, and what too many of them ask for."""
@@ -223,7 +278,23 @@ class Guard:
         self._norm_zs, self._flagged, self._skips = [], [], []
         self._high_losses, self._loss_is_out = 0, False
 
+    def change(self, step: int, patience: int) -> None:
+        """The rate, the optimizer or the batch change after `step` steps: what was usual is no measure for one step.
+
+        patience: steps for which the change explains a higher loss.
+        """
+        first = self._first_loss if len(self._first) == FIRST else None
+        self._settings.change(step, patience, self._loss, first)
+        self.rearm()
+
+    def meet_other_text(self) -> None:
+        """A stage of the mixture begins: nothing that was usual is a measure for it."""
+        self._settings.meet_other_text()
+        self.rearm()
+
     def _ask(self, rule: Rule, seen: Seen, onset: int, inputs: dict[str, Any]) -> None:
+        if (changed_after := self._settings.suspect) is not None:
+            rule, onset = "change", changed_after + 1
         if onset != self._excused:
             self.pending = self.pending or Detection(rule, seen.step, onset, inputs)
 
@@ -276,6 +347,7 @@ class Guard:
     def state(self) -> dict[str, Any]:
         """What `load` takes, for a checkpoint."""
         return {
+            "first": list(self._first),
             "loss": self._loss.state(),
             "norm": self._norm.state(),
             "norm_zs": [min(each, 1e9) for each in self._norm_zs],
@@ -285,6 +357,7 @@ class Guard:
             "loss_is_out": self._loss_is_out,
             "watch": None if self._watch is None else asdict(self._watch),
             "drift": self._drift.state(),
+            "settings": self._settings.state(),
             "probes": asdict(self._probes),
             "overflows": asdict(self._overflows),
             "segments": list(self._segments),
@@ -298,6 +371,7 @@ class Guard:
         self.reset()
         if state is None:
             return
+        self._first = list(state.get("first", ()))  # checkpoints of before have none
         self._loss.load(state["loss"])
         self._norm.load(state["norm"])
         self._norm_zs, self._flagged, self._skips = (list(state[key]) for key in ("norm_zs", "flagged", "skips"))
@@ -305,6 +379,8 @@ class Guard:
         self._high_losses, self._loss_is_out = state["high_losses"], state["loss_is_out"]
         self._watch = None if state["watch"] is None else SpikeWatch(**state["watch"])
         self._drift.load(state["drift"])
+        if "settings" in state:
+            self._settings.load(state["settings"])
         self._probes, self._overflows = Probes(**state["probes"]), Overflows(**state["overflows"])
         self._segments = [(first, clock, rows) for first, clock, rows in state["segments"]]
         self.pending = None if state["pending"] is None else Detection(**state["pending"])

@@ -8,6 +8,8 @@
 | 4 | again there, or a slow divergence (D3), or fp16 fails (D4) | rung 3, and a lower learning rate for a while |
 | 5 | again | rung 3, and the next of the settings that may be changed |
 | 6 | again, or the budget is spent | pause |
+| - | the loss stays high after a change of settings (change) | back to before it, without it; all data is kept |
+| - | the rate is too high from the start (rate) | `auto`: from the first step with a tenth of it; `safe`: pause |
 
 Rungs 4 and 5 belong to the mode `auto`. Numbers of steps hold for runs of 10,000 steps and more, and are smaller in
 proportion in shorter ones.
@@ -36,7 +38,20 @@ LEFT_OUT, LEAST_LEFT_OUT = 0.02, 200
 OVERLAY_FACTOR, OVERLAY_STEPS, LEAST_OVERLAY = 0.7, 1000, 20
 """Of the learning rate; steps for which it is held, and over which it comes back."""
 
-Rule = Literal["D0", "D1a", "D1b", "D1c", "D2", "D3", "D4", "level"]
+LOWER_RATE = 0.1
+"""Factor on a learning rate that was too high from the start."""
+
+Rule = Literal["D0", "D1a", "D1b", "D1c", "D2", "D3", "D4", "level", "change", "rate"]
+REASONS: dict[Rule, str] = {
+    "D0": "loss or gradient is not finite",
+    "D1b": "too many updates stood far out and were refused",
+    "D2": "the loss does not come back from a spike",
+    "D3": "the loss rises slowly, and held-out text confirms it",
+    "D4": "fp16 cannot represent the gradients",
+    "change": "the loss stays far above what it was before the settings changed",
+    "rate": "the loss is that of a model which has learned nothing: the learning rate is too high",
+}
+"""Why a run goes back or pauses."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,11 @@ class Detection:
     """The first step that stood out."""
     inputs: dict[str, Any] = field(default_factory=dict)
     """What it judged by."""
+
+    @property
+    def reason(self) -> str:
+        """`D2: the loss does not come back from a spike`."""
+        return f"{self.rule}: {REASONS[self.rule]}" if self.rule in REASONS else self.rule
 
     def fields(self) -> dict[str, Any]:
         """Its fields in a record of the ledger."""
@@ -85,6 +105,8 @@ class Action:
     """Lower the learning rate from `first` on."""
     swap: str = ""
     """The setting to change from `first` on."""
+    undo: bool = False
+    """Leave out the changes of settings from `first` on that the ledger has."""
 
     @property
     def effective_step(self) -> int:
@@ -117,6 +139,8 @@ def decisions_of(record: Mapping[str, Any]) -> list[Decision]:
 
 def decide(finding: Detection, past: Sequence[Decision], mode: str, spans: Spans, swaps: Sequence[str] = ()) -> Action:
     """What a guard of this mode does about a finding, given its decisions so far; `swaps`: settings it may change."""
+    if finding.rule in ("change", "rate"):
+        return _without_the_cause(finding, past, mode, spans, swaps)
     margin = spans.of(MARGIN, LEAST_MARGIN)
     first = max(finding.onset - margin, 1)
     behind = max(margin, finding.inputs.get("in_a_row", 0))  # what was refused until now may last as long again
@@ -140,6 +164,21 @@ def decide(finding: Detection, past: Sequence[Decision], mode: str, spans: Spans
     if swap is None:
         return Action("pause", first, last, "no setting is left that guard.swaps allows to change")
     return Action("rollback", first, last, f"{text}, with {swap}", swap=swap)
+
+
+def _without_the_cause(
+    finding: Detection, past: Sequence[Decision], mode: str, spans: Spans, swaps: Sequence[str]
+) -> Action:
+    """Settings are the cause, and no data is left out: the window ends before its first step."""
+    first = finding.onset
+    if problem := _spent(finding, [each for each in past if each.kind == "rollback"], 0, spans):
+        return Action("pause", first, first - 1, problem)
+    if finding.rule == "change":
+        text = f"the change of settings after step {first - 1:,} is undone"
+        return Action("rollback", first, first - 1, text, undo=True)
+    if mode != "auto" or not swaps:
+        return Action("pause", first, first - 1, 'the learning rate is lowered in guard.mode = "auto" alone')
+    return Action("rollback", first, first - 1, f"from the first step with {swaps[0]}", swap=swaps[0])
 
 
 def _spent(finding: Detection, rollbacks: Sequence[Decision], steps: int, spans: Spans) -> str:

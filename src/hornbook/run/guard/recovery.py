@@ -5,6 +5,7 @@ a resume within the process: the next attempt reads the newest checkpoint from b
 checkpoint that is changes no bit of the run, since all that is decided takes effect where that data begins.
 """
 
+import contextlib
 import json
 import math
 from dataclasses import asdict, replace
@@ -13,14 +14,23 @@ from typing import Any
 
 from hornbook.data.loader.loader import positions_of
 from hornbook.data.validation import HeldOut
-from hornbook.errors import DivergedError, UsageError
+from hornbook.errors import DivergedError, UsageError, quoted
 from hornbook.evals.evaluate import Evaluator
 from hornbook.optim.config.schedule import Axis
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
 from hornbook.run.control.intervene import Intervener
 from hornbook.run.control.interventions import Course, Intervention, Overlay, SettingChange, propose
 from hornbook.run.guard.guard import Guard, Seen
-from hornbook.run.guard.policy import LEAST_OVERLAY, OVERLAY_FACTOR, OVERLAY_STEPS, Action, Detection, decide
+from hornbook.run.guard.policy import (
+    LEAST_OVERLAY,
+    LOWER_RATE,
+    OVERLAY_FACTOR,
+    OVERLAY_STEPS,
+    Action,
+    Detection,
+    decide,
+)
+from hornbook.run.guard.unigram import unigram_loss
 from hornbook.run.job import Job
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
@@ -38,8 +48,10 @@ def open_guard(job: Job) -> Guard | None:
         return None
     axis, warmup = Axis(length.planned, length.batches), getattr(recipe.optim.schedule, "warmup", None)
     steps = 0 if warmup is None else length.batches.steps(0, round(axis.tokens(warmup)))
-    whole = length.batches.steps(0, length.planned)
-    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.start.suppressed)
+    whole, unigram = length.batches.steps(0, length.planned), None
+    with contextlib.suppress(OSError, LookupError, ValueError):  # the loader says what is wrong with data
+        unigram = unigram_loss(recipe)
+    return Guard(recipe.guard, steps=whole, warmup=steps, suppressed=job.start.suppressed, unigram=unigram)
 
 
 class StepJudge:
@@ -66,7 +78,7 @@ class StepJudge:
         state, guard, found = self._state, self._state.guard, dict[str, Any]()
         if guard is not None:
             guard.config = course.recipe.guard
-            found = self._judge(guard, self._seen(step))
+            found = self._judge(guard, replace(self._seen(step), rate=course.recipe.optim.lr))
         if step.skipped:
             self.job.ledger.note("skip", state, in_a_row=state.skips_in_a_row, **found, **step.evidence())
         if guard is None:
@@ -78,7 +90,7 @@ class StepJudge:
             self.job.ledger.note("observed", state, would=action.kind, **fields)
             guard.let_go()
         if self._meets_stage(step):
-            guard.rearm()
+            guard.meet_other_text()
 
     def _meets_stage(self, step: Step) -> bool:
         """Whether a stage of the mixture begins within this step or the next: what was usual is no measure for it."""
@@ -100,6 +112,7 @@ class StepJudge:
             clock=state.loader.clock - step.num_samples,
             rows=step.num_samples,
             scale=None if scaler is None else scaler.scale,
+            targets=step.targets,
         )
 
     def _judge(self, guard: Guard, seen: Seen) -> dict[str, Any]:
@@ -164,8 +177,16 @@ class StepJudge:
         """course: the settings in force, with what people and the guard changed on the way."""
         guard = self._state.guard
         assert guard is not None
-        swaps = [word for word in guard.config.swaps if self._changes(course, word)]
-        return decide(finding, self.job.ledger.now.decisions, course.recipe.guard.mode, guard.spans, swaps)
+        words = guard.config.swaps
+        if finding.rule == "rate":
+            words = [f"optim.lr={course.recipe.optim.lr * LOWER_RATE:g}"]
+        swaps = [word for word in words if self._changes(course, word)]
+        ledger = self.job.ledger.now
+        action = decide(finding, ledger.decisions, course.recipe.guard.mode, guard.spans, swaps)
+        if not action.undo:
+            return action
+        undone = [each.describe() for each in ledger.interventions if each.step >= action.effective_step]
+        return replace(action, text=f"{'; '.join(undone)} is undone")
 
     def _changes(self, course: Course, word: str) -> tuple[SettingChange, ...]:
         """What a setting would change; nothing where the run does not have it."""
@@ -219,19 +240,27 @@ class Recovery(StepJudge):
         if job.output.is_rank0:
             job.run.incidents.mkdir(exist_ok=True)
         job.output.write_json(evidence, {"finding": asdict(finding), "guard": guard.state()})
+        typed_run = quoted(job.run.path)
+        if finding.rule == "rate":
+            return DivergedError(
+                f"paused at step {self._state.step:,}: {finding.reason}, and {why}. Start again with a tenth of it: "
+                f"`hornbook train {quoted(job.run.recipe)} --out NEW --optim.lr {job.recipe.optim.lr * LOWER_RATE:g}`"
+            )
         return DivergedError(
-            f"paused at step {self._state.step:,}: the run diverges since step {finding.onset:,} ({finding.rule}), and "
-            f"{why}. `hornbook why {job.run.path}@{finding.onset}` shows the text of these steps, {evidence.name} in "
-            f"incidents/ what the guard saw. `hornbook resume {job.run.path}` goes on from the newest checkpoint, with "
-            f"a lower --optim.lr or a smaller --optim.clip{other_remedy(finding, guard, str(job.run.path))}"
+            f"paused at step {self._state.step:,}: the run diverges since step {finding.onset:,} ({finding.reason}), "
+            f"and {why}. `hornbook why {typed_run}@{finding.onset}` shows the text of these steps, {evidence.name} "
+            f"in incidents/ what the guard saw. `hornbook resume {typed_run}` goes on from the newest checkpoint, "
+            f"with a lower --optim.lr or a smaller --optim.clip{other_remedy(finding, guard, str(job.run.path))}"
         )
 
     def _go_back(self, intervener: Intervener, finding: Detection, action: Action, checkpoint: str) -> Intervener:
         job, state = self.job, self._state
-        window = self._window(action)
+        skipped = [self._window(action)] if action.first <= action.last else []
         made = self._intervention(intervener.course, action)
         fields: dict[str, Any] = {**finding.fields(), "effective_step": action.effective_step}
-        fields |= {"left_out": action.last - action.first + 1, "windows": [window], "checkpoint": checkpoint}
+        fields |= {"left_out": action.last - action.first + 1, "windows": skipped, "checkpoint": checkpoint}
+        if action.undo:
+            fields |= {"undo": True, "recipe_before": bound.digest_of(job.run.recipe)}
         if made is not None:
             place = {"step": made.step, "tokens": made.tokens, "swap": action.swap}
             fields["intervention"] = {**place, **made.fields()}
@@ -239,13 +268,13 @@ class Recovery(StepJudge):
         job.ledger.note("rollback", state, **fields, text=action.text)
         self._observers.metrics.sync()
         self._observers.note(
-            f"step {state.step:,}: the run diverges since step {finding.onset:,} ({finding.rule}); back to "
+            f"step {state.step:,}: the run diverges since step {finding.onset:,} ({finding.reason}); back to "
             f"{checkpoint}, {action.text}"
         )
         job.ledger.begin_attempt()
         start = replace(job.start, mode="resume", init_from=None, changes=(), ends_interventions=False)
         self.job = job = replace(job, start=start)
-        if made is not None:
+        if action.undo or made is not None:
             job.write_recipe()
         if intervener.course.blend is not None:
             blend = intervener.course.blend
@@ -284,7 +313,7 @@ class Recovery(StepJudge):
 def other_remedy(finding: Detection, guard: Guard, run: str) -> str:
     """What else helps, to end a message: by what was found."""
     if finding.rule == "D0":
-        return f"; `hornbook doctor {run} --step {finding.onset}` names the first module that is not finite"
+        return f"; `hornbook doctor {quoted(run)} --step {finding.onset}` names the first module that is not finite"
     if finding.rule == "D4":
         return "; or with --train.precision bf16, which needs no loss scale"
     if finding.rule != "D1b":

@@ -47,7 +47,7 @@ class RobustWindow:
 
     def __init__(self, size: int, floor: float = 0.0) -> None:
         """`floor`: the least deviation, in the unit of the series."""
-        self._newest, self._floor, self._share = Newest(size), floor, 1 / size
+        self._newest, self.floor, self._share = Newest(size), floor, 1 / size
         self._usual = 0.0
         """Moving average of the deviation."""
         self.middle, self.deviation = 0.0, 1.0
@@ -78,7 +78,7 @@ class RobustWindow:
 
     def _widen(self, found: float) -> None:
         """The deviation is `found`, or the least that is allowed."""
-        floor = max(self._floor, LEAST_SHARE * abs(self.middle), 1e-9)
+        floor = max(self.floor, LEAST_SHARE * abs(self.middle), 1e-9)
         self.deviation = max(found, KEPT_SHARE * self._usual, floor)
         self._usual += (self.deviation - self._usual) * (self._share if self._usual else 1.0)
 

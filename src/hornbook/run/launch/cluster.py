@@ -8,10 +8,15 @@ JOB_COMPLETION_INDEX), MASTER_ADDR and MASTER_PORT.
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import Field, ValidationError
 
 from hornbook.errors import Exit, UsageError
+from hornbook.settings.fields import Config
 
 STARTED = "hornbook: started"
 """First line on stderr of a command over ssh: the machine was reached."""
@@ -27,6 +32,41 @@ _FINAL = (Exit.USAGE, Exit.INTEGRITY, Exit.DOES_NOT_FIT, Exit.DIVERGED, Exit.RET
 """Exit codes that fail a Job of Kubernetes."""
 _HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9][\w.:-]*")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class SlurmSite(Config):
+    """A site's Slurm."""
+
+    options: dict[str, str | int] = Field(default_factory=dict)
+    """Options of sbatch: partition, account, qos, mem, constraint ..."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables of the ranks."""
+    lines: tuple[str, ...] = ()
+    """Lines of shell before the ranks start: `module load cuda`, `source /shared/venv/bin/activate`."""
+
+
+class KubernetesSite(Config):
+    """A site's Kubernetes. Requests and limits are equal, so that pods are the last to be evicted."""
+
+    namespace: str = ""
+    cpus: int = Field(default=4, ge=1)
+    """CPU cores of each rank, unless `--cpus` says so."""
+    memory: float = Field(default=16, gt=0)
+    """GiB of each rank, in the machine's memory."""
+    shared_memory: float = Field(default=8, gt=0)
+    """GiB of /dev/shm of a pod, which counts to its memory."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables of the pods."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    tolerations: tuple[dict[str, str], ...] = ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},)
+    """Taints of machines that pods may have: by default those of GPUs."""
+
+
+class Site(Config):
+    """Settings of a cluster that its administrator knows (`hornbook launch --site FILE`)."""
+
+    slurm: SlurmSite = SlurmSite()
+    kubernetes: KubernetesSite = KubernetesSite()
 
 
 @dataclass(frozen=True)
@@ -45,7 +85,7 @@ class ClusterJob:
     gpus: int
     """GPUs of each machine; 0: CPUs alone."""
     cpus: int | None = None
-    """CPU cores of each rank, for Slurm; None: the cluster's default, which is often one."""
+    """CPU cores of each rank; None: as the site says, which in Slurm is often one."""
     seconds: int | None = None
     """Time limit; None: that of the cluster."""
     port: int = 29400
@@ -54,6 +94,7 @@ class ClusterJob:
     """Container image, for Kubernetes."""
     volumes: Sequence[str] = ()
     """CLAIM:PATH, persistent volume claims and where pods see them."""
+    site: Site = field(default_factory=Site)
 
 
 def job_name(name: str) -> str:
@@ -75,7 +116,28 @@ def parse_seconds(text: str) -> int:
     return seconds
 
 
+def read_site(path: Path) -> Site:
+    """The site of a TOML file. Raises UsageError with the file and the key."""
+    try:
+        return Site.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"--site {path}: {error.strerror}; it takes a file with [slurm] or [kubernetes]") from error
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise UsageError(f"--site {path}: {problems}") from error
+    except ValueError as error:
+        raise UsageError(f"--site {path}: {error}") from error
+
+
 # ---- Slurm
+
+_OURS = {
+    **dict.fromkeys(
+        ("nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time"), "an option of hornbook launch"
+    ),
+    **dict.fromkeys(("signal", "requeue", "open-mode", "job-name"), "set by hornbook"),
+}
+"""Options of sbatch that a site does not say."""
 
 
 def slurm_script(job: ClusterJob) -> str:
@@ -84,17 +146,27 @@ def slurm_script(job: ClusterJob) -> str:
     options += [f"--gpus-per-node={job.gpus}"] if job.gpus else []
     options += [f"--cpus-per-task={job.cpus}"] if job.cpus else []
     options += [f"--time={_clock(job.seconds)}"] if job.seconds else []
+    if ours := [name for name in job.site.slurm.options if name in _OURS]:
+        raise UsageError(f"--site: slurm.options.{ours[0]} is {_OURS[ours[0]]}: leave it out")
+    options += [f"--{name}={shlex.quote(str(value))}" for name, value in job.site.slurm.options.items()]
     options += [f"--signal=USR1@{WARN_SECONDS}", "--requeue", "--open-mode=append", f"--output={job.name}-%j.log"]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
         f"cd {shlex.quote(job.folder)} || exit {Exit.USAGE:d}",
         *(["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"] if job.cpus else []),
-        f"srun {shlex.join(job.command)}",
-        "code=$?",
+        *(f"export {name}={shlex.quote(value)}" for name, value in job.site.slurm.environment.items()),
+        *job.site.slurm.lines,
+        "said=$(mktemp)",
+        "# What srun says of the ranks is read below; stdout goes by.",
+        f'{{ srun --kill-on-bad-exit=1 {shlex.join(job.command)} 2>&1 >&3 | tee "$said" >&2; }} 3>&1',
+        "code=${PIPESTATUS[0]}",
+        "# srun's code is the highest one, which may be that of a rank that it ended: the first one counts.",
+        'first=$(sed -n "s/^srun: error: .*: Exited with exit code //p" "$said" | head -n 1); rm -f "$said"',
+        "code=${first:-$code}",
         f"# {Exit.RESUMABLE:d}: saved by the signal, or a rank was lost; {Exit.HARDWARE:d}: hardware suspected; "
-        "134 and 137: killed. Any other code is final.",
-        f"case $code in {Exit.RESUMABLE:d}|{Exit.HARDWARE:d}|134|137)",
+        "134, 137 and 143: killed. Any other code is final.",
+        f"case $code in {Exit.RESUMABLE:d}|{Exit.HARDWARE:d}|134|137|143)",
         f'  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {REQUEUES} ]; then scontrol requeue "$SLURM_JOB_ID"',
         f'  else echo "not queued again: started {REQUEUES} times before; see what the ranks said" >&2; fi ;;',
         f'  {Exit.STORAGE:d}) scontrol requeuehold "$SLURM_JOB_ID"',
@@ -120,10 +192,12 @@ def kubernetes_job(job: ClusterJob) -> str:
     """
     if not job.image:
         raise UsageError("--on k8s needs --image IMAGE: a container image with hornbook and its dependencies")
+    namespace = job.site.kubernetes.namespace
+    metadata = {"name": job.name} | ({"namespace": namespace} if namespace else {})
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": job.name},
+        "metadata": metadata,
         # Ranks meet before they are ready, so names must be known before that.
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {"job-name": job.name}},
     }
@@ -142,14 +216,16 @@ def kubernetes_job(job: ClusterJob) -> str:
         "podFailurePolicy": {"rules": rules},
         "template": {"spec": _pod(job)},
     }
-    whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job.name}, "spec": spec}
+    whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
     return "\n".join([*_yaml(service), "---", *_yaml(whole)]) + "\n"
 
 
 def _pod(job: ClusterJob) -> dict[str, object]:
     claims = [_volume(text) for text in job.volumes]
     names = {claim: f"claim-{number}" for number, claim in enumerate(dict.fromkeys(claim for claim, _ in claims))}
+    site = job.site.kubernetes
     environ = {
+        **site.environment,
         "HORNBOOK_NODES": job.nodes,
         "HORNBOOK_ARRIVAL_SECONDS": ARRIVAL_SECONDS,
         "MASTER_ADDR": f"{job.name}-0.{job.name}",
@@ -166,16 +242,26 @@ def _pod(job: ClusterJob) -> dict[str, object]:
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     }
-    if job.gpus:
-        container["resources"] = {"limits": {"nvidia.com/gpu": job.gpus}}
+    memory = job.ranks * site.memory + site.shared_memory
+    needs = {"cpu": str(job.ranks * (job.cpus or site.cpus)), "memory": _mebibytes(memory)}
+    needs |= {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
+    container["resources"] = {"requests": needs, "limits": needs}
+    where = {"nodeSelector": site.node_selector} if site.node_selector else {}
+    where |= {"tolerations": list(site.tolerations)} if site.tolerations and job.gpus else {}
+    shm = {"medium": "Memory", "sizeLimit": _mebibytes(site.shared_memory)}
     volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in names.items()]
     return {
         "subdomain": job.name,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": WARN_SECONDS,
+        **where,
         "containers": [container],
-        "volumes": [*volumes, {"name": "shm", "emptyDir": {"medium": "Memory"}}],
+        "volumes": [*volumes, {"name": "shm", "emptyDir": shm}],
     }
+
+
+def _mebibytes(gib: float) -> str:
+    return f"{round(1024 * gib)}Mi"
 
 
 def _volume(text: str) -> tuple[str, str]:

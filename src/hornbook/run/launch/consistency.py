@@ -5,6 +5,7 @@ Each rank writes its facts into the store and reads those of the others; all com
 
 import json
 import platform
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,6 +37,10 @@ _REMEDIES = {
     "train.precision": "machines of several kinds: set train.precision",
     "threads": "set train.threads or OMP_NUM_THREADS alike on every machine",
 }
+_SHARED = (
+    "ranks {other} and {rank} were given the same GPU ({gpu} of {host}): start at most one rank for each GPU (torchrun "
+    "--nproc-per-node, srun --gpus-per-task 1), and see what CUDA_VISIBLE_DEVICES is set to"
+)
 _RECIPE_REMEDY = "start every rank with the same recipe, command line and HORNBOOK_SET"
 
 
@@ -61,22 +66,25 @@ def rank_facts(recipe: Recipe, lock: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def compare_ranks(store: Store, rank_info: RankInfo, facts: Mapping[str, str]) -> None:
+def compare_ranks(store: Store, rank_info: RankInfo, facts: Mapping[str, str], gpu: str = "") -> None:
     """Return on every rank if all have the same facts, else raise on every rank a UsageError with the differences.
 
+    gpu: the identity of this rank's GPU; where two ranks have the same one, all raise UsageError before NCCL would.
     Raises RankLostError for ranks that do not arrive in time (`arrival_seconds`), for a rank that arrives twice, and
     where a run directory was begun between the starts of two ranks: another start of all finds it.
     """
     with needs_rank0():
-        texts = _exchange(store, rank_info, json.dumps(dict(facts), sort_keys=True))
+        texts, shared = _exchange(store, rank_info, json.dumps(dict(facts), sort_keys=True), gpu)
     differences = dict(_differences([json.loads(text) for text in texts])) if len(set(texts)) > 1 else {}
     if differences:
         error = RankLostError if differences.keys() == {"command"} else UsageError
         raise error("\n".join(["the ranks of this run are not equal", *differences.values()]))
+    if shared:
+        raise UsageError(shared)
 
 
-def _exchange(root: Store, rank_info: RankInfo, text: str) -> list[str]:
-    """The texts of all ranks, in the order of ranks; of equal texts only one is read."""
+def _exchange(root: Store, rank_info: RankInfo, text: str, gpu: str) -> tuple[list[str], str]:
+    """(the texts of all ranks, in the order of ranks, which ranks share a GPU); of equal texts only one is read."""
     store, ranks = PrefixStore("facts", root), range(rank_info.size)
     if store.add(f"came/{rank_info.rank}", 1) > 1:
         raise RankLostError(
@@ -86,6 +94,8 @@ def _exchange(root: Store, rank_info: RankInfo, text: str) -> list[str]:
         )
     store.set(f"text/{rank_info.rank}", text)
     store.set(f"digest/{rank_info.rank}", digest_of(text))
+    if gpu and (other := store.compare_set(f"gpu/{gpu}", "", str(rank_info.rank)).decode()) != str(rank_info.rank):
+        store.set("shared", _SHARED.format(other=other, rank=rank_info.rank, gpu=gpu, host=socket.gethostname()))
     store.add("written", 1)
     seconds = arrival_seconds()
     if not wait_until(lambda: store.add("written", 0) >= rank_info.size, seconds):
@@ -98,10 +108,11 @@ def _exchange(root: Store, rank_info: RankInfo, text: str) -> list[str]:
         root.set(BEGUN, "")
     digests = [store.get(f"digest/{rank}").decode() for rank in ranks]
     read = {digest: store.get(f"text/{rank}").decode() for rank, digest in reversed(list(enumerate(digests)))}
+    shared = store.get("shared").decode() if store.check(["shared"]) else ""
     store.add("read", 1)
     if rank_info.is_rank0:  # the store is in this process, which may be about to raise
         wait_until(lambda: store.add("read", 0) >= rank_info.size, LINGER_SECONDS)
-    return [read[digest] for digest in digests]
+    return [read[digest] for digest in digests], shared
 
 
 def _differences(facts: list[dict[str, str]]) -> Iterator[tuple[str, str]]:

@@ -14,9 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-
-from hornbook.errors import DoesNotFitError, Exit, RankLostError, UsageError
+from hornbook.errors import Exit, UsageError
 from hornbook.files.ballast import reserve
 from hornbook.files.filesystem import is_file
 from hornbook.files.run_directory import RunDir
@@ -24,11 +22,12 @@ from hornbook.files.run_lock import RunLock, process_identity
 from hornbook.files.secrets import holds_secret
 from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
-from hornbook.parallel.device import choose_device
+from hornbook.parallel.device import check_device, choose_device, gpu_identity
 from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.world import SETUP_SECONDS, RankInfo
 from hornbook.progress import progress_bar
 from hornbook.run.checkpoints.commit import newest_step
+from hornbook.run.control.continuing import refuse_missing_data, refuse_spent_time
 from hornbook.run.control.control import refuse_if_held
 from hornbook.run.control.fault_plan import check_plan, check_steps
 from hornbook.run.control.interventions import SettingChange, ends_interventions, with_changes
@@ -39,8 +38,7 @@ from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.launcher_env import Node, launched, ranks_per_node
 from hornbook.run.launch.links import check_links
 from hornbook.run.launch.node import run_node
-from hornbook.run.launch.rank import Report
-from hornbook.run.launch.recovery import with_world
+from hornbook.run.launch.recovery import with_remedy, with_world
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.self_watch import watching_itself
 from hornbook.run.launch.settle import settle_ranks
@@ -85,12 +83,16 @@ def launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
 def _launch(resolved: Resolved, run: RunDir, start: Start) -> Exit:
     with progress_bar(shown=not start.quiet) as progress:
         progress("look at the device", 0, None)
-        resolved = settle_precision(settle_ranks(resolved, os.environ))
+        resolved = settle_ranks(resolved, os.environ)
+        device = choose_device(resolved.recipe.train.device)
+        if resolved.recipe.parallel.world == 1:  # ranks look themselves: to look initialises CUDA
+            check_device(device)
+        resolved = settle_precision(resolved)
     place = launched(os.environ, resolved.recipe.parallel)
     recipe = (resolved := settle_micro_batch(resolved, launched=place is not None)).recipe
     if start.faults is not None:
         check_plan(start.faults.plan, recipe)
-    check_offload(recipe.parallel.offload, choose_device(recipe.train.device), recipe.optim)
+    check_offload(recipe.parallel.offload, device, recipe.optim)
     if isinstance(place, Node):
         return _join_node(resolved, run, start, place)
     if place is not None:
@@ -172,10 +174,14 @@ def _join(
     store, inputs = rank_info.connect(), read_inputs(resolved, start)
     teach(inputs, run, start, compute=False)
     facts = rank_facts(resolved.recipe, inputs.corpus.lock())
-    compare_ranks(store, rank_info, facts | {"run directory": str(run.path.resolve()), "command": start.mode})
+    device = choose_device(resolved.recipe.train.device, rank_info.local_rank, rank_info.same_devices)
+    facts |= {"run directory": str(run.path.resolve()), "command": start.mode}
+    compare_ranks(store, rank_info, facts, gpu_identity(device))
     if rank_info.host is not None:
         check_links(store, rank_info)
     with StopSignals(announces=rank_info.is_rank0 and not start.quiet) as signals, contextlib.ExitStack() as stack:
+        # srun sends a SIGTERM when another rank has ended, which may be the second, and kills after its KillWait.
+        signals.patient = "SLURM_STEP_ID" in os.environ
         if rank_info.is_rank0:
             with rank0_first(store, rank_info.size) as published:
                 refuse_start(resolved.recipe, run, start)
@@ -247,9 +253,11 @@ def with_changed_settings(resolved: Resolved, run: RunDir, start: Start) -> tupl
     resolved = pin_teacher(resolved, recipe_on_file(run, past := read_past(run)))
     changes = changed_settings(run, resolved.recipe)
     refuse_secrets((change.key, change.new) for change in changes)
+    refuse_missing_data(run, resolved.recipe)
+    refuse_spent_time(run, resolved.recipe, changes)
     ends = ends_interventions(changes, past.interventions)
     start = dataclasses.replace(start, changes=changes, ends_interventions=ends)
-    if not past.interventions:
+    if not (past.interventions or past.interventions_before):
         return start, resolved
     before = recipe_in_force(run, past) if ends else base_recipe(run, past)
     there = {dotted(path) for path, _ in leaves(resolved.recipe)}
@@ -337,22 +345,11 @@ def _train(job: Job, ready: Ready | None = None) -> Exit:
             at, saved = At(state.get("step", 0), state.get("tokens", 0)), newest_step(job.run.checkpoints)
             job.ledger.note("stop", at, reason="a second signal", saved_step=saved)
         return StopNow.code_of(interrupt)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _does_not_fit(error) from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):
-            raise _does_not_fit(error) from error
-        if job.rank_info.size > 1 and Report.of(error).by_peer:
-            raise RankLostError(f"another rank went away: {error}. Start all ranks again") from error
-        raise
+    except (RuntimeError, MemoryError, OSError) as error:
+        if (known := with_remedy(job, error)) is None:
+            raise
+        raise known from error
     finally:
         job.inputs.loader.close()
         if job.rank_info.size > 1:  # this process may be a fork, which ends here
             await_deliveries()
-
-
-def _does_not_fit(error: BaseException) -> DoesNotFitError:
-    return DoesNotFitError(
-        f"out of memory: {str(error).splitlines()[0]}. Lower --train.micro_batch (the result is the same up to "
-        "rounding), or set --parallel.recompute selective or block"
-    )

@@ -1,12 +1,13 @@
 """What the variables that launchers set say of this process: its rank, or its machine.
 
 `launched(os.environ, recipe.parallel)` is None where hornbook starts all ranks itself. A `RankInfo` says that this
-process is one rank of the run (torchrun, Slurm), a `Node` that it starts those of one machine of several (Kubernetes,
-ssh: `hornbook.run.launch.node`). Ranks go on with `rendezvous.py`.
+process is one rank of the run (torchrun, Slurm, mpirun), a `Node` that it starts those of one machine of several
+(Kubernetes, ssh: `hornbook.run.launch.node`). Ranks go on with `rendezvous.py`.
 """
 
 import functools
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from hornbook.run.launch.rendezvous import Address, open_store
 from hornbook.settings.layout.world import check_world
 
 _PORTS = 4096
-"""Slurm jobs use one of the last 4096 ports, which systems do not assign by themselves (as JAX does)."""
+"""Jobs of Slurm and mpirun use one of the last 4096 ports, which systems do not assign by themselves (as JAX does)."""
 _NAME = re.compile(r"(?:[^\[\],]|\[[^\]]*\])+(?=,|$)")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 
@@ -61,7 +62,21 @@ def launched(environ: Mapping[str, str], parallel: ParallelConfig) -> RankInfo |
 _SOURCES = {
     "torchrun": ("torchrun (WORLD_SIZE)", "with --nproc-per-node"),
     "slurm": ("Slurm (SLURM_NTASKS)", "with --ntasks"),
+    "openmpi": ("mpirun (OMPI_COMM_WORLD_SIZE)", "with mpirun -np"),
+    "mpich": ("mpirun (PMI_SIZE)", "with mpirun -np"),
 }
+_NAMES = {
+    "torchrun": ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "slurm": ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", ""),
+    "openmpi": (
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "mpich": ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}
+"""Variables with the number of ranks, the rank, the rank on this machine, and the number there."""
 
 
 def _launcher(environ: Mapping[str, str]) -> str | None:
@@ -69,6 +84,11 @@ def _launcher(environ: Mapping[str, str]) -> str | None:
     in_slurm_step = "SLURM_PROCID" in environ and "SLURM_STEP_NODELIST" in environ
     if "RANK" in environ or ("WORLD_SIZE" in environ and not in_slurm_step):  # in a step it is the batch script's own
         return "torchrun"
+    # In a job of Slurm mpirun starts its agents, one on each machine, by srun: their variables are in the ranks' too.
+    if "OMPI_COMM_WORLD_SIZE" in environ:
+        return "openmpi"
+    if "PMI_SIZE" in environ and ("MPI_LOCALNRANKS" in environ or not in_slurm_step):  # srun sets PMI_SIZE, too
+        return "mpich"
     return "slurm" if in_slurm_step else None
 
 
@@ -80,10 +100,8 @@ def world_of(environ: Mapping[str, str]) -> int | None:
 
 def _names(environ: Mapping[str, str], kind: str) -> tuple[str, str, str]:
     """Variables with the number of ranks, the rank, and the rank on this machine."""
-    if kind == "torchrun":
-        return "WORLD_SIZE", "RANK", "LOCAL_RANK"
-    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    return tasks, "SLURM_PROCID", "SLURM_LOCALID"
+    world, rank, local, _ = _NAMES[kind]
+    return "SLURM_STEP_NUM_TASKS" if kind == "slurm" and "SLURM_STEP_NUM_TASKS" in environ else world, rank, local
 
 
 def launcher_rank(environ: Mapping[str, str]) -> RankInfo | None:
@@ -96,7 +114,8 @@ def launcher_rank(environ: Mapping[str, str]) -> RankInfo | None:
     rank = _number(environ, rank_name, 0, ranks - 1)
     if ranks == 1:
         return None
-    address = (_torchrun_address if kind == "torchrun" else _slurm_address)(environ, rank == 0)
+    address_of = {"torchrun": _torchrun_address, "slurm": _slurm_address}.get(kind, _mpi_address)
+    address = address_of(environ, rank == 0)
     connect = functools.cache(functools.partial(open_store, address))
     return RankInfo(rank, ranks, _number(environ, local, 0), connect, host=address.host)
 
@@ -107,9 +126,8 @@ def ranks_per_node(environ: Mapping[str, str]) -> int | None:
     kind = _launcher(environ)
     if kind == "slurm" and uniform:
         return int(uniform[1])
-    if kind == "torchrun" and environ.get("LOCAL_WORLD_SIZE"):
-        return _number(environ, "LOCAL_WORLD_SIZE", 1)
-    return None
+    local = "" if kind is None else _NAMES[kind][3]
+    return _number(environ, local, 1) if environ.get(local) else None
 
 
 def _in_node(environ: Mapping[str, str]) -> bool:
@@ -146,6 +164,21 @@ def _slurm_address(environ: Mapping[str, str], is_rank0: bool) -> Address:
         return Address(host, _number(environ, "MASTER_PORT", 1, 65535), is_rank0)
     step = _number(environ, "SLURM_STEP_ID", 0) if "SLURM_STEP_ID" in environ else 0
     return Address(host, 65536 - _PORTS + (_number(environ, "SLURM_JOB_ID", 0) + step) % _PORTS, is_rank0)
+
+
+def _mpi_address(environ: Mapping[str, str], is_rank0: bool) -> Address:
+    """On one machine its own address, unless MASTER_ADDR says another. Raises UsageError on several without it."""
+    size, _, _, local = _NAMES[_launcher(environ) or ""]
+    host = environ.get("MASTER_ADDR", "")
+    if not host and _text(environ, local) != environ.get(size):
+        raise UsageError(
+            f"mpirun started {environ.get(local)} of {environ.get(size)} ranks on this machine ({local}, {size}), and "
+            "MASTER_ADDR, the machine of rank 0, is not set: `mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29400 ...` "
+            "(MPICH: `-genv MASTER_ADDR HOST`)"
+        )
+    job = zlib.crc32(environ.get("PMIX_NAMESPACE", "").encode())  # of two jobs on a machine each has its port
+    port = _number(environ, "MASTER_PORT", 1, 65535) if "MASTER_PORT" in environ else 65536 - _PORTS + job % _PORTS
+    return Address(host or "127.0.0.1", port, is_rank0)
 
 
 def _text(environ: Mapping[str, str], name: str) -> str:

@@ -105,8 +105,8 @@ def _let_others_end(running: list[Rank]) -> None:
 
 
 def _error_of(failure: Failure) -> HornbookError:
-    if failure.lasting_error is not None:
-        return failure.lasting_error
+    if failure.own_error is not None:
+        return failure.own_error
     if failure.report is None or failure.report.by_peer:
         return RankLostError(f"{failure}. Start the same command on all machines again, and the run goes on")
     sys.stderr.write(failure.report.traceback)

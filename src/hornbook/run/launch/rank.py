@@ -21,9 +21,10 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import hornbook.errors
-from hornbook.errors import Exit, HornbookError, RankLostError, StorageError
+from hornbook.errors import Exit, HornbookError, LostDeviceError, RankLostError, StorageError
 from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
+from hornbook.kernels.device_errors import device_error
 from hornbook.run.diagnose.runs.stacks import RankStack, parse_stacks
 from hornbook.run.launch.heartbeat import Heartbeat, RankStatus
 from hornbook.run.launch.signals import STOP_SIGNALS
@@ -65,7 +66,7 @@ class Report:
         while cause := first.__cause__ or first.__context__:
             first = cause
         failed = isinstance(first, RuntimeError) and bool(_LOST_PEER.search(str(first)))
-        by_peer = failed or isinstance(error, RankLostError)
+        by_peer = (failed and device_error(first) is None) or isinstance(error, RankLostError)
         whole = "".join(traceback.format_exception(error))
         return cls(type(error).__name__, str(error), whole, isinstance(error, HornbookError), by_peer)
 
@@ -228,11 +229,16 @@ class Failure:
         return {"rank": self.rank, "cause": self.cause, "phase": self.status.phase, "found": self.found}
 
     @property
-    def lasting_error(self) -> HornbookError | None:
-        """The rank's own error, where a restart would meet it again; else None."""
+    def own_error(self) -> HornbookError | None:
+        """The rank's own error, if it is a HornbookError; else None."""
         if self.report is None or not self.report.ours or self.report.by_peer:
             return None
         return getattr(hornbook.errors, self.report.kind, HornbookError)(self.report.text)
+
+    @property
+    def lasting_error(self) -> HornbookError | None:
+        """`own_error`, where a restart would meet it again: a process that lost its GPU gets another one."""
+        return None if isinstance(self.own_error, LostDeviceError) else self.own_error
 
 
 def diagnose_end(ended: list[Rank], running: Sequence[Rank]) -> Failure:

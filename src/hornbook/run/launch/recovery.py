@@ -1,39 +1,57 @@
 """What a failure says about the machine: when to check it before a restart, and which slots ranks get after that.
 
-A kill from outside says nothing. A crash in machine code, replicas that differ, and the same failure of the same step
-twice do: then the slots are checked (`hornbook.run.diagnose.deep.slots`), and those that fail go onto the cordon list.
+A kill from outside says nothing. A crash in machine code, a lost GPU, replicas that differ, and the same failure of the
+same step twice do: then the slots are checked (`hornbook.run.diagnose.deep.slots`), and those that fail go onto the
+cordon list.
 """
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 
-from hornbook.errors import HardwareError
+from hornbook.errors import DoesNotFitError, HardwareError, HornbookError, LostDeviceError, RankLostError, quoted
 from hornbook.files.durable import write_atomic
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
+from hornbook.kernels.device_errors import device_error
 from hornbook.parallel.config import axis_ranks
 from hornbook.parallel.device import choose_device
 from hornbook.run.checkpoints.memory_tier import UntrustedCopyError
 from hornbook.run.diagnose.deep.cordon import Cordon, CordonList
 from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport, check_slots, judge
-from hornbook.run.launch.rank import Failure
+from hornbook.run.job import Job
+from hornbook.run.launch.rank import Failure, Report
 from hornbook.run.observe.audit import FaultyRankError
 from hornbook.run.observe.replicas import ReplicasDifferError
+from hornbook.run.start.micro_batch import does_not_fit
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved, override
 from hornbook.settings.sources import Given, Source
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 """Signals that a rank gets for what it did itself."""
-_FAULTY = (ReplicasDifferError.__name__, FaultyRankError.__name__)
+_FAULTY = (ReplicasDifferError.__name__, FaultyRankError.__name__, LostDeviceError.__name__)
 """Errors that say that a machine is faulty."""
+_GLOO = re.compile(r"\[\S+\.cc:\d+\] |This is typically caused by a remote worker crashing.*", re.DOTALL)
+"""Parts of an error of gloo that tell a user nothing: the place in its source, and advice."""
 CHECK_BYTES = 64 << 20
 """Memory of each slot that is checked before a restart."""
+
+
+def with_remedy(job: Job, error: BaseException) -> HornbookError | None:
+    """The error to raise instead of one that ended the training loop; None for a defect."""
+    if (known := device_error(error)) is not None:
+        if isinstance(known, DoesNotFitError):
+            return does_not_fit(job, str(known), job.recipe.train.micro_rows)
+        return type(known)(f"{known}. `hornbook resume {quoted(job.run.path)}` goes on from the newest checkpoint")
+    if job.rank_info.size > 1 and Report.of(error).by_peer:
+        return RankLostError(f"another rank went away: {_GLOO.sub('', str(error)).rstrip('. ')}. Start all ranks again")
+    return None
 
 
 @dataclass(frozen=True)
@@ -79,7 +97,7 @@ class SlotKeeper:
             why = f"{' and '.join(others) or 'replicas'} need them all" if slots else "no slot is left"
             raise HardwareError(
                 f"slots that failed a check are left out ({self._run.cordon}), and {why}: replace the hardware, or "
-                f"`hornbook doctor {self._run.path} --uncordon`"
+                f"`hornbook doctor {quoted(self._run.path)} --uncordon`"
             )
         return next(n for n in range(len(slots), 0, -1) if self._recipe.train.num_microbatches % n == 0)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 
 from hornbook.data.shards.shard import truncated
-from hornbook.errors import Exit, HardwareError, IntegrityError, RetriesSpentError, StorageError
+from hornbook.errors import Exit, HardwareError, IntegrityError, RetriesSpentError, StorageError, quoted
 from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import newest_step
@@ -180,7 +180,8 @@ class Supervisor:
         if self._restarts > self._guard.max_restarts:
             raise RetriesSpentError(
                 f"{failure}; restarts without a new checkpoint: {self._guard.max_restarts}, as guard.max_restarts "
-                f"allows. {self._run.incidents} holds tracebacks; `hornbook resume {self._run.path}` tries again"
+                f"allows. {self._run.incidents} holds tracebacks; "
+                f"`hornbook resume {quoted(self._run.path)}` tries again"
             )
         seconds = BACKOFF[min(self._restarts, len(BACKOFF)) - 1]
         self._log(f"{failure}: restart {self._restarts} of {self._guard.max_restarts}, in {seconds:g} s")
@@ -203,7 +204,8 @@ class Supervisor:
         if self._recovery.repeated and not verdict.cordoned:
             raise RetriesSpentError(
                 f"{failure}, the second time in the same way, and a check found the machine sound: a third try would "
-                f"fail too. {self._run.incidents} holds tracebacks; `hornbook resume {self._run.path}` tries again"
+                f"fail too. {self._run.incidents} holds tracebacks; "
+                f"`hornbook resume {quoted(self._run.path)}` tries again"
             )
 
     def _progress(self) -> int:
@@ -225,7 +227,7 @@ class Supervisor:
         """Stop where no rank is there to save: the newest checkpoint is the state."""
         self._note("stop", at, reason=self._signals.received)
         self._set_status("stopped")
-        self._log(f"stopped; `hornbook resume {self._run.path}` goes on from the newest checkpoint")
+        self._log(f"stopped; `hornbook resume {quoted(self._run.path)}` goes on from the newest checkpoint")
         return Exit.RESUMABLE
 
     def _note_failure(self, error: BaseException, at: Position) -> None:

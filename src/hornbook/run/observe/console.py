@@ -188,6 +188,10 @@ class Console:
         self._bits_per_byte: float | None = None
         self._best: float | None = None
         self._coverage = ""
+        self._said_bits = True
+        """Whether a line has the newest bits per byte."""
+        self._said_steps: int | None = None
+        """Steps of the run that a line said last, where it was shortened."""
         self._mfu: float | None = None
         self._watch = watch or Watch()
         self._last: Step | None = None
@@ -231,6 +235,7 @@ class Console:
         """Set the newest validation loss; `coverage` names the scored part of the text; only equal parts compare."""
         before = self._best if coverage == self._coverage else None
         self._bits_per_byte, self._best, self._coverage = bits_per_byte, before, coverage
+        self._said_bits = False
         if math.isfinite(bits_per_byte):
             self._best = bits_per_byte if before is None else min(bits_per_byte, before)
 
@@ -239,8 +244,11 @@ class Console:
         self._mfu = mfu
 
     def shorten(self, step: int, total_steps: int, total_tokens: int, why: str) -> None:
-        """Set the new length of a run that was shortened after step `step`."""
-        self.note(f"shortened after step {step:,} from {self._header.total_steps:,} to {total_steps:,} steps ({why})")
+        """Set the new length of a run that was shortened after step `step`; a line says less than 5 % only once."""
+        before = self._said_steps or self._header.total_steps
+        if self._said_steps is None or total_steps < 0.95 * before:
+            self.note(f"shortened after step {step:,} from {before:,} to {total_steps:,} steps ({why})")
+            self._said_steps = total_steps
         self.update(total_steps=total_steps, total_tokens=total_tokens)
 
     def update(self, **fields: Any) -> None:
@@ -274,7 +282,8 @@ class Console:
         )
 
     def _line(self, step: Step) -> str:
-        bits = "" if self._bits_per_byte is None else f" bpb={self._bits_per_byte:.4f} ({self._coverage})"
+        bits = "" if self._said_bits else f" bpb={self._bits_per_byte:.4f} ({self._coverage})"
+        self._said_bits = True
         batch = f" batch={step.step_tokens}" if self._header.ramp else ""
         return (
             f"step={step.step} loss={step.loss:.4f}{bits} grad={step.grad_norm:.3g} lr={step.lr:.3g} "

@@ -1,13 +1,13 @@
 """Observers that run the model: validation losses and samples of text."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from hornbook.data.config.objectives import Infill
 from hornbook.data.validation import HeldOut
-from hornbook.errors import DivergedError
+from hornbook.errors import DivergedError, quoted
 from hornbook.evals.evaluate import Evaluator, Report
 from hornbook.evals.loss import LossScores
 from hornbook.files.run_status import evaluations, fullest
@@ -146,7 +146,7 @@ class Evaluation:
         started = time.monotonic()
         report = self._score({name: part.whole for name, part in self._rows.items()}, at, with_tasks=False)
         if self._gives_way(at):
-            self._note(f"not all validation text was scored; `hornbook eval {self._job.run.path}` does it")
+            self._note(f"not all validation text was scored; `hornbook eval {quoted(self._job.run.path)}` does it")
             return
         record = report.as_dict()
         before = self._record(at.step) or self._position(at) | record
@@ -204,6 +204,7 @@ class Samples:
         labelled = isinstance(job.recipe.model.head, LabelHeadConfig | ReplacedHead)  # such a model predicts no text
         staged = job.recipe.parallel.pipeline.stages > 1  # no rank has the whole model
         self._prompt = "" if labelled or staged else job.recipe.eval.prompt
+        self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
 
     def __call__(self, step: Step) -> None:
         prompt = self._prompt
@@ -220,6 +221,8 @@ class Samples:
         self._job.output.write_json(self._job.run.samples / f"step-{step.step:08d}.json", record)
         for console in self._consoles:
             console.note(f"sample {prompt}{text}")
+        for listener in self.listeners:
+            listener(record)
 
     def _continue(self, prompt: str, step: Step) -> str:
         tokenizer, recipe = self._job.inputs.tokenizer, self._job.recipe

@@ -18,7 +18,7 @@ from hornbook.data.loader.provenance import (
     first_step,
     positions_of_documents,
 )
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.inputs import open_loader
@@ -171,7 +171,7 @@ class StepFinder:
                 return StepSamples(record, free, tuple(sorted(others)))
         raise IntegrityError(
             f"step {step} read tokens {record['token_hash']}, the data has others now: it was changed. "
-            f"`hornbook verify {run.path} --data` names the shard"
+            f"`hornbook verify {quoted(run.path)} --data` names the shard"
         )
 
     def _skipped_until(self, attempt: int) -> list[list[tuple[int, int]]]:

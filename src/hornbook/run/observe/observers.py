@@ -208,6 +208,7 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
         for tracker in make_trackers(job.recipe, job.run) if output.is_rank0 else ():
             trackers.append(stack.enter_context(TrackerThread(tracker, observers.note)))
             job.ledger.listeners.append(trackers[-1].listen)
+            samples.listeners.append(trackers[-1].sample)
         yield observers
 
 

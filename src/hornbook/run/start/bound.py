@@ -51,7 +51,7 @@ def recipe_on_file(run: RunDir, past: Monotone) -> Recipe:
     It is the one in force, unless a kill came between the record of an intervention and the writing of recipe.toml.
     """
     stale = bool(past.recipe_before) and digest_of(run.recipe) == past.recipe_before
-    return _after(base_recipe(run, past), past.interventions[:-1] if stale else past.interventions)
+    return _after(base_recipe(run, past), past.interventions_before if stale else past.interventions)
 
 
 def digest_of(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.files.filesystem import exists, is_file, is_folder, list_folder
 from hornbook.files.run_directory import RunDir
 
@@ -15,11 +15,14 @@ def check_directory(run: RunDir, mode: Literal["start", "resume"]) -> None:
     begun = is_file(run.recipe)
     if mode == "resume":
         if not begun:
-            raise UsageError(f"{run.path} holds no run: start one with `hornbook train RECIPE --out {run.path}`")
+            raise UsageError(
+                f"{run.path} holds no run: start one with `hornbook train RECIPE --out {quoted(run.path)}`"
+            )
         return
     if begun:
         raise UsageError(
-            f"{run.path} already holds a run: `hornbook resume {run.path}` goes on with it, another --out starts anew"
+            f"{run.path} already holds a run: `hornbook resume {quoted(run.path)}` goes on with it, another --out "
+            "starts anew"
         )
     if not is_empty(run):
         raise UsageError(f"{run.path} is not empty and holds no run: give --out a new folder")

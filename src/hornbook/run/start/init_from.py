@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hornbook.data.corpus import Corpus
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.files.filesystem import is_file, is_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.model.build import build_model
@@ -127,7 +127,7 @@ def adopt_model(resolved: Resolved, checkpoint: Path) -> Resolved:
     if is_adapter(checkpoint):
         raise UsageError(
             f"{checkpoint} is an adapter, and a run starts from whole weights: merge it first with "
-            f"`hornbook export {checkpoint} --out MERGED`, or name its base"
+            f"`hornbook export {quoted(checkpoint)} --out MERGED`, or name its base"
         )
     config, vocab, _ = read_hf(checkpoint)
     recipe, label = resolved.recipe, str(checkpoint)

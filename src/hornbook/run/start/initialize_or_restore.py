@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hornbook.data.labelled.labelled import only_label
 from hornbook.data.loader.loader import Loader, repetition_warnings, seen_text
 from hornbook.errors import IntegrityError, UsageError
@@ -22,13 +24,17 @@ from hornbook.model.config.surgery import adapter_of
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import scale_to_unit_variance, with_new_head
 from hornbook.model.surgery.adapters.files import base_of, check_base, is_adapter, read_meta, tensors_digest
+from hornbook.parallel.device import unseen_gpus, visible_gpus
 from hornbook.parallel.world import World
 from hornbook.plan.stages.pipeline import plan_pipeline
 from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer, Restored
 from hornbook.run.checkpoints.path import newest_verified
+from hornbook.run.config import TrainConfig
+from hornbook.run.control.continuing import rate_jump
 from hornbook.run.inputs import vocabulary_warning
 from hornbook.run.job import Job
 from hornbook.run.ledger import Monotone
+from hornbook.run.memory import held_by_others
 from hornbook.run.observe.observers import Observers
 from hornbook.run.start import bound
 from hornbook.run.start.anchor import hold_weights
@@ -74,6 +80,7 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
         raise UsageError("surgery sparse: no weight is 0: start from what `hornbook prune --sparse` wrote (--from DIR)")
     environment = _environment(job, state.engine.world)
     state.loader.skip([*past.skipped_ranges, *(start.init_from.skipped_ranges if start.init_from is not None else ())])
+    jump = rate_jump(job.inputs, job.run, start, past, (state.step, state.tokens))
     job.ledger.note(start.mode, state, **_first_record(job, past, environment, restored))
     for problem in _problems(job, past, state) if job.output.is_rank0 else ():
         job.ledger.note("warning", state, text=problem)
@@ -82,14 +89,14 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     if start.changes or stale:
         job.write_recipe()  # after the ledger: a kill between the two loses nothing
     checkpointer.pass_on_notes(state)
-    for line in _lines(job, state, environment, restored, init_from):
+    for line in [*_lines(job, state, environment, restored, init_from), *([f"warning: {jump}"] if jump else [])]:
         observers.note(line)
     if zeros is not None:
         observers.note(f"{zeros:.1%} of the weights of sparse layers are 0 and stay so")
     if initial is not None and initial.kind == "import" and state.step == 0:
         observers.evaluation.score_start(state)
-    if init_from is not None:
-        checkpointer.save(state)  # from here on the run does not need the initial checkpoint
+    if init_from is not None or (restored is None and job.recipe.guard.mode == "auto"):
+        checkpointer.save(state)  # the run needs the initial checkpoint no longer, and the guard may begin again here
 
 
 def _problems(job: Job, past: Monotone, state: State) -> Iterator[str]:
@@ -161,10 +168,15 @@ def _lines(
         yield "warning: the data has no validation tokens, so nothing is evaluated (text.validation sets their share)"
     if (label := only_label(loader.corpus)) is not None:
         yield f"warning: every label of the training data is {label!r}: a model learns nothing else"
-    if slow := slow_precision(job.recipe.train.precision, state.engine.world.device):
-        yield f"warning: {slow}"
+    yield from (f"warning: {text}" for text in _device_warnings(job.recipe.train, state.engine.world.device))
     yield from (f"warning: {note}" for note in loader.index.notes)
     yield from (f"warning: {note}" for note in repetition_warnings(loader.index.epochs(tokens)))
+
+
+def _device_warnings(train: TrainConfig, device: torch.device) -> Iterator[str]:
+    if train.device == "auto" and device.type == "cpu" and visible_gpus() != [] and (unseen := unseen_gpus()):
+        yield f"training on the CPU: {unseen}"
+    yield from filter(None, (held_by_others(device), slow_precision(train.precision, device)))
 
 
 def _pipeline_lines(job: Job) -> Iterator[str]:

@@ -6,13 +6,15 @@ the same, it is computed again with the largest proper divisor of the micro-batc
 the rounding of sums. The ledger has the clock of that step, so that every later attempt does the same.
 """
 
+import contextlib
 import gc
 import math
 
 import torch
 
 from hornbook.data.corpus import Corpus
-from hornbook.errors import DoesNotFitError, UsageError
+from hornbook.errors import DoesNotFitError, UsageError, quoted
+from hornbook.kernels.device_errors import device_error
 from hornbook.model.config.flops import state_bytes
 from hornbook.model.config.parameter_count import embedding_rows
 from hornbook.model.heads.head import device_chunk_bytes
@@ -106,7 +108,26 @@ def _head_bytes(recipe: Recipe, vocab: int, rows: int) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocator refused: on a GPU, in torch on a CPU, or in numpy."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return isinstance(device_error(error), DoesNotFitError)
+
+
+def does_not_fit(job: Job, problem: str, rows: int) -> DoesNotFitError:
+    """The error of a run that found no memory with `rows` rows at once: requested, planned, and what helps.
+
+    problem: the text of the error's `device_error`.
+    """
+    recipe, planned, remedy = job.recipe, "", ""
+    with contextlib.suppress(UsageError):  # not every model says what it keeps
+        planned = f" of {size_text(training_bytes(recipe, job.inputs.vocab, rows))} planned"
+    if rows > 1:
+        remedy = f" --train.micro_batch {divisors(rows)[-2]}"
+    elif recipe.parallel.recompute.kind == "none":
+        remedy = " --parallel.recompute block"
+    wanted = f"{problem.split('. ', maxsplit=1)[0]}, with {f'{rows} rows at once' if rows > 1 else 'one row at a time'}"
+    return DoesNotFitError(
+        f"{wanted}{planned}. `hornbook resume {quoted(job.run.path)}{remedy}` goes on from the newest checkpoint; "
+        "--parallel.recompute block, --parallel.offload or a smaller model need less"
+    )
 
 
 def take_fewer_rows(job: Job, state: State, problem: str) -> None:
@@ -114,14 +135,11 @@ def take_fewer_rows(job: Job, state: State, problem: str) -> None:
 
     Raises DoesNotFitError for a single row, and on several ranks: the others are in collectives of the same step.
     """
-    before, what = state.micro_batch, problem.splitlines()[0]
-    if state.engine.world.size > 1:
-        raise DoesNotFitError(f"out of memory: {what}. Lower --train.micro_batch, or set --parallel.recompute block")
-    if before == 1:
-        remedy = "set --parallel.recompute block, a shorter --train.sequence, or take a smaller model"
-        raise DoesNotFitError(f"out of memory with one row at a time: {what}. {remedy[0].upper()}{remedy[1:]}")
+    before = state.micro_batch
+    if state.engine.world.size > 1 or before == 1:
+        raise does_not_fit(job, problem, before)
     rows = divisors(before)[-2]
-    job.ledger.note("micro_batch", state, rows=rows, before=before, text=what)
+    job.ledger.note("micro_batch", state, rows=rows, before=before, text=problem.split(". ", maxsplit=1)[0])
     state.fewer_rows.append((state.tokens, rows))
     state.engine.zero_gradients()
     free_cached_memory()

@@ -8,11 +8,11 @@ import sys
 
 import torch
 
-from hornbook.errors import UsageError
+from hornbook.errors import Exit, HornbookError, LostDeviceError, UsageError
 from hornbook.model.layers.float8 import check_float8
 from hornbook.model.layers.precision import Choice, Precision, choose_precision, missing_bf16
 from hornbook.model.layers.products import is_widened
-from hornbook.parallel.device import choose_device
+from hornbook.parallel.device import check_device, choose_device
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 
@@ -82,7 +82,8 @@ def _choose(recipe: Recipe) -> Choice:
     command = [sys.executable, "-m", __name__, recipe.train.device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UsageError(done.stderr.strip().splitlines()[-1])
+        kind = LostDeviceError if done.returncode == Exit.HARDWARE else UsageError
+        raise kind(done.stderr.strip().splitlines()[-1])
     name, _, reason = done.stdout.strip().partition(" ")
     precision: Precision = "bf16" if name == "bf16" else "fp32"
     return Choice(precision, reason)
@@ -91,9 +92,12 @@ def _choose(recipe: Recipe) -> Choice:
 def main() -> None:
     """`python -m hornbook.run.start.precision DEVICE` prints the choice and its reason."""
     try:
-        print(*choose_precision(choose_device(sys.argv[1])))
-    except UsageError as error:
-        sys.exit(str(error))
+        device = choose_device(sys.argv[1])
+        check_device(device)
+        print(*choose_precision(device))
+    except HornbookError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from hornbook.data.config.preferences import Referenced
 from hornbook.data.corpus import Corpus
 from hornbook.data.labelled.comparisons import Comparisons, build_comparisons
 from hornbook.data.labelled.references import find_references, keep_references, model_digest
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.model.heads.preference import answer_logps
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.adapters.files import is_adapter
@@ -59,7 +59,7 @@ def compute_references(recipe: Recipe, folder: Path, progress: Progress) -> dict
     if not isinstance(objective, Referenced) or path is None:
         raise UsageError("hornbook reference needs --data DATA, and a recipe whose data.objective is dpo, ipo or kto")
     if is_adapter(folder):
-        raise UsageError(f"{folder} is an adapter: merge it first with `hornbook export {folder} --out MERGED`")
+        raise UsageError(f"{folder} is an adapter: merge it first with `hornbook export {quoted(folder)} --out MERGED`")
     corpus = Corpus.open(path)
     check_tokenizer(folder, Tokenizer.load(corpus.root / "tokenizer"))
     loaded, digest = load_model(folder), model_digest(folder)

@@ -20,7 +20,7 @@ from hornbook.data.config.teacher import NoTerm, RelationTeacher, TopTeacher
 from hornbook.data.loader.global_index import GlobalIndex
 from hornbook.data.loader.loader import SkippedRanges, merge_ranges, positions_of
 from hornbook.data.teacher import Predictions, TeacherRows, TeacherTable, in_parts
-from hornbook.errors import HornbookError, RankLostError, UsageError
+from hornbook.errors import HornbookError, RankLostError, UsageError, quoted
 from hornbook.files.artifact import digest_of
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.attention import FullAttentionConfig
@@ -168,8 +168,8 @@ def _check_teacher(folder: Path, inputs: Inputs) -> None:
     if not has_tokenizer(folder, inputs.tokenizer):
         raise UsageError(
             f"{key}: {folder} has another vocabulary than {inputs.corpus.root}, so its probabilities are of other "
-            f"tokens: make the data anew with `hornbook tokenize` and --tokenizer {folder / 'tokenizer.json'}, or take "
-            "a teacher that was trained on this data"
+            f"tokens: make the data anew with `hornbook tokenize` and --tokenizer {quoted(folder / 'tokenizer.json')}, "
+            "or take a teacher that was trained on this data"
         )
     config = read_merged(folder)[0]
     if inputs.recipe.model.kind == "encoder" and config.kind != "encoder":

@@ -79,6 +79,8 @@ def test_the_name_of_a_cpu_has_its_threads(tmp_path: Path) -> None:
     ("driver", "precision", "tera"),
     [
         ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 80GB HBM3", "bf16-pure", 989.4),
+        ("NVIDIA H100 80GB HBM3", "float8", 1978.9),
         ("NVIDIA H100 PCIe", "bf16", 756.0),
         ("NVIDIA H100 NVL", "bf16", 835.5),
         ("NVIDIA H200", "bf16", 989.4),
@@ -88,6 +90,15 @@ def test_the_name_of_a_cpu_has_its_threads(tmp_path: Path) -> None:
         ("Tesla V100-SXM2-16GB", "fp16", 125.0),
         ("Tesla T4", "fp16", 65.0),
         ("NVIDIA B200", "bf16", 2250.0),
+        ("NVIDIA A10", "bf16", 125.0),
+        ("NVIDIA A10G", "bf16", 70.0),
+        ("NVIDIA L4", "bf16", 121.0),
+        ("NVIDIA L40", "bf16", 181.0),
+        ("NVIDIA H20", "bf16", 148.0),
+        ("NVIDIA GeForce RTX 3090", "bf16", 71.0),
+        ("NVIDIA RTX A6000", "bf16", 154.8),
+        ("NVIDIA RTX 6000 Ada Generation", "bf16", 364.2),
+        ("AMD Instinct MI300X VF", "bf16", 1307.4),
     ],
 )
 def test_published_peaks(driver: str, precision: str, tera: float) -> None:
@@ -100,7 +111,16 @@ def test_published_peaks(driver: str, precision: str, tera: float) -> None:
 
 @pytest.mark.parametrize(
     ("driver", "precision"),
-    [("Tesla V100-SXM2-16GB", "bf16"), ("NVIDIA T400", "fp16"), ("NVIDIA A10G", "bf16"), ("some card", "fp32")],
+    [
+        ("Tesla V100-SXM2-16GB", "bf16"),
+        ("NVIDIA T400", "fp16"),
+        ("NVIDIA RTX A1000", "fp16"),
+        ("NVIDIA A100-SXM4-64GB", "bf16"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16"),
+        ("NVIDIA GeForce RTX 4090 D", "bf16"),
+        ("some card", "fp32"),
+    ],
 )
 def test_what_is_not_known_has_no_published_peak(driver: str, precision: str) -> None:
     assert published_peak(driver, precision) is None

@@ -19,7 +19,7 @@ from hornbook.run.diagnose.runs import deaths
 from hornbook.run.diagnose.runs.deaths import classify, texts
 from hornbook.run.diagnose.runs.nonfinite import recompute
 from hornbook.run.diagnose.runs.report import RunReport, diagnose_run
-from hornbook.run.diagnose.runs.stacks import parse_stacks, read_stacks
+from hornbook.run.diagnose.runs.stacks import Frame, parse_stacks, read_stacks
 from hornbook.run.ledger import At, Ledger
 from tests.run.guard.poison import poison
 from tests.run.launcher import Launcher
@@ -38,6 +38,20 @@ Thread 0x00007f02 (most recent call first):
   File "/env/hornbook/run/train.py", line 191 in compute_gradients
   File "/env/hornbook/run/train.py", line 130 in take_step
 """
+
+
+@pytest.mark.parametrize(
+    ("file", "path"),
+    [
+        ("/home/a/hornbook/src/hornbook/parallel/world.py", "parallel/world.py"),
+        ("/env/lib/python3.12/site-packages/hornbook/run/train.py", "run/train.py"),
+        ("/home/a/hornbook/.venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", ""),
+        ("/home/a/hornbook/train.py", ""),
+        ("/home/a/hornbook", ""),
+    ],
+)
+def test_files_of_the_package_are_told_from_others_in_a_folder_of_its_name(file: str, path: str) -> None:
+    assert Frame(file, 1, "f").own == path
 
 
 @pytest.fixture(scope="module")

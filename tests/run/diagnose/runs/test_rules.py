@@ -13,6 +13,7 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.run.diagnose.runs.curves import Curves, Evaluated, Facts
 from hornbook.run.diagnose.runs.history import read_history, unigram_loss
+from hornbook.run.diagnose.runs.loss_rules import high_rate
 from hornbook.run.diagnose.runs.rules import RULES, Text, judge, table, texts
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import leaves
@@ -36,6 +37,7 @@ INJECTED: dict[str, dict[str, Any]] = {
     "plateau": {"loss": flat},
     "saddle": {"loss": flat, "gradient_norm": np.where(step < 200, 1.0, 0.01)},
     "oscillation": {"loss": 4 + 0.2 * (-1.0) ** step + 0.01 * noise - step / 1000},
+    "high_rate": {"loss": np.where(step < 40, 8 + 6 * (step > 2), 2.0 + 6.0 * step**-0.3)},
     "overfitting": {"evaluated": Evaluated(evaluated, evaluated * BATCH, 3 + np.abs(evaluated - 300) / 1000)},
     "dead_units": {"layers": layers(dead_units=lambda at: np.minimum(at / 400, 0.9))},
     "attention_logits": {"layers": layers(max_logit=lambda at: at**1.35)},
@@ -51,6 +53,18 @@ INJECTED: dict[str, dict[str, Any]] = {
     "floor_rate": {"lr": 1e-3 * np.clip(1 - (step - 20) / 400, 0.0, 1.0) + 1e-9},
     "above_unigram": {"facts": Facts(peak_rate=1e-3, unigram_loss=2.1)},
 }
+
+
+@pytest.mark.parametrize(("factor", "loss"), [(50, 4.6), (50, 2.95), (1, 4.6)])
+def test_a_rate_that_was_raised_is_named_where_the_loss_rose_with_it(factor: float, loss: float) -> None:
+    base = healthy()
+    raised = replace(
+        base, lr=np.where(step < 300, base.lr, factor * base.lr), loss=np.where(step < 300, base.loss, loss)
+    )
+    found = high_rate(raised)
+    assert (found is not None) == ((factor, loss) == (50, 4.6))
+    if found is not None:
+        assert re.match(r"the rate rose from 0.001 to 0.05 behind step 299, and the loss from 3.0\d\d to 4.600", found)
 
 
 def names(curves: Curves) -> set[str]:

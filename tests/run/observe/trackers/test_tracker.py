@@ -1,6 +1,8 @@
 """Trackers that raise, hang or are slow: the run has the same steps, goes on, ends, and is told once."""
 
 import shutil
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,9 +15,11 @@ import pytest
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
+from hornbook.run.config import WandbConfig
 from hornbook.run.ledger import At, Ledger
 from hornbook.run.observe.trackers import packages, tracker
 from hornbook.run.observe.trackers.tracker import TrackerThread
+from hornbook.settings.recipe import Recipe
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -33,8 +37,13 @@ class Package(ModuleType):
         self.finished = 0
         self._log = log
 
-    def init(self, **settings: Any) -> None:
+    def init(self, **settings: Any) -> Any:
+        vars(self).get("print", print)(f"* {self.__name__} says so")
         self.begun.append(settings)
+        return SimpleNamespace(_next_step=max((step for step, _ in self.logged), default=-1) + 1)
+
+    def Table(self, columns: list[str], data: list[list[Any]]) -> list[dict[str, Any]]:
+        return [dict(zip(columns, row, strict=True)) for row in data]
 
     def log(self, metrics: dict[str, float], step: int) -> None:
         self._log()
@@ -76,6 +85,58 @@ def test_a_tracker_gets_every_step_and_evaluation(
     assert wandb.begun[0]["project"] == "p"
     assert wandb.begun[0]["config"]["train"]["batch_tokens"] == 128
     assert trackio.begun[0]["name"] == wandb.begun[0]["id"]
+
+
+def test_trackio_shows_steps_that_are_made_again_once(
+    tmp_path: Path, launch_run: Launch, package: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trackio, run = package(name="trackio"), RunDir(tmp_path / "run")
+    on = 'log.trackers=[{kind = "trackio"}]'
+    assert launch_run(run.path, on, "train.tokens=1280") == Exit.DONE
+    path = max(run.checkpoints.glob("step-*"))
+    path.rename(run.checkpoints / f"damaged-{path.name}")
+    assert launch_run(run.path, "train.tokens=1450", mode="resume") == Exit.DONE
+    losses = [step for step, metrics in trackio.logged if "train/loss" in metrics]
+    assert losses == list(range(1, 13))
+    printed = capsys.readouterr()
+    assert "* trackio says so" not in printed.out
+    assert printed.err.count("* trackio says so") == 2
+
+
+def test_wandb_gets_samples_and_the_mode_of_the_environment(
+    tmp_path: Path, launch_run: Launch, package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = package()
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    words = ("eval.every=6", "eval.prompt=the model", "eval.sample_tokens=3")
+    assert launch_run(tmp_path / "run", ON, *words) == Exit.DONE
+    ((row,), (last,)) = [metrics["sample"] for _, metrics in wandb.logged if "sample" in metrics]
+    assert (row["step"], row["prompt"], last["step"]) == (6, "the model", 12)
+    assert launch_run(tmp_path / "other", 'log.trackers=[{kind = "wandb", mode = "offline"}]') == Exit.DONE
+    assert [each["mode"] for each in wandb.begun] == ["disabled", "offline"]
+
+
+def test_the_process_of_a_wandb_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would wait for it at exit."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    children = []
+    for name in ("wandb-core", "other"):
+        (tmp_path / name).symlink_to(sleep)
+        children.append(subprocess.Popen([tmp_path / name, "30"]))
+    gate = threading.Event()
+    hanging = packages.PackageTracker(WandbConfig(), Recipe(), RunDir(tmp_path))
+    vars(hanging)["step"] = lambda _: gate.wait()
+    step: Any = SimpleNamespace(record=lambda: {"step": 1})
+    with TrackerThread(hanging, lambda _: None) as thread:
+        thread(step)
+        thread.close(0.05)
+    assert children[0].wait(timeout=5) == -signal.SIGKILL
+    assert children[1].poll() is None
+    children[1].kill()
+    children[1].wait()
+    gate.set()
 
 
 def test_a_tracker_knows_the_attempts_of_a_run_and_no_other_run(tmp_path: Path) -> None:
@@ -133,8 +194,14 @@ def test_a_slow_one_delays_no_step_and_drops_what_does_not_fit() -> None:
         def evaluation(self, record: Mapping[str, Any]) -> None:
             raise AssertionError(record)
 
+        def sample(self, record: Mapping[str, Any]) -> None:
+            raise AssertionError(record)
+
         def close(self) -> None:
             seen.append(-1)
+
+        def abandon(self) -> None:
+            raise AssertionError
 
     step: Any = SimpleNamespace(record=lambda: {"step": 1})
     with TrackerThread(Slow(), warnings.append, size=4) as thread:
@@ -150,7 +217,7 @@ def test_a_slow_one_delays_no_step_and_drops_what_does_not_fit() -> None:
 
 def test_a_second_signal_waits_for_no_tracker() -> None:
     gate, warnings = threading.Event(), list[str]()
-    hanging: Any = SimpleNamespace(name="slow", step=lambda _: gate.wait(), close=lambda: None)
+    hanging: Any = SimpleNamespace(name="slow", step=lambda _: gate.wait(), close=lambda: None, abandon=lambda: None)
     step: Any = SimpleNamespace(record=lambda: {"step": 1})
     started = time.monotonic()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hornbook.plan.devices.hardware import device_of_driver
+from hornbook.plan.devices.hardware import PRECISIONS, device_of_driver
 from hornbook.plan.devices.measured import read_machine
 from hornbook.run.diagnose.bench.saved import device_name
 
@@ -22,7 +22,7 @@ class Peak:
 def published_peak(name: str, precision: str) -> Peak | None:
     """Of a GPU by the name that its driver gives; None where it is not known, or has no such arithmetic."""
     device = device_of_driver(name)
-    if device is None or (rate := getattr(device, precision, None)) is None:
+    if device is None or (rate := getattr(device, PRECISIONS.get(precision, precision), None)) is None:
         return None
     return Peak(rate * 1e12, f"published for {device.name}, {precision} dense")
 

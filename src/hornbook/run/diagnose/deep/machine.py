@@ -18,7 +18,7 @@ from hornbook.data.shards.shard import BLOCK_BYTES, TokenShard
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import TEMPORARY, storage_error, write_file
 from hornbook.run.diagnose.deep.slots import SlotReport, judge, run_slots
-from hornbook.run.diagnose.doctor import CANNOT_MEET, Check, Verdict, drop_cached
+from hornbook.run.diagnose.doctor import CANNOT_MEET, Check, Verdict, check_shared, drop_cached
 from hornbook.text.pool import usable_cores
 
 MEMORY_BYTES = 1 << 30
@@ -28,7 +28,6 @@ BLOCKS = 3
 """Blocks of the data that are compared with their checksums."""
 CLOCK_SECONDS = 0.2
 OPEN_FILES = 1024
-SHARED_BYTES = 1 << 30
 THROTTLED = 0.05
 _COUNTERS = ("ecc.errors.uncorrected.volatile.total", "clocks_throttle_reasons.hw_slowdown", "temperature.gpu")
 _REPLACE = "leave it out: see the machine's own log, and have it replaced"
@@ -58,6 +57,7 @@ def examine(folder: Path, data: Path | None = None, *, whole: bool = False) -> l
         *check_read_back(folder),
         *check_clock(folder),
         *check_limits(),
+        *check_shared(),
         *check_throttling(),
         *check_counters(),
         *(check_data(data, whole=whole) if data is not None else ()),
@@ -135,17 +135,10 @@ def check_clock(folder: Path) -> list[Check]:
 
 
 def check_limits() -> list[Check]:
-    """Open files and shared memory."""
+    """Files that may be open at once."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < OPEN_FILES
-    lines = [_line("open files", f"{files:,} at once", "warn" if few else "ok", "ulimit -n 4096" if few else "", files)]
-    if (shared := Path("/dev/shm")).is_dir():  # a container often has 64 MB
-        free = shutil.disk_usage(shared).free
-        small = free < SHARED_BYTES
-        remedy = "give the container more: docker run --shm-size 8g" if small else ""
-        text = f"{free / 1e9:.1f} GB free in {shared}"
-        lines.append(_line("shared", text, "warn" if small else "ok", remedy, float(free)))
-    return lines
+    return [_line("open files", f"{files:,} at once", "warn" if few else "ok", "ulimit -n 4096" if few else "", files)]
 
 
 def check_throttling(stat: Path = Path("/sys/fs/cgroup/cpu.stat")) -> list[Check]:

@@ -18,7 +18,9 @@ from hornbook.run.diagnose.runs.stacks import read_stacks
 
 ENDED_BADLY = ("fail",)
 GOES_ON = ("start", "resume")
-_MEMORY = re.compile(r"(?i)out of memory|can't allocate memory|cannot allocate|memory ran out|DoesNotFit|MemoryError")
+_MEMORY = re.compile(
+    r"(?i)out of memory|can't allocate memory|cannot allocate|memory ran out|DoesNotFit|\b(OutOf)?MemoryError"
+)
 _FULL = re.compile(r"(?i)no space left|disk is full|disk quota|free some space|too little space")
 LONGEST_ERROR = 240
 """Characters that are shown of the collectives' own words."""
@@ -80,14 +82,14 @@ def classify(error: str, text: str) -> str:
     """The name in `deaths.toml` of an error by its class and message."""
     if _MEMORY.search(f"{error} {text}"):
         return "out_of_memory"
-    if _FULL.search(text):
+    if _FULL.search(text) and error != "SharedMemoryError":
         return "disk_full"
     if "was silent" in text or "was stopped, and silent" in text:
         return "hang"
     if error == "RetriesSpentError" and "was killed by SIGKILL" in text:
         return "killed"
     if error == "DivergedError":
-        return "paused" if text.startswith("paused at step") and "(D0)" not in text else "diverged"
+        return "paused" if text.startswith("paused at step") and "(D0" not in text else "diverged"
     names = {
         "IntegrityError": "damaged_data",
         "StorageError": "storage",
@@ -95,6 +97,8 @@ def classify(error: str, text: str) -> str:
         "InUseError": "storage",
         "UsageError": "usage",
         "HardwareError": "hardware",
+        "LostDeviceError": "lost_device",
+        "SharedMemoryError": "shared_memory",
         "RankLostError": "lost_rank",
     }
     return names.get(error, "defect")

@@ -3,21 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hornbook.errors import HornbookError
-from hornbook.files.filesystem import is_folder, list_folder
 from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import Verdict, evaluations, events, status_of, steps_that_count
 from hornbook.run.diagnose.runs.curves import Curves, Facts, curves_of
+from hornbook.run.guard.unigram import unigram_loss
 from hornbook.settings.recipe import Recipe
-
-SAMPLED_TOKENS = 2_000_000
-"""Training tokens whose frequencies give the unigram entropy."""
 
 
 @dataclass(frozen=True)
@@ -93,44 +87,6 @@ def read_history(run: RunDir) -> RunHistory:
         facts = replace(facts, unigram_loss=read("data", lambda: unigram_loss(recipe), None))
     curves = read("series", lambda: curves_of(steps, statistics, scored, facts), curves_of(()))
     return RunHistory(run, status_of(run), ledger, steps, statistics, scored, memory, recipe, curves, unreadable)
-
-
-def unigram_loss(recipe: Recipe) -> float | None:
-    """Entropy of single training tokens in nats, over the first `SAMPLED_TOKENS` of the shards in turn.
-
-    None where the objective is not the next token of plain text, or the data is not there any more. The sample's
-    entropy is raised by (kinds - 1) / 2n (Miller 1955), for it has not met all rare tokens.
-    """
-    if recipe.data.objective.kind != "causal" or recipe.data.path is None or recipe.model.head.kind != "lm":
-        return None
-    counts = _token_counts(Path(recipe.data.path))
-    total = int(counts.sum())
-    if not total:
-        return None
-    shares = counts[counts > 0] / total
-    return float(-(shares * np.log(shares)).sum() + (len(shares) - 1) / (2 * total))
-
-
-def _token_counts(data: Path) -> np.ndarray:
-    folder, counts = data / "tokens" / "train", np.zeros(0, dtype=np.int64)
-    shards = [
-        path for each in (list_folder(folder) if is_folder(folder) else []) for path in list_folder(each, "*.bin")
-    ]
-    for path in shards:
-        wide = _shard_dtype(data) == "uint32"
-        size = 4 if wide else 2
-        with path.open("rb") as file:
-            tokens = np.frombuffer(file.read(SAMPLED_TOKENS // max(len(shards), 1) * size), "<u4" if wide else "<u2")
-        found = np.bincount(tokens)
-        counts = np.pad(counts, (0, max(len(found) - len(counts), 0)))
-        counts[: len(found)] += found
-    return counts
-
-
-def _shard_dtype(data: Path) -> str:
-    import json
-
-    return str(json.loads((data / "tokens" / "index.json").read_bytes())["dtype"])
 
 
 def gigabytes(size: float) -> str:

@@ -1,9 +1,10 @@
-"""Rules over the loss of a run: plateau, saddle, oscillation, overfitting, nothing learned (`rules.py` says how)."""
+"""Rules over the loss of a run: plateau, saddle, oscillation, high rate, overfitting, nothing learned (`rules.py`)."""
 
 import numpy as np
 
 from hornbook.run.diagnose.runs.curves import MIN_STEPS, WINDOW, Curves, settled
 from hornbook.run.diagnose.runs.fits import Values, robust_deviation, slope
+from hornbook.run.guard.settings import ABOVE_FIRST, EXCESS, HARM, LEAST_HARM
 
 
 def _stall(curves: Curves) -> tuple[float, float] | None:
@@ -81,6 +82,24 @@ def _swings(values: Values, height: float) -> tuple[int, int]:
         elif high - value > height:
             falls, low, high = falls + 1, value, value
     return rises, falls
+
+
+def high_rate(curves: Curves) -> str | None:
+    """Many losses a quarter above the first one, or far above the ones before the rate was raised."""
+    fine = np.isfinite(curves.loss)
+    loss, lr, step = curves.loss[fine], curves.lr[fine], curves.step[fine]
+    if len(loss) < 2 * MIN_STEPS:
+        return None
+    first, smooth = float(loss[0]), _running_median(loss, 9)
+    if (smooth / (ABOVE_FIRST * first) - 1).clip(0, 1).sum() > EXCESS:
+        return f"the loss rose from {first:.3f} to {smooth.max():.3f} by step {step[int(smooth.argmax())]:,}"
+    raised = np.flatnonzero(lr[1:] > 1.5 * lr[:-1]) + 1
+    for at in raised[(raised >= WINDOW) & (raised + 64 <= len(loss))]:
+        before, after = float(np.median(loss[at - 16 : at])), float(np.median(loss[at + 32 : at + 64]))
+        if after > before + max(HARM * (first - before), LEAST_HARM * before):
+            rates = f"from {lr[at - 1]:.2g} to {lr[at]:.2g}"
+            return f"the rate rose {rates} behind step {step[at - 1]:,}, and the loss from {before:.3f} to {after:.3f}"
+    return None
 
 
 def overfitting(curves: Curves) -> str | None:

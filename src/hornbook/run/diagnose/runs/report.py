@@ -74,6 +74,8 @@ class RunReport:
             "usage": Exit.USAGE,
             "hang": Exit.HARDWARE,
             "hardware": Exit.HARDWARE,
+            "lost_device": Exit.HARDWARE,
+            "shared_memory": Exit.STORAGE,
             "lost_rank": Exit.RESUMABLE,
         }
         return codes.get(failed[0], Exit.DEFECT) if failed else Exit.DONE

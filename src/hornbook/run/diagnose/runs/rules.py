@@ -15,7 +15,7 @@ import numpy as np
 
 from hornbook.run.diagnose.runs.curves import MIN_STEPS, WINDOW, Curves, settled
 from hornbook.run.diagnose.runs.fits import Values, power_law
-from hornbook.run.diagnose.runs.loss_rules import above_unigram, oscillation, overfitting, plateau, saddle
+from hornbook.run.diagnose.runs.loss_rules import above_unigram, high_rate, oscillation, overfitting, plateau, saddle
 
 Severity = Literal["fail", "warn", "ok"]
 Rule = Callable[[Curves], str | None]
@@ -285,6 +285,7 @@ RULES: dict[str, Rule] = {
         plateau,
         saddle,
         oscillation,
+        high_rate,
         overfitting,
         dead_units,
         attention_logits,

@@ -16,7 +16,7 @@ _COLLECTIVES = re.compile(
     r"|irecv|wait|batch_isend_irecv|monitored_barrier)$"
 )
 _WAIT = re.compile(r"\.wait\(\)")
-_OURS = re.compile(r"(^|/)hornbook/(?P<path>.+)$")
+_PACKAGE = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,14 @@ class Frame:
 
     @property
     def own(self) -> str:
-        """Path within the package; "" of others' code."""
-        match = _OURS.search(self.file)
-        return match["path"] if match is not None and "site-packages/torch" not in self.file else ""
+        """Path within the package, "" of others' code.
+
+        The stack may be from another machine, and a folder above the package may have its name. So a file is ours
+        where a file of this package has the path that follows a folder `hornbook`.
+        """
+        parts = Path(self.file).parts
+        inner = (Path(*parts[i + 1 :]) for i, part in enumerate(parts[:-1]) if part == _PACKAGE.name)
+        return next((str(path) for path in inner if (_PACKAGE / path).is_file()), "")
 
     @property
     def code(self) -> str:

@@ -1,19 +1,25 @@
 """Trackers of other packages (`log.trackers`), and which of all trackers a recipe asks for."""
 
+import contextlib
+import functools
 import importlib
 import importlib.util
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import psutil
 
 from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.config import LogConfig, TrackioConfig, WandbConfig
+from hornbook.run.config import LogConfig, MlflowConfig, TrackioConfig, WandbConfig
 from hornbook.run.observe.trackers.event_files import EventFiles, require_tensorboard
 from hornbook.run.observe.trackers.metrics import of_evaluation, of_step
+from hornbook.run.observe.trackers.mlflow_run import MlflowRun
 from hornbook.run.observe.trackers.tracker import Tracker
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import plain
@@ -24,7 +30,10 @@ def make_trackers(recipe: Recipe, run: RunDir) -> Iterator[Tracker]:
     if recipe.log.tensorboard:
         yield EventFiles(run)
     for config in recipe.log.trackers:
-        yield PackageTracker(config, recipe, run)
+        if isinstance(config, MlflowConfig):
+            yield MlflowRun(config, recipe, run, functools.partial(_identity, run))
+        else:
+            yield PackageTracker(config, recipe, run)
 
 
 def require_trackers(config: LogConfig) -> None:
@@ -32,7 +41,8 @@ def require_trackers(config: LogConfig) -> None:
     require_tensorboard(config)
     for each in config.trackers:
         if importlib.util.find_spec(each.kind) is None:
-            raise UsageError(f"log.trackers needs {each.kind}, which is not installed: {install_command('track')}")
+            extra = "mlflow" if each.kind == "mlflow" else "track"
+            raise UsageError(f"log.trackers needs {each.kind}, which is not installed: {install_command(extra)}")
 
 
 class PackageTracker:
@@ -42,6 +52,8 @@ class PackageTracker:
         self.name = config.kind
         self._config, self._recipe, self._run = config, recipe, run
         self._module: Any = None
+        self._first_step = 0
+        """Steps before it are known to Trackio, which would show them twice."""
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Send the metrics of a step."""
@@ -51,14 +63,32 @@ class PackageTracker:
         """Send the metrics of an evaluation."""
         self._send(record["step"], of_evaluation(record))
 
+    def sample(self, record: Mapping[str, Any]) -> None:
+        """Send a sample of text to wandb, as a table."""
+        if isinstance(self._config, WandbConfig):
+            columns = ["step", "prompt", "text"]
+            module = self._module = self._module or self._open()
+            table = module.Table(columns=columns, data=[[record[name] for name in columns]])
+            module.log({"sample": table}, step=record["step"])
+
     def close(self) -> None:
         """End the run in the tracker."""
         if self._module is not None:
             self._module.finish()
 
+    def abandon(self) -> None:
+        """End the process of wandb, for which Python would wait over a minute at exit; RUN/wandb keeps what it got."""
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if child.name().startswith(self.name):
+                    child.kill()
+        before = sys.unraisablehook  # what wandb registered for the exit misses its process
+        sys.unraisablehook = lambda found: None if isinstance(found.exc_value, ConnectionError) else before(found)
+
     def _send(self, step: int, metrics: Iterator[tuple[str, float]]) -> None:
         self._module = self._module or self._open()
-        self._module.log({tag: value for tag, value in metrics if math.isfinite(value)}, step=step)
+        if step >= self._first_step:
+            self._module.log({tag: value for tag, value in metrics if math.isfinite(value)}, step=step)
 
     def _open(self) -> Any:
         """Import the package and begin a run that a later attempt goes on with."""
@@ -67,11 +97,21 @@ class PackageTracker:
         common: dict[str, Any] = {"project": self._config.project, "resume": "allow", "config": plain(self._recipe)}
         if isinstance(self._config, WandbConfig):
             os.environ.setdefault("WANDB_SILENT", "true")
-            common |= {"mode": self._config.mode, "dir": str(self._run.path), "id": identity, "name": self._run.name}
+            mode = self._config.mode or os.environ.get("WANDB_MODE") or "offline"
+            common |= {"mode": mode, "dir": str(self._run.path), "id": identity, "name": self._run.name}
+            module.init(**common)
         else:
-            common["name"] = identity  # by which Trackio knows a run that goes on
-        module.init(**common)
+            _print_to_stderr(self.name)
+            known = module.init(**common, name=identity)  # the name by which Trackio knows a run that goes on
+            self._first_step = getattr(known, "_next_step", 0)
         return module
+
+
+def _print_to_stderr(package: str) -> None:
+    """Let the modules of a package print to stderr: stdout has the answer of the command."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == package:
+            vars(module)["print"] = functools.partial(print, file=sys.stderr)
 
 
 def _identity(run: RunDir) -> str:

@@ -31,8 +31,14 @@ class Tracker(Protocol):
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Take an evaluation as the ledger has it."""
 
+    def sample(self, record: Mapping[str, Any]) -> None:
+        """Take a sample of text, as RUN/samples has it."""
+
     def close(self) -> None:
         """Finish; called once, after an exception of another call too."""
+
+    def abandon(self) -> None:
+        """Let the process end without it; called by another thread where `close` does not return in time."""
 
 
 class TrackerThread:
@@ -65,6 +71,10 @@ class TrackerThread:
         if record["kind"] == "evaluation":
             self._put("evaluation", record)
 
+    def sample(self, record: Mapping[str, Any]) -> None:
+        """Pass on a sample of text."""
+        self._put("sample", record)
+
     def _put(self, what: str, record: Mapping[str, Any]) -> None:
         """Never waits."""
         self._tell_error()
@@ -90,6 +100,7 @@ class TrackerThread:
         self._tell_error()
         if self._thread.is_alive():
             self._tell("hung", f"{self._tracker.name} does not end: the run ends without it")
+            self._tracker.abandon()
 
     def _work(self) -> None:
         try:
