@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CONSTRAINTS := constraints.txt
 READY := $(VENV)/.ready
 DEVELOP := $(VENV)/.develop
-INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS)
 
 .PHONY: demo test test-all check bench gpu docs clean
 
@@ -34,7 +35,7 @@ docs: $(READY)
 	$(BIN)/python -m scripts.capture_console
 
 # What hornbook needs, and transformers, with which an export is compared.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip
 	$(INSTALL) -e ".[hf]"

@@ -10,6 +10,7 @@ from benchmarks.evals import page as evals_page
 from benchmarks.plan import page as planner_page
 from benchmarks.refinery import figures as refinery_figures
 from benchmarks.reliability import sides_page
+from benchmarks.reliability.guard import page as guard_page
 from benchmarks.report import RESULTS, machine_line, rows_of, section
 from benchmarks.serve import page as serve_page
 from benchmarks.start.quickstart_matrix import HEADER, cells
@@ -499,6 +500,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             *evals_page.SECTIONS,
             statistics_cost,
             guard,
+            guard_page.guard_settings,
             quickstart,
             cold_start,
             quickstart_matrix,

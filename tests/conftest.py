@@ -192,6 +192,19 @@ def _await_saves() -> None:
 
 
 @pytest.fixture
+def emulated_cuda() -> Iterator[Any]:
+    """A GPU that there is none of (`tests.helpers.emulated_cuda`); gives the waits of the host for it."""
+    import torch
+
+    from tests.helpers.emulated_cuda import emulated_cuda
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a real GPU here: `make gpu` runs on it")
+    with emulated_cuda() as waits:
+        yield waits
+
+
+@pytest.fixture
 def branch() -> Callable[[Path], list[dict[str, Any]]]:
     """The steps of a run that count, without what differs between two equal runs (times and attempts)."""
     from hornbook.files.journal import current_branch, read_records

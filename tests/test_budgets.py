@@ -1,6 +1,6 @@
-"""Budgets of the house: how wide a folder, how long a file and a function, how large a room may be.
+"""Budgets of the house: how wide a folder, how long a file and a function, how large the package may be.
 
-A budget may be raised in the commit that needs it, with the reason in its message.
+The total is one number: whoever needs more lines in one place finds fewer in another, in the same commit.
 """
 
 import ast
@@ -12,25 +12,12 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "hornbook"
 ENTRIES = 16
-FILE_LINES = 360
+FILE_LINES = 400
 FUNCTION_LINES = 60
-ROOM_LINES = {
-    "cli": 9_090,
-    "data": 5_870,
-    "evals": 3_310,
-    "files": 1_800,
-    "kernels": 1_050,
-    "model": 17_810,
-    "optim": 3_800,
-    "parallel": 7_170,
-    "plan": 6_660,
-    "run": 20_724,
-    "serve": 1_700,
-    "settings": 2_870,
-    "studio": 1_050,
-    "text": 18_040,
-}
+TOTAL_LINES = 109516
+"""Of Python and tables, recipes aside: whoever adds lines removes as many elsewhere."""
 FILES = sorted(PACKAGE.rglob("*.py"))
+ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
 
 
 def num_lines(path: Path) -> int:
@@ -71,16 +58,12 @@ def test_no_function_is_too_long() -> None:
     assert {name: lines for path in FILES for name, lines in functions(path) if lines > FUNCTION_LINES} == {}
 
 
-def test_no_room_is_too_large() -> None:
-    rooms = Counter[str]()
-    for path in FILES:
-        if len(parts := path.relative_to(PACKAGE).parts) > 1:
-            rooms[parts[0]] += num_lines(path)
-    assert rooms.keys() == ROOM_LINES.keys()
-    assert {room: lines for room, lines in rooms.items() if lines > ROOM_LINES[room]} == {}
+def test_the_package_is_not_too_large() -> None:
+    tables = [path for path in PACKAGE.rglob("*.toml") if path.parent.name != "recipes"]
+    assert sum(map(num_lines, [*FILES, *tables])) <= TOTAL_LINES
 
 
-@pytest.mark.parametrize("room", ROOM_LINES)
+@pytest.mark.parametrize("room", ROOMS)
 def test_no_class_name_stands_twice_in_a_room(room: str) -> None:
     """A configuration and what it builds have names of their own, as `GLUConfig` and `GLU`."""
     names = Counter(name for path in FILES if path.relative_to(PACKAGE).parts[0] == room for name in classes(path))

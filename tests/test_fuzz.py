@@ -82,8 +82,6 @@ def test_time_does_not_grow_with_the_square(tmp_path: Path, name: str):
 
     The least of three times counts: a collection of the garbage of all tests before may fall into one.
     """
-    if name.startswith("html"):
-        pytest.importorskip("resiliparse", reason="web pages need the extra `web`")
     spent = []
     for count in (2_000, 2_000, 32_000, 32_000, 32_000):
         data, begun = QUADRATIC[name](count), time.process_time()

@@ -105,6 +105,21 @@ def size(model: ModelConfig) -> int:
     return count_parameters(model, model.vocab)
 
 
+OWN_SHAPES = ("gpt3-", "tiny-deltanet")
+"""Recipes of shapes that no class of transformers has: they leave with their modelling file."""
+
+
+def test_every_other_recipe_exports_to_a_class_of_transformers() -> None:
+    """With the two labels that the data of `tiny-classify` have."""
+    for name in shipped_recipes():
+        model = preset(name).model
+        if getattr(model.head, "labels", None) == []:
+            model = model.model_copy(update={"head": model.head.model_copy(update={"labels": ["a", "b"]})})
+        chosen = choose_architecture(model)
+        assert (chosen is None) == name.startswith(OWN_SHAPES), name
+        assert chosen is None or hasattr(pytest.importorskip("transformers"), chosen.name)
+
+
 def test_every_preset_has_a_published_count() -> None:
     assert set(PRESETS) == {*RELEASED, *TABLE_D1}
 

@@ -67,6 +67,9 @@ def test_the_demo_ends_well(tmp_path, program):
     assert figures["certificate"]["ok"] is True
     assert figures["bits_per_byte"] < figures["baselines"]["unigram"]
     assert (keep / "model" / "model.safetensors").is_file()
+    assert figures["text"].startswith("def")
+    assert figures["text"].splitlines()[0] in done.stderr
+    assert f'hornbook generate {keep / "run"} -p "def"' in done.stderr
     assert "\r" not in done.stderr
     assert "\x1b" not in done.stderr
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.plan.mixed import MixedHolding
 from benchmarks.plan.trainer_time import expert_ranks, left_out, machine_state, settled, trainer
 from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding, NanotronHolding
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
@@ -16,7 +17,6 @@ from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.devices.hardware import Cluster, Device, device_named
-from hornbook.plan.holding.mixed import MixedHolding
 from hornbook.plan.holding.own import Holding
 from hornbook.plan.trainer import Trainer
 from hornbook.run.config import TrainConfig

@@ -1,4 +1,4 @@
-"""What the trainers of published measurements hold, where it is not what `hornbook.plan.holding.mixed` says.
+"""What the trainers of published measurements hold, where it is not what `benchmarks.plan.mixed` says.
 
 Each is read from the trainer's source at the time of its measurement; none has a constant fitted to a measurement.
 """
@@ -6,11 +6,11 @@ Each is read from the trainer's source at the time of its measurement; none has 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from benchmarks.plan.mixed import ITEM, MixedHolding
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows, method
 from hornbook.model.config.saved_bytes import BlockBytes
 from hornbook.plan.counts.share import CHANNELS, gpu_runtime, share_of, tensor_share
-from hornbook.plan.holding.mixed import ITEM, MixedHolding
 from hornbook.plan.holding.own import Ends
 from hornbook.settings.recipe import Recipe
 

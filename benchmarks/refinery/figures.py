@@ -244,6 +244,25 @@ def refinery_endurance(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def public(found: dict[str, Any]) -> list[str]:
+    """Public collections of inputs."""
+    return [
+        *section(
+            "Public collections of inputs",
+            "`python -m benchmarks.reliability.public`: JSONTestSuite, parquet-testing, the encoding cases of",
+            "html5lib-tests, saved pages of trafilatura, files of chardet (also with their encoding named), of warcio",
+            "and of yauzl, through the readers of `prepare`. What is right says the collection or another reader.",
+            "Refused rightly: damaged, without an encoding or a column of text, or encrypted. No main text: the",
+            "main content (resiliparse) holds none of the phrases that people noted for the page.",
+        ),
+        *rows_of(["", *found["header"]], found["rows"]),
+        "By choice: a key that is there twice is refused (JSONTestSuite has two such files among the valid ones), NaN",
+        "and Infinity are read as Python's json reads them, and a page that names no encoding is UTF-8 (32 cases of",
+        "html5lib, where the standard leaves the default to the browser: Windows-1252).",
+        "",
+    ]
+
+
 SECTIONS = (
     refinery_pipeline,
     refinery_rules,
@@ -253,4 +272,5 @@ SECTIONS = (
     refinery_bpe,
     refinery_effect,
     refinery_endurance,
+    public,
 )

@@ -4,7 +4,9 @@ An error that a person can cause or fix is a `HornbookError`: its text says what
 has the exit code. Any other exception is a defect (exit code 1).
 """
 
+import shlex
 from enum import IntEnum
+from pathlib import Path
 
 
 class Exit(IntEnum):
@@ -74,12 +76,20 @@ class HardwareError(HornbookError, exit_code=Exit.HARDWARE):
     """A check of the machine failed, and the run cannot go on without the part that did."""
 
 
+class LostDeviceError(HardwareError):
+    """A GPU failed under the process; another process can go on from the newest checkpoint, there or elsewhere."""
+
+
 class RetriesSpentError(HornbookError, exit_code=Exit.RETRIES_SPENT):
     """The run was restarted as often as allowed without reaching another checkpoint."""
 
 
 class StorageError(HornbookError, exit_code=Exit.STORAGE):
     """The disk is full, read-only or failing."""
+
+
+class SharedMemoryError(HornbookError, exit_code=Exit.STORAGE):
+    """Memory that processes of this machine share (/dev/shm) is full; the run directory can be written."""
 
 
 class TakenOverError(StorageError, exit_code=Exit.IN_USE):
@@ -95,3 +105,8 @@ def planned(error: Exception) -> Exception:
 def is_planned(error: BaseException) -> bool:
     """Whether a fault plan raised it: no defect of ours."""
     return bool(getattr(error, "planned", False))
+
+
+def quoted(path: Path | str) -> str:
+    """A path as it is typed in a command that a message proposes."""
+    return shlex.quote(str(path))

@@ -90,6 +90,18 @@ def test_curve(data: Path, output: Output):
     assert output("curve", data, "classifier.nothing", "1")[0] == 2
 
 
+@pytest.mark.parametrize("words", [("classifier", "--bad", "BAD"), ("perplexity",)])
+def test_rows_that_cannot_be_read_are_counted_and_named(tmp_path: Path, output: Output, words: tuple[str, ...]):
+    for name in ("good", "bad"):
+        rows = [json.dumps({"text": f"a {name} row {number}"}) + "\n" for number in range(40)]
+        (tmp_path / name).with_suffix(".jsonl").write_text("".join([*rows, *['{"content": "other"}\n'] * 3]))
+    given = [str(tmp_path / "bad.jsonl") if word == "BAD" else word for word in words]
+    code, text = output(*given, "--good", tmp_path / "good.jsonl", "--out", tmp_path / "made", "--json")
+    files, skipped = len(words) // 3 + 1, json.loads(text)["skipped"]
+    assert (code, skipped["rows"], skipped["reasons"]) == (0, 3 * files, {"missing text": 3 * files})
+    assert skipped["first"].startswith(f"{tmp_path / 'good.jsonl'}:41: missing text: no key 'text'")
+
+
 def test_too_few_samples_and_a_wrong_word_are_named(tmp_path: Path, output: Output):
     (tmp_path / "few.txt").write_text("one")
     words = ["--out", tmp_path / "c", "--good", tmp_path / "few.txt", "--bad", tmp_path / "few.txt"]

@@ -54,6 +54,30 @@ def test_answers_are_written_in_one_place() -> None:
     assert found == {"result.py", "main.py"}  # main prints its help and version
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train tiny --out s3://b/run", "--out s3://b/run: only a local path can be written here: give run, and"),
+        ("train tiny --data s3://b/data", "--data s3://b/data: only a local path can be read here: give data, copied"),
+        ("train tiny data.path=gs://b/data", "data.path  gs://b/data: only a local path can be read here"),
+        ("prepare README.md --out s3://b/data", "--out s3://b/data: only a local path can be written"),
+        ("prepare README.md --exclude a --exclude s3://b/list --out data", "--exclude s3://b/list: only a local"),
+        ("export hf://o/n --out model", "error hf://o/n: only a local path can be read"),
+        ("resume s3://b/run", "error s3://b/run: only a local path"),
+        ("tokenize s3://b/data", "error s3://b/data: only a local path"),
+        ("average s3://b/run@1 run --out model", "error s3://b/run@1: only a local path"),
+        ("why s3://b/run@1", "error s3://b/run: only a local path"),
+    ],
+)
+def test_a_url_is_refused_where_only_a_local_path_works(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == Exit.USAGE
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_help_breaks_lines_only_between_paragraphs() -> None:
     """The lines of a docstring are those of the source, not of the terminal."""
 

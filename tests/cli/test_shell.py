@@ -22,6 +22,7 @@ from hornbook.errors import (
     InUseError,
     RankLostError,
     RetriesSpentError,
+    SharedMemoryError,
     StoppedError,
     StorageError,
     UsageError,
@@ -45,6 +46,7 @@ def raising(error: BaseException) -> Callable[[], Any]:
         (DivergedError, Exit.DIVERGED),
         (InUseError, Exit.IN_USE),
         (StorageError, Exit.STORAGE),
+        (SharedMemoryError, Exit.STORAGE),
         (RankLostError, Exit.RESUMABLE),
         (StoppedError, Exit.RESUMABLE),
         (HardwareError, Exit.HARDWARE),
@@ -67,6 +69,7 @@ def test_every_kind_of_error_has_a_test() -> None:
         DivergedError,
         InUseError,
         StorageError,
+        SharedMemoryError,
         RankLostError,
         StoppedError,
         HardwareError,
@@ -121,6 +124,12 @@ def test_memory_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert guard(raising(MemoryError())) == guard(raising(OutOfMemoryError("3 GiB"))) == Exit.DOES_NOT_FIT
     assert capsys.readouterr().err == "error out of memory\nerror out of memory: 3 GiB\n"
+
+
+def test_a_gpu_that_fails_under_any_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guard(raising(RuntimeError("CUDA error: uncorrectable ECC error encountered\nadvice"))) == Exit.HARDWARE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error the GPU failed: CUDA error: uncorrectable ECC error encountered. ")
 
 
 def deep(depth: int) -> None:

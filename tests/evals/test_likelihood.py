@@ -8,8 +8,10 @@ import torch
 
 from hornbook.data.batch import Batch
 from hornbook.errors import UsageError
-from hornbook.evals.likelihood import MOST_TOKENS, Request, encode_request, log_likelihoods
+from hornbook.evals.likelihood import MOST_TOKENS, Request, encode_choices, encode_request, log_likelihoods
 from hornbook.parallel.world import World
+from hornbook.text.config.text import BPE
+from hornbook.text.tokenizer.bpe.train import train_bpe
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from tests.evals.models import REQUESTS, context, engine
 
@@ -69,6 +71,42 @@ def test_a_continuation_begins_with_the_blank_before_it(tiny_corpus) -> None:
     assert tokenizer.decode(one.continuation) == " cd"
     assert one.context == [tokenizer.delimiter_id, *tokenizer.encode("ab")]
     assert encode_request(tokenizer, "", "cd", "x").context == [tokenizer.delimiter_id]
+
+
+def merging_tokenizer() -> Tokenizer:
+    """Byte-level BPE in which " brown" and "dog" are one token each."""
+    return train_bpe(BPE(vocab=300), [[" brown brown dog the quick"] * 9])
+
+
+@pytest.mark.parametrize(
+    ("context", "continuation", "scored"),
+    [
+        ("the quick bro", "wn", " brown"),
+        ("the quick brow", "n dog", " brown dog"),
+        ("the quick", " brown", " brown"),
+        ("the quick do", "\u00e9", "\u00e9"),
+        ("the quick ", "brown", " brown"),
+        ("", "dog", "dog"),
+    ],
+)
+def test_a_token_that_spans_the_join_is_scored_whole(context: str, continuation: str, scored: str) -> None:
+    """The tokens read are those of the text as a whole: no other text is scored."""
+    tokenizer = merging_tokenizer()
+    request = encode_request(tokenizer, context, continuation, "x")
+    assert request.context + request.continuation == [tokenizer.delimiter_id, *tokenizer.encode(context + continuation)]
+    assert tokenizer.decode(request.continuation) == scored
+    blanks = len(context) - len(context.rstrip())
+    assert request.joined_bytes == len(scored.encode()) - len(continuation.encode()) - blanks
+
+
+def test_choices_are_scored_from_one_place_where_a_token_spans_the_join_of_one() -> None:
+    tokenizer = merging_tokenizer()
+    requests = encode_choices(tokenizer, "the quick bro", {"a": "wn", "b": "ze"})
+    assert [tokenizer.decode(each.continuation) for each in requests] == [" brown", " broze"]
+    assert requests[0].context == requests[1].context
+    assert [each.joined_bytes for each in requests] == [4, 4]
+    with pytest.raises(UsageError, match="b: '' after 'the quick bro' is no token"):
+        encode_choices(tokenizer, "the quick bro", {"a": "wn", "b": ""})
 
 
 def test_a_continuation_of_no_token_is_named(tiny_corpus) -> None:

@@ -98,19 +98,42 @@ def rank_of_two(rank: int, given: list[list[torch.Tensor]]) -> World:
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_ranks_take_turns_and_all_have_all_rows_in_order(count: int) -> None:
     batches: list[Any] = list(range(count))
-    alone = score_batches(World(torch.device("cpu")), batches, 2, rows_of)
+    alone = score_batches(World(torch.device("cpu")), batches, 2, tensors_of, rows_of)
     assert alone[:, 0].tolist() == [number for number in range(count) for _ in range(number % 3)]
     parts = [alone[alone[:, 0] % 2 == rank] for rank in (0, 1)]
     size = max(len(part) for part in parts)
     padded = [torch.from_numpy(np.pad(part, ((0, size - len(part)), (0, 0)))) for part in parts]
     for rank in (0, 1):
         world = rank_of_two(rank, [[torch.tensor(len(part)) for part in parts], padded])
-        assert np.array_equal(score_batches(world, batches, 2, rows_of), alone)
+        assert np.array_equal(score_batches(world, batches, 2, tensors_of, rows_of), alone)
 
 
-def rows_of(batch: Any) -> np.ndarray:
+def test_a_batch_is_scored_while_the_next_is_computed() -> None:
+    """So that a GPU computes meanwhile: the model is called for batch n + 1 before the results of n are looked at."""
+    calls = list[tuple[str, int]]()
+
+    def compute(batch: Any) -> list[torch.Tensor]:
+        calls.append(("compute", batch))
+        return [torch.tensor(batch)]
+
+    def score(batch: Any, number: torch.Tensor) -> np.ndarray:
+        assert int(number) == batch
+        calls.append(("score", batch))
+        return np.array([[float(number)]])
+
+    batches: list[Any] = [0, 1, 2]
+    rows = score_batches(World(torch.device("cpu")), batches, 1, compute, score)
+    assert rows.tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert calls == [*(("compute", 0), ("compute", 1), ("score", 0), ("compute", 2)), ("score", 1), ("score", 2)]
+
+
+def tensors_of(batch: Any) -> list[torch.Tensor]:
+    return [torch.tensor(float(batch))]
+
+
+def rows_of(batch: Any, value: torch.Tensor) -> np.ndarray:
     """Batch n has n mod 3 rows."""
-    return np.full((batch % 3, 2), float(batch))
+    return np.full((batch % 3, 2), float(value))
 
 
 def test_metrics_as_a_line() -> None:

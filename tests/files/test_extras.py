@@ -62,4 +62,16 @@ def test_extras_are_those_that_something_imports() -> None:
     import tomllib
 
     offered = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
-    assert set(offered) == {"hf", "cloud", "web", "lang", "scale", "track", "eval", "gguf", "onnx", "dev"}
+    assert set(offered) == {
+        "hf",
+        "documents",
+        "cloud",
+        "lang",
+        "scale",
+        "track",
+        "mlflow",
+        "eval",
+        "gguf",
+        "onnx",
+        "dev",
+    }

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hornbook.errors import IntegrityError, StorageError
-from hornbook.files.filesystem import exists, is_file, is_folder, list_folder, walk_files
+from hornbook.errors import IntegrityError, StorageError, UsageError
+from hornbook.files.filesystem import exists, is_file, is_folder, list_folder, require_local, walk_files
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import find_runs, newest_evaluation
@@ -157,3 +157,34 @@ def test_a_checkpoint_that_cannot_be_read_is_damaged(tmp_path: Path, failing: Fa
     failing(folder)
     with pytest.raises(IntegrityError, match="cannot be read"):
         verify_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("url", "writes", "remedy"),
+    [
+        ("s3://b/runs/a", True, "give a, and then copy it with: aws s3 cp --recursive a s3://b/runs/a"),
+        (Path("s3://b/runs/a/"), False, "give a, copied first with: aws s3 cp --recursive s3://b/runs/a a"),
+        ("s3://b/law.json", True, "aws s3 cp law.json s3://b/law.json"),
+        ("gs://b/my run", False, "gcloud storage cp -r 'gs://b/my run' 'my run'"),
+        ("https://h/terms.toml", False, "curl -Lo terms.toml https://h/terms.toml"),
+        ("hf://o/n", True, "hf upload OWNER/NAME n"),
+        ("abfs://c@account/x", False, "the program of that store"),
+        ("s3://", True, "give FOLDER,"),
+        (Path("file:///a b"), False, "leave out file://, and give the path alone: '/a b'"),
+    ],
+)
+def test_a_url_where_a_local_path_is_needed(url: Path | str, writes: bool, remedy: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        require_local(url, name="--x ", writes=writes)
+    assert str(caught.value).startswith(f"--x {str(url).partition(':')[0]}://")
+    assert remedy in str(caught.value)
+
+
+def test_local_paths_that_look_like_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("runs/a", "C:/x", "", "./s3:/b", "/s3://b", "2026-11-28T12:00/a", Path("-")):
+        assert require_local(path) == str(path)
+    Path("s3:").mkdir()
+    assert require_local(Path("./s3:/b")) == "s3:/b"
+    with pytest.raises(UsageError):
+        require_local("s3://b")

@@ -223,6 +223,14 @@ def bert(draw: Random) -> Shape:
     }
 
 
+def megatron_bert(draw: Random) -> Shape:
+    return "MegatronBertForMaskedLM", bert(draw)[1]
+
+
+def roberta_pre(draw: Random) -> Shape:
+    return "RobertaPreLayerNormForMaskedLM", bert(draw)[1] | {"pad_token_id": draw.choice([0, 3])}
+
+
 def electra(draw: Random) -> Shape:
     _, sizes = bert(draw)
     return "ElectraForPreTraining", sizes | {"embedding_size": draw.choice([sizes["hidden_size"], 10])}
@@ -299,12 +307,16 @@ def bart(draw: Random) -> Shape:
     }
 
 
+def mbart(draw: Random) -> Shape:
+    return "MBartForConditionalGeneration", bart(draw)[1]
+
+
 DECODERS = (
     *(gpt2, gpt_neox, gpt_j, opt, opt_350m, bloom, llama, llama3, qwen2, qwen3, gemma2, olmo2),
     *(mixtral, olmoe, qwen3_moe, deepseek_v3),
 )
-ENCODERS = (bert, electra, electra_generator, roberta, modernbert)
-ENCODER_DECODERS = (t5, t5_v1_1, bart)
+ENCODERS = (bert, megatron_bert, roberta_pre, electra, electra_generator, roberta, modernbert)
+ENCODER_DECODERS = (t5, t5_v1_1, bart, mbart)
 DRAWS = {each.__name__: each for each in (*DECODERS, *ENCODERS, *ENCODER_DECODERS)}
 
 
@@ -329,6 +341,6 @@ def _labelled(draw: Random, base: Callable[[Random], Shape], task: str) -> Shape
 TASKS = ("SequenceClassification", "TokenClassification", "QuestionAnswering")
 LABEL_DRAWS = {
     f"{base.__name__}_{task}": partial(_labelled, base=base, task=task)
-    for base in (bert, roberta, modernbert, gpt2, llama, qwen2, qwen3)
+    for base in (bert, megatron_bert, roberta_pre, roberta, modernbert, gpt2, llama, qwen2, qwen3)
     for task in TASKS
 }

@@ -106,8 +106,8 @@ def test_what_architectures_lack_is_written_under_our_own_name() -> None:
     for head, name in (
         (CLASSES, "BertForSequenceClassification"),
         (RegressionHead(transform=DenseTransform()), "BertForSequenceClassification"),
-        (CLASSES.model_copy(update={"transform": NoTransform()}), "HornbookForCausalLM"),
-        (CLASSES.model_copy(update={"bias": False}), "HornbookForCausalLM"),
+        (CLASSES.model_copy(update={"transform": NoTransform()}), "HornbookForSequenceClassification"),
+        (CLASSES.model_copy(update={"bias": False}), "HornbookForSequenceClassification"),
     ):
         keys = to_json(BERT.model_copy(update={"head": head}), 61, dtype="float32")
         assert keys["architectures"] == [name]

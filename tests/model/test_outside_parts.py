@@ -237,12 +237,3 @@ def test_a_method_that_every_part_must_have_is_named_where_it_is_missing(tmp_pat
     (tmp_path / "mean_attention.py").write_text(ATTENTION.replace(f"def {missing}(", f"def other_{missing}("))
     with pytest.raises(UsageError, match=f"the part Mean has no method `{missing}`"):
         build_model(resolve(None, ["model.attention=mean_attention:Mean"], {}).recipe.model, 64)
-
-
-@pytest.mark.usefixtures("own")
-def test_a_former_name_asked_for_while_it_is_built_is_answered(tmp_path: Path) -> None:
-    late = ATTENTION.replace("return MeanA", "from hornbook.model.config.mlp import GLU; return MeanA")
-    (tmp_path / "mean_attention.py").write_text(late)
-    config = resolve(None, ["model.attention=mean_attention:Mean"], {}).recipe.model
-    with pytest.raises(UsageError, match=r"GLU is now hornbook\.model\.config\.mlp\.GLUConfig: import that in mean_at"):
-        build_model(config, 64)

@@ -17,6 +17,8 @@ from hornbook.optim.config.optimizer import ParameterGroup
 from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.muon import coefficients_of, iteration_dtype, orthogonalize, scale_of, stacks
 from hornbook.optim.optimizer import Optimizer
+from tests.optim.kinds import everything
+from tests.optim.kinds import same_bits as same_values
 from tests.parallel.trajectory import LAYOUTS, Run, perform, same_bits
 from tests.ranks import RankServer
 
@@ -51,6 +53,23 @@ def test_fifty_steps_are_those_of_torch(shape: tuple[int, int], ours: str, their
         reference.step()
     assert torch.equal(own, other)
     assert torch.equal(optimizer.updates[0][1].state[own]["momentum_buffer"], reference.state[other]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_a_device_refuses_a_step_without_the_host(nesterov: bool) -> None:
+    """As on a GPU: a refused step, its gradients not finite, changes no bit; an accepted one has the usual bits."""
+    start = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    start[0, 0] = -0.0
+    runs = [make(Muon(lr=0.02, weight_decay=0.05, nesterov=nesterov), start) for _ in range(2)]
+    update = runs[1][1].updates[0][1]
+    update._step_supports_amp_scaling = True  # pyright: ignore[reportAttributeAccessIssue]
+    assert not runs[1][1].asks_host
+    for number, gradient in enumerate(gradients((4, 6), 6)):
+        refused = number in (0, 3)
+        for parameter, optimizer in runs:
+            parameter.grad = gradient * float("nan") if refused else gradient.clone()
+            optimizer.step(torch.tensor(float(refused)))
+        assert same_values(*(everything({"w": parameter}, optimizer) for parameter, optimizer in runs))
 
 
 def test_the_first_step_is_known() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from hornbook.data.batch import Batch
@@ -11,6 +11,7 @@ from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mlp import GLUConfig
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initialize
+from hornbook.model.layers.linear import Linear
 from hornbook.model.mlp.blend import set_activation
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.clipping import AnyClip, NormClip, StepLimits, ValueClip
@@ -51,6 +52,44 @@ def make_batch(rows: int, sequence: int = 16, seed: int = 0, masked: int = 0) ->
         samples=torch.arange(rows) + 100 * seed,
         sources=torch.zeros(rows, dtype=torch.int64),
     )
+
+
+class Replayed(torch.autograd.Function):
+    """A weight whose gradient each backward pass writes into the same memory, as each replay of a CUDA graph does."""
+
+    @staticmethod
+    def forward(ctx, weight: Tensor, memory: Tensor) -> Tensor:
+        ctx.memory = memory
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        return ctx.memory.copy_(grads[0]).detach(), None
+
+
+class ReplayedWeight(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.memory = torch.zeros_like(weight)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return Replayed.apply(weight, self.memory)
+
+
+@pytest.mark.parametrize("sizes", [[4], [2, 2], [1, 2, 1]])
+def test_gradients_outlive_the_memory_of_graphs(sizes: list[int]) -> None:
+    """`train.cuda_graphs`: a replay overwrites the gradients of the microbatch before, which must be summed by then."""
+    batches, plain, replayed = split(make_batch(4), sizes), make_engine(), make_engine()
+    for layer in replayed.model.modules():
+        if isinstance(layer, Linear):
+            layer.code = ReplayedWeight(layer.weight)
+    replayed._compiled.keeps_memory = True
+    for _ in range(2):
+        for engine in (plain, replayed):
+            engine.zero_gradients()
+            engine.forward_backward(batches, 64.0)
+        wanted, got = gradients(plain), gradients(replayed)
+        assert all(torch.allclose(got[name], want, rtol=1e-5, atol=1e-7) for name, want in wanted.items())
 
 
 def split(batch: Batch, sizes: list[int]) -> list[Batch]:

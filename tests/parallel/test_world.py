@@ -1,6 +1,7 @@
 """Axes, devices and threads."""
 
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hornbook.errors import UsageError
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
-from hornbook.parallel.world import AXES, Axis, World, axis_sizes, distributed
+from hornbook.parallel.world import AXES, Axis, World, axis_sizes, distributed, name_loopback
 from hornbook.run.config import TrainConfig
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -21,6 +22,22 @@ def test_auto_takes_the_best_there_is() -> None:
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert choose_device("auto").type == best
     assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("resolves", [True, False])
+def test_gloo_takes_the_loopback_interface_where_the_host_has_no_address(
+    monkeypatch: pytest.MonkeyPatch, resolves: bool
+) -> None:
+    def look_up(*_: Any) -> list[Any]:
+        if not resolves:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    name_loopback()
+    assert os.environ.get("GLOO_SOCKET_IFNAME", "").startswith("lo") is not resolves
 
 
 def test_a_device_that_is_not_there_is_named() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.plan.mixed import MixedHolding
 from hornbook.errors import UsageError
 from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
@@ -14,7 +15,6 @@ from hornbook.model.config.part import Rows
 from hornbook.parallel.config import ParallelConfig, SelectiveRecompute
 from hornbook.plan.counts.share import tensor_share
 from hornbook.plan.devices.hardware import Device, parse_cluster
-from hornbook.plan.holding.mixed import MixedHolding
 from hornbook.plan.holding.own import HOLES
 from hornbook.plan.memory import RankMemory, estimate_memory
 from hornbook.plan.stages.pipeline import fullest

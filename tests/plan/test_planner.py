@@ -80,7 +80,8 @@ def test_every_device_says_where_its_figures_are_from() -> None:
     assert len({each.name for each in known_devices()}) == len(known_devices()) >= 20
     for each in known_devices():
         assert each.source
-        assert min(each.link, each.network, each.watts, each.rate("fp16")) > 0
+        assert min(each.link, each.network, each.rate("fp16")) > 0
+        assert each.watts > 0 or each.sizes  # Apple publishes none
         assert each.domain <= 72
     wanted = "V100 SXM2, A100 40GB, A100, H100 SXM, H200 SXM, B200, GB200, B300, GB300, MI300X, MI325X, MI355X, L40S"
     assert {*wanted.split(", "), "RTX 4090"} <= {each.name for each in known_devices()}
@@ -269,7 +270,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 def test_a_plan_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = planned(capsys, "tiny")
     assert code == Exit.DONE
-    assert re.search(r"^  one rank +16 +none", out, re.MULTILINE)
+    assert re.search(r"^> one rank +16 +none", out, re.MULTILINE)
     assert "4.26 M parameters" in out
 
 
@@ -299,7 +300,7 @@ def test_what_does_not_fit_names_the_smallest_cluster(capsys: pytest.CaptureFixt
 def test_an_unknown_device_is_refused_with_those_that_are_known(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = planned(capsys, "tiny", "--cluster", "8xH900")
     assert code == Exit.USAGE
-    assert "H100 SXM" in err
+    assert "no device 'H900'; did you mean H800" in err
 
 
 def test_ranks_that_do_not_fill_the_cluster_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

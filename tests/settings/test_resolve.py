@@ -1,5 +1,6 @@
 """Sources, precedence, unions, and the errors as people read them."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ def write(path: str, text: str) -> str:
 
 
 # --- precedence
+
+
+def test_a_key_of_any_length_is_compared_with_known_ones_in_no_time() -> None:
+    write("long.toml", f'extends = "tiny"\noptim.{"l" * 50_000} = 1\n')
+    begun = time.process_time()
+    assert problems(target="long.toml")[0][1] == "no such setting"
+    assert time.process_time() - begun < 1.5
 
 
 def test_without_anything_the_defaults() -> None:
@@ -565,3 +573,13 @@ def test_a_section_that_may_be_absent_is_written_none(tmp_path: Path) -> None:
     assert given is not None
     assert given.kind == "span"
     assert resolve("tiny", ["text.labels=span", "text.labels=none"], {}).recipe.text.labels is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "sequence", "remedy"),
+    [("32k", 1024, "32Ki (32768)"), ("1M", 1024, "1Mi (1048576)"), ("1000", 256, "1Ki (1024)"), ("1300", 256, "1280")],
+)
+def test_a_batch_of_no_whole_rows_names_one_that_has_them(batch: str, sequence: int, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(None, (f"train.batch_tokens={batch}", f"train.sequence={sequence}"), environ={})
+    assert f"is not a multiple of train.sequence ({sequence}): take {remedy}" in str(caught.value)

@@ -13,6 +13,7 @@ from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import Resolved, resolve
 from hornbook.settings.schema import settings
 from hornbook.settings.show import explain_text, explanation, json_schema, toml_value
+from tests.settings.json_schema import problems
 
 CHANGED = [
     "train.epochs=2.5",
@@ -163,6 +164,57 @@ def test_the_schema_speaks_toml() -> None:
     assert schema["$defs"]["Duration"]["type"] == ["string", "number"]
     assert schema["properties"]["extends"]["type"] == "string"
     assert schema["additionalProperties"] is False
+
+
+def refused(text: str) -> list[str]:
+    schema = json_schema()
+    return sorted(problems(tomllib.loads(text), schema, schema))
+
+
+def test_every_shipped_recipe_is_valid_by_the_schema() -> None:
+    schema = json_schema()
+    for name, text in shipped_recipes().items():
+        assert not list(problems(tomllib.loads(text), schema, schema)), name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[optim]\nlrr = 1", [".optim anyOf"]),
+        ("[optim]\nlr = true", [".optim anyOf"]),
+        ("[optim]\nlr = -1", [".optim anyOf"]),
+        ("optim = 'adamm'", [".optim anyOf"]),
+        ("[optim]\nkind = 'sgd'\nbeta1 = 0.9", [".optim anyOf"]),
+        ("[optim]\nbeta1 = 0.9\nmomentum = 0.9", [".optim anyOf"]),
+        ("[model]\nlayer = 4", [".model.layer enum"]),
+        ("[model]\nlayers = 1.5", [".model.layers anyOf"]),
+        ("[model.mlp]\nkind = 'my.parts'\nanything = 1", [".model.mlp anyOf"]),
+        ("[[text.steps]]\nwindow = 50", [".text.steps[] required"]),
+        ("[[text.steps]]\nkind = 'span_dedup'\nwindows = 50", [".text.steps[] anyOf"]),
+        ("extends = 1\nother = 1", [".extends type", ".other enum"]),
+    ],
+)
+def test_the_schema_refuses_what_no_parent_can_make_right(text: str, expected: list[str]) -> None:
+    assert refused(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[optim]\nbeta1 = 0.9",
+        "[optim]\nmomentum = 0.9",
+        "optim = 'muon'",
+        "[optim.schedule]\nwarmup = '1%'",
+        "[optim]\nclip = 0.5\nschedule = 'wsd'",
+        "[text.sources.mine]\ntext_field = 'body'",
+        "[train.loss.anchor]\nweight = 2",
+        "[model.mlp]\nkind = 'my.parts:Gate'\nanything = 1",
+        "[[text.steps]]\nkind = 'span_dedup'\nwindow = '50'",
+        "[train]\ntokens = 'none'\nbatch_tokens = '32k'",
+    ],
+)
+def test_the_schema_knows_that_a_parent_may_say_the_rest(text: str) -> None:
+    assert refused(text) == []
 
 
 def test_a_setting_is_explained_once_for_each_condition() -> None:

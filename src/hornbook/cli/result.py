@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ import typer
 from hornbook.cli.commands import ExampleCommand
 from hornbook.cli.shell import forget, people, reader_has_gone
 from hornbook.errors import Exit
+from hornbook.files.filesystem import require_local
 from hornbook.files.journal import finite
 from hornbook.progress import escape_controls
 
@@ -72,6 +74,7 @@ def _printing(function: Command) -> Callable[..., Exit]:
 
     @functools.wraps(function)
     def command(*, as_json: bool, **given: Any) -> Exit:
+        _require_local(signature, given)
         if takes_json:
             given["as_json"] = as_json
         return show(function(**given), as_json=as_json)
@@ -84,6 +87,19 @@ def _printing(function: Command) -> Callable[..., Exit]:
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     command.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # a terminal breaks lines elsewhere
     return command
+
+
+_WRITTEN = ("out", "keep", "script", "plot")
+"""Parameters whose path a command writes."""
+
+
+def _require_local(signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+    """Raise UsageError if a parameter that is a path was given a URL."""
+    for name, value in given.items():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, Path):
+                positional = signature.parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+                require_local(path, name="" if positional else f"--{name.strip('_')} ", writes=name in _WRITTEN)
 
 
 def show(found: Result | Results | Exit, *, as_json: bool = False) -> Exit:

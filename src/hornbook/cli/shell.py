@@ -17,6 +17,8 @@ import typer
 
 from hornbook.errors import Exit, HornbookError, UsageError, is_planned
 from hornbook.files.durable import REMEDIES, storage_error
+from hornbook.files.filesystem import require_local
+from hornbook.kernels.device_errors import device_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,7 +102,7 @@ def split_target(words: Sequence[str] | None, what: str = "recipe or run directo
             f"name one {what}, not {len(targets)}: {' '.join(targets)}\n"
             "write settings as --section.key value or section.key=value"
         )
-    return (targets[0] if targets else None), overrides
+    return (require_local(targets[0]) if targets else None), overrides
 
 
 def split_targets(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
@@ -137,6 +139,7 @@ def guard(act: Callable[[], Any]) -> int:
 
 def _judge(error: Exception) -> tuple[str, Exit]:
     """Message and exit code of an error; for a defect, a traceback is written to stderr first."""
+    error = device_error(error) or error
     if isinstance(error, OSError) and error.errno in REMEDIES:
         error = storage_error(error)
     if isinstance(error, HornbookError):
@@ -149,9 +152,6 @@ def _judge(error: Exception) -> tuple[str, Exit]:
         if not message:  # a group without a command, whose help has been printed
             return f"a command is missing: choose one of those above, such as `{_first_command(context)}`", Exit.USAGE
         return f"{message}{hint}", Exit.USAGE
-    # torch, whose error it may be, need not be imported
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return f"out of memory: {error}".rstrip(": "), Exit.DOES_NOT_FIT
     if is_planned(error):
         return f"the fault plan raised this: {type(error).__name__}: {error}", Exit.DEFECT
     whole = bool(os.environ.get("HORNBOOK_VERBOSE"))

@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from hornbook.data.config.data import DataConfig
 from hornbook.data.shards.shard import REMEDY, TokenShard, watch
-from hornbook.errors import HornbookError, IntegrityError, UsageError
+from hornbook.errors import HornbookError, IntegrityError, UsageError, quoted
 from hornbook.files.file_records import FileRecord, Size, first_problem, read_record
 from hornbook.text.config.labels import LabelsConfig, outputs_of
 from hornbook.text.tokenizer.shards import read_sidecar, verify_shard
@@ -173,9 +173,10 @@ class Corpus:
     def with_replay(self, old: "Corpus") -> "Corpus":
         """This text and that of an earlier training. UsageError where their tokens are not those of one tokenizer."""
         if old.tokenizer_digest != self.tokenizer_digest:
+            tokenizer = quoted(self.root / "tokenizer" / "tokenizer.json")
             raise UsageError(
                 f"data.replay.path: {old.root} has tokens of another tokenizer than {self.root}: make them anew with "
-                f"`hornbook tokenize {old.root} --tokenizer {self.root / 'tokenizer' / 'tokenizer.json'}`"
+                f"`hornbook tokenize {quoted(old.root)} --tokenizer {tokenizer}`"
             )
         if self.labels is not None or old.labels is not None:
             raise UsageError("data.replay.path: labelled sets are not replayed: leave it out")
@@ -238,7 +239,9 @@ def _read_index(root: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         if not root.exists():
             raise UsageError(f"{root} does not exist: name a folder written by `hornbook tokenize`") from error
-        raise UsageError(f"{root} has no token shards ({path} is missing): run `hornbook tokenize {root}`") from error
+        raise UsageError(
+            f"{root} has no token shards ({path} is missing): run `hornbook tokenize {quoted(root)}`"
+        ) from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
     if max(index.delimiter_id, index.end_id) >= index.vocab_size:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int32
 
 from hornbook.data.corpus import Corpus
 from hornbook.data.objectives.word_edges import Edges, edges_of_alphabet, edges_of_text, goes_on
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.text.tokenizer.special_tokens import find_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
 
@@ -24,7 +24,7 @@ def load_vocabulary(corpus: Corpus) -> "Vocabulary":
     if vocabulary.tokenizer.digest != corpus.tokenizer_digest:
         raise IntegrityError(
             f"{vocabulary.path} is not the tokenizer that made the token shards: restore it, "
-            f"or run `hornbook tokenize {corpus.root}` again"
+            f"or run `hornbook tokenize {quoted(corpus.root)}` again"
         )
     return vocabulary
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.settings.fields import Config, Count, Duration, Number, open_to
+from hornbook.settings.fields import Config, Count, Duration, LocalPath, Number, open_to
 from hornbook.text.config.labels import AnswerLabels
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Recall(OwnTask):
 class FileTask(OwnTask):
     """Base of tasks whose items are the rows of a local file: `.jsonl` or `.parquet`, compressed or not."""
 
-    path: str = Field(min_length=1)
+    path: LocalPath = Field(min_length=1)
     """The file."""
     digest: str = Field(default="", pattern="^([0-9a-f]{32})?$")
     """XXH3-128 of the file, as `xxh128sum` prints it: a file that was changed is refused. Empty: any file."""

@@ -29,6 +29,8 @@ from hornbook.progress import Progress, silent
 from hornbook.settings.recipe import Recipe
 from hornbook.text.config.labels import LabelsConfig, PreferenceLabels
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
+from hornbook.text.ingest.skipped import SkippedRows
+from hornbook.text.refinery.pipeline.folder import QUARANTINE
 from hornbook.text.refinery.pipeline.prepare import prepare
 from hornbook.text.tokenizer.tokenize import tokenize
 from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -197,11 +199,12 @@ def corpus_of_files(
     tokenizer_folder: Path,
     labels: LabelsConfig | None = None,
     progress: Progress | None = None,
+    skipped: SkippedRows | None = None,
 ) -> Iterator[Corpus]:
     """A corpus whose validation split is the whole text of `paths`, one source per path, in a temporary folder.
 
     The text is read and tokenized as `prepare` and `tokenize` do, but nothing is edited, dropped or held out. `labels`:
-    the files are a labelled set.
+    the files are a labelled set. `skipped` counts the rows that cannot be read.
     """
     names = [Path(path).name.partition(".")[0] for path in paths]
     if len(set(names)) < len(names) or not all(re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name) for name in names):
@@ -211,6 +214,8 @@ def corpus_of_files(
     config = TextConfig(sources=sources, labels=labels, steps=[], tokenizer=tokenizer, validation=0.0)
     with tempfile.TemporaryDirectory(prefix="hornbook-eval-") as scratch:
         prepare(config, Path(scratch), workers=1, progress=progress)
+        if skipped is not None:
+            skipped.read(Path(scratch, QUARANTINE))
         tokenize(Path(scratch), config, workers=1, progress=progress)
         corpus = Corpus.open(scratch)
         yield Corpus(corpus.root, corpus.index, {"train": {}, "validation": corpus.train})

@@ -165,13 +165,16 @@ class RewardTask:
         """Each pair counts once."""
         ends = stream_ends(self.corpus.validation[self.name])
 
-        def rewards(batch: Batch) -> np.ndarray:
-            found = model.outputs(batch)[1][..., 0].cpu().double()[batch.weights > 0].view(-1, 2)
+        def rewards(batch: Batch, outputs: Tensor) -> np.ndarray:
+            found = outputs[..., 0].double()[batch.weights > 0].view(-1, 2)
             losses = -torch.nn.functional.logsigmoid(found[:, :1] - found[:, 1:])
             documents = _documents_of(batch, self.plan, ends)
             return np.concatenate([losses.numpy(), documents[:, None], found.numpy()], 1)
 
-        return LabelScores(PreferenceLabels(), score_batches(world, self.batches, 4, rewards)[:, 1:])
+        return LabelScores(
+            PreferenceLabels(),
+            score_batches(world, self.batches, 4, lambda batch: model.outputs(batch)[1:], rewards)[:, 1:],
+        )
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,7 @@ class LabelTask:
         kind = self.corpus.labels
         assert kind is not None
         reader = _Reader(self.corpus, self.name, self.plan, kind)
-        rows = score_batches(
-            world, self.batches, _columns(kind), lambda batch: reader.rows(batch, *model.outputs(batch))
-        )
+        rows = score_batches(world, self.batches, _columns(kind), model.outputs, reader.rows)
         return LabelScores(kind, rows[:, 1:])
 
 

@@ -1,12 +1,13 @@
 """The log-likelihood of a continuation given its context: what choices and continuations are scored by."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.errors import UsageError
@@ -29,6 +30,8 @@ class Request:
     continuation: list[int]
     cut: bool = False
     """The beginning of the context is left out, because the model reads no longer rows."""
+    joined_bytes: int = field(default=0, repr=False)
+    """UTF-8 bytes of the context's end that the continuation's tokens hold besides."""
 
     @property
     def length(self) -> int:
@@ -55,18 +58,35 @@ class Request:
 def encode_request(tokenizer: Tokenizer, context: str, continuation: str, where: str) -> Request:
     """A document that begins with `context`, and goes on with `continuation`.
 
-    Both are encoded as one text, with whitespace between them as part of the continuation, and cut where the context's
-    own tokens end. Raises UsageError naming `where` if no token is left for the continuation.
+    Both are encoded as one text, with whitespace between them as part of the continuation. The first token that holds a
+    character of the continuation is the first that is scored, also where it holds the end of the context: such a text
+    has no other tokens. Raises UsageError naming `where` if no token is left for the continuation.
+    """
+    return encode_choices(tokenizer, context, {where: continuation})[0]
+
+
+def encode_choices(tokenizer: Tokenizer, context: str, continuations: Mapping[str, str]) -> list[Request]:
+    """The requests of several continuations, by the place that an error names, after one context.
+
+    All are scored from one place on, the end of the tokens before any continuation that all of them share: so that the
+    scores are of the same characters of the context where a token spans the join in one of them.
     """
     begin = context.rstrip()
-    continuation, context = context[len(begin) :] + continuation, begin
-    before, whole = tokenizer.encode(context), tokenizer.encode(context + continuation)
-    if not whole[len(before) :]:
-        raise UsageError(
-            f"{where}: {continuation!r} after {context[-40:]!r} is no token of this tokenizer: a text to be scored "
-            "needs one token or more, so correct the item, or leave it out"
-        )
-    return Request([tokenizer.delimiter_id, *before], whole[len(before) :])
+    encoded = tokenizer.encode_offsets([context + continuation for continuation in continuations.values()])
+    befores = []
+    for (where, continuation), (ids, offsets) in zip(continuations.items(), encoded, strict=True):
+        first = next((number for number, (_, end) in enumerate(offsets) if end > len(begin)), len(ids)) if begin else 0
+        if not ids[first:]:
+            raise UsageError(
+                f"{where}: {context[len(begin) :] + continuation!r} after {begin[-40:]!r} is no token of this "
+                "tokenizer: a text to be scored needs one token or more, so correct the item, or leave it out"
+            )
+        befores.append(ids[:first])
+    columns = enumerate(zip(*befores, strict=False))
+    shared = next((number for number, column in columns if len({*column}) > 1), min(map(len, befores)))
+    start = min(offsets[shared][0] for _, offsets in encoded)
+    joined = len(begin[start:].encode())
+    return [Request([tokenizer.delimiter_id, *ids[:shared]], ids[shared:], joined_bytes=joined) for ids, _ in encoded]
 
 
 def log_likelihoods(
@@ -78,13 +98,13 @@ def log_likelihoods(
     ended it.
     """
 
-    def score(batch: Batch) -> np.ndarray:
-        losses, right = (each.cpu().double() * (batch.weights > 0) for each in model.predictions(batch))
+    def score(batch: Batch, *predictions: Tensor) -> np.ndarray:
+        losses, right = (each.double() * (batch.weights > 0) for each in predictions)
         return torch.stack([batch.samples.double(), -losses.sum(1), right.sum(1)], 1).numpy()
 
     batches = itertools.takewhile(lambda _: context.proceed(), _batches(requests, context))
     found = np.full((len(requests), 2), np.nan)
-    rows = score_batches(world, batches, 3, score)[:, 1:]
+    rows = score_batches(world, batches, 3, model.predictions, score)[:, 1:]
     found[rows[:, 0].astype(int)] = rows[:, 1:]
     return found
 

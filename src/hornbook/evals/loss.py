@@ -128,25 +128,24 @@ class LossTask:
     def score(self, model: TokenModel, world: World) -> LossScores:
         """Targets of weight zero (padding, ends of documents without an end token) do not count."""
 
-        def sums(batch: Batch) -> np.ndarray:
-            losses = model.evaluate(batch).cpu().double()
-            nats = float((losses * batch.weights.double()).sum())
+        def sums(batch: Batch, losses: Tensor) -> np.ndarray:
+            nats = float((losses.double() * batch.weights.double()).sum())
             num_bytes = int(self.token_bytes[batch.targets[batch.weights > 0]].sum())
             return np.array([[nats, float(batch.weights.sum(dtype=torch.float64)), num_bytes]])
 
         if self.pieces is not None:
             return self._by_document(model, world, self.pieces)
-        rows = score_batches(world, self.batches, 3, sums)[:, 1:].tolist()
+        rows = score_batches(world, self.batches, 3, lambda batch: [model.evaluate(batch)], sums)[:, 1:].tolist()
         return sum((LossScores(nats, tokens, int(size)) for nats, tokens, size in rows), LossScores())
 
     def _by_document(self, model: TokenModel, world: World, pieces: "Pieces") -> LossScores:
-        def sums(batch: Batch) -> np.ndarray:
+        def sums(batch: Batch, losses: Tensor) -> np.ndarray:
             weights = batch.weights.double()
             sizes = self.token_bytes[batch.targets] * (weights > 0)
-            values = torch.stack([model.evaluate(batch).cpu().double() * weights, weights, sizes.double()], 2)
+            values = torch.stack([losses.double() * weights, weights, sizes.double()], 2)
             return pieces.sums(batch, values.numpy())
 
-        rows = score_batches(world, self.batches, 4, sums)[:, 1:]
+        rows = score_batches(world, self.batches, 4, lambda batch: [model.evaluate(batch)], sums)[:, 1:]
         numbers, which = np.unique(rows[:, 0], return_inverse=True)
         found = np.zeros((len(numbers), 4))
         found[:, 0] = numbers
@@ -170,16 +169,16 @@ class DetectionTask:
     def score(self, model: Engine, world: World) -> DetectionScores:
         """The draws are those of each row's place in the validation text: always the same ones of the same model."""
 
-        def sums(batch: Batch) -> np.ndarray:
+        def sums(batch: Batch, measured: Tensor) -> np.ndarray:
             assert batch.detection is not None
-            nats, told_nats, replaced, told = detections(model, batch).cpu().double().unbind(2)
+            nats, told_nats, replaced, told = measured.double().unbind(2)
             counts = batch.detection.weights(batch).double()
             num_bytes = int(self.token_bytes[batch.targets[batch.weights > 0]].sum())
             found = [nats.sum(), batch.weights.sum(dtype=torch.float64), torch.tensor(num_bytes), counts.sum()]
             found += [told_nats.sum(), ((replaced == told) * counts).sum(), replaced.sum(), (replaced * told).sum()]
             return np.array([[float(each) for each in found]])
 
-        rows = score_batches(world, self.batches, 8, sums)[:, 1:].tolist()
+        rows = score_batches(world, self.batches, 8, lambda batch: [detections(model, batch)], sums)[:, 1:].tolist()
         none = DetectionScores().documents
         scores = (
             DetectionScores(row[0], row[1], int(row[2]), none, *row[3:], weighted=self.weight * row[4]) for row in rows

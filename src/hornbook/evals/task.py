@@ -5,9 +5,10 @@ named in `eval.tasks`. `evaluate.py` runs them, for `hornbook eval` and during t
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.layers.transfer import start_fetch
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.world import DATA, World
 from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -140,20 +142,36 @@ class TaskContext(ModelContext):
 
 
 def score_batches(
-    world: World, batches: Iterable[Batch], columns: int, score: Callable[[Batch], Float[np.ndarray, "n columns"]]
+    world: World,
+    batches: Iterable[Batch],
+    columns: int,
+    compute: Callable[[Batch], Sequence[Tensor]],
+    score: Callable[..., Float[np.ndarray, "n columns"]],
 ) -> Float[np.ndarray, "n columns+1"]:
-    """The rows of numbers that `score` gives for each batch, behind the number of the batch; equal on every rank.
+    """The rows of numbers of each batch, after the number of the batch; equal on every rank.
 
+    compute: calls the model with a batch; may return before the device has computed the tensors.
+    score: called with the batch and these tensors on the host; returns the rows.
+    Results are fetched one batch late, so that a GPU computes a batch while the host scores the one before.
     Ranks take turns. They go through the model together, so one that has no batch left computes another's, uncounted.
     """
-    found, first, remaining = [np.empty((0, columns + 1))], 0, iter(batches)
+    kept, first, remaining = [np.empty((0, columns + 1))], 0, iter(batches)
+
+    def rows_of(batch: Batch, number: int, results: Callable[[], list[Tensor]]) -> np.ndarray:
+        return np.insert(score(batch, *results()), 0, number, axis=1)
+
+    pending: Callable[[], np.ndarray] | None = None
     while turn := list(itertools.islice(remaining, world.data_size)):
-        own = world.data_rank < len(turn)
-        rows = score(turn[world.data_rank if own else 0])
-        if own:
-            found.append(np.insert(rows, 0, first + world.data_rank, axis=1))
+        has_batch = world.data_rank < len(turn)
+        batch = turn[world.data_rank if has_batch else 0]
+        results = start_fetch(compute(batch))
+        if pending is not None:
+            kept.append(pending())
+        pending = partial(rows_of, batch, first + world.data_rank, results) if has_batch else None
         first += len(turn)
-    rows = _gather(np.concatenate(found), world)
+    if pending is not None:
+        kept.append(pending())
+    rows = _gather(np.concatenate(kept), world)
     return rows[np.argsort(rows[:, 0], kind="stable")]
 
 

@@ -69,6 +69,7 @@ def with_room(path: Path, write: Callable[[], T]) -> T:
     try:
         return write()
     except StorageError as error:
-        if not (is_full(error) and release(path)):
+        if not is_full(error):
             raise
+    release(path)  # another thread may just have done so: the second attempt has its room
     return write()

@@ -8,14 +8,23 @@ error is raised, and a file is absent only if the system says so.
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, UsageError, quoted
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?([^/].*)?")
+_COPIES = {
+    "s3": ("aws s3 cp --recursive {url} {local}", "aws s3 cp --recursive {local} {url}"),
+    "gs": ("gcloud storage cp -r {url} {local}", "gcloud storage cp -r {local} {url}"),
+    "hf": ("hf download OWNER/NAME --local-dir {local}", "hf upload OWNER/NAME {local}"),
+    **dict.fromkeys(("http", "https"), ("curl -Lo {local} {url}", "the program of that server")),
+}
+"""Commands that copy from and to a store, by the scheme of its URLs."""
 
 
 def exists(path: Path) -> bool:
@@ -79,6 +88,29 @@ def open_inside(folder: Path, name: str) -> int:
         os.close(place)
         raise
     return place
+
+
+def require_local(path: Path | str, *, name: str = "", writes: bool = False) -> str:
+    """The path as text. Raises UsageError for a URL, also for a `Path` of one, which has lost a slash.
+
+    name: of the option, for the error. writes: the command writes there.
+    """
+    match = _URL.fullmatch(str(path))
+    # a local folder may be called `s3:`, which only text with both slashes does not name
+    if match is None or ("://" not in str(path) and Path(f"{match[1]}:").is_dir()):
+        return str(path)
+    scheme, inside = match[1].lower(), match[2] or ""
+    url, local = f"{scheme}://{inside}", inside.rstrip("/").rpartition("/")[2] or "FOLDER"
+    if scheme == "file":
+        raise UsageError(f"{name}{url}: leave out file://, and give the path alone: {quoted(f'/{inside}')}")
+    command = _COPIES.get(scheme, ("the program of that store",) * 2)[writes]
+    if Path(local).suffix:  # one file
+        command = re.sub(" (--recursive|-r) ", " ", command)
+    command = command.format(url=quoted(url), local=quoted(local))
+    advice = f"give {quoted(local)}, and then copy it with" if writes else f"give {quoted(local)}, copied first with"
+    raise UsageError(
+        f"{name}{url}: only a local path can be {'written' if writes else 'read'} here: {advice}: {command}"
+    )
 
 
 def _is(path: Path, kind: Callable[[int], bool]) -> bool:

@@ -17,7 +17,6 @@ from hornbook.model.layers.dropout import Dropout, RowDropout
 from hornbook.model.layers.embedding import Embedding, InputLayers, TokenTypes
 from hornbook.model.layers.linear import Linear
 from hornbook.model.transformer import Generator, Stack, Transformer
-from hornbook.settings.moved import answer_former_names
 
 
 def build_model(cfg: config.ModelConfig, vocab: int, device: torch.device | str = "meta") -> Transformer:
@@ -73,7 +72,7 @@ def _input_layers(cfg: config.ModelConfig) -> InputLayers:
 
 def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.Module:
     own, rate = cfg.layer(number), cfg.stochastic_depth * min(number + 1, cfg.layers) / cfg.layers
-    attention, mlp = build_part(own.attention, own, layer), build_part(own.mlp, own, layer)
+    attention, mlp = own.attention.build(own, layer), own.mlp.build(own, layer)
     residual_adds = _residual_add(cfg, rate, layer, 1), _residual_add(cfg, rate, layer, 2)
     if isinstance(cfg.block, config.Parallel):
         first = cfg.norm.build(cfg.width)
@@ -85,12 +84,6 @@ def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.
         return Block(attention, mlp, norms, residual_adds)
     across = CrossAttention(own, layer), _norms(cfg, cfg.norm), _residual_add(cfg, rate, layer, 3)
     return Block(attention, mlp, norms, residual_adds, across)
-
-
-def build_part(part: Any, cfg: config.ModelConfig, layer: int) -> Any:
-    """The module of an attention or an MLP in a layer. UsageError where one from outside asks for a former name."""
-    with answer_former_names(type(part).__module__):
-        return part.build(cfg, layer)
 
 
 def _norms(cfg: config.ModelConfig, norm: NormConfig) -> Norms:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Never
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -10,7 +9,6 @@ from torch import Tensor
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.mask import AttentionMask, DocumentLengths, RowPart
 from hornbook.model.attention.position import Rope, Rotation
-from hornbook.settings.moved import refuse_former_attribute
 
 Auxiliary = dict[str, Tensor]
 """Auxiliary values of layers by name: losses of each row [batch], loads of experts [experts]."""
@@ -60,12 +58,6 @@ class Context:
 
     prefix: Prefix | None = None
     """Where trained keys and values stand; None: nowhere."""
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Never:
-            """Only called for what is missing: attention from outside may still ask for a former name."""
-            refuse_former_attribute(self, name)
 
     def rotation(self, rope: Rope | None) -> Rotation | None:
         """The rotation of a layer's positions; None where they do not turn."""

@@ -42,6 +42,10 @@ class MuonUpdate(torch.optim.Optimizer):
         super().__init__(groups, {})
         self._rule = rule
         self._coefficients = coefficients_of(rule.iteration, rule.iterations)
+        self._step_supports_amp_scaling = any(each.is_cuda for group in self.param_groups for each in group["params"])
+        """On a GPU a refused step is refused there, so that the host need not wait before hundreds of launches."""
+        self.found_inf: Tensor | None = None
+        """1.0 on the device where the step is refused; `Optimizer.step` sets it."""
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -54,12 +58,21 @@ class MuonUpdate(torch.optim.Optimizer):
                 update = orthogonalize(together, self._coefficients, dtype)
                 lr = group["lr"] * scale_of(stack[0].shape, self._rule.scale)
                 for parameter, each in zip(stack, update.unsqueeze(0) if len(stack) == 1 else update, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(each, alpha=-lr)
+                    target = parameter if self.found_inf is None else parameter.clone()
+                    target.mul_(1 - group["lr"] * group["weight_decay"]).add_(each, alpha=-lr)
+                    self._accept(parameter, target)
+
+    def _accept(self, tensor: Tensor, changed: Tensor) -> None:
+        """Give a tensor its new values, unless the step is refused."""
+        if self.found_inf is not None:
+            torch.where(self.found_inf > 0, tensor, changed, out=tensor)
 
     def _direction(self, parameter: Tensor) -> Tensor:
         gradient, rule = parameter.grad, self._rule
         assert gradient is not None
-        mean = self.state[parameter]["momentum_buffer"].lerp_(gradient, 1 - rule.momentum)
+        kept = self.state[parameter]["momentum_buffer"]
+        mean = (kept if self.found_inf is None else kept.clone()).lerp_(gradient, 1 - rule.momentum)
+        self._accept(kept, mean)
         return gradient.lerp(mean, rule.momentum) if rule.nesterov else mean
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from hornbook.data.batch import Batch, fill_rows
 from hornbook.kernels import folder as kernel_folder
-from hornbook.model.layers.compile_options import compile_options
+from hornbook.model.layers.torch_versions import compile_options
 from hornbook.model.transformer import Transformer
 from hornbook.run.config import TrainConfig
 
@@ -41,6 +41,8 @@ class CompiledParts:
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
+        self.keeps_memory = False
+        """CUDA graphs: each replay writes its results, gradients too, into the memory of the one before."""
         self._rows = 0
         """Rows of the largest microbatch so far, for which the model is compiled."""
 
@@ -92,7 +94,8 @@ def compile_model(model: Transformer, train: TrainConfig, device: torch.device, 
     keep_code()
     functorch.activation_memory_budget = budget
     parts, head = CompiledParts(), model.token_head
-    options = {"mode": "reduce-overhead"} if train.cuda_graphs and device.type == "cuda" else {}
+    parts.keeps_memory = train.cuda_graphs and device.type == "cuda"
+    options = {"mode": "reduce-overhead"} if parts.keeps_memory else {}
     for stack in model.stacks():
         stack.compiled = True
         if train.compile_scope == "stack":

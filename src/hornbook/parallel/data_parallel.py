@@ -66,6 +66,12 @@ class SingleProcess:
         for parameter in self.model.parameters():
             parameter.grad = None
 
+    def copy_gradients(self) -> None:
+        """Move the gradients into memory of their own, which the next microbatch adds to."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
     def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:
         """Called before the forward pass of each microbatch.
 

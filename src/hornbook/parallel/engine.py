@@ -298,7 +298,8 @@ class Engine:
     def _token_losses(self, hidden: Tensor, batch: Batch, measure: Callable[..., Tensor] | None = None) -> Tensor:
         mine, measure = self.parts.batch(batch), measure or self._head.token_losses
         weights, lengths = to_device(mine.weights, self.world.device), batch.document_lengths
-        return self.parts.whole(measure(hidden, targets_of(mine, self.world.device), weights, lengths), batch)
+        rows = mine.weights.flatten().nonzero().squeeze(1)  # the host knows them: it need not ask the device
+        return self.parts.whole(measure(hidden, targets_of(mine, self.world.device), weights, lengths, rows), batch)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """float32 [rows, sequence, vocab]: logits of plain causal rows `tokens`, int64 [rows, sequence]."""
@@ -352,6 +353,8 @@ class _Step:
 
     def end(self) -> None:
         engine, gradients = self._engine, None
+        if engine._compiled.keeps_memory and len(self.terms) == 1 < self.num_microbatches:
+            engine._data_parallel.copy_gradients()
         if self.tree is not None:
             gradients = engine._data_parallel.take_gradients(engine.named_parameters.values())
         if engine._part is not None:

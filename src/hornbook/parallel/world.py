@@ -9,7 +9,9 @@ They travel on the CPU (gloo), tensors of a CUDA model over NCCL.
 import contextlib
 import datetime
 import functools
+import os
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -21,9 +23,11 @@ from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroup, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from hornbook.errors import LostDeviceError
+from hornbook.kernels.device_errors import device_error
 from hornbook.kernels.team import keep_freed_memory
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.device import choose_device
+from hornbook.parallel.device import check_device, choose_device
 from hornbook.parallel.traffic.step_clock import Collective, StepClock
 from hornbook.parallel.traffic.traffic import Kind, sent_bytes
 from hornbook.run.config import TrainConfig
@@ -252,6 +256,7 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, rank_info: RankInf
     if train.threads:
         torch.set_num_threads(train.threads)
     device = choose_device(train.device, rank_info.local_rank, rank_info.same_devices)
+    check_device(device)
     if device.type == "cpu":
         keep_freed_memory()
     try:
@@ -266,7 +271,11 @@ def distributed(parallel: ParallelConfig, train: TrainConfig, rank_info: RankInf
             world.barrier()  # a rank that went on and left would close connections the others have yet to see open
             yield world
             world.barrier()  # what a rank was told last, the others may still be reading in the store of rank 0
-        finally:
+        except BaseException as error:
+            if not isinstance(device_error(error), LostDeviceError):  # to close NCCL would wait for the device
+                dist.destroy_process_group()
+            raise
+        else:
             dist.destroy_process_group()
     finally:
         torch.set_num_threads(threads)
@@ -314,6 +323,19 @@ def open_meshes(
     return mesh, joined
 
 
+def name_loopback() -> None:
+    """Where this machine's own name does not resolve, as in many containers, name the loopback interface to gloo.
+
+    It would take that one anyway, and every rank would print a warning.
+    """
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "")
+        if loopback:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
 def join(store: Store, rank_info: RankInfo, device: torch.device) -> None:
     """Open the process group; every wait is limited to `SETUP_SECONDS` until `World.set_timeout` says otherwise.
 
@@ -321,6 +343,7 @@ def join(store: Store, rank_info: RankInfo, device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    name_loopback()
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",

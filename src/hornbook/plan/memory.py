@@ -207,7 +207,10 @@ class _Estimate:
 
     @cached_property
     def _state(self) -> Callable[[int, int], dict[str, int]]:
-        """Bytes by category of so many values, and of experts among them: ranks with equal stages hold as much."""
+        """Bytes per category for `values` parameters, of which `experts` belong to experts.
+
+        Cached, because equal stages ask for the same sizes.
+        """
         return cache(partial(self.holding.state, self.recipe))
 
     def _phases(self, own: list[int], kept: int, gradients: int, buffers: tuple[int, int]) -> dict[str, dict[str, int]]:

@@ -21,6 +21,7 @@ from hornbook.plan.devices.rates import NARROW
 from hornbook.plan.memory import estimate_memory
 from hornbook.plan.search.advice import reasons, warnings
 from hornbook.plan.search.best import Found, Search
+from hornbook.plan.search.remedy import fitting_setting, smallest_cluster
 from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
 from hornbook.plan.step import estimate_step
@@ -54,8 +55,8 @@ def plan_run(
     remedy: bool = True,
 ) -> Plan:
     """The plan of a recipe as it is, or with `search` of the `top` layouts that fill the cluster, with `float8` in that
-    precision too. fixed: what all of them have (`search.space.fixed_parts`). `remedy` looks for the smallest cluster
-    where it does not fit.
+    precision too. fixed: what all of them have (`search.space.fixed_parts`). `remedy` looks for a setting and
+    for the smallest cluster where it does not fit.
 
     Raises UsageError for parts that do not say what they keep, and where the device lacks the precision.
     """
@@ -69,8 +70,11 @@ def plan_run(
     layouts = Layouts(recipe, cluster, precisions, fixed)
     compared = _search(recipe, vocab, layouts, top) if search else _Compared([_own(recipe, vocab, cluster)])
     lacks = remedy and not compared.layouts[0].fits
-    smallest = _smallest(recipe, vocab, layouts) if lacks else ""
-    return _described(recipe, vocab, cluster, compared, price).model_copy(update={"remedy": smallest})
+    plan = _described(recipe, vocab, cluster, compared, price)
+    if not lacks:
+        return plan
+    setting = fitting_setting(recipe, vocab, layouts, trainer_of)
+    return plan.model_copy(update={"setting": setting, "remedy": smallest_cluster(recipe, vocab, layouts, trainer_of)})
 
 
 def plan_own(recipe: Recipe, vocab: int, cluster: Cluster) -> Plan:
@@ -90,6 +94,7 @@ def _described(recipe: Recipe, vocab: int, cluster: Cluster, compared: _Compared
         vocab=vocab,
         batch_tokens=recipe.train.batch_tokens,
         tokens=recipe.train.tokens,
+        epochs=recipe.train.epochs,
         cluster=cluster,
         layouts=_with_front(compared.layouts),
         missed=compared.missed,
@@ -314,18 +319,3 @@ def _no_layout(recipe: Recipe, layouts: Layouts) -> str:
         f"{recipe.model.layers} layers with as many microbatches{compiled}{fixed}. Change --cluster, or "
         f"--train.batch_tokens to a multiple of {cluster.count * recipe.train.sequence:,}"
     )
-
-
-def _smallest(recipe: Recipe, vocab: int, layouts: Layouts) -> str:
-    """The smallest cluster of such devices, by powers of two, on which some layout fits; "" where none does."""
-    device, count = layouts.cluster.device, 1 << layouts.cluster.count.bit_length()
-    while not device.is_cpu and count <= 2**17:
-        node = min(count, device.node)
-        larger = Cluster(device=device, count=count, node=node)
-        rows = max(recipe.train.batch_tokens // recipe.train.sequence, count)
-        grown = layouts.other(_train(recipe, batch_tokens=rows * recipe.train.sequence), larger)
-        if Search(vocab, larger, grown, trainer_of).fits(capacity(larger)):
-            machines = f"{count // node}x{node}" if count > node else str(count)
-            return f"{machines}x{device.name.replace(' ', '-')}"
-        count *= 2
-    return ""

@@ -16,6 +16,18 @@ from hornbook.serve.errors import ApiError
 
 IGNORED = ("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 """Fields that change nothing about an answer here."""
+EMPTY: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "tool_calls": ([],),
+    "annotations": ([],),
+}
+"""Values at which fields of requests and of their messages ask for nothing: clients of agents send them always.
+
+`auto` chooses among no tools: tools themselves are refused."""
 MOST_STOPS, MOST_STOP_CHARACTERS = 16, 256
 FORMS = {
     "prompt": "must be a text, a list of token ids, or a list of these, and no list may be empty",
@@ -149,7 +161,9 @@ class ChatMessage(BaseModel):
     @classmethod
     def _drop_nulls(cls, given: Any) -> Any:
         """An answer sent back as a turn has `refusal: null`, and with some clients `tool_calls: null` and others."""
-        return _without_nulls(given) if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        return _without_nulls({name: value for name, value in given.items() if value not in EMPTY.get(name, ())})
 
     @property
     def text(self) -> str:
@@ -197,7 +211,7 @@ def parse_body(kind: type[B], data: bytes) -> B:
         raise ApiError(400, "the body is JSON, but not an object", code="invalid_json")
     for name, value in found.items():
         _require_unicode(name, value)
-    found = {name: value for name, value in found.items() if name not in IGNORED}
+    found = {name: value for name, value in found.items() if name not in IGNORED and value not in EMPTY.get(name, ())}
     try:
         return kind.model_validate(_without_nulls(found))
     except ValidationError as error:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hornbook.model.attention.batch_cache import BatchCache
 from hornbook.model.attention.cache import KVCache
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.storage.load import Loaded
 from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.serve.limits import Limits
@@ -202,7 +203,7 @@ class Engine:
             return
         head = self._model.head
         assert head is not None
-        tokens = torch.tensor([[text.token] for text in self._running], device=self._device)
+        tokens = to_device(torch.tensor([[text.token] for text in self._running]), self._device)
         hidden, _ = self._model(tokens, positions=self._cache.positions(), cache=self._cache)
         logits = without_padding(head.logits(hidden[:, -1]), self._tokenizer.vocab_size)
         events += next_tokens(self._running, logits)

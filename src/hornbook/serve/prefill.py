@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.generate.sampling import TokenScore, score_tokens
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.model.transformer import Transformer
 from hornbook.serve.requests import Event, PromptScores, Request
@@ -107,7 +108,7 @@ class PromptReader:
         return without_padding(self._head.logits(hidden), self._vocab)
 
     def _row(self, tokens: Sequence[int]) -> Tensor:
-        return torch.tensor([tokens], device=self._device)
+        return to_device(torch.tensor([tokens]), self._device)
 
     def _probe(self) -> KVCache:
         """What a cache holds after one token."""

@@ -37,10 +37,9 @@ class Service:
         self.tokenizer = loaded.tokenizer
         self.created = int(time.time())
         self._template = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
-        ends = {self.tokenizer.end_id, self.tokenizer.delimiter_id}
-        self._stop = frozenset(ends)
+        self._stop, self._prefix = loaded.ends, loaded.prefix
         turn_end = None if self._template is None else self._template.turn_end()
-        self._chat_stop = frozenset(ends if turn_end is None else {*ends, turn_end})
+        self._chat_stop = self._stop if turn_end is None else self._stop | {turn_end}
 
     def require_model(self, name: str) -> None:
         """Raise ApiError (404) for another model."""
@@ -120,7 +119,8 @@ class Service:
         if isinstance(prompt, str):
             if self.tokenizer.is_longer(prompt, self.limits.context):  # to encode a megabyte takes a second
                 raise self._too_long(prompt, "prompt")
-            return Prompt([self.tokenizer.delimiter_id, *self.tokenizer.encode(prompt)], prompt, begun=True)
+            ids = [*self._prefix, *self.tokenizer.encode(prompt)] or [self.tokenizer.delimiter_id]
+            return Prompt(ids, prompt, begun=ids[0] == self.tokenizer.delimiter_id)
         if (largest := max(prompt)) >= self.tokenizer.vocab_size:
             message = f"prompt: {str(largest)[:20]} is no token id: the tokenizer has {self.tokenizer.vocab_size}"
             raise ApiError(400, message, param="prompt")

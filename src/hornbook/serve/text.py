@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hornbook.model.generate.sampling import REMOVED, TokenCounts, TokenScore, choose_tokens, score_tokens
 from hornbook.model.generate.text_stream import StopStrings, TextStream
+from hornbook.model.layers.transfer import to_device
 from hornbook.serve.requests import Event, Finished, Piece, Reason, Request, ScoredToken
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -105,6 +106,6 @@ def _biased(texts: Sequence[Text], logits: Tensor) -> Tensor:
         return logits
     logits = logits.clone()
     for row, bias in biased.items():
-        ids = torch.tensor(list(bias), device=logits.device)
-        logits[row, ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
+        ids = to_device(torch.tensor(list(bias)), logits.device)
+        logits[row, ids] += to_device(torch.tensor(list(bias.values()), dtype=logits.dtype), logits.device)
     return logits

@@ -39,10 +39,10 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
         text = " or ".join(text.rsplit(", ", 1))
     hint = ""
     if kind in ("literal_error", "union_tag_invalid"):
-        close = difflib.get_close_matches(str(given), re.findall(r'"([^"]*)"', text), n=1, cutoff=0.5)
+        close = difflib.get_close_matches(str(given)[:_LONGEST], re.findall(r'"([^"]*)"', text), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else ""
     if kind == "extra_forbidden":
-        close = difflib.get_close_matches(str(path[-1]), _names_beside(item["loc"]), n=1)
+        close = difflib.get_close_matches(str(path[-1])[:_LONGEST], _names_beside(item["loc"]), n=1)
         hint = f"did you mean {close[0]}?" if close else ""
     if kind not in ("value_error", "too_short", "extra_forbidden") and not isinstance(given, dict):
         text = f"{text}, not {given!r}"
@@ -72,6 +72,8 @@ def _short(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+_LONGEST = 200
+"""Characters of a name that are compared with known ones, since time grows with their number and theirs."""
 _MIN_SIMILARITY = 0.72
 _MAX_GAP = 0.08
 """How much less similar than the best suggestion another one may be."""
@@ -79,7 +81,7 @@ _MAX_GAP = 0.08
 
 def suggest(key: str) -> list[str]:
     """Up to three dotted keys that `key` may have been meant to be, best first."""
-    key = key.replace("-", "_")
+    key = key[-_LONGEST:].replace("-", "_")
     last = key.rpartition(".")[2]
     if (meant := _table("synonyms").get(last)) is not None:
         return [meant]

@@ -5,6 +5,7 @@ serves files, the command line and pages.
 """
 
 import ast
+import importlib
 import inspect
 import os
 import re
@@ -16,6 +17,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -27,7 +29,7 @@ from pydantic import (
 )
 
 from hornbook.errors import UsageError
-from hornbook.settings.moved import import_outside
+from hornbook.files.filesystem import require_local
 
 TRUST = "HORNBOOK_TRUST_PARTS"
 """Environment variable: 1 lets the configuration of a checkpoint import parts from outside."""
@@ -97,7 +99,7 @@ def outside_part(kind: Any) -> type[Config] | None:
         return None
     module, _, name = kind.partition(":")
     try:
-        found = getattr(import_outside(module), name)
+        found = getattr(importlib.import_module(module), name)
     except Exception as error:  # the module is anybody's code
         raise ValueError(f"{kind} cannot be imported ({error}): is its folder in PYTHONPATH?") from error
     if not (isinstance(found, type) and issubclass(found, Config) and hasattr(found, "build")):
@@ -178,6 +180,9 @@ Count = Annotated[int, BeforeValidator(parse_number), BeforeValidator(_no_boolea
 
 Number = Annotated[float, BeforeValidator(parse_number), BeforeValidator(_no_boolean), _WithSuffix()]
 """A float that accepts the same suffixes."""
+
+LocalPath = Annotated[str, AfterValidator(require_local)]
+"""A path on this machine: a URL is refused."""
 
 
 class Duration(Config):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hornbook.model.config.surgery import ADAPTERS
 from hornbook.settings.errors import suggest
 from hornbook.settings.fields import parse_number
 from hornbook.settings.recipe import ALTERNATIVES, Recipe
@@ -15,6 +16,11 @@ from hornbook.settings.renamed import present_name, renamed, with_present_names
 from hornbook.settings.schema import ROOT, Array, Leaf, Section, Shape, Table, defaults, field_name, shape_of
 from hornbook.settings.sources import Given, Problem, Source, parse_toml, split_quoted
 from hornbook.settings.toml import Path, dotted
+
+TUNING = dict.fromkeys(("answer", "labels", "seq2seq"), 3) | dict.fromkeys(("dpo", "ipo", "orpo", "kto", "reward"), 1)
+"""Objectives of fine-tuning -> passes over the data, where nobody gave the run a length of its own."""
+ADAPTED = 1
+"""The same of adapters that learn text."""
 
 
 @dataclass
@@ -26,13 +32,21 @@ class Merge:
     problems: list[Problem] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
     """What to say of former names, each once, in order."""
+    tunes: bool = False
+    """Whether a source that makes fine-tuning of a pretraining, and gives no length, has a length of its own: that of
+    the recipe that it extends is of a pretraining."""
 
     def add(self, sources: Sequence[Source]) -> "Merge":
         """Add sources, each of which overrides those before it."""
         for source in sources:
             self.problems += source.problems
             self._alternatives(source.tree)
+            pretrained = self.tunes and not _tuning_epochs(self.tree)
             self._section(ROOT, self.tree, source.tree, ())
+            if pretrained and (epochs := _tuning_epochs(self.tree)) and not _gives_length(source.tree):
+                drop(self.tree, ("train", "tokens"))
+                self.tree["train"]["epochs"] = epochs
+                self.origins |= dict.fromkeys((("train", "tokens"), ("train", "epochs")), "length of fine-tuning")
         return self
 
     def _alternatives(self, source: dict[str, Any]) -> None:
@@ -239,3 +253,14 @@ def drop(tree: dict[str, Any], path: Path) -> None:
         node = below
     if isinstance(node, dict):
         node.pop(path[-1], None)
+
+
+def _tuning_epochs(tree: dict[str, Any]) -> int:
+    """Passes over the data of a fine-tuning, 0 of a pretraining."""
+    kinds = [each.get("kind") if isinstance(each, dict) else each for each in tree.get("surgery") or ()]
+    adapted = ADAPTED if set(kinds) & set(ADAPTERS.split(", ")) else 0
+    return TUNING.get(tree["data"]["objective"]["kind"], adapted)
+
+
+def _gives_length(source: dict[str, Any]) -> bool:
+    return any(_given_at(source, f"train.{name}") is not None for name in ("tokens", "epochs"))

@@ -90,12 +90,25 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     return problems
 
 
+def _multiple(tokens: int, sequence: int) -> str:
+    """A multiple of `sequence` that was probably meant: `32Ki` in place of 32,000, else the nearest one."""
+    for power, unit in ((3, "Gi"), (2, "Mi"), (1, "Ki")):
+        count, rest = divmod(tokens, 1000**power)
+        if count and not rest and not count * 1024**power % sequence:
+            return f"{count}{unit} ({count * 1024**power})"
+    return str(max(round(tokens / sequence), 1) * sequence)
+
+
 def _check_train(train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     if train.sequence > model.position.length:
         text = f"{train.sequence} is longer than the {model.position.length} positions of model.position.length"
         yield "train.sequence", text
     if train.batch_tokens % train.sequence:
-        yield "train.batch_tokens", f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence})"
+        remedy = f"take {_multiple(train.batch_tokens, train.sequence)}"
+        yield (
+            "train.batch_tokens",
+            f"{train.batch_tokens} is not a multiple of train.sequence ({train.sequence}): {remedy}",
+        )
     if train.tokens is not None and train.epochs is not None:
         yield "train.epochs", "give train.tokens or train.epochs, not both"
     if train.cuda_graphs and not train.compile:

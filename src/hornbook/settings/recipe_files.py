@@ -90,6 +90,8 @@ def _read_source(source: Source, identity: str, label: str, text: str) -> tuple[
     lines = key_lines(text)
     extends = document.pop("extends", None)
     source.tree = _give(document, (), lines, label)
+    if identity not in shipped_recipes():  # not the name of the recipe that it extends
+        source.tree.setdefault("name", Given(_own_name(Path(identity)), label))
     if extends is None:
         return None
     origin = f"{label}:{lines['extends',]}"
@@ -98,6 +100,11 @@ def _read_source(source: Source, identity: str, label: str, text: str) -> tuple[
         return None
     folder = Path() if identity in shipped_recipes() else Path(label).parent
     return extends, folder, origin
+
+
+def _own_name(path: Path) -> str:
+    """The name of a recipe that gives itself none: of its file, or of the folder of a `recipe.toml`."""
+    return path.parent.name if path.name == "recipe.toml" else path.stem
 
 
 def _give(node: dict[str, Any], path: tuple[str, ...], lines: Mapping[Any, int], label: str) -> dict[str, Any]:

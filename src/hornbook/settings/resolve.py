@@ -67,7 +67,7 @@ def resolve(target: str | None, overrides: Sequence[str] = (), environ: Mapping[
     """
     sources = read_recipe(target) if target is not None else []
     sources += [environment_source(environ), command_line_source(overrides)]
-    merge = Merge().add(sources)
+    merge = Merge(tunes=True).add(sources)
     for note in merge.notes:
         _say(note)
     return _judge(merge)

@@ -132,7 +132,11 @@ _LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "ex
 
 
 def _for_toml(node: Any) -> Any:
-    """The schema with `none` for null, which TOML lacks, and with limits at the level where validators look."""
+    """The schema of a file that may extend another, with `none` for null, which TOML lacks.
+
+    The parent may give what is required and choose kinds, so keys without a `kind` may be those of any kind. Limits are
+    at the level where validators look.
+    """
     if isinstance(node, list):
         return [_for_toml(item) for item in node]
     if not isinstance(node, dict):
@@ -142,12 +146,27 @@ def _for_toml(node: Any) -> Any:
     if node.get("default", "") is None:
         node = {**node, "default": "none"}
     limits = {_LIMITS[key]: node[key] for key in _LIMITS if key in node and "anyOf" in node}
-    node = {key: _for_toml(value) for key, value in node.items() if not (limits and key in _LIMITS)}
-    return {**node, **limits}  # limits on numbers do not touch text or `none`
+    made: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in ("properties", "$defs"):
+            made[key] = {name: _for_toml(below) for name, below in value.items()}
+        elif key not in ("required", "discriminator", "oneOf") and not (limits and key in _LIMITS):
+            made[key] = _for_toml(value)
+    if "discriminator" in node:
+        made["anyOf"] = [*_for_toml(node["oneOf"]), *_any_kind(list(node["discriminator"]["mapping"]))]
+    if "discriminator" in node.get("items", {}):  # a list replaces the parent's
+        made["items"]["required"] = ["kind"]
+    return {**made, **limits}  # limits on numbers do not touch text or `none`
+
+
+def _any_kind(kinds: list[str]) -> list[dict[str, Any]]:
+    """Schemas of a section besides its kinds: the name of a kind alone, and a user's part by its import path."""
+    part = {"type": "string", "pattern": ":"}
+    return [{"enum": kinds}, part, {"type": "object", "properties": {"kind": part}, "required": ["kind"]}]
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of a recipe file."""
+    """JSON schema of a recipe file, with or without a parent."""
     schema = _for_toml(Recipe.model_json_schema())
     schema["properties"]["extends"] = {
         "type": "string",

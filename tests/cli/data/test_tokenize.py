@@ -102,6 +102,7 @@ def test_compare_shows_a_table_and_gives_one_json_object(run: Run, data: Path, t
     assert run("tokenize", data)[0] == Exit.DONE
     tree = sorted(data.rglob("*"))
     (tmp_path / "plain.txt").write_text("the model reads \u6570\u5b66")
+    (tmp_path / "half.jsonl").write_text('{"text": "the model"}\n{"content": "reads"}\n')
     words = ("tokenize", "--compare", data, "bpe:260", "wordpiece:300", "unigram:400", tmp_path / "plain.txt")
     code, out, err = run(*words, "--json")
     assert code == Exit.DONE
@@ -116,6 +117,9 @@ def test_compare_shows_a_table_and_gives_one_json_object(run: Run, data: Path, t
     for folder in ("x", "y"):
         shutil.copytree(data / "tokenizer", tmp_path / folder / "tok")
     pair = (tmp_path / "x" / "tok", tmp_path / "y" / "tok" / "tokenizer.json")
+    code, out, err = run("tokenize", "--compare", *pair, tmp_path / "half.jsonl", "--json")
+    assert json.loads(out)["skipped"]["reasons"] == {"missing text": 1}
+    assert "left out: 1: missing text (1); the first: " in " ".join(err.split())
     code, out, err = run("tokenize", "--compare", *pair, tmp_path / "plain.txt")
     assert (code, out) == (Exit.DONE, "")
     assert "tok-2" in err

@@ -73,6 +73,24 @@ def test_files_are_scored_by_path_or_glob(run: Path, tmp_path: Path, capsys: pyt
     assert figures(capsys)["bytes"] == sum(map(len, texts))
 
 
+def test_rows_that_cannot_be_read_are_counted_and_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b'{"text": "one two three"}\n' * 2 + b'{"content": "four"}\n' * 3 + b'{"text": "caf\xe9"}\n')
+    for words in ((), ("--compare", str(run))):
+        assert main(["eval", str(run), "--data", str(bad), *words]) == 0
+        text = " ".join(capsys.readouterr().err.split())
+        assert "rows that cannot be read, left out: 4: " in text
+        assert "bad.jsonl:3: missing text" in text
+        assert main(["eval", str(run), "--data", str(bad), *words, "--json"]) == 0
+        found = figures(capsys)
+        assert found["skipped"]["rows"] == sum(found["skipped"]["reasons"].values()) == 4
+        assert found["skipped"]["first"].startswith(f"{bad}:3: ")
+    assert main(["eval", str(run), "--json"]) == 0
+    assert "skipped" not in figures(capsys)
+
+
 def test_tokens_of_another_tokenizer_are_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = tmp_path / "data" / "tokens" / "index.json"
     changed = json.loads(index.read_text()) | {"tokenizer_digest": "0" * 32}

@@ -174,3 +174,12 @@ def test_a_chat_template_asks_where_wanted(checkpoint, run, tmp_path, monkeypatc
     assert asked == [Tokenizer.load(folder).encode("Q: the page A:")]
     assert not out.startswith("the page"), "an answer is told without what was asked"
     assert json.loads(run(folder, *words, "--json")[1])["prompt"] == "the page"
+
+
+def test_a_prompt_that_is_cut_is_said(checkpoint, run):
+    """64 positions: the end of a longer prompt is read, in silence until now."""
+    code, _, err = run(checkpoint, "-p", "a b " * 40, "--tokens", "2")
+    assert code == 0
+    assert "note: of the prompt's 161 tokens the last 32 are read: the model has 64 positions" in err
+    code, _, err = run(checkpoint, "-p", "a b", "--tokens", "2")
+    assert "are read" not in err

@@ -24,13 +24,78 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 def test_the_table_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = planned(capsys, "llama-1b", "--cluster", "8xH100", "--top", "3")
     assert code == Exit.DONE
-    rows = [line for line in out.splitlines() if line.startswith(("  ddp", "  zero", "x "))]
+    assert re.match(r"Fits: \d+\.\d hours and \$\d+ on 8 x H100 SXM\n", out)
+    rows = [line for line in out.splitlines() if line.startswith(("> ddp", "  zero", "x "))]
     assert len(rows) == 4  # three that fit, and one that would be faster
     assert rows[-1].startswith("x ")
     assert "OOM" in rows[-1]
-    assert "ddp x 8 is before" in out
-    assert "and does not fit:" in out
-    assert "GiB of them activations" in out
+    assert rows[0].startswith("> ddp x 8 ")
+    assert "ddp x 8 is listed first: zero-3 x 8 is less than 3 % faster and more complex" in out
+    assert re.search(
+        r"takes 2\.\d\d s but does not fit: \d+\.\d GiB \(activations \d+\.\d\); \d+\.\d GiB are usable", out
+    )
+    assert "Price: $3.00 per device-hour (2026-05" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["llama-1b", "--cluster", "4090"],
+            "Does not fit on 1 x RTX 4090: 23.1 GiB needed, 22.1 usable; it fits with "
+            "--parallel.offload.kind=cpu --parallel.offload.optimizer or on 2xRTX-4090\n",
+        ),
+        (["llama-7b", "--cluster", "4090"], "it fits on 8xRTX-4090\n"),
+        (["llama-1b", "--cluster", "L40S"], "Fits: "),
+        (["llama-1b", "--cluster", "H100", "--train.epochs", "1"], "tokens per second, 1 epoch; --data DATA"),
+    ],
+)
+def test_the_answer_is_the_first_line(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    code, out, _ = planned(capsys, *words)
+    first = out.splitlines(keepends=True)[0]
+    assert said in first
+    assert (code == Exit.DONE) == first.startswith("Fits")
+    if "it fits with" in said:  # what it says is true
+        setting = said.partition("it fits with ")[2].partition(" or on")[0].split()
+        assert planned(capsys, *words, *setting)[1].startswith("Fits: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens", "epochs"),
+    [
+        (["llama-7b", 'surgery=["nf4","lora"]'], None, 1),
+        (["llama-7b", "--data.objective.kind", "answer"], None, 3),
+        (["llama-1b", "--data.objective.kind", "dpo"], None, 1),
+        (["llama-1b", "--data.objective.kind", "dpo", "--train.tokens", "5M"], 5_000_000, None),
+        (["sft-tiny"], 200_000, None),
+        (["dpo-tiny"], 200_000, None),
+        (["llama-1b"], 25_000_000_000, None),
+    ],
+)
+def test_fine_tuning_has_a_length_of_its_own(words: list[str], tokens: int | None, epochs: int | None) -> None:
+    """That of the recipe that it extends is of a pretraining."""
+    train = resolve(words[0], words[1:], environ={}).recipe.train
+    assert (train.tokens, train.epochs) == (tokens, epochs)
+
+
+def test_the_length_of_epochs_is_that_of_the_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = "llama-7b"\n[data.objective]\nkind = "answer"\n')
+    (tmp_path / "tokens").mkdir()
+    shards = [{"split": "train", "tokens": 7_000_000}, {"split": "validation", "tokens": 9}]
+    (tmp_path / "tokens" / "index.json").write_text(json.dumps({"shards": shards}))
+    words = str(mine), "--cluster", "8xH100"
+    assert "3 epochs; --data DATA" in planned(capsys, *words)[1].splitlines()[0]
+    for data in (["--data", str(tmp_path)], ["--data.path", str(tmp_path)]):
+        found = json.loads(planned(capsys, *words, *data, "--json")[1])
+        assert (found["name"], found["tokens"], found["epochs"]) == ("mine", 21_000_000, 3)
+    for more, said in (
+        (["llama-7b", "--cluster", "8xH100", "--data", str(tmp_path)], "--train.epochs N"),
+        ([*words, "--data", "absent"], "absent/tokens/index.json"),
+    ):
+        code, _, err = planned(capsys, *more)
+        assert code == Exit.USAGE
+        assert said in " ".join(err.split())
 
 
 def test_one_device_gets_the_rows_and_recomputation_that_fit_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +117,7 @@ def test_bars_have_colours_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
     text = planned(capsys, "llama-1b", "--cluster", "8xH100")[1].rstrip("\n")
     shown = colored(text)
     assert len(shown.plain) == len(text)
-    bar = next(line for line in text.splitlines() if line.startswith("  ddp")).split()[5].rstrip(".")
+    bar = next(line for line in text.splitlines() if line.startswith("> ddp")).split()[6].rstrip(".")
     assert set(bar) <= set(LETTERS.values())
     assert "█" * len(bar) in shown.plain
     assert len({str(span.style) for span in shown.spans}) >= 5
@@ -314,8 +379,8 @@ def test_a_wrong_file_is_named_with_the_key(
     ],
 )
 def test_wrong_input(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: Exit, said: str) -> None:
-    found, _, err = planned(capsys, *words)
-    assert said in err
+    found, out, err = planned(capsys, *words)
+    assert said in (out if code == Exit.DOES_NOT_FIT else err)
     assert found == code
 
 

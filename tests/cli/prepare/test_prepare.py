@@ -36,6 +36,7 @@ def notes(tmp_path: Path) -> Path:
 def test_people_see_the_funnel_on_stderr(run: Run, notes: Path, tmp_path: Path):
     code, out, err = run(notes, "--out", tmp_path / "data")
     assert (code, out) == (Exit.DONE, "")
+    assert "note: text.validation 0.01 holds out none of 3 documents, so nothing can be evaluated" in err
     assert "\x1b" not in err
     assert "\r" not in err
     words = err.split()
@@ -58,6 +59,34 @@ def test_scripts_get_one_json_object(run: Run, notes: Path, tmp_path: Path):
     assert total["in"]["rows"] == total["kept"]["rows"] + dropped + quarantined
     assert found["sources"]["notes"] == total
     assert run(notes, "--out", tmp_path / "data", "--json")[1] == out
+
+
+def test_a_source_of_which_nothing_is_kept_is_named(run: Run, tmp_path: Path):
+    """With the first row that could not be read and the remedy; tables without a text with rows, bytes and columns."""
+    (tmp_path / "good.txt").write_text("a text")
+    (tmp_path / "old.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "large.csv").write_text("key,body\n" + "a7,one text\n" * 1000)
+    paths = [tmp_path / name for name in ("good.txt", "old.txt", "large.csv")]
+    code, _, err = run(*paths, "--out", tmp_path / "data")
+    assert code == Exit.DONE
+    words = " ".join(err.split())
+    assert "warning: source old keeps nothing" in words
+    assert "old.txt:1: invalid UTF-8: byte 3 is 0xe9; for another encoding: --encoding NAME" in words
+    assert "large.csv: 1,000 rows, 12.0 kB: missing text: no column 'text' (columns: 'key, body')" in words
+    assert run(paths[1], "--encoding", "latin1", "--out", tmp_path / "other")[0] == Exit.DONE
+
+
+def test_files_that_are_not_read_are_counted(run: Run, tmp_path: Path):
+    folder = tmp_path / "mixed"
+    (folder / ".git").mkdir(parents=True)
+    (folder / "a.txt").write_text("a text")
+    for name in ("a.epub", "b.epub", "c.odt"):
+        (folder / name).write_text("x")
+    for words in (("-n",), ()):
+        _, out, err = run(folder, "--out", tmp_path / "data", *words)
+        assert "mixed: not read: 2 .epub, 1 .odt, 1 hidden (name a file" in " ".join((out + err).split())
+    found = json.loads(run(folder, "--out", tmp_path / "other", "-n", "--json")[1])
+    assert found["sources"]["mixed"]["passed_over"] == {"hidden": 1, ".epub": 2, ".odt": 1}
 
 
 def test_dry_run_writes_nothing(run: Run, notes: Path, tmp_path: Path):

@@ -16,7 +16,6 @@ from hornbook.cli.start.demo_time import (
     least_seconds,
     machine_of,
 )
-from hornbook.errors import UsageError
 
 XS, M = (size.parameters for size in PROBED)
 
@@ -66,8 +65,8 @@ def test_time_that_is_gone_makes_the_demo_smaller(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(demo_time.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(demo_time, "process_start", lambda: 3.0)
     budget = Budget(180, IDLE, elapsed=10)
-    first = budget.first_size(refuse=True)
-    assert budget.left == 170
+    first, note = budget.first_size()
+    assert (budget.left, note) == (170, "")
     now[0] += 100
     plan = budget.plan(first)
     assert plan.size.parameters < first.parameters
@@ -88,17 +87,21 @@ def test_a_first_start_from_a_cold_disk_does_not_take_the_time_of_training(monke
     assert plan.train_seconds == pytest.approx(0.35 * 97, abs=1)
 
 
-def test_too_little_time_is_refused_with_what_is_needed() -> None:
-    with pytest.raises(UsageError, match=r"--seconds 20 is too short: the smallest demo needs about \d+ s") as caught:
-        Budget(20, IDLE, elapsed=8).first_size(refuse=True)
-    needed = float(str(caught.value).split("about ")[1].split(" s")[0])
-    assert needed == pytest.approx(8 + least_seconds(IDLE), abs=1)
-    assert Budget(needed + 1, IDLE, elapsed=8).first_size(refuse=True).steps >= LEAST_STEPS
-
-
-def test_a_time_that_nobody_gave_is_never_refused() -> None:
-    hopeless = machine(start=30, compiling=100, xs=5e-3, m=2e-2)
-    assert Budget(180, hopeless, elapsed=100).first_size(refuse=False).steps == LEAST_STEPS
+@pytest.mark.parametrize(
+    ("limit", "elapsed", "slow"),
+    [(20, 8, IDLE), (170, 9, MACHINES["busy and cold"]), (180, 100, machine(start=30, compiling=100, xs=5e-3, m=2e-2))],
+)
+def test_too_little_time_gives_the_smallest_demo_and_says_how_long_it_takes(
+    limit: float, elapsed: float, slow: Machine
+) -> None:
+    """It was refused: `--seconds 170 is too short`, beside one busy process."""
+    budget = Budget(limit, slow, elapsed)
+    size, note = budget.first_size()
+    needed = elapsed + least_seconds(slow)
+    assert note.startswith(f"{limit:g} s are too few for this machine as it is now: the smallest demo takes about ")
+    assert float(note.split("about ")[1].split(" s")[0]) == pytest.approx(needed, abs=1)
+    assert (size.name, size.steps) == ("xs", LEAST_STEPS)
+    assert budget.seconds == pytest.approx(needed, abs=0.1), "the training has the time that the line says"
 
 
 def test_rates_are_a_line_over_parameters() -> None:

@@ -1,6 +1,7 @@
 """`hornbook adapt` and `hornbook fisher` from the command line."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     assert not out.exists()
     nothing = [word.replace(str(tiny_corpus), str(tmp_path / "no")) for word in command]
     assert main([*nothing, "--replay", "0,50%", "optim.lr=0.2"]) == Exit.USAGE
-    assert "ended with exit code 2: correct what it says above" in capsys.readouterr().out
+    assert f"{tmp_path / 'no'} does not exist" in capsys.readouterr().err
+    assert not out.exists()
     assert main([*command, "--replay", "0,50%", "--json"]) == Exit.DONE
     found = json.loads(capsys.readouterr().out)
     assert [stage["share"] for stage in found["stages"]] == [0, 0.5]
@@ -47,6 +49,14 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     ):
         assert main([*command, "--replay", "0,50%", *other]) == Exit.USAGE
         assert f"{name}: the runs in {out} have" in capsys.readouterr().err
+    index = general / "tokens" / "index.json"
+    text = index.read_text()
+    index.write_text(text.replace(json.loads(text)["shards"][0]["digest"], "0" * 32))
+    assert main([*command, "--replay", "0,50%"]) == Exit.INTEGRITY
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{out / 'replay-0-seed-1'}: the data is not what this run began with (shard replay-tokens/" in told
+    assert "`hornbook adapt` with another --out trains anew" in told
+    index.write_text(text)
     (out / "adapt.json").write_text("[")
     assert main([*command, "--replay", "0,50%"]) == Exit.INTEGRITY
 
@@ -80,6 +90,35 @@ def test_domains_are_learned_one_after_another(
     assert chain["backward_transfer"]["mean"] == pytest.approx(matrix[1][1] - matrix[2][1])
     assert "| other | " in (out / "report.md").read_text()
     assert (out / "frontier.svg").read_text().count("<circle") == 2
+
+
+def test_everything_that_the_report_needs_is_checked_before_the_first_run(
+    tmp_path: Path,
+    checkpoint: Path,
+    tiny_corpus: Path,
+    tiny_settings: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [word for word in tiny_settings if not word.startswith(("data.path", "model."))]
+    domain, out = shutil.copytree(tiny_corpus, tmp_path / "domain"), tmp_path / "out"
+    index = json.loads((domain / "tokens" / "index.json").read_text())
+    index["shards"] = [shard for shard in index["shards"] if shard["split"] == "train"]
+    (domain / "tokens" / "index.json").write_text(json.dumps(index))
+    command = ["adapt", *words, "--from", str(checkpoint), "--domain", str(domain), "--general", str(tiny_corpus)]
+    command += ["--replay", "50%", "--out", str(out)]
+    for more in (["-n"], []):
+        assert main([*command, *more]) == Exit.USAGE
+        assert (
+            f"{domain} holds no validation tokens, so nothing could be compared: tokenize it anew with a larger share, "
+            f"`hornbook tokenize {domain} --text.validation 0.1 --overwrite`"
+        ) in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+    other = write_corpus(tmp_path / "other", seed=5)
+    command[command.index(str(domain))] = str(other)
+    assert main([*command, "-n"]) == Exit.DONE
+    for wrong, says in (("train.tokens=none", "--train.tokens"), ("model.width=48", "model.width is 48")):
+        assert main([*command, wrong, "-n"]) == Exit.USAGE
+        assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,30 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(
     assert main([*words, "--on", "slurm", "--time", "24h", "--dry-run"]) == Exit.DONE
     text = capsys.readouterr().out
     assert "#SBATCH --time=24:00:00" in text
-    command = next(line for line in text.splitlines() if line.startswith("srun "))
-    assert command.startswith("srun hornbook train tiny --data /shared/data --out /shared/run --train.batch_tokens")
-    assert command.endswith("--parallel.data=16 --resume auto")
+    command = next(line for line in text.splitlines() if "srun --kill" in line)
+    assert command.startswith(
+        "{ srun --kill-on-bad-exit=1 hornbook train tiny --data /shared/data --out /shared/run --train.batch_tokens"
+    )
+    assert "--parallel.data=16 --resume auto 2>&1" in command
     assert main([*words, "--on", "k8s", "--image", "me/hornbook", "-n", "--json"]) == Exit.DONE
     assert "completionMode" in json.loads(capsys.readouterr().out)["script"]
     assert main([*words, "--on", "ssh", "--hosts", "a,b", "-n"]) == Exit.DONE
     assert "HORNBOOK_NODE=1 MASTER_ADDR=a" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_is_named_after_the_recipe_that_was_given(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+):
+    """Not after the one that it extends; nor is its run."""
+    (tmp_path / "mine.toml").write_text('extends = "tiny"\n')
+    (tmp_path / "named.toml").write_text('extends = "mine.toml"\nname = "theirs"\n')
+    given = [each for each in words if each not in ("tiny", "--out", "/shared/run")]
+    for recipe, name in (("mine.toml", "mine"), ("named.toml", "theirs")):
+        assert main([*given, recipe, "--on", "slurm", "-n"]) == Exit.DONE
+        text = capsys.readouterr().out
+        assert f"#SBATCH --job-name={name}\n" in text
+        assert f"--out runs/{name} " in text
 
 
 def test_settings_of_the_environment_go_along(

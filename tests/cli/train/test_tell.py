@@ -39,6 +39,7 @@ def test_a_run_that_goes_on_does_what_it_was_told(run: RunDir, capsys: pytest.Ca
     text = capsys.readouterr().out
     assert "is asked, after step 5; it is stopped, and is told when it goes on" in text
     assert "optim.lr 0.01 -> 0.001" in text
+    assert "the rate of the next step is 0.1 times what the schedule has there; the run's log says it" in text
     (request,) = requests(run)
     assert request["settings"] == ["optim.lr=1e-3", "optim.clip=0.5"]
     assert (request["action"], request["at_step"], request["reason"]) == ("set", 5, "spikes")

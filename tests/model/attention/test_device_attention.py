@@ -18,6 +18,7 @@ from hornbook.model.attention.key_tables import BLOCK, KeyTables, block_mask, wi
 from hornbook.model.attention.mask import AttentionMask, dense_mask
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.layers.dropout import AttentionDropout
+from hornbook.model.layers.torch_versions import compile_options
 from tests.gpu import DEVICES
 
 PIECES = ((300,), (100, 130, 70), (1, 1, 1, 255, 42))
@@ -48,7 +49,11 @@ SCORES["all"] = ("softcap", "bias", "sinks")
 
 
 EAGER_FLEX = torch.compile(
-    flex_attention, backend="eager", fullgraph=True, dynamic=False, recompile_limit=256, isolate_recompiles=True
+    flex_attention,
+    backend="eager",
+    fullgraph=True,
+    dynamic=False,
+    **compile_options(recompile_limit=256, isolate_recompiles=True),
 )
 
 

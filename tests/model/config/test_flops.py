@@ -86,6 +86,11 @@ FAMILIES = {
 ROWS, LENGTH = 2, 24
 
 
+def spread(query: torch.Size, *shapes: torch.Size) -> list[torch.Size]:
+    """Shapes of keys and values with a head for each of the query's: torch 2.11 does not count grouped heads."""
+    return [torch.Size([shape[0], query[1], *shape[2:]]) for shape in shapes]
+
+
 def counted_step(words: list[str]) -> tuple[ModelConfig, float]:
     """What torch counts in a forward and a backward pass, loss included; flash attention by torch's own formulas."""
     config = config_of(words)
@@ -96,9 +101,11 @@ def counted_step(words: list[str]) -> tuple[ModelConfig, float]:
     source = Source(tokens, positions) if config.kind == "encoder_decoder" else None
     formulas = {
         torch.ops.aten.addmm_: lambda _, a, b, *__, **___: 2 * a[0] * a[1] * b[1],  # the head adds its gradients up
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
+            q, *spread(q, k, v)
+        ),
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda grad, q, k, v, *_, **__: (
-            sdpa_backward_flop_count(grad, q, k, v)
+            sdpa_backward_flop_count(grad, q, *spread(q, k, v))
         ),
     }
     with FlopCounterMode(display=False, custom_mapping=formulas) as counter:

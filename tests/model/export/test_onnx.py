@@ -77,6 +77,21 @@ def test_layers_are_judged_by_what_they_have() -> None:
         onnx.require_onnx(ModelConfig(**SHAPE, first=[LayerConfig(attention=LatentAttentionConfig())]))
 
 
+def _ask_as_others_do(folder: Path, config: ModelConfig, session: Any) -> None:
+    """The folder as transformers.js reads it: what the tokenizer gives is what the file takes."""
+    keys = json.loads((folder / "config.json").read_text())
+    labels = getattr(config.head, "labels", None)
+    assert [keys["id2label"][str(number)] for number in range(len(labels))] == labels if labels else True
+    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    asked = dict(tokenizer(["one text"], return_tensors="np"))
+    names = {each.name for each in session.get_inputs()}
+    assert names <= asked.keys()
+    (logits,) = session.run(["logits"], {name: asked[name] for name in names})
+    rows, time = asked["input_ids"].shape
+    judges = config.kind == "encoder" and isinstance(config.head, ClassificationHead)
+    assert logits.shape[:-1] == ((rows,) if judges else (rows, time))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
@@ -106,8 +121,7 @@ def test_onnxruntime_computes_the_same(
     assert certificate["tokens"] == sum(batch * time for batch, time in onnx.SHAPES) - padding
     session = importlib.import_module("onnxruntime").InferenceSession(str(tmp_path / "out" / onnx.FILE))
     assert [each.name for each in session.get_inputs()] == onnx.input_names(config)
-    labels = json.loads(session.get_modelmeta().custom_metadata_map.get("labels", "null"))
-    assert labels == getattr(config.head, "labels", None)
+    _ask_as_others_do(tmp_path / "out", config, session)
     real = onnx.attend_by_symbols
     monkeypatch.setattr(onnx, "attend_by_symbols", lambda *given, **more: 1.01 * real(*given, **more))
     assert main([*words, str(tmp_path / "wrong")]) == Exit.INTEGRITY

@@ -282,7 +282,7 @@ def test_what_no_architecture_represents_keeps_our_names(config, tmp_path, rando
     read_config, vocab, stream = read_hf(tmp_path)
     assert (read_config, vocab) == (config, VOCAB)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in stream)
-    with pytest.raises(ValueError, match="hornbook"):
+    with pytest.raises(ValueError, match="trust_remote_code"):
         from_pretrained(tmp_path)
 
 

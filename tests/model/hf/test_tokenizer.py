@@ -31,6 +31,15 @@ def test_a_bare_tokenizer_is_completed_for_autotokenizer(tokenizer_folder, tmp_p
     assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
 
 
+def test_a_decoder_without_an_unknown_token_names_its_end_token_there(tokenizer_folder, tmp_path):
+    """As GPT-2 and GPT-NeoX do: ctranslate2 refuses a model whose unknown token is null."""
+    copy_tokenizer(tokenizer_folder, tmp_path, 512, decoder=True)
+    settings, made = json.loads((tmp_path / "tokenizer_config.json").read_text()), Tokenizer.load(tmp_path)
+    assert settings["unk_token"] == made.end
+    assert made.unknown_id is None
+    assert made.digest == Tokenizer.load(tokenizer_folder).digest
+
+
 @pytest.mark.parametrize("bare", [False, True])
 def test_pairs_have_token_types_where_the_model_reads_them(tmp_path, bare):
     """Without them the second text of a pair is taken for the first, and outputs differ from ours in silence."""

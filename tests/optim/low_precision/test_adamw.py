@@ -1,5 +1,6 @@
 """AdamW with moments of 8 bits and in bfloat16: kernels against the reference, and both against AdamW."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.adamw_8bit import AdamW8bitRule
 from hornbook.optim.config.rules import AdamWRule
-from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
+from hornbook.optim.low_precision import adamw
+from hornbook.optim.low_precision.adamw import LowPrecisionAdamW, row_pieces
 from hornbook.optim.low_precision.codes import dynamic_map, grid, quantize
 from hornbook.optim.optimizer import Optimizer
 from tests.optim.kinds import config_of, everything, same_bits
@@ -55,6 +57,35 @@ def test_kernels_have_the_bits_of_the_reference(rule: dict[str, Any], dtype: tor
             assert same_bits(ours, reference), shape
     finally:
         torch.set_num_threads(before)
+
+
+@BOTH
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_in_pieces_has_the_bits_of_the_whole(
+    rule: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU updates large parameters some rows at a time, since draws take 8 bytes a value."""
+
+    def pieces_of_rows(parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], _: int) -> Iterator[Any]:
+        sizes = list[int]()
+        for piece in row_pieces(parameter, gradient, state, 600):
+            sizes.append(piece[0].numel())
+            yield piece
+        assert sum(sizes) == parameter.numel()
+        assert all(size <= 600 or size == parameter[0].numel() for size in sizes)
+
+    generator, runs = torch.Generator().manual_seed(1), []
+    values = torch.randn(shape, generator=generator).to(dtype)
+    gradients = [torch.randn(shape, generator=generator).to(dtype) for _ in range(3)]
+    for split in (row_pieces, pieces_of_rows):
+        monkeypatch.setattr(adamw, "row_pieces", split)
+        parameter, optimizer = make(rule, values, kernels=False)
+        for gradient in gradients:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+        runs.append(everything({"w": parameter}, optimizer))
+    assert same_bits(*runs)
 
 
 @pytest.mark.slow

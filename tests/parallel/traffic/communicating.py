@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
+from hornbook.model.layers.torch_versions import fsdp_groups
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
@@ -191,7 +192,7 @@ def _held(engine: Engine) -> dict[str, int]:
     own = [each.untyped_storage() for each in shards.values()]
     gathered, sums = list[Any](), list(engine._data_parallel.gradients())
     for module in engine.model.modules():
-        for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
+        for group in fsdp_groups(module._get_fsdp_state()) if isinstance(module, FSDPModule) else ():
             for each in group.fsdp_params:
                 gathered += [tensor.untyped_storage() for tensor in each.all_gather_outputs]
                 whole = getattr(each, "_unsharded_param", None)

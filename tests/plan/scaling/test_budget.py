@@ -264,15 +264,24 @@ def test_plan_with_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run("--budget", "$50", "--cluster", "H100", "--serve", "1T", "--explain", capsys=capsys)
     assert code == Exit.DONE
     lines = out.splitlines()
-    assert lines[0] == "budget: $50.00; cluster: 1 x H100 SXM, 16.7 h on it"
-    assert lines[2].split() == [
-        "law",
+    assert lines[0].startswith("Train ")
+    assert " 16.7 hours and $50.00 on 1 x H100 SXM; expected loss " in lines[0]
+    assert lines[2] == "budget: $50.00; cluster: 1 x H100 SXM, 16.7 h on it"
+    head = next(at for at, line in enumerate(lines) if line.split()[:1] == ["law"])
+    assert lines[head].split()[1:] == [
         "parameters",
         "tokens",
-        *("per", "parameter", "loss", "band", "time", "cost", "MFU", "layout"),
+        "per",
+        "parameter",
+        "loss",
+        "band",
+        *("time", "cost", "MFU", "layout"),
     ]
-    assert [line.split()[0] for line in lines[3:9]] == [law.name for law in published_laws()]
-    assert all("$50" in line and "16.7 h" in line for line in lines[3:9])
+    rows = lines[head + 1 : head + 7]
+    assert [line.removeprefix(">").split()[0] for line in rows] == [law.name for law in published_laws()]
+    assert [line.split()[1] for line in rows if line.startswith(">")] == ["besiroglu"]
+    assert all("$50" in line and "16.7 h" in line for line in rows)
+    assert next(at for at, line in enumerate(lines) if line.startswith("learning rate: ")) < head  # advice first
     for words in ("petaFLOP/s-days", "learning rate: ", "Step Law, arXiv 2503.04715", "critical batch: ", "to serve"):
         assert words in out
     assert "parameters as each law counts them" in out
@@ -304,7 +313,7 @@ def test_a_size_without_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
         (["--budget", "1d", "--size", "large"], Exit.USAGE, "--size 'large'"),
         (["tiny", "--budget", "1d", "--size", "1b"], Exit.USAGE, "leave one out"),
         (["--budget", "1d", "--train.tokens", "1T"], Exit.USAGE, "both say how long"),
-        (["--budget", "1d", "--cluster", "H900"], Exit.USAGE, "there is no device"),
+        (["--budget", "1d", "--cluster", "H900"], Exit.USAGE, "no device"),
         (["--budget", "1e23", "--size", "70b", "--cluster", "H100"], Exit.DOES_NOT_FIT, "it fits on"),
         (["--budget", "1e18", "--law", "absent.json"], Exit.USAGE, "cannot be read"),
         (["--budget", "1e18", "--data", "absent"], Exit.USAGE, "hornbook prepare"),
@@ -312,10 +321,11 @@ def test_a_size_without_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_wrong_budgets(words: list[str], code: Exit, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found, _, err = (
+    found, out, err = (
         run(*words, capsys=capsys) if "--cluster" in words else run(*words, "--cluster", "this", capsys=capsys)
     )
-    assert (found, text in err) == (code, True), err
+    said = out if code == Exit.DOES_NOT_FIT else err
+    assert (found, text in said) == (code, True), said
 
 
 def test_prepared_text_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,9 @@ REFUSED = {
 }
 
 
+GRAPHS = ("train.compile=true", "train.cuda_graphs=true")
+
+
 @pytest.mark.parametrize("key", REFUSED)
 def test_what_would_have_no_effect_is_refused(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -36,6 +39,8 @@ def test_weights_of_a_run_in_float32_are_not_gathered_in_bfloat16() -> None:
         ("train.micro_batch", ("parallel.pipeline=2", "train.micro_batch=auto")),
         ("train.cuda_graphs", ("parallel.pipeline=2", "train.compile=true", "train.cuda_graphs=true")),
         ("parallel.offload.activations", ("parallel.pipeline=2", "parallel.offload=disk")),
+        ("parallel.shard", ("parallel.data=2", "parallel.shard=gradients", *GRAPHS)),
+        ("parallel.exact", ("parallel.exact=true", *GRAPHS)),
     ],
 )
 def test_what_does_not_go_with_an_axis_is_refused(key: str, words: tuple[str, ...]) -> None:

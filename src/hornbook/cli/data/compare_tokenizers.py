@@ -11,6 +11,7 @@ from hornbook.errors import UsageError
 from hornbook.progress import progress_bar
 
 if TYPE_CHECKING:
+    from hornbook.text.ingest.skipped import SkippedRows
     from hornbook.text.tokenizer.compare.compare import TextSample, TokenizerMetrics
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -44,8 +45,13 @@ def _is_prepared(word: str) -> bool:
     return (Path(word) / "manifest.json").is_file() and (Path(word) / "documents").is_dir()
 
 
-def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bool = True) -> "list[TextSample]":
-    """A sample of about `most` bytes for each path, and for each source of a prepared folder."""
+def load_samples(
+    texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bool = True, skipped: "SkippedRows | None" = None
+) -> "list[TextSample]":
+    """A sample of about `most` bytes for each path, and for each source of a prepared folder.
+
+    `skipped` counts rows of files that cannot be read.
+    """
     from hornbook.text.tokenizer.compare.compare import sample_path, sample_prepared
 
     samples: list[TextSample] = []
@@ -53,7 +59,7 @@ def load_samples(texts: Sequence[str], most: int = SAMPLE_BYTES, *, held_out: bo
         if _is_prepared(path):
             samples += sample_prepared(Path(path), most, held_out=held_out)
         else:
-            samples.append(sample_path(name, path, most))
+            samples.append(sample_path(name, path, most, skipped))
     return samples
 
 

@@ -10,7 +10,7 @@ from hornbook.cli.data.compare_tokenizers import figures_table, load_samples, lo
 from hornbook.cli.data.train_proxy import Proxy, noise, proxy_table, train_proxies
 from hornbook.cli.result import Result, table
 from hornbook.cli.shell import DryRun, people, split_target, split_targets
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.files.run_directory import RunDir
 from hornbook.progress import progress_bar, size_text
 from hornbook.settings.fields import parse_number
@@ -113,16 +113,20 @@ def _tokenizer_path(path: str) -> str:
 
 def _compare(words: list[str], proxy_bytes: int) -> Result:
     """Compare tokenizers; with `proxy_bytes`, also by small models trained on that amount of text."""
+    from hornbook.text.ingest.skipped import SkippedRows
     from hornbook.text.tokenizer.compare.compare import compare
 
     targets, overrides = split_targets(words)
     if overrides:
         raise UsageError(f"--compare takes tokenizers and texts, but no settings: {overrides[0].partition('=')[0]}")
     named, texts = sort_words(targets)
-    samples, tokenizers = load_samples(texts), load_tokenizers(named, texts)
+    skipped = SkippedRows()
+    samples, tokenizers = load_samples(texts, skipped=skipped), load_tokenizers(named, texts)
     found = compare(tokenizers, samples)
     people().print(figures_table(found, tokenizers))  # training small models takes a while
-    value: dict[str, Any] = {"figures": [figures.to_json() for figures in found]}
+    for note in skipped.notes:
+        people().print(note)
+    value: dict[str, Any] = {"figures": [figures.to_json() for figures in found], **skipped.to_json()}
     if not proxy_bytes:
         return Result(value)
     proxies = _train_proxies(tokenizers, load_samples(texts, proxy_bytes // len(samples), held_out=False))
@@ -171,7 +175,7 @@ def report_tables(report: "TokenReport", data: Path) -> list[Any]:
     shown.add_section()
     shown.add_row("[bold]all[/]", "", *(f"[bold]{cell}[/]" for cell in _cells(report.total())))
     notes = "".join(f"note: {note}\n" for note in report.notes)
-    return [shown, f"{notes}next: hornbook train RECIPE --data {data}"]
+    return [shown, f"{notes}next: hornbook train RECIPE --data {quoted(data)}"]
 
 
 def _cells(share: Any) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from hornbook.cli.result import Result, columns
 from hornbook.files.durable import write_atomic
 
 if TYPE_CHECKING:
+    from hornbook.text.ingest.skipped import SkippedRows
     from hornbook.text.tokenizer.compare.compare import TextSample
 
 
@@ -30,12 +31,14 @@ def terms(
     `hornbook import CHECKPOINT --add-tokens FILE` adds them to a model, and `hornbook tokenize --compare` shows how
     much that saves.
     """
+    from hornbook.text.ingest.skipped import SkippedRows
     from hornbook.text.tokenizer.compare.terms import mine_terms
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     known = Tokenizer.load(tokenizer)
-    samples = list(_samples(text, megabytes * 1_000_000))
-    others = list(_samples(general, megabytes * 1_000_000)) if general else []
+    skipped = SkippedRows()
+    samples = list(_samples(text, megabytes * 1_000_000, skipped))
+    others = list(_samples(general, megabytes * 1_000_000, skipped)) if general else []
     texts, general_texts = ([each for sample in part for each in sample.texts] for part in (samples, others))
     found = mine_terms(texts, known, general_texts, top=top, least=least)
     size = sum(sample.bytes for sample in samples)
@@ -46,14 +49,14 @@ def terms(
     table = columns([("term", "count", "tokens", "saved", "keyness"), *rows])
     note = f"{len(found)} terms would save {saved:,} tokens of {size:,} bytes"
     value = {"terms": [asdict(term) for term in found], "saved": saved, "bytes": size}
-    return Result(value, f"{table}\n{note}")
+    return Result(value | skipped.to_json(), f"{table}\n{note}", notes=skipped.notes)
 
 
-def _samples(text: str, most: int) -> "Iterator[TextSample]":
+def _samples(text: str, most: int, skipped: "SkippedRows") -> "Iterator[TextSample]":
     from hornbook.text.refinery.pipeline.folder import MANIFEST
     from hornbook.text.tokenizer.compare.compare import sample_path, sample_prepared
 
     if (Path(text) / MANIFEST).exists():
         yield from sample_prepared(Path(text), most, held_out=False)
     else:
-        yield sample_path(Path(text).name, text, most)
+        yield sample_path(Path(text).name, text, most, skipped)

@@ -10,7 +10,7 @@ import typer
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import DryRun
 from hornbook.cli.train.runs import step_place
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.files.run_directory import RunDir
 from hornbook.progress import progress_bar
 
@@ -118,7 +118,7 @@ def reason_lines(blame: "Blame") -> list[str]:
 def otherwise(value: dict[str, Any]) -> str:
     """What to do about a step that was skipped, and whose documents are like others."""
     if value["loss"] is None:
-        at = f"{value['run']} --step {value['step']}"
+        at = f"{quoted(value['run'])} --step {value['step']}"
         return f"it was not finite: `hornbook doctor {at}` computes it again and names the module"
     return (
         "if its text is sound and only new to the run, raise guard.clip_z and guard.skip_norm_z above its z_norm "
@@ -155,4 +155,6 @@ def _exclude(path: Path, chosen: "Sequence[Blamed]", value: dict[str, Any], *, d
         for each in chosen
     )  # fmt: skip
     count = write_exclusions(path, entries)
-    return f"{path}: {count:,} documents; prepare the text without them: `hornbook prepare ... --exclude {path}`"
+    return (
+        f"{path}: {count:,} documents; prepare the text without them: `hornbook prepare ... --exclude {quoted(path)}`"
+    )

@@ -9,6 +9,7 @@ from hornbook.cli.model.out_folder import check_free, new_model, report_text, te
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
+from hornbook.files.filesystem import require_local
 
 if TYPE_CHECKING:
     from hornbook.model.config.model import ModelConfig
@@ -74,10 +75,10 @@ def _folders(targets: list[str], last: int | None) -> list[Path]:
 def _folder(target: str) -> Path:
     from hornbook.run.checkpoints.path import checkpoint_path
 
-    path, _, step = target.rpartition("@")
+    path, _, step = require_local(target).rpartition("@")
     if path and step.isdigit() and not Path(target).exists():
         return checkpoint_path(Path(path), int(step))
-    return checkpoint_path(Path(target))
+    return checkpoint_path(target)
 
 
 def _numbers(weights: str | None, count: int) -> list[float]:

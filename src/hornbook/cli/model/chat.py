@@ -104,7 +104,7 @@ class Turns:
         tokenizer = loaded.tokenizer
         assert tokenizer is not None
         self._template, self._system = template, system
-        ends = {tokenizer.end_id, tokenizer.delimiter_id, template.turn_end()}
+        ends = {*loaded.ends, template.turn_end()}
         self.about = "the model answers by its chat template"
         self.stop = frozenset(each for each in ends if each is not None)
         self.reset()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hornbook.data.config.objectives import ObjectiveConfig
     from hornbook.evals.evaluate import Report
     from hornbook.settings.recipe import Recipe
+    from hornbook.text.ingest.skipped import SkippedRows
 
 
 def compare_models(
@@ -24,6 +25,7 @@ def compare_models(
 ) -> Result:
     """Differences by source and task, of rows as long as both models read; of encoder-decoders by task alone."""
     from hornbook.evals.compare import compare
+    from hornbook.text.ingest.skipped import SkippedRows
 
     first, second = (open_subject(each, tasks, average=average) for each in (target, other))
     text = not (first.loaded.config.kind == "encoder_decoder" and first.recipe.eval.tasks)
@@ -33,10 +35,12 @@ def compare_models(
         for each, objective in zip((first, second), objectives or (None, None), strict=True)
     )
     sequence = min(first.sequence, second.sequence)
-    reports = [_report(each, data, sequence, progress, text=text) for each in (first, second)]
-    found = compare(*reports)
-    value = {"checkpoint": str(first.folder), "compared": str(second.folder), "sequence": sequence, **found}
-    return Result(value, notes=list(_notes(value)))
+    skipped, again = SkippedRows(), SkippedRows()  # both models read the same files
+    reports = [
+        _report(each, data, sequence, progress, rows, text=text) for each, rows in ((first, skipped), (second, again))
+    ]
+    value = {"checkpoint": str(first.folder), "compared": str(second.folder), "sequence": sequence, **compare(*reports)}
+    return Result(value | skipped.to_json(), notes=[*_notes(value), *skipped.notes])
 
 
 def _asked(recipe: "Recipe", objective: "ObjectiveConfig | None") -> dict[str, Any]:
@@ -84,8 +88,10 @@ def _objective(subject: Subject) -> "ObjectiveConfig":
     return objective if isinstance(objective, Prefix | Masked) else Causal()
 
 
-def _report(subject: Subject, data: list[str] | None, sequence: int, progress: Progress, *, text: bool) -> "Report":
-    with corpus_of(data, subject.recipe, subject.folder, progress) as corpus:
+def _report(
+    subject: Subject, data: list[str] | None, sequence: int, progress: Progress, skipped: "SkippedRows", *, text: bool
+) -> "Report":
+    with corpus_of(data, subject.recipe, subject.loaded.tokenizer_folder, progress, skipped) as corpus:
         evaluator = subject.evaluator(corpus, sequence)
         rows = evaluator.rows() if text else {}
         return evaluator.evaluate(subject.engine, rows, by_document=True, progress=progress)

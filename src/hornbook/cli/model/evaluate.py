@@ -101,8 +101,10 @@ def _result(models: list[dict[str, Any]]) -> Result:
 
 def _notes(metrics: dict[str, Any]) -> "Iterator[RenderableType]":
     from hornbook.evals.task import summary_of
+    from hornbook.text.ingest.skipped import skipped_notes
 
     yield _table(metrics)
+    yield from skipped_notes(metrics)
     yield from (f"{name}: {summary_of(values)}" for name, values in metrics.get("tasks", {}).items())
     if "detection_loss" in metrics:
         told = ("objective", "detection_loss", "detection_accuracy", "replaced_share", "replaced_found")
@@ -139,16 +141,18 @@ def _score(
     """All metrics: the value of `--json`."""
     from hornbook.evals.baselines import baselines as compute_baselines
     from hornbook.evals.contamination import with_contamination
+    from hornbook.text.ingest.skipped import SkippedRows
 
-    subject = open_subject(target, tasks, average=average)
+    subject, skipped = open_subject(target, tasks, average=average), SkippedRows()
     progress("read the text", 0, None)
-    with corpus_of(data, subject.recipe, subject.folder, progress) as corpus:
+    with corpus_of(data, subject.recipe, subject.loaded.tokenizer_folder, progress, skipped) as corpus:
         evaluator = subject.evaluator(corpus)
         found = evaluator.evaluate(subject.engine, evaluator.rows(), progress=progress)
         if contamination and found.tasks and (trained := subject.training_corpus()) is not None:
             found = with_contamination(found, evaluator.tasks, trained, subject.tokenizer, progress)
         report = found.as_dict(errors=True)
         metrics: dict[str, Any] = {"checkpoint": str(subject.folder), **report.pop("all"), **report}
+        metrics |= skipped.to_json()
         if baselines:
             progress("compute baselines", 0, None)
             metrics["baselines"] = compute_baselines(corpus, subject.tokenizer)

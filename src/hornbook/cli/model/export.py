@@ -98,18 +98,17 @@ def _export_hf(
     report: dict[str, Any], folder: Path, config: Any, vocab: int, stream: Any, beside: Path, certificate: bool
 ) -> Result:
     """Write a Hugging Face folder, and ask transformers for its logits."""
-    from hornbook.model.config.head import LabelHeadConfig
+    from hornbook.model.hf.generation import is_foreign
     from hornbook.model.hf.hf import write_hf
-    from hornbook.model.hf.tokenizer import begin_texts
+    from hornbook.model.surgery.adapters.files import base_of, is_adapter
     from hornbook.model.surgery.folders import decoder_start_of
 
     out, dtype = Path(report["out"]), report["dtype"]
     with new_model(out, "export", folder, report) as partial:
         tensors = dict(stream)
         tokenizer, start = with_tokenizer(beside), decoder_start_of(folder)
-        write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype], decoder_start=start)
-        if tokenizer is not None and config.kind == "decoder" and isinstance(config.head, LabelHeadConfig):
-            begin_texts(partial)
+        like = base if is_foreign(base := base_of(folder) if is_adapter(folder) else folder) else None
+        write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype], decoder_start=start, like=like)
         found, note = certify_model(partial, "exported", wanted=certificate, source=tensors)
     report["certificate"] = found.to_json() if found else None
     notes = [f"[yellow]warning[/] {note}"] if found is None else []
@@ -118,14 +117,12 @@ def _export_hf(
 
 
 def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
-    from hornbook.model.hf.config import choose_architecture
+    from hornbook.model.hf.config import class_name, describe_class
     from hornbook.model.hf.hf import stored_bytes
-    from hornbook.model.hf.tables.known import NATIVE
 
-    architecture = choose_architecture(config)
-    name, size = architecture.name if architecture else NATIVE, stored_bytes(config, vocab, DTYPES[report["dtype"]])
+    name, size = class_name(config), stored_bytes(config, vocab, DTYPES[report["dtype"]])
     text = (
-        f"would export {report['checkpoint']} to {report['out']}: {name}, "
+        f"would export {report['checkpoint']} to {report['out']}: {describe_class(config)}, "
         f"{size / 1e6:,.1f} MB of weights as {report['dtype']}; nothing written"
     )
     return Result(report | {"architecture": name, "weights_bytes": size, "dry_run": True}, text)
@@ -198,11 +195,13 @@ def _export_gguf(model: _Merged, report: dict[str, Any], wanted: bool, dry_run: 
 
 
 def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run: bool) -> Result:
-    """Write model.onnx and the tokenizer, and ask onnxruntime for its logits."""
+    """Write the file, config.json and the tokenizer, and ask onnxruntime for its logits."""
     from hornbook.model.build import build_model
     from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.export.onnx import FILE, certify_onnx, require_onnx, write_onnx
-    from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer
+    from hornbook.model.hf.config import to_json
+    from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer, special_ids
+    from hornbook.model.storage.safetensors_folder import write_json
     from hornbook.model.surgery.operate import fill
 
     config = source.config
@@ -213,10 +212,13 @@ def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run:
     with new_model(out, "export", source.folder, report) as partial:
         model = fill(build_model(config, source.vocab, "meta"), source.stream, None).eval()
         write_onnx(partial, model, config)
+        tokens = special_ids(None)
         if source.tokenizer is not None:
-            copy_tokenizer(source.tokenizer, partial, config.position.length)
-            if config.kind == "decoder" and isinstance(config.head, LabelHeadConfig):
+            types, decoder = config.embedding.types > 1, config.kind == "decoder"
+            tokens = copy_tokenizer(source.tokenizer, partial, config.position.length, types=types, decoder=decoder)
+            if decoder and isinstance(config.head, LabelHeadConfig):
                 begin_texts(partial)
+        write_json(partial / "config.json", to_json(config, source.vocab, dtype="float32", tokens=tokens))
         last = "not certified (--no-certificate)"
         if wanted:
             found = certify_onnx(partial, model, config, source.vocab).require()

@@ -298,12 +298,15 @@ def _stream(
     tokenizer = loaded.tokenizer
     assert tokenizer is not None
     alone = loaded.model.encoder is None
-    stop = (tokenizer.end_id, tokenizer.delimiter_id) if alone else (tokenizer.end_id,)
+    stop = (*loaded.ends,) if alone else (tokenizer.end_id,)
     if wanted.template is None:
-        begun = encode_prompt(loaded.model, tokenizer, prompt, decoder_start_of(loaded.base))
+        start = decoder_start_of(loaded.base)
+        begun = encode_prompt(loaded.model, tokenizer, prompt, start, prefix=loaded.prefix)
     else:
         begun = Prompt(wanted.template.encode([Message("user", prompt)]))
         stop += () if (end := wanted.template.turn_end()) is None else (end,)
+    if wanted.beam.beams == 1 and (note := _cut_note(loaded, len(begun.tokens))):
+        say(note)
     made = _tokens(loaded, begun, wanted, stop, scores)
 
     def collected() -> Iterator[int]:
@@ -313,6 +316,17 @@ def _stream(
                 yield token
 
     return stream_text(collected(), tokenizer, begun.tokens, ends)
+
+
+def _cut_note(loaded: "Loaded", tokens: int) -> str:
+    """A line where a prompt of `tokens` tokens has more than the positions; generation then reads its end."""
+    from hornbook.model.surgery.adapters.prompt import prompt_length
+
+    room, ahead = loaded.config.position.length, prompt_length(loaded.model)
+    if tokens + ahead <= room:
+        return ""
+    kept = max((room - ahead) // 2, 1)
+    return f"note: of the prompt's {tokens:,} tokens the last {kept:,} are read: the model has {room:,} positions"
 
 
 def _tokens(

@@ -9,7 +9,7 @@ import typer
 from hornbook.cli.model.out_folder import Certify, certify_model, check_free, new_model, report_text, with_tokenizer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, say
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 
 
 def import_(
@@ -32,6 +32,7 @@ def import_(
     Decoders, masked encoders and encoder-decoders; docs/parity.md lists the architectures.
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
+    from hornbook.model.hf.generation import is_foreign
     from hornbook.model.hf.hf import left_out, read_hf, write_hf
     from hornbook.model.surgery.folders import decoder_start_of
 
@@ -46,7 +47,8 @@ def import_(
         return Result(report | {"dry_run": True}, f"would import {source} ({shape}) to {out}; nothing written")
     with new_model(out, "import", source, report) as partial:
         tensors = dict(stream)
-        write_hf(partial, tensors, config, vocab, with_tokenizer(source), decoder_start=decoder_start_of(source))
+        start, like = decoder_start_of(source), source if is_foreign(source) else None
+        write_hf(partial, tensors, config, vocab, with_tokenizer(source), decoder_start=start, like=like)
         found, note = certify_model(partial, "imported", wanted=certificate, reference=source, source=tensors)
     report["certificate"] = found.to_json() if found else None
     report["left_out"] = left_out(source)
@@ -55,6 +57,8 @@ def import_(
         say(f"[yellow]warning[/] {names}: left out, for config.json names another head")
     last = found.summary().replace("loaded back", "original loaded") if found else note
     notes = [f"[yellow]warning[/] {note}"] if found is None else []
+    if with_tokenizer(source) is None:
+        notes.append(f"[yellow]warning[/] {_without_tokenizer(source)}")
     return Result(report, report_text(out, report["files"], last), notes=notes)
 
 
@@ -72,15 +76,33 @@ def _folder_of(source: Path) -> Path:
         source = checkpoint_path(source)
     if is_adapter(source):
         raise UsageError(
-            f"{given} is an adapter, not a whole model: merge it with `hornbook export {given} --out FOLDER`"
+            f"{given} is an adapter, not a whole model: merge it with `hornbook export {quoted(given)} --out FOLDER`"
         )
     if not (source / "config.json").exists():
         raise UsageError(f"{source}: it has no config.json, so it is not a Hugging Face model; {HOW_TO_GET}")
     return source
 
 
+def _without_tokenizer(source: Path) -> str:
+    """What a folder without tokenizer.json has in its place, and what to do about it."""
+    from hornbook.model.hf.tokenizer import OTHER_FORMS
+
+    forms = [name for name in OTHER_FORMS if (source / name).exists()]
+    remedy = "so generate, eval and chat cannot read text: put the tokenizer.json of the model there"
+    if forms:
+        remedy = (
+            "so generate, eval and chat cannot read text: write the file with transformers, "
+            f"AutoTokenizer.from_pretrained({str(source)!r}).save_pretrained({str(source)!r})"
+        )
+    instead = (
+        f"it has {', '.join(forms)} alone, which hornbook does not read" if forms else "it has no tokenizer at all"
+    )
+    return f"imported without a tokenizer: {source} has no tokenizer.json, {instead}, {remedy}, and import again"
+
+
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the model and its tokenizer with new tokens, whose embedding rows are the means of their pieces."""
+    from hornbook.model.hf.generation import is_foreign
     from hornbook.model.hf.hf import read_hf, write_hf
     from hornbook.model.hf.tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of
@@ -112,8 +134,9 @@ def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
             for name in SETTINGS:
                 if (source / name).exists():
                     shutil.copyfile(source / name, scratch / name)
+            like = source if is_foreign(source) else None
             tensors = dict(extended(stream, known, pieces, rows))
-            write_hf(partial, tensors, config, rows, scratch, decoder_start=decoder_start_of(source))
+            write_hf(partial, tensors, config, rows, scratch, decoder_start=decoder_start_of(source), like=like)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return Result(report, report_text(out, report["files"], last))

@@ -9,7 +9,7 @@ from hornbook.cli.model.out_folder import check_free, new_model, report_text, te
 from hornbook.cli.model.sample_text import SampleText, before_and_after
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Target
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def prune(
         lines.append(f"layers kept: {', '.join(map(str, kept.layers))}")
     if pattern is not None:
         lines.append(f"{report['zeros']:.1%} of the weights of linear layers are 0")
-        notes.append(f"next: hornbook train RECIPE --from {out} --surgery sparse  (what is 0 stays so)")
+        notes.append(f"next: hornbook train RECIPE --from {quoted(out)} --surgery sparse  (what is 0 stays so)")
     return Result(report, report_text(out, report["files"], "\n".join(lines)), notes=notes)
 
 

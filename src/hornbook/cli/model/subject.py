@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hornbook.parallel.engine import Engine
     from hornbook.settings.recipe import Recipe
     from hornbook.text.config.labels import LabelsConfig
+    from hornbook.text.ingest.skipped import SkippedRows
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 WINDOW = 1024  # tokens per row for a checkpoint that belongs to no run
@@ -117,13 +118,18 @@ def _kinds(names: str) -> str:
 
 
 @contextmanager
-def corpus_of(data: list[str] | None, recipe: "Recipe", folder: Path, progress: Progress) -> Iterator["Corpus"]:
-    """The text to score: the given files, or else the shards that the run was trained on."""
+def corpus_of(
+    data: list[str] | None, recipe: "Recipe", folder: Path, progress: Progress, skipped: "SkippedRows"
+) -> Iterator["Corpus"]:
+    """The text to score: the given files, or else the shards that the run was trained on.
+
+    `skipped` counts rows of files that cannot be read.
+    """
     from hornbook.data.corpus import open_corpus
     from hornbook.evals.evaluate import corpus_of_files
 
     if data:
-        with corpus_of_files(data, folder, _labels(recipe), progress) as corpus:
+        with corpus_of_files(data, folder, _labels(recipe), progress, skipped) as corpus:
             yield corpus
     elif recipe.data.path is None:
         raise UsageError(f"{folder} belongs to no run, so there is no validation data: give --data FILES")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.plan.table import price_text, room, wrapped
 from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import split_target
 from hornbook.errors import Exit, UsageError
-from hornbook.plan.search.numbers import duration, figure, short
+from hornbook.plan.search.numbers import dollars, duration, figure, short, spelled
 
 if TYPE_CHECKING:
     from hornbook.plan.devices.hardware import Cluster
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hornbook.settings.resolve import Resolved
 
 COMMAND_LINE = "command line"
+_INDEX = "tokens/index.json"
 
 
 Budgets = Annotated[
@@ -36,7 +38,7 @@ LawFile = Annotated[
     Path | None, typer.Option("--law", metavar="FILE", help="With a budget: the law that `ladder fit` wrote, too.")
 ]
 PreparedText = Annotated[
-    Path | None, typer.Option("--data", metavar="DATA", help="With a budget: the prepared text that there is.")
+    Path | None, typer.Option("--data", metavar="DATA", help="Prepared data: of epochs, or that there is for a budget.")
 ]
 Served = Annotated[
     str | None, typer.Option("--serve", metavar="TOKENS", help="With a budget: tokens that the model will serve.")
@@ -83,7 +85,7 @@ def budget_result(
     resolved, text = _with_text(resolved, data)
     named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
     if not named and not cluster.device.is_cpu and not _given(resolved, "train.compile"):
-        resolved = _with_train(resolved, compile=True)  # as one trains on a GPU who wants the most for the money
+        resolved = with_train(resolved, compile=True)  # as one trains on a GPU who wants the most for the money
     hour, source = price_of(cluster, price)
     question = Question(
         budget=parse_budgets(budgets),
@@ -114,10 +116,8 @@ def _result(found: "BudgetPlan", *, explain: bool) -> Result:
     from rich.markup import escape
 
     notes = [f"[yellow]![/] {escape(text)}" for text in found.warnings]
-    if not found.main.fits:
-        notes.append(f"[red]does not fit[/] {found.question.cluster}: {found.fits_on}")
     code = Exit.DONE if found.main.fits else Exit.DOES_NOT_FIT
-    return Result(budget_json(found), budget_text(found, explain=explain), code=code, notes=notes)
+    return Result(budget_json(found), budget_text(found, explain=explain, room=room()), code=code, notes=notes)
 
 
 def _with_text(resolved: "Resolved", data: Path | None) -> "tuple[Resolved, TextSource | None]":
@@ -131,7 +131,8 @@ def _with_text(resolved: "Resolved", data: Path | None) -> "tuple[Resolved, Text
     return resolved, text
 
 
-def _with_train(resolved: "Resolved", **changes: object) -> "Resolved":
+def with_train(resolved: "Resolved", **changes: object) -> "Resolved":
+    """The recipe with other settings of `[train]`."""
     train = resolved.recipe.train.model_copy(update=changes)
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"train": train}))
 
@@ -179,16 +180,23 @@ def measured_text(data: Path) -> "tuple[TextSource, int]":
     from hornbook.model.config.parameter_count import rounded_rows
     from hornbook.plan.scaling.budget import TextSource
 
-    funnel, index = (_read_json(data / name) for name in ("funnel.json", "tokens/index.json"))
+    funnel, index, train = _read_json(data / "funnel.json"), _read_json(data / _INDEX), train_tokens(data)
     try:
         total = funnel["total"]
         read, kept = total["in"]["bytes"], total["kept"]["text_bytes"]
-        splits = [(shard["split"], shard["tokens"]) for shard in index["shards"]]
-        train = sum(tokens for split, tokens in splits if split == "train")
         text = TextSource(tokens=train, retention=kept / read, bytes_per_token=read / train)
         return text, rounded_rows(index["vocab_size"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UsageError(f"--data {data}: its counts cannot be read, or nothing is in it; prepare it again") from error
+
+
+def train_tokens(data: Path) -> int:
+    """Tokens of the training split of a data folder. Raises UsageError."""
+    try:
+        shards = _read_json(data / _INDEX)["shards"]
+        return sum(shard["tokens"] for shard in shards if shard["split"] == "train")
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"--data {data}: its counts cannot be read; tokenize it again") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -220,26 +228,43 @@ def _choice_json(choice: "Choice") -> dict[str, Any]:
     return value | {"ratio": choice.ratio, "operations": choice.operations}
 
 
-def budget_text(found: "BudgetPlan", *, explain: bool = False) -> str:
-    """The table for people; explain: with the sources of laws and rules."""
-    question = found.question
-    rows = [["law", "parameters", "tokens", "per parameter", "loss", "band", "time", "cost", "MFU", "layout"]]
+def budget_text(found: "BudgetPlan", *, explain: bool = False, room: int | None = None) -> str:
+    """The answer for people, advice first; explain: with the sources of laws and rules. room: characters of a line."""
+    question, main = found.question, found.main
+    rows = [["  law", "parameters", "tokens", "per parameter", "loss", "band", "time", "cost", "MFU", "layout"]]
     if found.own is not None:
-        rows.append(_row("this model", found.own))
-    rows += [_row(each.law.name, each) for each in found.choices]
-    lines = [_header(found), "", columns(rows), ""]
-    lines.append("parameters as each law counts them: all, or * without embeddings; operations are 6 N D with that N")
+        rows.append(_row("> this model", found.own))
+    rows += [_row(f"{'>' if each is main else ' '} {each.law.name}", each) for each in found.choices]
+    lines = [_verdict(found), "", _header(found), *_main_lines(found), "", _table(rows, room), ""]
+    lines.append("> described above; parameters as each law counts them: all, or * without embeddings; operations are")
+    lines[-1] += " 6 N D with that N"
     lines.append(f"band: what {_names(found)} expect of the model, in nats per token")
-    lines += [*_main_lines(found)]
     if question.price is not None:
-        lines.append(
-            f"price: ${question.price:.2f} an hour of one {question.cluster.device.name} ({question.price_source})"
-        )
+        lines.append(price_text(question.price, question.price_source))
     if explain:
         lines += ["", "losses are nats per token of each law's own text: compare them within a law", ""]
         lines += [f"{each.law.name}: {each.law.title}; {each.law.source}" for each in found.choices]
         lines += [f"{each.what}, {each.name}: {each.source}" for each in found.suggestions]
-    return "\n".join(lines)
+    return "\n".join(wrapped(each, room) for each in lines)
+
+
+def _verdict(found: "BudgetPlan") -> str:
+    """The model of the answer in a sentence."""
+    main, cluster = found.main, found.question.cluster
+    model = f"{short(main.parameters)} parameters on {short(main.tokens)} tokens"
+    if not main.fits:
+        return f"Does not fit on {cluster}: {model}; {found.fits_on}"
+    cost = "" if main.dollars is None else f" and {dollars(main.dollars)}"
+    loss = "" if main.loss is None else f"; expected loss {main.loss:.3f}"
+    return f"Train {model}: {spelled(main.seconds)}{cost} on {cluster}{loss}"
+
+
+def _table(rows: list[list[str]], room: int | None) -> str:
+    """The table, or where it is wider than `room` two: of the models, and of their training."""
+    text = columns(rows)
+    if room is None or max(map(len, text.splitlines())) <= room:
+        return text
+    return f"{columns([row[:6] for row in rows])}\n\n{columns([[row[0], *row[6:]] for row in rows])}"
 
 
 def _names(found: "BudgetPlan") -> str:
@@ -255,7 +280,7 @@ def _header(found: "BudgetPlan") -> str:
     budget, cluster = found.question.budget, found.question.cluster
     words = []
     if budget.dollars is not None:
-        words.append(f"${budget.dollars:,.0f}" if budget.dollars >= 100 else f"${budget.dollars:,.2f}")
+        words.append(dollars(budget.dollars))
     if budget.seconds is not None:
         words.append(duration(budget.seconds))
     if budget.operations is not None:
@@ -274,7 +299,7 @@ def _row(name: str, each: "Choice") -> list[str]:
         "" if each.loss is None else f"{each.loss:.3f}",
         "" if each.low is None or each.high is None else f"{each.low:.3f} to {each.high:.3f}",
         duration(each.seconds),
-        "" if each.dollars is None else f"${each.dollars:,.0f}",
+        "" if each.dollars is None else dollars(each.dollars),
         f"{each.mfu:.0%}",
         each.layout if each.fits else "OOM",
     ]

@@ -14,7 +14,7 @@ import typer
 
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, say, split_target
-from hornbook.errors import Exit, HornbookError, IntegrityError, StoppedError, UsageError
+from hornbook.errors import Exit, HornbookError, IntegrityError, StoppedError, UsageError, quoted
 from hornbook.files.durable import writing
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
@@ -88,7 +88,7 @@ def run(
             row[-2:] = ["", "finished"]
     if dry_run and (total := sum(each or 0.0 for each in expected.values())):
         notes.append(f"about {duration(total)} of steps, as planned; evaluations and saves are not in it")
-    notes.append(f"fit: hornbook ladder fit {out}")
+    notes.append(f"fit: hornbook ladder fit {quoted(out)}")
     runs = [each.model_dump(mode="json") | {"seconds": expected[each.name]} for each in planned]
     value = {"runs": runs, "left_out": left_out, "warnings": warnings}
     header = ["run", "parameters", "tokens", "operations", "time", "status"]

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.plan.budget import Budgets, LawFile, PreparedText, Served, Size, budget_result, sized
+from hornbook.cli.plan.budget import (
+    Budgets,
+    LawFile,
+    PreparedText,
+    Served,
+    Size,
+    budget_result,
+    sized,
+    train_tokens,
+    with_train,
+)
 from hornbook.cli.plan.claim import Claim, claim_result
 from hornbook.cli.plan.scale import Plot, Scale, scale_result
 from hornbook.cli.plan.table import colored, plan_text, room
@@ -30,7 +40,7 @@ UNUSED = {
     "--scale": _TABLE,
 }
 """Options that another answer has no use for."""
-OF_BUDGET = ("--law", "--data", "--serve")
+OF_BUDGET = ("--law", "--serve")
 """Options that only a budget has a use for."""
 
 
@@ -109,17 +119,26 @@ def plan(
         return budget_result(words, resolved, devices, budget, **ours)
     if scale is not None or plot is not None:
         return scale_result(resolved, devices, scale, plot)
+    resolved = _with_data(resolved, data)
     shown = 10**6 if every else top
     resolved, found = _compared(resolved, devices, freely=search, price=price, top=shown, float8=float8)
     notes = [f"[yellow]![/] {escape(text)}" for text in found.warnings]
-    if not found.best.fits:
-        notes.append(f"[red]does not fit[/] {cluster}: {found.fits_on}")
     if apply is not None:
         notes.append(escape(_applied(apply, words, found)))
     traced, behind = _traced(found, resolved, devices) if verify else ({}, "")
     text = plan_text(found, explain=explain, room=room()) + behind
     code = Exit.DONE if found.best.fits else Exit.DOES_NOT_FIT
     return Result(found.record() | traced, text, code=code, notes=notes, terminal=lambda: colored(text))
+
+
+def _with_data(resolved: "Resolved", data: Path | None) -> "Resolved":
+    """The recipe with the tokens of its epochs, where their data is named or here. Raises UsageError."""
+    train, path = resolved.recipe.train, data or resolved.recipe.data.path
+    if data is not None and train.epochs is None:
+        raise UsageError(f"--data {data}: the recipe has train.tokens; --train.epochs N takes the length from data")
+    if train.epochs is None or path is None or (data is None and not Path(path, "tokens", "index.json").exists()):
+        return resolved
+    return with_train(resolved, tokens=round(train.epochs * train_tokens(Path(path))))
 
 
 def _applied(file: Path, words: Words, found: "Plan") -> str:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hornbook.cli.result import columns
-from hornbook.plan.search.numbers import duration, short, step_time
+from hornbook.plan.search.advice import verdict
+from hornbook.plan.search.numbers import dollars, duration, short, step_time
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -42,7 +43,6 @@ COLORS = {
 _BARS = re.compile(f"(?<= )[{''.join(LETTERS.values())}]+[.+]*(?=  )")
 _LEGEND = re.compile(f"(?<=  )[{''.join(LETTERS.values())}](?= )")
 _LEGEND_LINE = re.compile("|".join(f"  {letter} {name}" for name, letter in LETTERS.items()))
-MILLION = 1_000_000
 LEAST_NAME = 16
 """Characters of the layouts' column, into which long names are folded on a narrow terminal."""
 GIB = 2**30
@@ -59,30 +59,41 @@ def plan_text(found: "Plan", *, explain: bool = False, room: int | None = None) 
     rows = [["  layout", "micro", "recompute", "", "GiB", "step", "MFU", "time", "cost"]]
     layouts = [*found.layouts, *([] if found.missed is None else [found.missed])]
     rows += [_row(found, each) for each in layouts]
+    if found.best.fits:
+        rows[1][0] = f"> {found.best.name}{_precision(found, found.best)}"
     beside = max(map(len, columns(rows).splitlines()))
     width = BAR if room is None else max(min(room - beside, BAR), LEAST_BAR)
     for row, bar_text in zip(
         rows, ["memory", *(bar(each, device.memory_bytes, width) for each in layouts)], strict=True
     ):
         row[BAR_COLUMN] = bar_text
-    legend = [f"{letter} {name}" for name, letter in LETTERS.items()] + ["x does not fit"]
+    legend = (
+        [f"{letter} {name}" for name, letter in LETTERS.items()] + ["> best"] * found.best.fits + ["x does not fit"]
+    )
     length = sum(map(len, legend)) + 2 * len(legend)
     parts = [legend] if room is None or length <= room else [legend[:4], legend[4:]]
     table = [columns(folded(rows, 0, room)), "", *("  " + "  ".join(each) for each in parts)]
-    lines = ["", *found.reasons] if found.reasons else []
+    lines = ["", *found.reasons]
     rate = device.rate(found.best.precision) / 1e12
     shown = f"{rate:.3f}" if device.is_cpu else f"{rate:,.0f}"
     lines.append(
-        f"device: {shown} TFLOP/s in {found.best.precision}, {device.bandwidth:,.0f} GB/s of memory; {device.source}"
+        f"Device: {shown} TFLOP/s in {found.best.precision}, {device.bandwidth:,.0f} GB/s of memory; {device.source}"
     )
     if found.anchor:
         lines.append(found.anchor)
     if found.price is not None:
-        lines.append(f"price: ${found.price:.2f} an hour of one device ({found.price_source}; --price sets another)")
+        lines.append(price_text(found.price, found.price_source))
     elif not device.is_cpu and found.tokens is not None:
-        lines.append(f"price: none is known of {device.name}; --price DOLLARS (of an hour of one) gives the cost")
+        lines.append(f"Price: none is known for {device.name}; --price DOLLARS sets that of a device-hour")
     lines += _explained(found) if explain else []
-    return "\n".join([wrapped(header, room), "", *table, *(wrapped(each, room) for each in lines)])
+    return "\n".join(
+        [wrapped(verdict(found), room), "", wrapped(header, room), "", *table, *(wrapped(each, room) for each in lines)]
+    )
+
+
+def price_text(price: float, source: str) -> str:
+    """Where a cost comes from: `Price: $3.00 per device-hour (2026-05, ...)`."""
+    return f"Price: ${price:.2f} per device-hour ({source}); change it with --price"
 
 
 def folded(rows: Sequence[list[str]], column: int, room: int | None) -> list[list[str]]:
@@ -109,10 +120,8 @@ def wrapped(text: str, room: int | None) -> str:
 def _row(found: "Plan", each: "Layout") -> list[str]:
     """The cells of a layout; that of the bar is empty."""
     peak, seconds, cost = each.worst.peak.total, found.seconds(each), found.cost(each)
-    several = len({layout.precision for layout in found.layouts}) > 1 or each.precision == "float8"
-    precision = f", {each.precision}" if several else ""
     return [
-        ("  " if each.fits else "x ") + each.name + precision,
+        ("  " if each.fits else "x ") + each.name + _precision(found, each),
         str(each.micro_batch),
         each.recompute,
         "",
@@ -120,10 +129,14 @@ def _row(found: "Plan", each: "Layout") -> list[str]:
         step_time(each.step.total) if each.fits else "OOM",
         f"{each.mfu:.0%}" if each.fits else "",
         duration(seconds) if seconds is not None and each.fits else "",
-        (f"${cost:,.0f}" if cost < MILLION else f"${short(cost)}".replace(" ", ""))
-        if cost is not None and each.fits
-        else "",
+        dollars(cost) if cost is not None and each.fits else "",
     ]
+
+
+def _precision(found: "Plan", each: "Layout") -> str:
+    """The precision of a layout, where it tells layouts apart."""
+    several = len({layout.precision for layout in found.layouts}) > 1 or each.precision == "float8"
+    return f", {each.precision}" if several else ""
 
 
 def bar(layout: "Layout", capacity: int, width: int = BAR) -> str:
@@ -147,7 +160,9 @@ def colored(table: str) -> "Text":
 
     by_letter = {letter: COLORS[name] for name, letter in LETTERS.items()}
     found = Text()
-    for line in table.splitlines():
+    first, *lines = table.splitlines()
+    found.append(f"{first}\n", style="bold green" if first.startswith("Fits") else "bold red")
+    for line in lines:
         legend = _LEGEND_LINE.match(line)
         at = 0
         for match in _BARS.finditer(line) if not legend else _LEGEND.finditer(line):

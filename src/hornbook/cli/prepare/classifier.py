@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hornbook.cli.result import Result
 from hornbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornbook.text.ingest.skipped import SkippedRows
 
 
 def classifier(
@@ -21,18 +24,21 @@ def classifier(
 
     Use it as a step: {kind = "classifier", model = "FILE", keep = "above", threshold = 0.5}.
     """
+    from hornbook.text.ingest.skipped import SkippedRows
     from hornbook.text.refinery.scores.classifier import train
     from hornbook.text.refinery.words.words import DEFINITIONS
 
     if words not in DEFINITIONS:
         raise UsageError(f"--words {words}: choose one of {', '.join(DEFINITIONS)}")
-    model, report = train(list(_sample_texts("--good", good)), list(_sample_texts("--bad", bad)), words)
+    skipped = SkippedRows()
+    good_texts, bad_texts = list(_sample_texts("--good", good, skipped)), list(_sample_texts("--bad", bad, skipped))
+    model, report = train(good_texts, bad_texts, words)
     model.save(out)
     text = (
         f"{out}: accuracy {report.accuracy:.1%}, area under the curve {report.auc:.3f} "
         f"on {report.good + report.bad:,} samples held out"
     )
-    return Result({"model": str(out), **asdict(report)}, text)
+    return Result({"model": str(out), **asdict(report), **skipped.to_json()}, text, notes=skipped.notes)
 
 
 def perplexity(
@@ -48,9 +54,11 @@ def perplexity(
 
     Use it as a step: {kind = "perplexity", model = "FILE", maximum = 2.4} drops documents with more bits per byte.
     """
+    from hornbook.text.ingest.skipped import SkippedRows
     from hornbook.text.refinery.scores.perplexity_train import train
 
-    model, report = train(_sample_texts("--good", good), order, megabytes * 1_000_000, ngrams)
+    skipped = SkippedRows()
+    model, report = train(_sample_texts("--good", good, skipped), order, megabytes * 1_000_000, ngrams)
     model.save(out)
     lines = [
         f"{out}: {report.ngrams:,} n-grams of up to {order} bytes, of {report.documents:,} documents "
@@ -58,17 +66,21 @@ def perplexity(
         f"bits per byte of {report.held_out:,} held-out documents:",
         *(f"  {share:2d} % at most {bits:.3f}" for share, bits in report.percentiles.items()),
     ]
-    return Result({"model": str(out), "order": order, **asdict(report)}, "\n".join(lines))
+    value = {"model": str(out), "order": order, **asdict(report), **skipped.to_json()}
+    return Result(value, "\n".join(lines), notes=skipped.notes)
 
 
-def _sample_texts(option: str, paths: Sequence[str]) -> Iterator[str]:
-    """Texts of the documents in the files that `option` names. Raises UsageError for a file that does not exist."""
+def _sample_texts(option: str, paths: Sequence[str], skipped: "SkippedRows") -> Iterator[str]:
+    """Texts of the documents in the files that `option` names; `skipped` counts rows that cannot be read.
+
+    Raises UsageError for a file that does not exist.
+    """
     from hornbook.text.config.text import SourceConfig
-    from hornbook.text.ingest.document import Document, ReadOptions
+    from hornbook.text.ingest.document import ReadOptions
     from hornbook.text.ingest.inputs import list_inputs
     from hornbook.text.ingest.readers import read_file
 
     source = SourceConfig(paths=list(paths))
     options = ReadOptions.of(source)
     rows = (row for file in list_inputs(option.strip("-"), source) for row in read_file(file, options))
-    return (row.text for row in rows if isinstance(row, Document))
+    return (document.text for document in skipped.documents(rows))

@@ -9,7 +9,8 @@ import typer
 
 from hornbook.cli.result import Result, table
 from hornbook.cli.shell import DryRun, split_targets
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
+from hornbook.files.extras import install_command
 from hornbook.progress import progress_bar, size_text
 from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import resolve
@@ -24,7 +25,7 @@ _ENDING = re.compile(
     re.IGNORECASE,
 )
 
-_LABELS_SHOWN = 12
+_LABELS_SHOWN, _FILES_SHOWN = 12, 5
 Phase = Literal["measure", "decide", "write"]
 
 
@@ -42,6 +43,9 @@ def prepare(
         str | None, typer.Option(metavar="NAME", help="Column or key of the text in the PATHs.")
     ] = None,
     id_field: Annotated[str | None, typer.Option(metavar="NAME", help="Column or key of the document ids.")] = None,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Encoding of the PATHs where it is not UTF-8: windows-1252.")
+    ] = None,
     workers: Annotated[int, typer.Option(min=0, help="Number of processes; 0: one per core.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first damaged row, with exit code 3.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier prepare.")] = False,
@@ -64,7 +68,7 @@ def prepare(
     from hornbook.text.refinery.pipeline.prepare import prepare as run
     from hornbook.text.refinery.pipeline.prepare import prepare_share
 
-    config = text_config(words or [], strict, {"text_field": text_field, "id_field": id_field})
+    config = text_config(words or [], strict, {"text_field": text_field, "id_field": id_field, "encoding": encoding})
     if exclude:
         names = [name for path in exclude for name in read_exclusions(path, config.sources)]
         config = config.model_copy(update={"exclude": list(dict.fromkeys([*config.exclude, *names]))})
@@ -80,7 +84,26 @@ def prepare(
         return _plan(config, out)
     with progress_bar() as progress:
         funnel = run(config, out, workers=workers, overwrite=overwrite, progress=progress, on=on)
-    return Result({"data": str(out), **funnel.to_json()}, report=funnel_tables(funnel, out))
+    lines = [_passed_over_text(name, counts) for name in config.sources if (counts := _passed_over(config, name))]
+    tables = funnel_tables(funnel, out)
+    lines += _held_out_note(config, out)
+    return Result({"data": str(out), **funnel.to_json()}, report=[tables[0], *lines, *tables[1:]])
+
+
+def _held_out_note(config: TextConfig, out: Path) -> list[str]:
+    """A line where `text.validation` holds out none of few documents."""
+    from hornbook.text.splits import share_held_out
+
+    shards = {name: sorted((out / "documents" / name).glob("*.parquet")) for name in config.sources}
+    _, note = share_held_out(shards, config.sources, config.validation)
+    return [f"note: {note}"] if note else []
+
+
+def _passed_over(config: TextConfig, name: str) -> Mapping[str, int]:
+    from hornbook.text.ingest.inputs import passed_over
+    from hornbook.text.ingest.labels.parallel import stamped_inputs
+
+    return passed_over(config.sources[name], stamped_inputs(name, config.sources[name], config.labels))
 
 
 def _share(words: str) -> slice:
@@ -99,8 +122,9 @@ def text_config(words: Sequence[str], strict: bool, fields: Mapping[str, str | N
     recipe = targets.pop(0) if targets and is_recipe(targets[0]) else None
     given = {field: value for field, value in fields.items() if value is not None}
     if given and not targets:
-        option = f"--{next(iter(given)).replace('_', '-')}"
-        raise UsageError(f"{option} needs a PATH on the command line; in a recipe, set text.sources.NAME.text_field")
+        field = next(iter(given))
+        option = f"--{field.replace('_', '-')}"
+        raise UsageError(f"{option} needs a PATH on the command line; in a recipe, set text.sources.NAME.{field}")
     if strict:
         overrides = [*overrides, "text.strict=true"]
     named = name_sources(targets)
@@ -152,6 +176,7 @@ def name_sources(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _plan(config: TextConfig, out: Path) -> Result:
+    from hornbook.text.ingest.inputs import passed_over
     from hornbook.text.refinery.pipeline.plan import list_all, plan
 
     inputs = list_all(config)
@@ -161,16 +186,32 @@ def _plan(config: TextConfig, out: Path) -> Result:
             "files": len(files),
             "bytes": sum(file.size for file in files),
             "shards": sum(task.source == name for task in tasks),
+            "passed_over": dict(passed_over(config.sources[name], files)),
         }
         for name, files in inputs.items()
     }
     lines = [f"would write {out}:"]
     lines += [
-        f"  {name}: {each['files']:,} files, {size_text(each['bytes'])}, {each['shards']} shards"
+        f"  {name}: {_count(each['files'], 'file')}, {size_text(each['bytes'])}, {_count(each['shards'], 'shard')}"
         for name, each in sources.items()
+    ]
+    lines += [
+        f"  {_passed_over_text(name, each['passed_over'])}" for name, each in sources.items() if each["passed_over"]
     ]
     lines.append(f"  steps: {', '.join(step.kind for step in config.steps)}; nothing written")
     return Result({"dry_run": True, "data": str(out), "sources": sources}, "\n".join(lines))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _passed_over_text(name: str, counts: Mapping[str, int]) -> str:
+    shown = ", ".join(
+        f"{count:,} {what}" for what, count in sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    )
+    pdf = f"; .pdf: {install_command('documents')}" if ".pdf" in counts else ""
+    return f"{name}: not read: {shown} (name a file or a glob to read it; docs/sources.md has the formats){pdf}"
 
 
 def funnel_tables(funnel: Funnel, out: Path) -> list[Any]:
@@ -189,9 +230,33 @@ def funnel_tables(funnel: Funnel, out: Path) -> list[Any]:
     skipped = sum(tally.rows for tally in quarantined.values())
     notes = f"{skipped:,} skipped rows are listed in {out / 'quarantine.jsonl'}\n" if skipped else ""
     if MISSING_TEXT in quarantined:
-        notes += "if the text is in another column: --text-field NAME\n"
+        notes += _missing_text(out)
+    notes += "".join(_nothing_kept(name, out) for name, source in funnel.sources.items() if not source.kept.rows)
     notes += _labels_text(funnel.labels)
-    return [shown, f"{notes}next: hornbook tokenize {out}"]
+    return [shown, f"{notes}next: hornbook tokenize {quoted(out)}"]
+
+
+def _missing_text(out: Path) -> str:
+    """The files with rows without a text, the largest loss first, with their rows, bytes and columns."""
+    from hornbook.text.refinery.pipeline.folder import MISSING_TEXT, skipped_rows
+
+    files: dict[str, list[Any]] = {}
+    for row in skipped_rows(out, MISSING_TEXT):
+        seen = files.setdefault(row["file"], [0, 0, row["reason"]])
+        seen[0], seen[1] = seen[0] + row["rows"], seen[1] + row["bytes"]
+    largest = sorted(files.items(), key=lambda each: -each[1][1])
+    lines = [f"{path}: {rows:,} rows, {size_text(size)}: {why}\n" for path, (rows, size, why) in largest[:_FILES_SHOWN]]
+    more = f"and {len(files) - _FILES_SHOWN:,} more files\n" if len(files) > _FILES_SHOWN else ""
+    return f"{''.join(lines)}{more}if the text is in another column: --text-field NAME\n"
+
+
+def _nothing_kept(name: str, out: Path) -> str:
+    """A line for a source of which nothing is kept, with the first row of it that could not be read."""
+    from hornbook.text.refinery.pipeline.folder import skipped_rows
+
+    row = next(skipped_rows(out, source=name), None)
+    why = f": {row['file']}:{row['line']}: {row['reason']}" if row else ""
+    return f"warning: source {name} keeps nothing{why}\n"
 
 
 def _labels_text(counts: Mapping[str, int]) -> str:
@@ -219,6 +284,6 @@ def _funnel_rows(name: str, source: SourceFunnel) -> list[tuple[str, ...]]:
         rows.append(line("", f"- {reason}", tally.rows, tally.bytes, "dim"))
     rows.append(line("", "= kept", source.kept.rows, source.kept.bytes, "bold green"))
     for counter, (documents, changes) in sorted(source.changed.items()):
-        what = f"{size_text(changes)} cut" if counter == "cut" else f"{changes:,} changes"
+        what = f"{size_text(changes)} cut" if counter == "cut" else _count(changes, "change")
         rows.append(("", f"[dim]  {counter}[/]", f"[dim]{documents:,}[/]", "", f"[dim]{what}[/]"))
     return rows

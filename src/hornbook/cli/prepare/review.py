@@ -9,7 +9,7 @@ import typer
 
 from hornbook.cli.result import Json, Result, columns
 from hornbook.cli.shell import Data, people
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.progress import escape_controls
 
 if TYPE_CHECKING:
@@ -72,5 +72,5 @@ def _table(data: Path, precisions: "Mapping[str, Precision]") -> str:
         judged = each.right + each.wrong
         rows.append((reason, f"{judged:,}", f"{each.right:,}", f"{each.share:.0%}", f"{low:.0%} to {high:.0%}"))
     if len(rows) == 1:
-        return f"nothing is judged yet: run `hornbook prepare review {data}` in a terminal"
+        return f"nothing is judged yet: run `hornbook prepare review {quoted(data)}` in a terminal"
     return columns(rows)

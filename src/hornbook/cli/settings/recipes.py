@@ -11,7 +11,7 @@ import typer
 
 from hornbook.cli.result import CommandGroup, Result
 from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, split_target
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 
 if TYPE_CHECKING:
     from hornbook.model.config.flops import Operations
@@ -172,7 +172,7 @@ def copy(
         raise UsageError(f"{path} already exists: name another file")
     if not dry_run:
         path.write_text(shipped_recipes()[name], encoding="utf-8")
-    text = f"would write {path}" if dry_run else f"{path}: edit it, then run hornbook train {path}"
+    text = f"would write {path}" if dry_run else f"{path}: edit it, then run hornbook train {quoted(path)}"
     return Result({"path": str(path), "written": not dry_run}, text)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from hornbook.cli.start.demo import BATCH_TOKENS, EVAL_TOKENS, SCORES_PER_RUN, SEQUENCE, SIZES, VALIDATION, VOCAB, Size
-from hornbook.errors import UsageError
 from hornbook.model.config.flops import SCORING_COST
 
 PROBED = (SIZES[0], SIZES[2])
@@ -107,19 +106,15 @@ class Budget:
         machine = probe()
         return cls(seconds, machine, time.monotonic() - begun)
 
-    def first_size(self, *, refuse: bool) -> Size:
-        """The size whose text is prepared.
-
-        refuse: raise UsageError, with the least that is needed, where not even the smallest demo fits.
-        """
+    def first_size(self) -> tuple[Size, str]:
+        """(the size whose text is prepared, a line where not even the smallest fits, which raises the limit)."""
         needed = least_seconds(self.machine) + self.seconds - self.left
-        if refuse and needed > self.seconds:
-            raise UsageError(
-                f"--seconds {self.seconds:g} is too short: the smallest demo needs about {needed:.0f} s on this "
-                f"machine as it is now (a process starts in {self.machine.start:.1f} s, kernels compiled in "
-                f"{self.machine.compiling:.1f} s)"
-            )
-        return choose_size(self.left, self.machine, with_text=True)
+        if needed <= self.seconds:
+            return choose_size(self.left, self.machine, with_text=True), ""
+        few = f"{self.seconds:g} s are too few for this machine as it is now"
+        note = f"{few}: the smallest demo takes about {needed:.0f} s."
+        self.seconds = needed
+        return choose_size(self.left, self.machine, with_text=True), note
 
     def plan(self, largest: Size) -> Plan:
         """The size to train on the text prepared for the size `largest`."""

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import say
 from hornbook.cli.start import demo
 from hornbook.cli.start.demo_time import Budget, Plan
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.files.run_directory import RunDir
-from hornbook.progress import progress_bar
+from hornbook.progress import escape_controls, progress_bar
 
 DEFAULT_SECONDS = 180.0
 
@@ -46,11 +47,12 @@ def quickstart(
             signal.signal(number, _interrupt)
     try:
         measured = _film(folder.resolve(), pinned, seconds, seed)
-        _farewell(folder if keep is not None else None)
-    finally:
+    except BaseException:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    return Result(measured)
+        raise
+    _farewell(folder, kept=keep is not None)
+    return Result(measured | {"folder": str(folder)})
 
 
 def _interrupt(number: int, frame: object) -> None:  # noqa: ARG001
@@ -113,10 +115,12 @@ def _machine(pinned: demo.Size | None, seconds: float | None, begun: float) -> t
     with progress_bar() as progress:
         progress("look at the machine", 0, None)
         budget = Budget.probed(limit, begun)
-    size = budget.first_size(refuse=seconds is not None)
+    size, note = budget.first_size()
     machine = budget.machine
     kernels = f"kernels took {machine.compiling:.1f} s to compile" if machine.compiling > 1 else "kernels are compiled"
     say(f"A process starts in {machine.start:.1f} s, {kernels}, precision {machine.precision}.")
+    if note:
+        say(f"[bold]{note}[/]")
     return budget, size
 
 
@@ -175,7 +179,7 @@ def _evaluate(run: RunDir) -> dict[str, object]:
     best = min(baselines["gzip_per_document"], baselines["gzip_concatenated"])
     verdict = "better" if model < best else "worse"
     say(f"It predicts held-out text {abs(1 - model / best):.0%} {verdict} than gzip compresses it.")
-    return {"bits_per_byte": model, "baselines": baselines}
+    return {"bits_per_byte": model, "baselines": baselines} | _show_text(run)
 
 
 def _export(run: RunDir, out: Path) -> dict[str, object]:
@@ -186,11 +190,19 @@ def _export(run: RunDir, out: Path) -> dict[str, object]:
     return {"certificate": answer.get("certificate")}
 
 
-def _farewell(kept: Path | None) -> None:
+def _show_text(run: RunDir) -> dict[str, object]:
+    """Show the newest text that the model wrote while it was trained."""
+    sample = json.loads(max(run.samples.glob("step-*.json")).read_text(encoding="utf-8"))
+    text = sample["prompt"] + sample["text"]
+    say(f"A text that it wrote after its prompt {sample['prompt']!r}, with what little it has read:")
+    say("\n".join(f"  | {escape(escape_controls(line))}" for line in text.splitlines()))
+    return {"text": text}
+
+
+def _farewell(folder: Path, *, kept: bool) -> None:
     say("\nNext:")
-    if kept is not None:
-        say(f'  hornbook generate {kept}/run -p "def"')
-    else:
-        say("  hornbook quickstart --keep demo               the same, and keep its files in demo/")
+    say(f'  hornbook generate {quoted(folder / "run")} -p "def"')
+    if not kept:
+        say(f"  rm -r {quoted(folder)}   deletes the files of this demo; --keep FOLDER puts them elsewhere")
     say("  hornbook prepare YOUR_TEXT --out data/mine    your own text: files, folders, jsonl, parquet")
     say("  hornbook recipes ls                           recipes to train on it")

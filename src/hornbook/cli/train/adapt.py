@@ -14,7 +14,7 @@ import typer
 from hornbook.cli.model.subject import open_subject
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Words, resolve_words, say
-from hornbook.errors import Exit, IntegrityError, UsageError
+from hornbook.errors import Exit, IntegrityError, UsageError, quoted
 from hornbook.files.durable import storage_errors, write_atomic
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, status_of
@@ -58,28 +58,31 @@ def adapt(
         if resolved.origins.get(key) == COMMAND_LINE:
             raise UsageError(f"{key}: `hornbook adapt` sets it: leave it out")
     question = _question(words or [], from_, domain, general)
-    texts = [] if len(domain) < 2 else _texts([general, *domain])
+    texts = _texts([general, *domain])
     runs = {(share, seed): _runs(out, share, seed, len(domain)) for share in shares for seed in numbers}
     paths = [str(run.path) for chain in runs.values() for run in chain]
     plan: dict[str, Any] = {"runs": paths, "shares": shares, "seeds": numbers}
     _refuse_other(out, question)
+    settings = {key: [f"data.replay.path={general.resolve()}", *_varied(*key)] for key in runs}
+    for key, chain in runs.items():
+        for run, data in zip(chain, domain, strict=True):
+            _check_run(run, [*(words or []), f"data.path={data}", *settings[key]], Path(question["--from"]))
     if dry_run:
         return Result(plan, f"would train {len(paths)} runs in {out}; nothing written")
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         write_atomic(out / QUESTION, json.dumps(question, indent=1) + "\n")
     for (share, seed), chain in runs.items():
-        more = [f"data.replay.path={general.resolve()}", f"data.replay.share={share}", f"seed={seed}"]
         before = question["--from"]
         for run, data in zip(chain, domain, strict=True):
-            start = ["train", *(words or []), "--from", before, "--data", str(data), "--out", str(run.path), *more]
-            code = _train(run, start)
+            start = ["train", *(words or []), "--from", before, "--data", str(data), "--out", str(run.path)]
+            code = _train(run, [*start, *settings[share, seed]])
             if code != Exit.DONE:
-                remedy = "correct what it says above" if code == Exit.USAGE else "the same command goes on from there"
-                text = f"{run.path} ended with exit code {code}: {remedy}"
+                text = f"{run.path} ended with exit code {code}, for the reason above; the same command continues it"
                 return Result(plan | {"stopped": str(run.path)}, text, Exit(code) if code in set(Exit) else Exit.DEFECT)
             before = str(run.path)
-    found = _chains(question["--from"], runs, texts) if texts else _adaptation(runs, shares, numbers)
+    chained = len(domain) > 1
+    found = _chains(question["--from"], runs, texts) if chained else _adaptation(runs, shares, numbers)
     files = _report(out, found, from_, domain, general)
     return Result(plan | found.as_dict() | {"files": files}, found.markdown() + "\n".join(files))
 
@@ -108,8 +111,36 @@ def _texts(folders: Sequence[Path]) -> "list[Corpus]":
     found = [Corpus.open(folder) for folder in folders]
     for corpus in found:
         if not corpus.validation:
-            raise UsageError(f"{corpus.root} holds no validation tokens: tokenize it with text.validation above 0")
+            raise UsageError(
+                f"{corpus.root} holds no validation tokens, so nothing could be compared: tokenize it anew with a "
+                f"larger share, `hornbook tokenize {quoted(corpus.root)} --text.validation 0.1 --overwrite`"
+            )
     return found
+
+
+def _varied(share: float, seed: int) -> list[str]:
+    return [f"data.replay.share={share}", f"seed={seed}"]
+
+
+def _check_run(run: RunDir, words: Sequence[str], model: Path) -> None:
+    """Raise what the start of a new run would; IntegrityError where the data of one that is there changed since."""
+    from hornbook.cli.train.dry_run import describe_job
+    from hornbook.data.corpus import open_corpus
+    from hornbook.run.job import Start
+    from hornbook.run.launch.settle import settle_ranks
+    from hornbook.run.start.bound import recipe_in_force
+    from hornbook.run.start.environment import check_data_lock
+    from hornbook.run.start.init_from import init_from_import
+
+    if status_of(run) == "new":
+        resolved, init_from = init_from_import(resolve_words(words), model)
+        describe_job(settle_ranks(resolved, os.environ), run, Start(init_from=init_from, quiet=True))
+        return
+    data = recipe_in_force(run).data
+    try:
+        check_data_lock(run.data_lock, open_corpus(data, str(data.path)).lock())
+    except IntegrityError as error:
+        raise IntegrityError(f"{run.path}: {error}; `hornbook adapt` with another --out trains anew") from error
 
 
 def _refuse_other(out: Path, question: dict[str, Any]) -> None:

@@ -19,9 +19,11 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     """
     from hornbook.data.loader.loader import repetition_warnings, seen_text
     from hornbook.model.config.parameter_count import count_parameters
+    from hornbook.model.hf.config import describe_class
     from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.device import choose_device
     from hornbook.parallel.offload.offload import check_offload
+    from hornbook.run.control.continuing import rate_jump
     from hornbook.run.inputs import vocabulary_warning
     from hornbook.run.job import course_of
     from hornbook.run.launch.launch import check_start, read_inputs
@@ -30,17 +32,14 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.run.start.micro_batch import settle_micro_batch
     from hornbook.run.start.precision import describe_precision, settle_precision
 
-    device = choose_device(resolved.recipe.train.device)
-    settled = settle_micro_batch(settle_precision(resolved))
+    device, settled = choose_device(resolved.recipe.train.device), settle_micro_batch(settle_precision(resolved))
     check_offload(settled.recipe.parallel.offload, device, settled.recipe.optim)
     start, settled = check_start(settled, run, start)
     inputs = read_inputs(settled, start)
     recipe, loader = inputs.recipe, inputs.loader
-    past = read_past(run) if start.mode == "resume" else Monotone()
+    (at, spent), past = _progress(run, start), read_past(run) if start.mode == "resume" else Monotone()
     length = course_of(inputs, past, start).to_end().length
-    every, steps = recipe.checkpoint.every, length.steps_from(0)
-    unused = vocabulary_warning(inputs)
-    pipeline = _pipeline(recipe, inputs.vocab)
+    every, steps, pipeline = recipe.checkpoint.every, length.steps_from(0), _pipeline(recipe, inputs.vocab)
     return {
         "run": str(run.path),
         "mode": start.mode,
@@ -49,6 +48,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
         "parameters": count_parameters(recipe.model, inputs.vocab),
         "trained": trained_parameters(recipe.model, inputs.vocab, recipe.surgery),
         "surgery": [step.model_dump(mode="json") for step in recipe.surgery],
+        "export": describe_class(recipe.model),
         "vocab": inputs.vocab,
         "tokenizer": inputs.tokenizer.vocab_size,
         "device": f"{device} ({recipe.train.device})" if str(device) != recipe.train.device else str(device),
@@ -62,13 +62,13 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
         "precision": describe_precision(inputs.resolved),
         "saves": None if every == "auto" else max(steps // every, 1) if every else 1,
         "save_bytes": saved_bytes(inputs),
-        "estimate": estimate(inputs, length, *_progress(run, start)).to_json() if measure else None,
+        "estimate": estimate(inputs, length, at[1], spent).to_json() if measure else None,
         "pipeline": pipeline,
         "warnings": [
             *([pipeline["warning"]] if pipeline and pipeline["warning"] else []),
             *loader.index.notes,
             *repetition_warnings(loader.index.epochs(length.tokens)),
-            *([unused] if unused else []),
+            *filter(None, [vocabulary_warning(inputs), rate_jump(inputs, run, start, past, at)]),
         ],
         "files": [str(path) for path in _files(run, tensorboard=recipe.log.tensorboard)],
     }
@@ -82,16 +82,18 @@ def _pipeline(recipe: "Recipe", vocab: int) -> dict[str, Any] | None:
     return None if found is None else asdict(found) | {"text": str(found), "warning": found.warning}
 
 
-def _progress(run: RunDir, start: "Start") -> tuple[int, float]:
-    """Tokens consumed and seconds spent before this start."""
+def _progress(run: RunDir, start: "Start") -> tuple[tuple[int, int], float]:
+    """((steps done, tokens consumed), seconds spent) before this start."""
     from hornbook.run.control.timekeeper import seconds_spent
     from hornbook.run.state import read_counters
 
     if start.mode == "resume":
-        return int((run.read_state() or {}).get("tokens", 0)), seconds_spent(run)
+        state = run.read_state() or {}
+        return (int(state.get("step", 0)), int(state.get("tokens", 0))), seconds_spent(run)
     if start.init_from is not None and start.init_from.kind == "fork":
-        return int(read_counters(start.init_from.checkpoint)["tokens"]), 0.0
-    return 0, 0.0
+        counters = read_counters(start.init_from.checkpoint)
+        return (int(counters["step"]), int(counters["tokens"])), 0.0
+    return (0, 0), 0.0
 
 
 def _files(run: RunDir, *, tensorboard: bool) -> list[Any]:
@@ -109,6 +111,7 @@ def summary_text(summary: dict[str, Any]) -> str:
         *[f"change       {change}" for change in summary["changes"]],
         f"device       {summary['device']}, {summary['precision']}",
         f"model        {summary['parameters']:,} parameters, {vocab}",
+        f"exports as   {summary['export']}",
         *[f"surgery      {_surgery(step)}" for step in summary["surgery"]],
         *([f"trained      {summary['trained']:,} parameters"] if summary["surgery"] else []),
         f"length       {summary['length']}",

@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 On = Literal["slurm", "k8s", "ssh"]
 _SUBMIT = {"slurm": ("sbatch",), "k8s": ("kubectl", "apply", "-f")}
 _ENDING = {"slurm": "sbatch", "k8s": "yaml", "ssh": "sh"}
+Ranks = Annotated[int | None, typer.Option(metavar="R", min=1, help="Ranks of each machine; by default one per GPU.")]
+Restarts = Annotated[
+    int, typer.Option(metavar="N", min=0, help="ssh: times that a run that lost machines or ranks is started again.")
+]
+SiteFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", envvar="HORNBOOK_SITE", help="slurm, k8s: partition, memory, modules ... of a site, in TOML."
+    ),
+]
 
 
 def launch(
@@ -32,19 +42,15 @@ def launch(
     on: Annotated[On, typer.Option(help="What starts processes on the machines.")],
     nodes: Annotated[int, typer.Option(metavar="N", min=1, help="Machines.")],
     gpus: Annotated[int, typer.Option(metavar="G", min=0, help="GPUs of each machine; 0: CPUs alone.")] = 0,
-    ranks: Annotated[
-        int | None, typer.Option(metavar="R", min=1, help="Ranks of each machine; by default one per GPU.")
-    ] = None,
+    ranks: Ranks = None,
     hosts: Annotated[str, typer.Option(metavar="A,B", help="ssh: the machines; the first has rank 0.")] = "",
     spares: Annotated[str, typer.Option(metavar="C,D", help="ssh: machines that take the places of lost ones.")] = "",
-    restarts: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="ssh: times that a run that lost machines or ranks is started again."),
-    ] = 3,
+    restarts: Restarts = 3,
     time: Annotated[str, typer.Option(help="Time limit: 90m, 24h, 3d, 24:00:00; the run saves before its end.")] = "",
     image: Annotated[str, typer.Option(help="k8s: container image.")] = "",
     volume: Annotated[list[str] | None, typer.Option(metavar="CLAIM:PATH", help="k8s: volumes of the pods.")] = None,
-    cpus: Annotated[int | None, typer.Option(metavar="C", min=1, help="slurm: CPU cores of each rank.")] = None,
+    cpus: Annotated[int | None, typer.Option(metavar="C", min=1, help="slurm, k8s: CPU cores of each rank.")] = None,
+    site: SiteFile = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="k8s, ssh: port where ranks meet.")] = 29400,
     program: Annotated[str, typer.Option(help="The command `hornbook` on the machines.")] = "hornbook",
     folder: Annotated[Path | None, typer.Option(help="Working directory there; by default this one.")] = None,
@@ -60,12 +66,21 @@ def launch(
     on every machine, until all have ended; Ctrl-C saves and stops. Where a machine is lost a spare takes its place, or
     the others go on alone.
     """
-    from hornbook.run.launch.cluster import ClusterJob, job_name, kubernetes_job, parse_seconds, slurm_script
+    from hornbook.run.launch.cluster import (
+        ClusterJob,
+        Site,
+        job_name,
+        kubernetes_job,
+        parse_seconds,
+        read_site,
+        slurm_script,
+    )
 
     resolved, command = _command(words, nodes * (ranks or max(gpus, 1)), program, data, out)
     name = job_name(resolved.recipe.name)
     job = ClusterJob(name, command, str(folder or Path.cwd()), nodes, ranks or max(gpus, 1), gpus, port=port)
     job = replace(job, seconds=parse_seconds(time) if time else None, image=image, volumes=volume or (), cpus=cpus)
+    job = replace(job, site=Site() if site is None else read_site(site))
     _warn(resolved, job)
     if on == "ssh":
         if time:

@@ -8,6 +8,7 @@ import typer
 from hornbook.cli.result import Result
 from hornbook.cli.shell import Words, resolve_words
 from hornbook.cli.train.training import load_torch
+from hornbook.errors import quoted
 from hornbook.progress import progress_bar
 
 
@@ -30,4 +31,4 @@ def reference(
         found = compute_references(recipe, checkpoint_path(from_), progress)
     lines = [f"{source}: {path}" for source, path in found["files"].items()]
     text = "\n".join([f"reference {found['digest']} ({found['reference']})", *lines])
-    return Result(found, text, notes=[f"next: hornbook train RECIPE --data {data} --from {from_}"])
+    return Result(found, text, notes=[f"next: hornbook train RECIPE --data {quoted(data)} --from {quoted(from_)}"])

@@ -11,6 +11,7 @@ import typer
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.train.plot import plot
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.filesystem import require_local
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import (
     Summary,
@@ -119,7 +120,7 @@ def step_place(place: str) -> tuple[RunDir, int]:
     path, _, step = place.rpartition("@")
     if not path or not (step.isascii() and step.isdecimal()):
         raise UsageError(f"{place!r}: write RUN@STEP, such as runs/mine@100")
-    return RunDir(Path(path)).must_exist(), int(step)
+    return RunDir(Path(require_local(path))).must_exist(), int(step)
 
 
 def _row(row: Summary) -> tuple[str, ...]:

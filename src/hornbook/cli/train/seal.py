@@ -7,7 +7,7 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.train.verify import describe_checkup
-from hornbook.errors import Exit, UsageError
+from hornbook.errors import Exit, UsageError, quoted
 from hornbook.files.run_directory import RunDir
 
 
@@ -31,7 +31,7 @@ def seal(
         value = {"whole": checkup.ok, "findings": [vars(finding) for finding in checkup.findings]}
         return Result(value, describe_checkup(checkup), Exit.DONE if checkup.ok else Exit.INTEGRITY)
     if out is None:
-        raise UsageError(f"hornbook seal {run} needs --out FOLDER")
+        raise UsageError(f"hornbook seal {quoted(run)} needs --out FOLDER")
     made = seal_run(RunDir(run).must_exist(), out, weights=weights)
     size = sum(each["bytes"] for each in made["files"].values())
     text = f"{out}: {len(made['files']):,} files, {size:,} bytes\nhead {made['head']}"

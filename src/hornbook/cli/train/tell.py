@@ -9,7 +9,7 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, split_targets
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import summarize
 
@@ -52,7 +52,9 @@ def tell(
     run, action = _target(targets, settings)
     state = run.read_state() or {}
     if state.get("status") == "finished":
-        raise UsageError(f"{run.path} has finished: `hornbook resume {run.path} --train.tokens N` makes it longer")
+        raise UsageError(
+            f"{run.path} has finished: `hornbook resume {quoted(run.path)} --train.tokens N` makes it longer"
+        )
     spans = {key: value for key, value in (("blend", blend), ("rewarm", rewarm)) if value is not None}
     request = _request(action, settings, reason, _step(at, int(state.get("step") or 0)), spans)
     changes = _changes(run, settings) if settings else ()
@@ -118,4 +120,10 @@ def _text(run: RunDir, request: "Request", changes: "tuple[SettingChange, ...]",
     waits = "" if status == "running" else f"; it is {status}, and is told when it goes on"
     asked = "would be asked" if dry_run else "is asked"
     lines = [f"{run.path} {asked}, {when}{waits}:", *(f"  {line}" for line in what)]
-    return "\n".join([*lines, f"`hornbook runs show {run.path}` shows what came of it"])
+    for each in changes:
+        if each.key == "optim.lr" and each.old:
+            ratio = f"{each.new / each.old:.3g} times what the schedule has there"
+            lines.append(
+                f"optim.lr is the schedule's peak: the rate of the next step is {ratio}; the run's log says it"
+            )
+    return "\n".join([*lines, f"`hornbook runs show {quoted(run.path)}` shows what came of it"])

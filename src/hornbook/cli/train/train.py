@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -132,7 +133,12 @@ def deadline(until: str | None, *, dry_run: bool) -> float | None:
 
 
 def resume(
-    words: RunWords = None, *, until: Until = None, faults: Faults = None, dry_run: DryRun = False
+    words: RunWords = None,
+    *,
+    data: Annotated[Path | None, typer.Option(help="Where the run's data are now, if they were moved.")] = None,
+    until: Until = None,
+    faults: Faults = None,
+    dry_run: DryRun = False,
 ) -> Result | Exit:
     """Continue a run exactly from its newest checkpoint, with changes to settings that may change."""
     end = deadline(until, dry_run=dry_run)
@@ -142,6 +148,7 @@ def resume(
 
     run, overrides = _named_run(words, "hornbook resume RUN")
     check_directory(run, "resume")
+    overrides += [] if data is None else [f"data.path={data}"]
     start = Start("resume", faults=injector(faults), until=end)
     return run_job(resolve(str(run.recipe), overrides), run, start, dry_run=dry_run, settings_of_a_run=True)
 
@@ -153,12 +160,22 @@ def fork(
     at: Annotated[
         int | None, typer.Option(metavar="STEP", help="Step of the checkpoint to start from; by default the newest.")
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="More text: train on it for one pass, or for --train.tokens in all, with the rate re-warmed."
+        ),
+    ] = None,
     until: Until = None,
     dry_run: DryRun = False,
 ) -> Result | Exit:
-    """Start a new run from the weights, moments and clock of another. All settings but the model's shape may change."""
+    """Start a new run from the weights, moments and clock of another. All settings but the model's shape may change.
+
+    --data gives a run, finished or not, more text, with tokens of its tokenizer (`hornbook tokenize --tokenizer RUN`).
+    """
     end = deadline(until, dry_run=dry_run)
     load_torch()
+    from hornbook.run.control.continuing import more_data
     from hornbook.run.job import Start
     from hornbook.run.start.bound import recipe_in_force, refuse_edited
     from hornbook.run.start.init_from import checkpoint_step, init_from_fork
@@ -170,11 +187,16 @@ def fork(
         raise UsageError(f"{parent.path} holds no run: name a run directory")
     refuse_edited(parent)
     old = recipe_in_force(parent, before=checkpoint_step(parent, at))
+    overrides += [] if data is None else [f"data.path={data}"]
     resolved = resolve(str(parent.recipe), overrides)
     if old != recipe_in_force(parent):  # the parent was told other settings after this checkpoint
         given = [environment_source(os.environ), command_line_source(overrides)]
         resolved = override(Resolved(old, resolved.origins), given)
     init_from = init_from_fork(parent, at, old, resolved.recipe)
+    if data is not None:
+        words, skipped = more_data(resolved, parent, init_from.checkpoint)
+        resolved = override(resolved, [command_line_source(words)])
+        init_from = replace(init_from, skipped_ranges=skipped)
     if resolved.origins.get("name", "") != COMMAND_LINE:
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
     return run_job(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hornbook.cli.result import Result
 from hornbook.cli.shell import people
 from hornbook.cli.train.dry_run import describe_job, summary_text
-from hornbook.errors import Exit
+from hornbook.errors import Exit, quoted
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import fullest, newest_evaluation
 from hornbook.progress import progress_bar
@@ -84,11 +84,11 @@ def ending(result: dict[str, Any]) -> str:
 def next_text(resolved: "Resolved", run: RunDir, status: str | None) -> str:
     """A line with the commands to run next."""
     if status != "finished":
-        return f"next: hornbook resume {run.path}"
+        return f"next: hornbook resume {quoted(run.path)}"
     recipe = resolved.recipe
     answers = isinstance(recipe.text.labels, Dialogue) and recipe.model.head.kind == "lm"
-    use = f"hornbook chat {run.path}" if answers else use_command(recipe.model.head.kind, str(run.path))
-    return f"next: {use}; hornbook export {run.path} --out MODEL"
+    use = f"hornbook chat {quoted(run.path)}" if answers else use_command(recipe.model.head.kind, str(run.path))
+    return f"next: {use}; hornbook export {quoted(run.path)} --out MODEL"
 
 
 _OF_TOKENS = ("lm", "masked", "none")
@@ -98,8 +98,12 @@ _OF_TOKENS = ("lm", "masked", "none")
 def use_command(head: str, target: str) -> str:
     """The command that uses a model, by the kind of its head."""
     if head == "replaced":
-        return f"hornbook train RECIPE --from {target} with a head of labels"
-    return f"hornbook generate {target} -p TEXT" if head in _OF_TOKENS else f"hornbook predict {target} FILE"
+        return f"hornbook train RECIPE --from {quoted(target)} with a head of labels"
+    return (
+        f"hornbook generate {quoted(target)} -p TEXT"
+        if head in _OF_TOKENS
+        else f"hornbook predict {quoted(target)} FILE"
+    )
 
 
 def describe_result(run: RunDir) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from hornbook.data.config.objectives import Causal, ObjectiveConfig
 from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
-from hornbook.settings.fields import Config, Count, Number
+from hornbook.settings.fields import Config, Count, LocalPath, Number
 
 
 class StageConfig(Config):
@@ -21,7 +21,7 @@ class StageConfig(Config):
 class ReplayConfig(Config):
     """Text of an earlier training, so that what it taught is not forgotten (Ibrahim et al. 2024, arXiv 2403.08763)."""
 
-    path: str | None = None
+    path: LocalPath | None = None
     """Folder of that text, tokenized as the new one; its sources get names that begin with `replay-`. None: none."""
     share: Number = Field(default=0.05, ge=0, lt=1)
     """Share of the tokens that are taken from it, from its sources by their size: 0.01 to 0.05 where the new text is
@@ -58,7 +58,7 @@ class Curriculum(Config):
 class DataConfig(Config):
     """Which tokens are seen, and in which order."""
 
-    path: str | None = None
+    path: LocalPath | None = None
     """Folder written by `hornbook tokenize`; `hornbook train --data` sets it."""
     weights: dict[str, float] = Field(default_factory=dict)
     """Share of tokens per source, normalised; by default each source by its size."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from hornbook.data.config.objective import Objective
-from hornbook.settings.fields import Number
+from hornbook.settings.fields import LocalPath, Number
 
 if TYPE_CHECKING:
     from hornbook.data.batch_builder import BatchBuilder, BuildContext
@@ -37,7 +37,7 @@ class Comparing(Objective):
 class Referenced(Comparing):
     """Base of those that compare with a reference model."""
 
-    reference: str | None = None
+    reference: LocalPath | None = None
     """The reference model: a folder, or the digest that `hornbook reference` told; by default that of `--from`."""
 
 

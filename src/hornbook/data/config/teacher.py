@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.settings.fields import Config, Count, Number
+from hornbook.settings.fields import Config, Count, LocalPath, Number
 
 
 class NoTerm(Config):
@@ -17,7 +17,7 @@ class TopTeacher(Config):
     """Distillation (arXiv 1503.02531); by the model the run starts from it is learning without forgetting."""
 
     kind: Literal["top"] = "top"
-    path: str = Field(min_length=1)
+    path: LocalPath = Field(min_length=1)
     """The teacher: a run, a checkpoint or a model folder, with the tokenizer of the data."""
     top: Count = Field(default=32, ge=1)
     """Its likeliest tokens that are kept with their probabilities, 6 bytes each (8 above 65,536 tokens); all others are
@@ -35,7 +35,7 @@ class RelationTeacher(Config):
     """
 
     kind: Literal["relations"] = "relations"
-    path: str = Field(min_length=1)
+    path: LocalPath = Field(min_length=1)
     """The teacher: a run, a checkpoint or a model folder, with the tokenizer of the data."""
     of: list[Literal["attention", "query", "key", "value", "hidden"]] = Field(
         default=["attention", "value"], min_length=1

@@ -174,7 +174,7 @@ class Comparisons(BatchBuilder):
                 span = slice(column, column + size - 1)
                 tokens[row, column : column + size] = ids
                 targets[row, span], positions[row, column : column + size] = ids[1:], np.arange(size)
-                marks[row, span] = 2 * number + (answered[1:] & ~self._is_rewarded)
+                marks[row, span] = 2 * number + answered[1:] * (not self._is_rewarded)
                 marks[row, column + size - 1] = (2 * number + 1) * self._is_rewarded
                 column += size
             pieces = [*(len(self._read(stream, each)[0]) for each in mine), self._sequence - column]

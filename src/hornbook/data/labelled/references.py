@@ -15,7 +15,7 @@ from jaxtyping import Float32
 from hornbook.data.batch_builder import BuildContext
 from hornbook.data.config.preferences import KTO, Comparing, Referenced
 from hornbook.data.corpus import Stream
-from hornbook.errors import UsageError
+from hornbook.errors import UsageError, quoted
 from hornbook.files.artifact import digest_file, digest_of
 from hornbook.files.durable import writing
 
@@ -51,7 +51,9 @@ def read_references(
         return table, f"{digest} {_content(table)}"
     others = sorted({path.name.partition("-")[0] for path in (root / "reference").glob(f"*-{key}-*.npy")} - {digest})
     found = f"it has those by {', '.join(others)}, so the model was changed or is another" if others else "it has none"
-    remedy = f"compute them: hornbook reference RECIPE --data {root} --from MODEL, with the settings of this run"
+    remedy = (
+        f"compute them: hornbook reference RECIPE --data {quoted(root)} --from MODEL, with the settings of this run"
+    )
     raise UsageError(
         f"{root} has no log-probabilities of source {stream.source} by the reference model {digest}: {found}; {remedy}"
     )

@@ -20,7 +20,7 @@ class Choice:
     requests: Sequence[Request]
     """Of each answer; answers may have contexts of their own."""
     sizes: Sequence[int]
-    """UTF-8 bytes of each answer."""
+    """UTF-8 bytes of each answer, with those of the context that its tokens hold besides."""
     right: int
     text: str
     """The question with its right answer."""
@@ -70,7 +70,7 @@ class Continuation:
 
     request: Request
     size: int
-    """UTF-8 bytes of what follows; 0 where it is tokens without a text."""
+    """UTF-8 bytes of what is scored; 0 where it is tokens without a text."""
     text: str
     group: str = ""
 

@@ -18,7 +18,7 @@ from hornbook.evals.config import (
     MultipleChoice,
     WrittenFile,
 )
-from hornbook.evals.likelihood import encode_request
+from hornbook.evals.likelihood import encode_choices, encode_request
 from hornbook.evals.task import TaskContext
 from hornbook.evals.tasks.choices import Choice, ChoiceTask, Continuation, ContinuationTask
 from hornbook.evals.tasks.generation import GenerationTask, Question, WrittenTask, encode_asked
@@ -58,14 +58,13 @@ def choices(config: MultipleChoice, context: TaskContext) -> ChoiceTask:
             )
         if blank := [number for number, each in enumerate(found, 1) if not each.strip()]:
             raise UsageError(f"{where}: choice {blank[0]} is empty: correct the row, or leave it out")
+        answers = {f"{where}, choice {number}": config.before + each for number, each in enumerate(found, 1)}
         requests = [
-            encode_request(context.tokenizer, prompt, config.before + each, f"{where}, choice {number + 1}").within(
-                context.sequence, where, cut=config.long == "cut"
-            )
-            for number, each in enumerate(found)
+            each.within(context.sequence, where, cut=config.long == "cut")
+            for each in encode_choices(context.tokenizer, prompt, answers)
         ]
         right = _number(row.get(config.answer), found, f"{where}: {config.answer!r}")
-        sizes = [len((config.before + each).encode()) for each in found]
+        sizes = [requests[0].joined_bytes + len(each.encode()) for each in answers.values()]
         items.append(Choice(requests, sizes, right, f"{prompt}{config.before}{found[right]}"))
     return ChoiceTask(config.label, items, context)
 
@@ -77,7 +76,7 @@ def continuations(config: ContinuationFile, context: TaskContext) -> Continuatio
         prompt, follows = filled(config.prompt, row, where), filled(config.continuation, row, where)
         request = encode_request(context.tokenizer, prompt, follows, where)
         request = request.within(context.sequence, where, cut=config.long == "cut")
-        items.append(Continuation(request, len(follows.encode()), prompt + follows))
+        items.append(Continuation(request, request.joined_bytes + len(follows.encode()), prompt + follows))
     return ContinuationTask(config.label, items, context)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.key_tables import KeyTables
 from hornbook.model.cpu.cached import takes, write_columns
+from hornbook.model.layers.transfer import to_device
 
 COLUMNS = 64
 """Columns that a step reads are a multiple of it: sums over keys fall into the same parts whatever else is there."""
@@ -127,8 +128,8 @@ class BatchCache(KVCache):
     def _set_lengths(self, lengths: list[int]) -> None:
         self.lengths, self.length = lengths, max(lengths, default=0)
         held = [*self._buffers.values(), *self._recurrent.values()]  # some models have states alone
-        device = held[0][0].device if held else None
-        self._at = torch.tensor(lengths, dtype=torch.int64).to(device)
+        device = held[0][0].device if held else torch.device("cpu")
+        self._at = to_device(torch.tensor(lengths, dtype=torch.int64), device)
         self._row_numbers = torch.arange(len(lengths), device=device)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hornbook.model.attention.key_tables import Documents
 from hornbook.model.attention.tiled_attention import Scoring
-from hornbook.model.layers.compile_options import compile_options
+from hornbook.model.layers.torch_versions import compile_options, varlen_options
 
 Heads = Float[Tensor, "batch heads time dim"]
 HALVES = (torch.bfloat16, torch.float16)
@@ -65,7 +65,7 @@ def attend_to_documents(query: Heads, key: Heads, value: Heads, documents: Docum
     # The longest that a document can be: a kernel's work follows its own length, and code for one bound serves all.
     longest = query.shape[2], key.shape[2]
     starts, window = (documents.query_starts, documents.key_starts), documents.window
-    grouped = {"enable_gqa": True} if query.shape[1] != key.shape[1] else {}
+    grouped = varlen_options(query.shape[1] != key.shape[1])
     attend: Callable[..., Any] = varlen_attn
     out = attend(*behind, *starts, *longest, scale=scale, window_size=window, **grouped)
     assert isinstance(out, Tensor)

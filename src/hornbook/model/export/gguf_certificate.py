@@ -21,9 +21,11 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.extras import install_command
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.position import RopeConfig
 from hornbook.model.export.gguf import Dtype, rounded
 from hornbook.model.export.gguf_model import FILE, GgufPlan
-from hornbook.model.hf.certificate import TEXTS
+from hornbook.model.hf.tables.rope import write_scaling
+from hornbook.model.hf.texts import TEXTS
 from hornbook.model.storage.safetensors_folder import write_json
 from hornbook.model.surgery.operate import fill
 from hornbook.model.transformer import Transformer
@@ -118,7 +120,7 @@ def certify_gguf(
             continue
         allowed = TRANSFORMERS if program == "transformers" else LLAMA_CPP[dtype]
         try:
-            found = ask(folder / FILE, ids)
+            found = ask(folder / FILE, ids, config)
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:  # it may not know all
             missing.append(f"{program} ({' '.join(str(error).split())[:100]})")
         else:
@@ -148,21 +150,27 @@ def _logits(model: Transformer, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _ask_transformers(path: Path, ids: Tensor) -> tuple[Tensor, bool]:
-    """Its logits [tokens, vocab], and whether its tokenizer agrees."""
+def _ask_transformers(path: Path, ids: Tensor, config: ModelConfig) -> tuple[Tensor, bool]:
+    """Its logits [tokens, vocab], and whether its tokenizer agrees.
+
+    Its reader drops the scaling of rotary positions, which is put back: llama.cpp alone reads it from the file.
+    """
     import transformers
 
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, dtype=torch.float32, attn_implementation="eager", **options
     ).eval()
+    if isinstance(config.position, RopeConfig) and config.position.scaling.kind != "none":
+        model.config.rope_parameters = {"rope_theta": config.position.theta} | write_scaling(config.position.scaling)
+        model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, **options)
     ours = Tokenizer.load(path.parent)
     same = all(theirs.encode(text, add_special_tokens=False) == ours.encode(text) for text in TEXTS)
     return model(input_ids=ids[None], use_cache=False).logits[0].float(), same
 
 
-def _ask_llama_cpp(path: Path, ids: Tensor) -> tuple[Tensor, bool]:
+def _ask_llama_cpp(path: Path, ids: Tensor, _config: ModelConfig) -> tuple[Tensor, bool]:
     """The same of llama.cpp, whose cache is kept in float32 for this."""
     import llama_cpp  # pyright: ignore[reportMissingImports] - of the extra gguf
 

@@ -6,6 +6,8 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.files.strict_json import parse_json
 from hornbook.model.export.gguf import Value
+from hornbook.model.hf.generation import FILE as GENERATION
+from hornbook.model.hf.generation import end_ids, foreign_ids, is_foreign, prompt_prefix
 from hornbook.text.tokenizer.bpe.tables import find_merges
 from hornbook.text.tokenizer.special_tokens import read_settings
 from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -18,7 +20,10 @@ without its rule that a word which is a token is never merged; `llama-bpe` has i
 
 
 def tokenizer_metadata(folder: Path, vocab: int) -> dict[str, Value]:
-    """Keys of a tokenizer and its chat template, for a model of `vocab` rows. Raises UsageError for other kinds."""
+    """Keys of a tokenizer and its chat template, for a model of `vocab` rows. Raises UsageError for other kinds.
+
+    Where a model of another program lies beside it, that says what begins and ends its texts.
+    """
     tokenizer = Tokenizer.load(folder)
     data: dict[str, Any] = parse_json(tokenizer.definition)
     model, added = data["model"], {each["id"]: each for each in data.get("added_tokens") or []}
@@ -43,11 +48,27 @@ def tokenizer_metadata(folder: Path, vocab: int) -> dict[str, Value]:
         "eos_token_id": tokenizer.end_id,
         "add_bos_token": True,
     }
+    if (folder / "config.json").is_file() and is_foreign(folder):
+        values |= _foreign_ids(folder, prompt_prefix(folder, tokenizer))
+    ends = end_ids(folder, tokenizer) if (folder / GENERATION).is_file() else frozenset[int]()
+    turn_ends = sorted(ends - {values["eos_token_id"]})
+    if turn_ends:
+        values["eot_token_id"] = turn_ends[-1]
     if (pad := tokenizer.special.pad) is not None:
         values["padding_token_id"] = pad
     found_metadata = {f"tokenizer.ggml.{key}": value for key, value in values.items() if value != []}
     template = _template(folder)
     return found_metadata if template is None else found_metadata | {"tokenizer.chat_template": template}
+
+
+def _foreign_ids(folder: Path, prefix: tuple[int, ...]) -> dict[str, Value]:
+    """Its own first and last tokens; of several ends the first, and no token before a prompt where it puts none."""
+    found: dict[str, Value] = {"add_bos_token": bool(prefix)}
+    for key, number in foreign_ids(folder).items():
+        first = number[0] if isinstance(number, list) and number else number
+        if type(first) is int and key != "pad_token_id":
+            found[key] = first
+    return found | ({"bos_token_id": prefix[0]} if prefix else {})
 
 
 def _kind(number: int, spelled: dict[int, str], added: dict[int, dict[str, Any]]) -> int:

@@ -1,6 +1,8 @@
 """A model as an ONNX file: token ids in, logits out, of any number and length of texts; checked by onnxruntime.
 
-Of an encoder the file also asks which tokens are no padding (`mask`) and, where the model knows them, their `types`.
+Folder, names of files and inputs are those of Optimum and transformers.js: `onnx/model.onnx`, config.json and the
+tokenizer; `input_ids`, of an encoder `attention_mask` too and, where the model knows them, `token_type_ids`. An encoder
+that classifies texts gives one row of logits for each, the others one for each token.
 
 torch's exporter traces the model with sizes that are symbols. Our attention plans by sizes that are numbers, so for the
 trace every layer attends by its formula (`FullAttention.attend` stands in); nothing else of the model changes.
@@ -9,7 +11,6 @@ trace every layer attends by its formula (`FullAttention.attend` stands in); not
 import contextlib
 import dataclasses
 import io
-import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.storage.safetensors_folder import write_json
 from hornbook.model.transformer import Transformer
 
-FILE = "model.onnx"
+FILE = "onnx/model.onnx"
 TOLERANCE = 1e-4
 """Largest difference of two logits, as a share of the largest one: both sides compute in float32."""
 SHAPES = ((1, 1), (2, 7), (3, 32))
@@ -71,24 +72,29 @@ class OnnxCertificate:
 class _LogitsOfRows(nn.Module):
     """The model as a function of the inputs of the file."""
 
-    def __init__(self, model: Transformer) -> None:
+    def __init__(self, model: Transformer, config: ModelConfig) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.config = model, config
 
     def forward(
         self,
-        tokens: Int[Tensor, "batch time"],
-        mask: Int[Tensor, "batch time"] | None = None,
-        types: Int[Tensor, "batch time"] | None = None,
-    ) -> Float[Tensor, "batch time outputs"]:
-        with _attending_by_formula(self.model, mask):
-            return _logits(self.model, tokens, types)
+        input_ids: Int[Tensor, "batch time"],
+        attention_mask: Int[Tensor, "batch time"] | None = None,
+        token_type_ids: Int[Tensor, "batch time"] | None = None,
+    ) -> Float[Tensor, "batch *time outputs"]:
+        with _attending_by_formula(self.model, attention_mask):
+            return _logits(self.model, self.config, input_ids, token_type_ids)
 
 
-def _logits(model: Transformer, tokens: Tensor, types: Tensor | None) -> Tensor:
+def _logits(model: Transformer, config: ModelConfig, tokens: Tensor, types: Tensor | None) -> Tensor:
     hidden, _ = model(tokens, types=types)
     assert model.head is not None
-    return model.head.logits(hidden)
+    return model.head.logits(hidden[:, 0] if judges_texts(config) else hidden)
+
+
+def judges_texts(config: ModelConfig) -> bool:
+    """Whether the output is a row for each text: an encoder has the label of a text at its first token."""
+    return config.kind == "encoder" and config.head.kind == "classification"
 
 
 def require_onnx(config: ModelConfig) -> None:
@@ -108,11 +114,12 @@ def require_onnx(config: ModelConfig) -> None:
 def write_onnx(folder: Path, model: Transformer, config: ModelConfig) -> Path:
     """Write the file; values of large models stand beside it. Raises UsageError where the exporter is not installed."""
     path, most, names = folder / FILE, config.position.length, input_names(config)
+    path.parent.mkdir(exist_ok=True)
     sizes = {0: torch.export.Dim("batch", max=2**16), 1: torch.export.Dim("time", max=most)}
     try:
         with _quiet():
             program = torch.onnx.export(
-                _LogitsOfRows(model).eval(),
+                _LogitsOfRows(model, config).eval(),
                 tuple(torch.ones(2, min(8, most), dtype=torch.int64) for _ in names),
                 input_names=names,
                 output_names=["logits"],
@@ -123,15 +130,14 @@ def write_onnx(folder: Path, model: Transformer, config: ModelConfig) -> Path:
     except ImportError as error:
         raise UsageError(f"--to onnx needs torch's exporter: {install_command('onnx')}") from error
     assert program is not None
-    if labels := getattr(config.head, "labels", None):
-        program.model.metadata_props["labels"] = json.dumps(labels)
     program.save(str(path))
     return path
 
 
 def input_names(config: ModelConfig) -> list[str]:
     """What the file asks for, int64 [batch, time] each."""
-    return ["tokens"] + ["mask", "types"][: 1 + (config.embedding.types > 1)] * (config.kind == "encoder")
+    of_encoders = ["attention_mask", "token_type_ids"][: 1 + (config.embedding.types > 1)]
+    return ["input_ids", *(of_encoders if config.kind == "encoder" else [])]
 
 
 def certify_onnx(folder: Path, model: Transformer, config: ModelConfig, vocab: int) -> OnnxCertificate:
@@ -147,12 +153,15 @@ def certify_onnx(folder: Path, model: Transformer, config: ModelConfig, vocab: i
     for batch, time in SHAPES:
         given = _texts(config, vocab, batch, min(time, config.position.length), generator)
         with torch.no_grad():  # ours text by text, without padding
-            rows = zip(given["tokens"], given["types"], given["mask"] > 0, strict=True)
-            ours = torch.cat([_logits(model, row[None, real], kind[None, real])[0] for row, kind, real in rows])
+            rows = zip(given["input_ids"], given["token_type_ids"], given["attention_mask"] > 0, strict=True)
+            answers = [_logits(model, config, row[None, real], kind[None, real]) for row, kind, real in rows]
+            ours = torch.cat(answers if judges_texts(config) else [each[0] for each in answers])
         asked = {name: given[name].numpy() for name in input_names(config)}
-        theirs = torch.from_numpy(session.run(["logits"], asked)[0])[given["mask"] > 0]
+        theirs = torch.from_numpy(session.run(["logits"], asked)[0])
+        theirs = theirs if judges_texts(config) else theirs[given["attention_mask"] > 0]
         difference = (ours - theirs).abs().max() / ours.abs().max()
-        worst, count = float(torch.maximum(torch.tensor(worst), difference)), count + len(ours)  # NaN stays NaN
+        worst = float(torch.maximum(torch.tensor(worst), difference))  # NaN stays NaN
+        count += int(given["attention_mask"].sum())
     found = OnnxCertificate(f"onnxruntime {onnxruntime.__version__}", worst, TOLERANCE, count)
     write_json(folder / "certificate.json", found.to_json())
     return found
@@ -165,9 +174,9 @@ def _texts(
     encoder, types = config.kind == "encoder", max(config.embedding.types, 1) if config.kind == "encoder" else 1
     sizes = (time - torch.arange(batch) * encoder).clamp(min=1)
     return {
-        "tokens": torch.randint(0, vocab, (batch, time), generator=generator),
-        "types": torch.randint(0, types, (batch, time), generator=generator),
-        "mask": (torch.arange(time) < sizes[:, None]).long(),
+        "input_ids": torch.randint(0, vocab, (batch, time), generator=generator),
+        "token_type_ids": torch.randint(0, types, (batch, time), generator=generator),
+        "attention_mask": (torch.arange(time) < sizes[:, None]).long(),
     }
 
 

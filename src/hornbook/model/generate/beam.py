@@ -20,6 +20,7 @@ from hornbook.errors import UsageError
 from hornbook.model.attention.cache import KVCache
 from hornbook.model.context import Memory
 from hornbook.model.generate.sampling import REMOVED
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Transformer
 
 
@@ -57,14 +58,14 @@ def beam_search(
     pending = [list(prompt)]
     for length in range(1, max_tokens + 1):
         scores = _log_likelihoods(model, pending, cache, memory, vocab)
-        total = scores + torch.tensor([each.score for each in running], device=scores.device)[:, None]
+        total = scores + to_device(torch.tensor([each.score for each in running]), scores.device)[:, None]
         # So many that `beams` unfinished ones are among them whatever ends.
         best = total.flatten().topk(min(max(2, 1 + len(stop)) * beams, total.numel()))
         rows, going = list[int](), list[Hypothesis]()
-        chosen = best.values.tolist(), best.indices.tolist()
+        chosen = torch.stack([best.values.double(), best.indices.double()]).tolist()  # the host waits once
         chosen = chosen if agree is None else json.loads(agree(json.dumps(chosen)))
         for rank, (score, index) in enumerate(zip(*chosen, strict=True)):
-            row, token = divmod(index, total.shape[1])
+            row, token = divmod(int(index), total.shape[1])
             text = Hypothesis(score, [*running[row].tokens, token])
             if token not in stop and length < max_tokens:
                 going, rows = [*going, text], [*rows, row]
@@ -74,7 +75,7 @@ def beam_search(
         running, rows = going[:beams], rows[:beams]
         if not running or (len(finished) == beams and running[0].score / length**length_penalty <= finished[-1].score):
             break
-        cache.select(torch.tensor(rows, device=scores.device))
+        cache.select(to_device(torch.tensor(rows), scores.device))
         memory = memory and Memory(memory.states[:1].expand(len(running), -1, -1), memory.lengths)
         pending = [each.tokens[-1:] for each in running]
     return finished
@@ -86,7 +87,7 @@ def _log_likelihoods(
     """Log-likelihood of each token as the next of each text, whose last tokens are not in the cache yet."""
     assert model.head is not None
     with torch.no_grad():
-        tokens = torch.tensor(pending, device=next(model.parameters()).device)
+        tokens = to_device(torch.tensor(pending), next(model.parameters()).device)
         hidden, _ = model(tokens, cache=cache, memory=memory)
         logits = model.head.logits(hidden[:, -1])
     scores = logits.log_softmax(-1)

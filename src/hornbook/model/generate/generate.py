@@ -18,6 +18,7 @@ from hornbook.model.attention.cache import KVCache
 from hornbook.model.context import Memory
 from hornbook.model.generate.sampling import REMOVED, Sampling, TokenCounts, choose_token
 from hornbook.model.generate.text_stream import StopStrings, TextStream
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.model.transformer import Transformer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
@@ -117,7 +118,7 @@ def next_logits(
     """Logits of the token that follows `tokens`, which follow what the cache holds; the cache takes them up."""
     device = next(model.parameters()).device
     with torch.no_grad():
-        hidden, _ = model(torch.tensor([tokens], device=device), cache=cache, memory=memory)
+        hidden, _ = model(to_device(torch.tensor([tokens]), device), cache=cache, memory=memory)
         assert model.head is not None
         return model.head.logits(hidden[0, -1])
 

@@ -47,13 +47,24 @@ def encode_spelled(tokenizer: Tokenizer, text: str, *, source: bool = False) -> 
     return [*ids, tokenizer.end_id] if source or delimited else ids
 
 
-def encode_prompt(model: Transformer, tokenizer: Tokenizer, text: str, start: int | None = None) -> Prompt:
+def encode_prompt(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    text: str,
+    start: int | None = None,
+    *,
+    prefix: Sequence[int] | None = None,
+) -> Prompt:
     """What a decoder continues; of an encoder-decoder, the text is the source, `start` its decoder's first token.
+
+    `prefix`: tokens before the text of a decoder, by default the delimiter, as where there is nothing else.
 
     `start` is by default the padding token, as T5's, or the end token where the tokenizer has none.
     """
     if model.encoder is None:
-        return Prompt([tokenizer.delimiter_id, *tokenizer.encode(text)])
+        ids = tokenizer.encode(text)
+        ids = ids if prefix is None else [*prefix, *ids]
+        return Prompt([tokenizer.delimiter_id, *ids] if prefix is None or not ids else ids)
     if start is None:
         start = tokenizer.end_id if tokenizer.special.pad is None else tokenizer.special.pad
     with torch.no_grad():

@@ -20,6 +20,7 @@ from torch import Tensor
 from hornbook.errors import DivergedError, UsageError
 from hornbook.kernels.team import supports
 from hornbook.model.cpu.sampling import draw_tokens, outside_nucleus
+from hornbook.model.layers.transfer import to_device
 
 REMOVED = float("-inf")
 COLDEST = 1e-6
@@ -112,13 +113,13 @@ def penalise(logits: Rows, samplings: Sequence[Sampling], counts: Sequence[Token
 def _penalise(logits: Float[Tensor, " vocab"], sampling: Sampling, counts: TokenCounts) -> None:
     """Changes the logits of one text."""
     if sampling.repetition_penalty != 1 and counts.seen:
-        ids = torch.tensor(list(counts.seen), device=logits.device)
+        ids = to_device(torch.tensor(list(counts.seen)), logits.device)
         scores = logits[ids]
         factor = sampling.repetition_penalty
         logits[ids] = torch.where(scores < 0, scores * factor, scores / factor)
     if counts.generated:
-        ids = torch.tensor(list(counts.generated), device=logits.device)
-        times = torch.tensor(list(counts.generated.values()), dtype=logits.dtype, device=logits.device)
+        ids = to_device(torch.tensor(list(counts.generated)), logits.device)
+        times = to_device(torch.tensor(list(counts.generated.values()), dtype=logits.dtype), logits.device)
         logits[ids] -= sampling.presence_penalty + sampling.frequency_penalty * times
 
 
@@ -140,18 +141,20 @@ def _remove(scaled: Rows, values: Sequence[float], none: float, outside: Callabl
     """Remove from rows with a setting what is `outside` of it; `none` is the value that removes nothing."""
     rows = [row for row, value in enumerate(values) if value != none]
     if rows:
-        part = scaled[rows]
+        index = to_device(torch.tensor(rows), scaled.device)
+        part = scaled[index]
         column = _column([values[row] for row in rows], scaled)
-        scaled[rows] = part.masked_fill(outside(part, column), REMOVED)
+        scaled[index] = part.masked_fill(outside(part, column), REMOVED)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Float[Tensor, "rows 1"]:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(torch.tensor(values, dtype=like.dtype), like.device)[:, None]
 
 
 def _outside_top_k(scaled: Rows, most: Float[Tensor, "rows 1"]) -> Bool[Tensor, "rows vocab"]:
     places = most.long()
-    return scaled < scaled.topk(int(places.max())).values.gather(1, places - 1)
+    count = scaled.shape[1] if scaled.is_cuda else int(places.max())  # a GPU sorts; to know the largest it would wait
+    return scaled < scaled.topk(count).values.gather(1, places - 1)
 
 
 def _outside_nucleus(scaled: Rows, least: Float[Tensor, "rows 1"], count: int = NUCLEUS) -> Bool[Tensor, "rows vocab"]:
@@ -161,6 +164,7 @@ def _outside_nucleus(scaled: Rows, least: Float[Tensor, "rows 1"], count: int = 
     """
     if supports(scaled):
         return outside_nucleus(scaled, least)
+    count = scaled.shape[1] if scaled.is_cuda else count  # a GPU sorts; to look who needs more the host would wait
     share = scaled.softmax(-1)
     ordered = share.topk(min(count, share.shape[1]))
     # A token stays while the likelier ones before it have not reached the share; the first one always does.
@@ -187,14 +191,17 @@ def choose_tokens(
 ) -> list[int]:
     """The next token of each of several texts, which is what it would be alone."""
     logits = penalise(logits, samplings, counts)
-    chosen = logits.argmax(-1).tolist()
+    tokens = logits.argmax(-1)
     rows = [row for row, each in enumerate(samplings) if not each.is_greedy]
-    if rows:
-        drawn = [samplings[row] for row in rows]
-        kept = filter_logits(logits[rows].float(), drawn)
-        uniform = [keyed_uniform(each.seed, indices[row]) for row, each in zip(rows, drawn, strict=True)]
-        for row, token in zip(rows, draw(kept.cpu(), uniform), strict=True):
-            chosen[row] = token
+    if not rows:
+        return tokens.tolist()
+    index, sampled = to_device(torch.tensor(rows), logits.device), [samplings[row] for row in rows]
+    kept = filter_logits(logits[index].float(), sampled)
+    uniform = [keyed_uniform(each.seed, indices[row]) for row, each in zip(rows, sampled, strict=True)]
+    tokens[index] = drawn(kept, torch.tensor(uniform, dtype=torch.float64))
+    chosen = tokens.tolist()  # the host waits once
+    for place, row in enumerate(rows):
+        chosen[row] = _possible(chosen[row], kept[place])
     return chosen
 
 
@@ -211,14 +218,14 @@ def draw(logits: Rows, uniform: Sequence[float]) -> list[int]:
 
     Never one of -inf. DivergedError where a row has no finite logit.
     """
-    points, vocab = torch.tensor(uniform, dtype=torch.float64), logits.shape[1]
-    found = drawn(logits, points)
-    # The vocabulary's size is found where a point was rounded up to the end of the last interval.
-    rows = zip(found.tolist(), logits, strict=True)
-    return [at if at < vocab else _last_possible(row) for at, row in rows]
+    tokens = drawn(logits, torch.tensor(uniform, dtype=torch.float64)).tolist()
+    return [_possible(token, row) for token, row in zip(tokens, logits, strict=True)]
 
 
-def _last_possible(logits: Float[Tensor, " vocab"]) -> int:
+def _possible(token: int, logits: Float[Tensor, " vocab"]) -> int:
+    """The token; where a point was rounded up to the end of the last interval, it is the size of the vocabulary."""
+    if token < len(logits):
+        return token
     possible = torch.nonzero(logits > REMOVED)
     if not len(possible):
         raise DivergedError("the model's logits are not finite: take a checkpoint from before it diverged")
@@ -226,9 +233,10 @@ def _last_possible(logits: Float[Tensor, " vocab"]) -> int:
 
 
 def drawn(logits: Rows, uniform: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """As `draw`, of numbers in float64 on the device of the logits; the size of the vocabulary where it finds none."""
+    """As `draw`, of numbers in float64; on the device of the logits; the size of the vocabulary where it finds none."""
     if supports(logits):
         return draw_tokens(logits, uniform)
+    uniform = to_device(uniform, logits.device)
     cumulative = logits.double().softmax(-1).cumsum(-1)
     return torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
 
@@ -256,9 +264,12 @@ def score_token(logits: Float[Tensor, " vocab"], token: int, top: int) -> TokenS
 def score_tokens(logits: Rows, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenScore]:
     """The score of a token in each row, and of so many of the likeliest in its place."""
     scores = logits.float().log_softmax(-1)
-    own = scores.gather(1, torch.tensor(tokens, device=scores.device)[:, None])[:, 0].tolist()
+    chosen = scores.gather(1, to_device(torch.tensor(tokens), scores.device)[:, None])
     best = scores.topk(min(max(tops), scores.shape[1]))
-    likely = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    fetched = torch.cat([chosen.double(), best.values.double(), best.indices.double()], 1).tolist()
+    count = best.values.shape[1]
+    own = [row[0] for row in fetched]
+    likely = [([int(index) for index in row[1 + count :]], row[1 : 1 + count]) for row in fetched]
     return [
         TokenScore(token, score, tuple(each for each in list(zip(*pair, strict=True))[:top] if each[1] > REMOVED))
         for token, score, pair, top in zip(tokens, own, likely, tops, strict=True)

@@ -32,6 +32,7 @@ from hornbook.model.generate.sampling import (
     keyed_uniform,
     token_shares,
 )
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.model.transformer import Transformer
 
@@ -113,7 +114,7 @@ class OwnBlocks:
         for ahead in range(1, min(count, self.depth) + 1):
             cache = self._caches[ahead - 1]
             cache.length = start
-            tokens = torch.tensor([ids[start + ahead :]], device=states.device)
+            tokens = to_device(torch.tensor([ids[start + ahead :]]), states.device)
             last = self._model.look_ahead(ahead, last if self._passes_on else own, tokens, cache)
             found.append(propose(self._model.head.logits(last[0, -1])))
             ids.append(found[-1].token)
@@ -257,7 +258,7 @@ class _Text:
         self._tally.passes += 1
         device = next(self._model.parameters()).device
         with torch.no_grad():
-            return self._model(torch.tensor([tokens], device=device), cache=cache)[0][0]
+            return self._model(to_device(torch.tensor([tokens]), device), cache=cache)[0][0]
 
     def _logits(self, states: Tensor) -> Tensor:
         assert self._model.head is not None

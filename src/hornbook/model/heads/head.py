@@ -173,7 +173,7 @@ class Head(nn.Module):
         del lengths, keys
         hidden, targets, weights = hidden.flatten(0, 1), targets.flatten(), weights.flatten()
         if self.before is not None:  # costly, and a masked model predicts few of its tokens
-            rows = weights.nonzero().squeeze(1) if rows is None else to_device(rows, weights.device)
+            rows = counting(weights, rows)
             hidden, targets, weights = self.before(hidden[rows]), targets[rows], weights[rows]
             soft = None if soft is None else soft.part(rows)
         hidden = hidden if self.enter is None else self.enter(hidden)
@@ -192,24 +192,23 @@ class Head(nn.Module):
         targets: Int[Tensor, "batch time"],
         weights: Float[Tensor, "batch time"] | None = None,
         lengths: Lengths | None = None,
+        rows: Int[Tensor, " counting"] | None = None,
     ) -> Float[Tensor, "batch time"]:
         """Negative log-likelihood (nats) of each target, float32; no gradients.
 
         weights: where they are 0 nobody looks, so that a masked model's losses are computed at its few targets alone.
+        rows: as of `losses`.
         """
         del lengths
         if weights is not None and self.before is not None:
-            counts = weights > 0
-            found = torch.zeros_like(weights)
-            found[counts] = self.token_losses(hidden[counts][None], targets[counts][None])[0].to(found.dtype)
-            return found
+            rows, losses = counting(weights, rows), torch.zeros_like(weights).flatten()
+            few = self.token_losses(hidden.flatten(0, 1)[rows][None], targets.flatten()[rows][None])[0]
+            return losses.index_copy_(0, rows, few.to(losses.dtype)).view_as(weights)
         hidden = hidden if self.before is None else self.before(hidden)
-        rows, terms = chunk_rows(hidden, self.matrix, self.most_rows), LossTerms(softcap=self.softcap)
-        matrix, weights = self.matrix.to(hidden.dtype), torch.ones(rows, device=hidden.device)
-        parts = zip(hidden.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
-        losses = [
-            self.loss_and_grad_(self._project(h, matrix), t, weights[: len(t)], False, terms)[0] for h, t in parts
-        ]
+        size, terms = chunk_rows(hidden, self.matrix, self.most_rows), LossTerms(softcap=self.softcap)
+        matrix, ones = self.matrix.to(hidden.dtype), torch.ones(size, device=hidden.device)
+        parts = zip(hidden.flatten(0, 1).split(size), targets.flatten().split(size), strict=True)
+        losses = [self.loss_and_grad_(self._project(h, matrix), t, ones[: len(t)], False, terms)[0] for h, t in parts]
         return torch.cat(losses).view(targets.shape)
 
     @torch.no_grad()
@@ -219,17 +218,22 @@ class Head(nn.Module):
         targets: Int[Tensor, "batch time"],
         weights: Float[Tensor, "batch time"],
         lengths: Lengths | None = None,
+        rows: Int[Tensor, " counting"] | None = None,
     ) -> Float[Tensor, "batch time"]:
-        """1 where no token is likelier than the target, float32; 0 elsewhere and where the weight is 0."""
+        """1 where no token is likelier than the target, float32; 0 elsewhere. rows: as of `losses`."""
         del lengths
-        counts, found = weights > 0, torch.zeros_like(weights)
-        parts = hidden[counts].split(chunk_rows(hidden, self.matrix, self.most_rows))
+        rows, right = counting(weights, rows), torch.zeros_like(weights).flatten()
+        parts = hidden.flatten(0, 1)[rows].split(chunk_rows(hidden, self.matrix, self.most_rows))
         chosen = torch.cat([self.logits(part).argmax(-1) for part in parts])
-        found[counts] = (chosen == targets[counts]).to(found.dtype)
-        return found
+        return right.index_copy_(0, rows, (chosen == targets.flatten()[rows]).to(right.dtype)).view_as(weights)
 
     def _project(self, hidden: Tensor, matrix: Tensor) -> Tensor:
         return (self.product or linear)(hidden, matrix, None if self.bias is None else self.bias.to(hidden.dtype))
+
+
+def counting(weights: Float[Tensor, "*tokens"], rows: Int[Tensor, " counting"] | None) -> Int[Tensor, " counting"]:
+    """`rows` on the device of the weights; where the host does not know them, the tokens whose weight is not 0."""
+    return weights.flatten().nonzero().squeeze(1) if rows is None else to_device(rows, weights.device)
 
 
 def lm_head(cfg: LMHead, model: ModelConfig, vocab: int, embedding: Embedding) -> Head:

@@ -87,10 +87,11 @@ class LabelHead(Head):
         targets: Tensor,
         weights: Float[Tensor, "batch time"] | None = None,
         lengths: Lengths | None = None,
+        rows: Int[Tensor, " counting"] | None = None,
     ) -> Float[Tensor, "batch time"]:
-        """Loss of each label, float32, at its token where weights are not 0; no gradients."""
+        """Loss of each label, float32, at its token where weights are not 0; no gradients. rows: as of `losses`."""
         weights = hidden.new_ones(hidden.shape[:2]) if weights is None else weights
-        rows, losses = self._losses(hidden, targets, weights, 0.0, lengths, None)
+        rows, losses = self._losses(hidden, targets, weights, 0.0, lengths, None, rows)
         found = hidden.new_zeros(weights.numel(), dtype=torch.float32)
         found[rows] = losses.float()
         return found.view(weights.shape)

@@ -118,10 +118,11 @@ def reward_losses(
 
 
 def answer_logps(losses: Float[Tensor, "rows time"], marks: Int[Tensor, "rows time"], most: int) -> Tensor:
-    """float64 [rows, most]: log-probability of each answer of a row, from losses of tokens."""
+    """float64 [rows, most] on the host: log-probability of each answer of a row, from losses of tokens."""
+    losses, marks = losses.cpu().double(), marks.cpu()
     number = (marks // 2 - 1).clamp(min=0)
-    found = torch.zeros(len(marks), most, dtype=torch.float64)
-    return found.scatter_add_(1, number.cpu(), (-losses.double() * (marks % 2 == 1)).cpu())
+    logps = torch.zeros(len(marks), most, dtype=torch.float64)
+    return logps.scatter_add_(1, number, -losses * (marks % 2 == 1))
 
 
 def _summed(losses: Tensor, answered: Bool[Tensor, "rows time"], answers: Answers) -> tuple[Tensor, _Sums]:

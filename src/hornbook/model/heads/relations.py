@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hornbook.model.attention.attend import attend
 from hornbook.model.attention.attention import FullAttention
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Transformer
 
 Vectors = Float[Tensor, "batch time size"]
@@ -96,6 +97,6 @@ def seen_tokens(
 ) -> Bool[Tensor, "batch time time"]:
     """Which tokens each token sees: those of its document, or if `causal` those before it and itself."""
     numbers = [torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in lengths]
-    documents = torch.stack(numbers).to(device)
+    documents = to_device(torch.stack(numbers), device)
     same = documents[:, :, None] == documents[:, None]
     return same.tril() if causal else same

@@ -24,12 +24,13 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.heads.label_answers import text_place
 from hornbook.model.hf.config import identify, why_native
 from hornbook.model.hf.hf import left_out, read_hf
-from hornbook.model.hf.tables.known import NATIVE
+from hornbook.model.hf.remote.source import FILE as FILE_OF_CODE
+from hornbook.model.hf.remote.source import remote_class
 from hornbook.model.hf.tables.vocabulary import Architecture
+from hornbook.model.hf.texts import TokenizerFigures, compare_texts, compare_tokenizers
 from hornbook.model.storage.load import Loaded, load_model
 from hornbook.model.storage.safetensors_folder import named, read_json, write_json
 from hornbook.model.transformer import Source
-from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 TOLERANCE = 1e-5
 """Largest difference of two float32 logits, as a share of the largest logit, that is asked no further."""
@@ -38,15 +39,6 @@ MOST = 1e-4
 FILE = "certificate.json"
 MAX_LOGITS = 2**26
 """Logits of one comparison: 256 MiB. A longer context is compared in part, its last positions always."""
-TEXTS = (
-    "The quick brown fox jumps over the lazy dog.",
-    " two leading  and   inner spaces,\ta tab,\nand line ends\n\n",
-    "def f(x):\n    return {'a': x[0] + 1, \"b\": None}  # 3.14e-5",
-    "Gr\u00fc\u00dfe, \u00e9t\u00e9, \u041c\u043e\u0441\u043a\u0432\u0430",
-    "\u6771\u4eac, \u0645\u0631\u062d\u0628\u0627",
-    "\U0001f600 \U0001f469\u200d\U0001f4bb \u20ac \u2014 1234567890",
-)
-"""Texts in composed form, so that a normalising tokenizer can restore them too."""
 
 
 AUTO = {
@@ -70,17 +62,6 @@ class MissingTransformers(UsageError):
 
 
 @dataclass(frozen=True)
-class TokenizerFigures:
-    """Both tokenizers on the same texts."""
-
-    texts: int
-    ids: int
-    ids_equal: bool
-    restored: bool
-    """Every text came back from its ids."""
-
-
-@dataclass(frozen=True)
 class Certificate:
     """What was compared and found; `ok` if there is nothing in `problems`."""
 
@@ -99,6 +80,8 @@ class Certificate:
     tensors_equal: bool | None
     """The stored tensors are the given ones, rounded to the stored type; None if none were given."""
     tokenizer: TokenizerFigures | None
+    texts: int
+    """Prompts and chats that both sides continue alike."""
     problems: tuple[str, ...]
     note: str
     """Why transformers was not asked, if it was not."""
@@ -143,23 +126,32 @@ def certify(
     `certificate.json` in `folder`, whether it is ok or not. Errors: MissingTransformers; IntegrityError and
     UsageError where the folder cannot be read at all.
     """
+    if broken := [name for name, tensor in (source or {}).items() if not bool(tensor.isfinite().all())]:
+        raise IntegrityError(
+            f"{named(broken)}: values that are no numbers (NaN or infinite), so the model computes nothing: take an "
+            "earlier checkpoint, or get the file again"
+        )
     ours = load_model(folder)
     architecture = identify(read_json(folder / "config.json"))
     problems: list[str] = []
     tensors_equal = None if source is None else _compare_tensors(folder, source, problems)
-    logits, tokenizer, compared_with, allowed = None, None, None, tolerance
-    if architecture is not None:
+    logits, tokenizer, compared_with, allowed, texts = None, None, None, tolerance, 0
+    own = architecture is None and (folder / FILE_OF_CODE).is_file()
+    if architecture is not None or own:
         with _quiet_transformers() as transformers:
             compared_with = f"transformers {transformers.__version__}"
-            theirs = _load_theirs(transformers, reference or folder, ours.config, problems)
+            theirs = _load_theirs(transformers, folder if own else reference or folder, ours.config, problems, own=own)
+            problems += positions_problem(architecture, ours.config, getattr(theirs.config, "pad_token_id", None))
             logits = _compare_logits(ours, theirs, architecture, seed)
             if tolerance < logits.relative <= MOST:
                 allowed = max(tolerance, 2 * _rounding(theirs, ours, architecture, seed))
-            tokenizer = _compare_tokenizers(transformers, reference or folder, ours.tokenizer, problems)
+            tokenizer = compare_tokenizers(transformers, reference or folder, ours.tokenizer, problems)
+            if not problems and logits.relative <= allowed:
+                texts = compare_texts(transformers, folder if own else reference or folder, ours, theirs, problems)
         if not logits.relative <= allowed:  # not: >, which is false for NaN
             problems.append(f"logits differ by {logits.relative:.2e} of the largest one; {allowed:.1e} is allowed")
     certificate = Certificate(
-        architecture=architecture.name if architecture else NATIVE,
+        architecture=architecture.name if architecture else read_json(folder / "config.json")["architectures"][0],
         compared_with=compared_with,
         tolerance=allowed,
         max_difference=logits.difference if logits else None,
@@ -169,12 +161,24 @@ def certify(
         positions=logits.positions if logits else 0,
         tensors_equal=tensors_equal,
         tokenizer=tokenizer,
+        texts=texts,
         problems=tuple(problems),
-        note="" if architecture else why_native(ours.config),
+        note="" if architecture else why_native(ours.config) + (f"; {FILE_OF_CODE} computes it" if own else ""),
         torch=version("torch"),
     )
     write_json(folder / FILE, certificate.to_json())
     return certificate
+
+
+def positions_problem(architecture: Architecture | None, config: ModelConfig, pad: int | None) -> list[str]:
+    """Problems where transformers counts positions from the id of padding, as RoBERTa does; [] if there are none."""
+    begin, offset = (0 if pad is None else pad) + 1, getattr(config.position, "offset", 0)
+    if architecture is None or architecture.position_ids != "from offset" or begin == offset:
+        return []
+    return [
+        f"{architecture.name} counts positions from the id of padding ({pad}), and those of this model begin at "
+        f"{offset}: train with model.position.offset = {begin}, or with a tokenizer whose padding is {offset - 1}"
+    ]
 
 
 @contextmanager
@@ -198,11 +202,18 @@ def _quiet_transformers() -> Iterator[Any]:
             log.enable_progress_bar()
 
 
-def _load_theirs(transformers: Any, folder: Path, config: ModelConfig, problems: list[str]) -> nn.Module:
+def _load_theirs(
+    transformers: Any, folder: Path, config: ModelConfig, problems: list[str], *, own: bool = False
+) -> nn.Module:
+    """`own`: by the classes of our modelling file, and never by a file of the folder, which may be anybody's."""
     parts = (config.mlp, *(layer.mlp for layer in (*config.first, *config.pattern)))
     mixed = any(isinstance(part, ExpertsConfig) for part in parts)  # their fast ways ask for widths of 16 bytes
-    auto = LABEL_AUTO.get(config.head.kind, AUTO[config.kind])
-    model, info = getattr(transformers, auto).from_pretrained(
+    auto = getattr(transformers, LABEL_AUTO.get(config.head.kind, AUTO[config.kind]))
+    if own:
+        from hornbook.model.hf.remote import models
+
+        auto = getattr(models, (remote_class(config) or ("",))[0])
+    model, info = auto.from_pretrained(
         folder,
         dtype=torch.float32,
         attn_implementation="eager",
@@ -255,7 +266,7 @@ class _Question(NamedTuple):
     """What the encoder of an encoder-decoder reads."""
 
 
-def _rounding(theirs: nn.Module, ours: Loaded, architecture: Architecture, seed: int) -> float:
+def _rounding(theirs: nn.Module, ours: Loaded, architecture: Architecture | None, seed: int) -> float:
     """By how much their float32 logits are off from their float64 ones, as a share of the largest.
 
     It grows with depth, width and length. Two sound computations in float32 each err about so much, so they differ by
@@ -270,9 +281,9 @@ def _rounding(theirs: nn.Module, ours: Loaded, architecture: Architecture, seed:
     return difference / largest if largest else 0.0
 
 
-def _questions(ours: Loaded, architecture: Architecture, seed: int) -> Iterator[_Question]:
+def _questions(ours: Loaded, architecture: Architecture | None, seed: int) -> Iterator[_Question]:
     for batch, start, end in _grid(ours.config.position.length, ours.vocab):
-        if start and architecture.position_ids is None:
+        if start and (architecture is None or architecture.position_ids is None):
             continue  # positions other than from the row's begin cannot be asked of it
         generator = torch.Generator().manual_seed(seed + end)
         ids = torch.randint(0, ours.vocab, (batch, end - start), generator=generator)
@@ -282,7 +293,7 @@ def _questions(ours: Loaded, architecture: Architecture, seed: int) -> Iterator[
         yield _Question(ids, torch.arange(start, end).expand(batch, -1), source)
 
 
-def _compare_logits(ours: Loaded, theirs: nn.Module, architecture: Architecture, seed: int) -> _Logits:
+def _compare_logits(ours: Loaded, theirs: nn.Module, architecture: Architecture | None, seed: int) -> _Logits:
     difference = largest = 0.0
     tokens = last = 0
     for question in _questions(ours, architecture, seed):
@@ -306,7 +317,9 @@ def _our_logits(ours: Loaded, question: _Question) -> Tensor:
 
 
 @torch.no_grad()
-def _their_logits(theirs: nn.Module, question: _Question, architecture: Architecture, config: ModelConfig) -> Tensor:
+def _their_logits(
+    theirs: nn.Module, question: _Question, architecture: Architecture | None, config: ModelConfig
+) -> Tensor:
     """Raises UsageError where transformers itself cannot run the model."""
     try:
         return _run_theirs(theirs, question, architecture, config)
@@ -318,11 +331,13 @@ def _their_logits(theirs: nn.Module, question: _Question, architecture: Architec
         ) from error
 
 
-def _run_theirs(theirs: nn.Module, question: _Question, architecture: Architecture, config: ModelConfig) -> Tensor:
+def _run_theirs(
+    theirs: nn.Module, question: _Question, architecture: Architecture | None, config: ModelConfig
+) -> Tensor:
     if question.source is not None:
         return theirs(input_ids=question.source, decoder_input_ids=question.ids, use_cache=False).logits
     options: dict[str, Any] = {"use_cache": False} if config.kind == "decoder" else {}
-    if architecture.position_ids is not None:
+    if architecture is not None and architecture.position_ids is not None:
         offset = getattr(config.position, "offset", 0) if architecture.position_ids == "from offset" else 0
         options["position_ids"] = question.positions + offset
     found = theirs(input_ids=question.ids, **options)
@@ -337,22 +352,3 @@ def _grid(context: int, vocab: int) -> list[tuple[int, int, int]]:
     longest = min(context, max(MAX_LOGITS // vocab, 16))
     grid = [(2, 0, 1), (2, 0, min(17, longest)), (1, 0, longest)]
     return grid if longest == context else [*grid, (1, context - 16, context)]
-
-
-def _compare_tokenizers(
-    transformers: Any, folder: Path, ours: Tokenizer | None, problems: list[str]
-) -> TokenizerFigures | None:
-    if ours is None:
-        return None
-    theirs = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    ids = [ours.encode(text) for text in TEXTS]
-    their_ids = [theirs.encode(text, add_special_tokens=False) for text in TEXTS]
-    restored = [ours.decode(each) for each in ids]
-    their_restored = [theirs.decode(each, clean_up_tokenization_spaces=False) for each in ids]
-    for text, a, b, back, their_back in zip(TEXTS, ids, their_ids, restored, their_restored, strict=True):
-        if a != b:
-            problems.append(f"the tokenizers disagree on {text!r}: {a} here, {b} in transformers")
-        # A tokenizer that changes text by design (case, accents) is lossy on both sides, and that is no fault.
-        elif back not in (text, their_back):
-            problems.append(f"{text!r} comes back from its ids as {back!r}, in transformers as {their_back!r}")
-    return TokenizerFigures(len(TEXTS), sum(map(len, ids)), ids == their_ids, restored == list(TEXTS))

@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.model.config.checks import model_problems
 from hornbook.model.config.head import ClassificationHead, LabelHeadConfig, RegressionHead
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model import ModelConfig, NoMTP
+from hornbook.model.config.replaced import NoGenerator, ReplacedHead
 from hornbook.model.hf.differences import differences, flatten, typical
+from hornbook.model.hf.remote.source import remote_class, remote_keys
 from hornbook.model.hf.tables.known import ARCHITECTURES, INERT, NATIVE
 from hornbook.model.hf.tables.vocabulary import Architecture, Codec, Json, Key
 from hornbook.settings.fields import refuse_untrusted_parts
@@ -56,6 +58,29 @@ def choose_architecture(config: ModelConfig) -> Architecture | None:
     return next((each for each in ARCHITECTURES if not misfits(config, each)), None)
 
 
+def exported(config: ModelConfig) -> ModelConfig:
+    """The configuration that an export has: without what serves training alone."""
+    if isinstance(config.head, ReplacedHead):
+        config = config.model_copy(update={"head": config.head.model_copy(update={"generator": NoGenerator()})})
+    return config.model_copy(update={"mtp": NoMTP()})
+
+
+def class_name(config: ModelConfig) -> str:
+    """The class of transformers that an export has, or the one of its own modelling file."""
+    architecture = choose_architecture(config)
+    return architecture.name if architecture else remote_keys(config)["architectures"][0]
+
+
+def describe_class(config: ModelConfig) -> str:
+    """As which class a model will be exported, for people who have yet to train it."""
+    config = exported(config)
+    if choose_architecture(config) is not None:
+        return f"{class_name(config)} of transformers"
+    if remote_class(config) is None:
+        return f"hornbook's own names alone, which no other program loads ({why_native(config)})"
+    return f"{class_name(config)} with a modelling file of its own, for trust_remote_code=True ({why_native(config)})"
+
+
 def to_json(config: ModelConfig, vocab: int, *, dtype: str, tokens: Mapping[str, int | None] | None = None) -> Json:
     """The content of config.json.
 
@@ -65,7 +90,7 @@ def to_json(config: ModelConfig, vocab: int, *, dtype: str, tokens: Mapping[str,
     """
     architecture = choose_architecture(config)
     keys: Json = {
-        "architectures": [architecture.name if architecture else NATIVE],
+        "architectures": [class_name(config)],
         "model_type": architecture.model_type if architecture else "hornbook",
         "vocab_size": vocab,
         "dtype": dtype,
@@ -74,7 +99,7 @@ def to_json(config: ModelConfig, vocab: int, *, dtype: str, tokens: Mapping[str,
         "hornbook": {"model": config.model_dump(mode="json")},
     }
     if architecture is None:
-        return keys
+        return keys | remote_keys(config)
     if isinstance(config.head, LabelHeadConfig) and keys.get("pad_token_id") is None:
         # It tells transformers where a text ends, whose last token carries the label; by habit that is the end token.
         keys["pad_token_id"] = keys.get("eos_token_id")
@@ -105,12 +130,12 @@ def identify(keys: Json) -> Architecture | None:
     """The table for a config.json, None if it is our own; UsageError that lists what is known otherwise."""
     names = keys.get("architectures")
     names = names if isinstance(names, list) else []
-    if NATIVE in names:
+    if any(str(name).startswith(NATIVE) for name in names):
         return None
     for each in ARCHITECTURES:
         if each.name in names or (not names and keys.get("model_type") == each.model_type):
             return each
-    known = ", ".join([*(each.name for each in ARCHITECTURES), NATIVE])
+    known = ", ".join([*(each.name for each in ARCHITECTURES), f"{NATIVE}..."])
     named = ", ".join(map(str, names)) or f"model_type {keys.get('model_type')!r}"
     raise UsageError(f"config.json: cannot read a model of the architecture {named}; known are {known}")
 
@@ -129,7 +154,7 @@ def from_json(keys: Json, *, tied: bool | None = None) -> tuple[ModelConfig, int
     stored = _stored(keys)
     if architecture is None:
         if stored is None:
-            raise IntegrityError(f"config.json: {NATIVE} needs the key `hornbook`, which is missing")
+            raise IntegrityError(f"config.json: {keys['architectures'][0]} needs the key `hornbook`, which is missing")
         return stored, vocab
     config = _translate(keys, architecture, tied)
     if stored is None:

@@ -13,6 +13,7 @@ FREE = (
     "init.",
     "stochastic_depth",
     "attention.dropout",
+    "head.dropout",
     "mlp.balance_loss",
     "mlp.z_loss",
     "mlp.capacity",

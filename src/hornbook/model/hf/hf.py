@@ -1,8 +1,8 @@
 """Hugging Face folders: our Transformer written as one of transformers' classes, and read back, bit for bit.
 
 The one idea: a stream of tensor transforms driven by a table (`hf/tables`), which says where each of our parameters
-lies (`hf/layout`). What no table represents is written under our own names with
-`architectures: ["HornbookForCausalLM"]`.
+lies (`hf/layout`). What no table represents is written under our own names, beside the file that computes it in
+transformers (`hf/remote`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import storage_errors
 from hornbook.files.safetensors import Entry
+from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture, from_json, identify, to_json
+from hornbook.model.hf.generation import foreign_generation, foreign_ids, own_generation
 from hornbook.model.hf.layout import (
     Layout,
     expected_shapes,
@@ -29,8 +31,9 @@ from hornbook.model.hf.layout import (
     slices_of,
     stored_shape,
 )
+from hornbook.model.hf.remote import source as remote
 from hornbook.model.hf.tables.vocabulary import Architecture
-from hornbook.model.hf.tokenizer import copy_tokenizer, special_ids
+from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer, special_ids
 from hornbook.model.storage.safetensors_folder import (
     DTYPES,
     SHARD_BYTES,
@@ -43,6 +46,7 @@ from hornbook.model.storage.safetensors_folder import (
     write_json,
 )
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_tensors, whole
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 Tensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -63,21 +67,22 @@ def write_hf(
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
     decoder_start: int | None = None,
+    like: Path | None = None,
 ) -> None:
     """Write config.json, generation_config.json, model*.safetensors and the tokenizer's files into `folder`.
 
     model: the Transformer, its state dict, or (name, tensor) pairs. vocab: rows of the embedding, written as they are.
     dtype: "float32" or "bfloat16" (rounded to nearest). decoder_start: the first token of an encoder-decoder's answers,
-    by default the one that is usual in its architecture. The same input gives the same bytes. The folder is made if it
+    by default the one that is usual in its architecture. like: folder of another program whose special tokens and
+    settings of generation are kept. The same input gives the same bytes. The folder is made if it
     is missing; making it appear at once is up to the caller. Errors: StorageError.
     """
     tensors = _named_tensors(model)
     _check_own(tensors, lay_out(config, vocab, choose_architecture(config)))
     with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        create_hf(
-            folder, config, vocab, tokenizer_dir, dtype=dtype, shard_bytes=shard_bytes, decoder_start=decoder_start
-        )
+        how = {"dtype": dtype, "shard_bytes": shard_bytes, "decoder_start": decoder_start, "like": like}
+        create_hf(folder, config, vocab, tokenizer_dir, **how)
         fill_hf(folder, {name: whole(tensor) for name, tensor in tensors.items()}, config, vocab)
 
 
@@ -90,6 +95,7 @@ def create_hf(
     dtype: str = "float32",
     shard_bytes: int = SHARD_BYTES,
     decoder_start: int | None = None,
+    like: Path | None = None,
 ) -> None:
     """All of `write_hf` but the values: every file is there at its full size. Raises OSError, StorageError."""
     folder.mkdir(exist_ok=True)
@@ -100,13 +106,30 @@ def create_hf(
     tokens = (
         special_ids(None)
         if tokenizer_dir is None
-        else copy_tokenizer(tokenizer_dir, folder, config.position.length, types=types)
+        else copy_tokenizer(
+            tokenizer_dir, folder, config.position.length, types=types, decoder=config.kind == "decoder"
+        )
     )
     if config.kind == "encoder_decoder":
         usual = tokens[architecture.decoder_start if architecture and architecture.decoder_start else "pad_token_id"]
         tokens |= {"decoder_start_token_id": usual if decoder_start is None else decoder_start}
-    write_json(folder / "config.json", to_json(config, vocab, dtype=dtype, tokens=tokens))
-    write_json(folder / "generation_config.json", tokens)
+    if tokenizer_dir is not None and (count := Tokenizer.load(tokenizer_dir).vocab_size) > vocab:
+        raise IntegrityError(
+            f"{tokenizer_dir}: its tokenizer has {count} ids, and its model only {vocab} rows of embedding: take the "
+            "tokenizer that belongs to the model"
+        )
+    labelled = isinstance(config.head, LabelHeadConfig)
+    if tokenizer_dir is not None and config.kind == "decoder" and (labelled or like is None):
+        begin_texts(folder)
+    generation = own_generation(folder, config, vocab, tokens) if like is None else foreign_generation(like, tokens)
+    tokens |= {} if like is None else foreign_ids(like)
+    keys = to_json(config, vocab, dtype=dtype, tokens=tokens)
+    if like is not None:
+        keys["hornbook"]["imported"] = True
+    write_json(folder / "config.json", keys)
+    if architecture is None and remote.remote_class(config):
+        (folder / remote.FILE).write_text(remote.source(), encoding="utf-8")
+    write_json(folder / "generation_config.json", generation)
 
 
 def fill_hf(folder: Path, tensor_slices: Mapping[str, TensorSlice], config: ModelConfig, vocab: int) -> None:

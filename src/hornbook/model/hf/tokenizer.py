@@ -7,10 +7,17 @@ from typing import Any
 from hornbook.files.safetensors import regular_size
 from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.text.tokenizer.files import name_special_tokens
+from hornbook.text.tokenizer.special_tokens import SAME_AS
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 """What says how a tokenizer is used: its delimiters, its template of chats."""
+OTHER_FORMS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt")
+"""Files of tokenizers that transformers makes a tokenizer.json of."""
+_REPLACED = ("add_bos_token", "add_eos_token", SAME_AS)
+"""Settings that a template of texts is written in place of."""
+UNLIMITED = 1e20
+"""Above this, transformers' model_max_length says that nobody knows it."""
 FILES = ("tokenizer.json", *SETTINGS, "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model")
 """What a tokenizer may consist of. hornbook itself reads tokenizer.json."""
 
@@ -26,16 +33,19 @@ def special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
     return {
         "bos_token_id": tokenizer.delimiter_id,
         "eos_token_id": tokenizer.end_id,
-        "pad_token_id": tokenizer.special.pad,
+        "pad_token_id": None if tokenizer.special.pad == tokenizer.end_id else tokenizer.special.pad,
         **{key: number for key, number in ids.items() if number is not None},
     }
 
 
-def copy_tokenizer(source: Path, folder: Path, length: int, *, types: bool = False) -> dict[str, int | None]:
+def copy_tokenizer(
+    source: Path, folder: Path, length: int, *, types: bool = False, decoder: bool = False
+) -> dict[str, int | None]:
     """Copy the tokenizer of `source`; returns its `special_ids`.
 
-    `length`: positions of the model, written for AutoTokenizer if `source` has no tokenizer_config.json of its own.
-    `types`: the model tells the two texts of a pair apart by token types, so AutoTokenizer must give them.
+    `length`: positions of the model, where AutoTokenizer is to cut texts. `types`: the model tells the two texts of a
+    pair apart by token types, so AutoTokenizer must give them, and to no other model. `decoder`: it continues texts,
+    so batches are filled up before them, with the end token where there is no other.
     """
     for name in FILES:
         path = source / name
@@ -45,8 +55,10 @@ def copy_tokenizer(source: Path, folder: Path, length: int, *, types: bool = Fal
     tokenizer = Tokenizer.load(source)
     if not (source / "tokenizer_config.json").exists():
         write_json(folder / "tokenizer_config.json", _settings(tokenizer, length))
-    if types:
-        _ask_for_types(folder / "tokenizer_config.json")
+    path = folder / "tokenizer_config.json"
+    settings = read_json(path)
+    if settings != (completed := _completed(settings, tokenizer, length, types=types, decoder=decoder)):
+        write_json(path, completed)
     return special_ids(tokenizer)
 
 
@@ -63,8 +75,10 @@ def begin_texts(folder: Path) -> None:
     data["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]} if byte_level else template
     write_json(folder / "tokenizer.json", data)
     path = folder / "tokenizer_config.json"
-    settings = {key: value for key, value in read_json(path).items() if key not in ("add_bos_token", "add_eos_token")}
+    settings = {key: value for key, value in read_json(path).items() if key not in _REPLACED}
     write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    same = {Tokenizer.load(folder).digest: tokenizer.digest}  # text made with the one is text for the other
+    write_json(path, read_json(path) | {SAME_AS: same})
 
 
 def _template(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -78,11 +92,20 @@ def _template(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"type": "TemplateProcessing", "single": first, "pair": first + second, "special_tokens": known}
 
 
-def _ask_for_types(path: Path) -> None:
+def _completed(
+    settings: dict[str, Any], tokenizer: Tokenizer, length: int, *, types: bool, decoder: bool
+) -> dict[str, Any]:
     """Transformers' own classes, such as BertTokenizer, know by themselves what their models read."""
-    settings = read_json(path)
-    if settings.get("tokenizer_class") == "PreTrainedTokenizerFast" and "model_input_names" not in settings:
-        write_json(path, settings | {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]})
+    settings = dict(settings)
+    if settings.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        settings["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+        if not isinstance(given := settings.get("model_max_length"), int | float) or given > UNLIMITED:
+            settings["model_max_length"] = length
+    if decoder and tokenizer.special.pad is None:
+        settings |= {"pad_token": tokenizer.end, "padding_side": settings.get("padding_side", "left")}
+    if decoder and tokenizer.unknown_id is None and settings.get("unk_token") is None:
+        settings["unk_token"] = tokenizer.end  # as GPT-2's and GPT-NeoX's: ctranslate2 loads no model without a name
+    return settings
 
 
 def _settings(tokenizer: Tokenizer, length: int) -> dict[str, Any]:

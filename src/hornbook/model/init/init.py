@@ -126,9 +126,12 @@ def _hint(glob: str, names: list[str]) -> str:
 
 
 def _draw_truncated(chosen: config_init.TruncatedValues, out: Tensor, generator: Generator) -> Tensor:
+    """Draw again what lies beyond the cut; torch's own function draws otherwise before 2.13."""
     uncut = chosen.std / truncated_std(chosen.cut)
-    edge = chosen.cut * uncut
-    return nn.init.trunc_normal_(out, 0.0, uncut, -edge, edge, generator=generator)
+    values = out.normal_(0.0, uncut, generator=generator)
+    while not out.is_meta and (outside := values.abs() > chosen.cut * uncut).any():
+        values = torch.where(outside, torch.empty_like(values).normal_(0.0, uncut, generator=generator), values)
+    return out.copy_(values)
 
 
 def truncated_std(cut: float) -> float:

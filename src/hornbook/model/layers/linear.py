@@ -76,7 +76,8 @@ class Linear(nn.Module):
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.code is not None and not self.weight.requires_grad:
             return FrozenProduct.apply(x, self, bias)
-        return (self.product or linear)(x, self.matrix(x.dtype), bias)
+        product = linear if self.product is None else self.product  # torch 2.11 cannot compile `or` of a method
+        return product(x, self.matrix(x.dtype), bias)
 
 
 class FrozenProduct(torch.autograd.Function):

@@ -1,12 +1,14 @@
 """A model and its tokenizer from a checkpoint folder: the one way in for generate, eval and export."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from hornbook.errors import IntegrityError
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.hf.generation import end_ids, prompt_prefix
 from hornbook.model.surgery.folders import read_operated
 from hornbook.model.surgery.quantization.quantize import is_quantized, read_quantized
 from hornbook.model.transformer import Transformer
@@ -32,6 +34,18 @@ class Loaded:
     def tokenizer_folder(self) -> Path:
         """Where the tokenizer's files are, if there are any: an adapter may have none of its own."""
         return self.folder if (self.folder / "tokenizer.json").exists() else self.base
+
+    @cached_property
+    def prefix(self) -> tuple[int, ...]:
+        """Tokens before a prompt that a decoder continues."""
+        assert self.tokenizer is not None
+        return prompt_prefix(self.base, self.tokenizer)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a text of a decoder."""
+        assert self.tokenizer is not None
+        return end_ids(self.base, self.tokenizer)
 
 
 def load_model(

@@ -20,8 +20,9 @@ from torch import Tensor
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
-from hornbook.model.config.model import ModelConfig, NoMTP
-from hornbook.model.config.replaced import NoGenerator, ReplacedHead, SmallerGenerator
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.replaced import ReplacedHead, SmallerGenerator
+from hornbook.model.hf.config import exported
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf
 from hornbook.model.storage.safetensors_folder import Reader, read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
@@ -144,11 +145,8 @@ def read_merged(folder: Path, *, average: bool = False) -> tuple[ModelConfig, in
     tokenizer = folder if (folder / "tokenizer.json").is_file() else found.base_folder
     plain = all(isinstance(step, surgery.Freeze | surgery.Sparse) for step in found.steps)
     stream = found.base if plain else merged_tensors(found.build())
-    config, head = found.config, found.config.head
-    if isinstance(head, ReplacedHead):
-        config = config.model_copy(update={"head": head.model_copy(update={"generator": NoGenerator()})})
     kept = ((name, tensor) for name, tensor in stream if not name.startswith(_LEFT_OUT))
-    return config.model_copy(update={"mtp": NoMTP()}), found.vocab, kept, tokenizer
+    return exported(found.config), found.vocab, kept, tokenizer
 
 
 def read_generator(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]], Path]:

@@ -10,7 +10,7 @@ stochastically (`stochastic.py`). The functions below are written in torch and r
 (`kernels.py`) take their place, with the same bits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ from hornbook.optim.low_precision import kernels
 from hornbook.optim.low_precision.codes import dequantize, quantize
 from hornbook.optim.low_precision.kernels import Coefficients
 from hornbook.optim.low_precision.stochastic import Key, draw_key, draws, round_stochastically
+
+PIECE = 2**23
+"""Values of a parameter that a device other than a CPU updates at once: draws take 8 bytes a value, several times."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,12 @@ class LowPrecisionAdamW(torch.optim.Optimizer):
                     state = self.state[parameter]
                     state["step"] += 1
                     step = int(state["step"]) if parameter.device.type == "cpu" else state["step"].long()
-                    drawn = Draws(draw_key(name, step), self.first_values.get(name, 0))
-                    self.update(parameter, parameter.grad, state, self._factors(group, state["step"]), drawn)
+                    key, first = draw_key(name, step), self.first_values.get(name, 0)
+                    by = self._factors(group, state["step"])
+                    most = parameter.numel() if parameter.device.type == "cpu" else PIECE
+                    for piece, gradient, kept in row_pieces(parameter, parameter.grad, state, most):
+                        self.update(piece, gradient, kept, by, Draws(key, first))
+                        first += piece.numel()
 
     def _factors(self, group: dict[str, Any], step: Tensor) -> Coefficients:
         """On a GPU those that depend on the step stay there: the host does not wait."""
@@ -103,6 +110,17 @@ class StochasticAdamW(LowPrecisionAdamW):
         moments[0].copy_(round_stochastically(m, bits))
         moments[1].copy_(round_stochastically(v, bits >> 16))
         _store(parameter, value, drawn)
+
+
+def row_pieces(
+    parameter: Tensor, gradient: Tensor, state: Mapping[str, Tensor], most: int
+) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+    """A parameter, its gradient and its state in runs of rows of at most `most` values, but whole rows."""
+    rows = max(most * len(parameter) // parameter.numel(), 1) if parameter.dim() > 1 else parameter.numel()
+    names = [name for name, tensor in state.items() if tensor.dim()]
+    for first in range(0, len(parameter) if parameter.dim() else 1, rows):
+        here = slice(first, first + rows) if parameter.dim() else ...
+        yield parameter[here], gradient[here], {name: state[name][here] for name in names}
 
 
 def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, by: Coefficients) -> tuple[Tensor, Tensor, Tensor]:

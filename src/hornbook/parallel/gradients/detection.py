@@ -51,7 +51,8 @@ def _measured(model: Transformer, inputs: dict[str, Any], batch: Batch) -> Tenso
     assert detection is not None
     hidden, auxiliary = model(**inputs)
     targets, weights = (to_device(each, hidden.device) for each in (batch.targets, batch.weights))
-    masked = generator.head.token_losses(auxiliary[GENERATED], targets, weights)
+    rows = batch.weights.flatten().nonzero().squeeze(1)
+    masked = generator.head.token_losses(auxiliary[GENERATED], targets, weights, rows=rows)
     losses, logits = _told(head, hidden, auxiliary, batch)
     replaced = auxiliary[CORRUPTED] != targets
     counts = to_device(detection.weights(batch), hidden.device)

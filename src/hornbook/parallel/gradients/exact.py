@@ -27,6 +27,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from hornbook.errors import UsageError
+from hornbook.model.layers.torch_versions import all_gather_single
+from hornbook.model.layers.transfer import to_device
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import AXES, DATA, World
 
@@ -103,7 +105,7 @@ def exact_all_reduce_(tensors: Sequence[Tensor], group: ProcessGroup | None = No
         sizes = [tensor.numel() for tensor in bucket]
         padding = bucket[0].new_zeros(-sum(sizes) % size)
         flat = torch.cat([*(tensor.reshape(-1) for tensor in bucket), padding])
-        dist.all_gather_single(flat, _sum_of_own_part(flat, group), group=group)
+        all_gather_single(flat, _sum_of_own_part(flat, group), group=group)
         for tensor, total in zip(bucket, flat.split([*sizes, len(padding)]), strict=False):
             tensor.copy_(total.view_as(tensor))
 
@@ -168,7 +170,7 @@ def exact_terms(found: list[Tensor], world: World) -> Tensor:
     The host adds, and waits for the device.
     """
     columns = world.all_gather(torch.stack(found).double(), DATA)
-    return torch.tensor([math.fsum(row) for row in torch.cat(columns).T.tolist()], device=world.device)
+    return to_device(torch.tensor([math.fsum(row) for row in torch.cat(columns).T.tolist()]), world.device)
 
 
 def exact_sum(

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.files.durable import publish_file, storage_errors, temporary_name
 from hornbook.files.safetensors import read_header, read_metadata
 from hornbook.model.storage.safetensors_folder import Reader
@@ -90,7 +90,7 @@ class FisherFile:
         """IntegrityError where it is damaged, UsageError where it is not there or something else."""
         if not path.is_file():
             raise UsageError(
-                f"train.loss.anchor.fisher: {path} is not there: `hornbook fisher RUN --out {path}` makes it"
+                f"train.loss.anchor.fisher: {path} is not there: `hornbook fisher RUN --out {quoted(path)}` makes it"
             )
         self.path, self._reader = path, Reader()
         self._entries = read_header(path)
@@ -104,7 +104,7 @@ class FisherFile:
         if digest != self.digest:
             raise UsageError(
                 f"train.loss.anchor.fisher: {self.path} was taken at other weights than those of {model}: "
-                f"`hornbook fisher {model} --out OTHER` takes it there"
+                f"`hornbook fisher {quoted(model)} --out OTHER` takes it there"
             )
 
     def read(self, name: str) -> Anchor:

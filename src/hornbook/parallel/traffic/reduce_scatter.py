@@ -6,6 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
+from hornbook.model.layers.torch_versions import reduce_scatter_single
+
 
 def reduce_scatter_(found: Float[Tensor, "*part"], parts: Float[Tensor, "*parts"], group: ProcessGroup | None) -> None:
     """`parts`: one contiguous part of equal size for each rank, in the order of ranks; `found` becomes this rank's sum.
@@ -14,7 +16,7 @@ def reduce_scatter_(found: Float[Tensor, "*part"], parts: Float[Tensor, "*parts"
     fewer turns of its ring, and bfloat16 is summed in float32 and rounded once.
     """
     if dist.get_backend(group) != "gloo":
-        dist.reduce_scatter_single(found, parts, group=group)
+        reduce_scatter_single(found, parts, group=group)
         return
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=group)

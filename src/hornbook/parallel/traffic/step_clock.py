@@ -3,8 +3,8 @@
 A phase that is entered within another one is taken out of it, so phases never overlap and their sum is at most the wall
 time of the step; what is left is the host's: the loop, the inputs of microbatches, the wait for scalars. On a CPU a
 change of phase is a look at the clock (under a microsecond). On a GPU it is an event in the stream, which is read once
-the step's own wait for the device is over: no wait is added. A phase there lasts until its last kernel ends, idle times
-between its kernels included.
+the step's own wait for the device is over: no wait is added, and an update after that wait counts in the next step.
+A phase there lasts until its last kernel ends, idle times between its kernels included.
 
 Communication is the part that computation waits for: sums of gradients that end behind the last backward pass, the
 waits of FSDP on a CPU, and collectives in the middle of computing. Under FSDP on a GPU transfers overlap with kernels
@@ -37,6 +37,8 @@ class StepClock:
         """Phases that are open, and of communication what is waited for where that is known."""
         self._marks: list[tuple[Phase, Flow | None, Any]] = []
         """(phase that ends, what it waited for, the moment as an event in the stream)."""
+        self._late = list[tuple[Phase, Flow | None, Any]]()
+        """Marks that the device had not reached at the last `take`: where an update comes after the step's wait."""
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._since = 0
 
@@ -69,12 +71,13 @@ class StepClock:
         self._stack.pop()
 
     def take(self) -> dict[str, float]:
-        """Seconds by phase since the last call; on a GPU it waits for the last mark, which the step has waited for."""
-        if self._marks:
-            self._marks[-1][2].synchronize()
-            for (_, _, start), (phase, flow, end) in zip(self._marks, self._marks[1:], strict=False):
+        """Seconds by phase since the last call. A phase that a GPU has not ended yet counts at the next call."""
+        for marks in (self._late, self._marks):
+            while len(marks) > 1 and marks[1][2].query():
+                _, _, start = marks.pop(0)
+                phase, flow, end = marks[0]
                 self._add(phase, flow, start.elapsed_time(end) / 1e3)
-            self._marks.clear()
+        self._late, self._marks = self._marks, []
         taken, self._seconds = {**self._seconds}, dict.fromkeys(PHASES, 0.0)
         return taken
 

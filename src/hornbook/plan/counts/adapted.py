@@ -41,7 +41,7 @@ class Adapted:
     coded: int = 0
     """Values of the base that are held as codes."""
     beside: int = 0
-    """Of them those of layers whose matrices would lie side by side: queries, keys and values; gates and up."""
+    """The values of `coded` in layers that are normally fused (Q/K/V, gate/up)."""
     code_bytes: int = 0
     """Bytes of the codes."""
     inner: int = 0

@@ -14,30 +14,23 @@ from pydantic import Field, ValidationError
 
 from hornbook.errors import UsageError
 from hornbook.plan.devices.measured import read_machine
+from hornbook.plan.devices.names import TEMPLATE, devices_named, key, sizes_in, typed, unknown_device
 from hornbook.settings.fields import Config
 
 PRECISIONS = {"auto": "bf16", "bf16-pure": "bf16", "float8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """Precision of products -> the key of their rate in the table, where they differ."""
 BLOCK_SCALED = ("mxfp8", "nvfp4")
 """Precisions whose scales are part of the product: devices that multiply 4 bits have them."""
-_CLUSTER = re.compile(r"(?:(?P<first>\d+)x)?(?:(?P<second>\d+)x)?(?P<device>(?!x)[a-z].*)", re.IGNORECASE)
+_CLUSTER = re.compile(
+    r"(?:(?P<first>\d+)\s*x\s*)?(?:(?P<second>\d+)\s*x\s*)?(?P<device>(?!x|\d{1,3}$)[a-z0-9].*)", re.IGNORECASE
+)
 CPU_EFFICIENCY = 0.6
 """Share of its nominal rate that a CPU is taken to reach in products, where `hornbook bench` has measured nothing."""
 CPU_BANDWIDTH = 20.0
 """GB/s of a CPU's memory that nobody measured."""
 
-EXAMPLE = """[[device]]
-name = "{name}"
-bf16 = 400.0       # TFLOP/s, dense
-fp32 = 50.0
-memory = 64.0      # GiB
-bandwidth = 2000.0 # GB/s
-node = 8           # devices of a machine
-domain = 8         # devices that a fast link joins
-link = 200.0       # GB/s, one direction
-network = 25.0     # GB/s of a device to other machines
-hour = 2.0         # dollars"""
-"""A device of a user's."""
+UNIFIED_SHARE = 0.75
+"""Share of memory that a CPU shares with its GPU which a process may take: Metal's recommended working set."""
 
 
 class Device(Config):
@@ -45,6 +38,11 @@ class Device(Config):
 
     name: str
     words: tuple[str, ...] = ()
+    """Names that people and drivers use for it, its own first; none: a CPU."""
+    like: str = ""
+    """The device whose chip it has, and whose calibration."""
+    sizes: tuple[int, ...] = ()
+    """GB of memory that it is sold with and shares with the CPU: a cluster says which."""
     bf16: float | None = None
     fp16: float | None = None
     fp8: float | None = None
@@ -133,13 +131,19 @@ class Cluster(Config):
 @cache
 def known_devices() -> tuple[Device, ...]:
     """The devices of `hardware.toml`."""
-    text = Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8")
-    return tuple(Device.model_validate(entry) for entry in tomllib.loads(text)["device"])
+    return tuple(
+        Device.model_validate(each | {"words": (each["name"], *each.get("words", ()))}) for each in _sheets("device")
+    )
+
+
+@cache
+def _sheets(table: str) -> list[dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8"))[table]
 
 
 def device_of_driver(name: str) -> Device | None:
     """The device of a name that its driver gives; None where it is not known."""
-    return next((each for each in known_devices() if all(word in name for word in each.words)), None)
+    return next(iter(devices_named(name, known_devices())), None)
 
 
 def read_hardware(path: Path) -> tuple[Device, ...]:
@@ -164,8 +168,8 @@ def read_hardware(path: Path) -> tuple[Device, ...]:
 
 
 def _own_device(entry: dict[str, Any], path: Path) -> Device:
-    known = next((each for each in known_devices() if _letters(each.name) == _letters(str(entry["name"]))), None)
-    base = known.model_dump() if known is not None else {"words": (str(entry["name"]),)}
+    known = next(iter(devices_named(str(entry["name"]), known_devices())), None)
+    base = {"words": (str(entry["name"]),)} if known is None else known.model_dump()
     try:
         return Device.model_validate(base | {"source": path.name} | entry)
     except ValidationError as error:
@@ -174,22 +178,23 @@ def _own_device(entry: dict[str, Any], path: Path) -> Device:
 
 
 def device_named(text: str, own: Sequence[Device] = ()) -> Device:
-    """The device that a person names: `H100`, `a100-40gb`; `own` are the user's. Raises UsageError with the known."""
-    wanted = _letters(text)
-    if mine := [each for each in own if _letters(each.name).startswith(wanted)]:
-        return next((each for each in mine if _letters(each.name) == wanted), mine[0])
-    found = [each for each in known_devices() if _letters(each.name).startswith(wanted)]
-    exact = [each for each in found if _letters(each.name) == wanted]
-    sxm = [each for each in found if "SXM" in each.name]  # the form that machines of eight have
-    if choice := [*exact, *sxm, *found]:
-        return choice[0]
-    if sized := [each for each in known_devices() if _is_sized(each, wanted)]:  # `h100-80gb`
-        return next((each for each in sized if "SXM" in each.name), sized[0])
-    known = ", ".join(sorted(each.name for each in (*own, *known_devices())))
-    raise UsageError(
-        f"--cluster: there is no device {text!r}. Known are {known}, and `this` for this machine. Another one is a "
-        f"table in a file of your own, --hardware FILE:\n{EXAMPLE.format(name=text)}"
-    )
+    """The device that a person names: `H100`, `a100-40gb`; own: the user's. Raises UsageError with names like it."""
+    found = devices_named(text, own) or devices_named(text, known_devices())
+    if not found:
+        for each in _sheets("unrated"):
+            if key(text, sized=False) in map(key, each["names"]):
+                raise UsageError(
+                    f"--cluster {text}: {each['why']}, so no time can be planned. Measure one (`hornbook bench` there) "
+                    f"and name it in a file of your own, --hardware FILE:\n{TEMPLATE.format(name=text)}"
+                )
+        raise UsageError(f"--cluster: {unknown_device(text, (*own, *known_devices()))}")
+    device, sizes = found[0], sizes_in(text)
+    if not device.sizes:
+        return device
+    if not sizes:
+        sold = ", ".join(map(str, device.sizes))
+        raise UsageError(f"--cluster {text}: it is sold with {sold} GB of memory: write which, {typed(device)}")
+    return device.model_copy(update={"memory": UNIFIED_SHARE * sizes[0]})
 
 
 def parse_cluster(text: str, own: Sequence[Device] = ()) -> Cluster:
@@ -223,16 +228,6 @@ def _like_this(text: str, here: Cluster, numbers: Sequence[int]) -> Cluster:
     return here.model_copy(update={"count": numbers[0] * numbers[1], "node": numbers[1]})
 
 
-def _is_sized(device: Device, wanted: str) -> bool:
-    """Whether a name is that of the device with its memory behind it."""
-    memory = re.fullmatch(re.escape(_letters(device.name.split()[0])) + r"(?:sxm)?([1-9]\d*)gb", wanted)
-    return memory is not None and 0.9 < device.memory / float(memory[1]) < 1.05
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
-
-
 # ---- This machine
 
 
@@ -246,7 +241,11 @@ def this_cluster(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> Cluster:
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is not None:
         names = names[: len([each for each in shown.split(",") if each.strip() not in ("", "-1")])]
-    if names and (device := device_of_driver(names[0])) is not None:
+    if names:
+        device = device_of_driver(names[0])
+        if device is None:
+            remedy = "--cluster names another, and CUDA_VISIBLE_DEVICES= the CPU"
+            raise UsageError(f"this machine's {names[0]}: {unknown_device(names[0], known_devices())}\n{remedy}")
         return Cluster(device=device, count=len(names), node=len(names), machine=names[0])
     device = this_cpu()
     return Cluster(device=device, machine=_measured_name(device.name, cpu_threads()))

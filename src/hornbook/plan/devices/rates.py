@@ -64,11 +64,11 @@ def calibration() -> dict[str, Shares]:
 
 
 def shares_of(device: Device) -> Shares:
-    """The shares of a device: of its own name, of its first word, or the default ones."""
+    """The shares of a device: its own, those of the device whose chip it has, or the default ones."""
     if device.is_cpu:  # its rates are measured
         return Shares(products=1.0, narrow=1.0, attention=1.0, bandwidth=1.0, link=1.0, network=1.0)
     table = calibration()
-    return table.get(device.name) or table.get(device.name.split()[0]) or table["default"]
+    return table.get(device.name) or table.get(device.like) or table["default"]
 
 
 def rates_of(device: Device, precision: str, shares: Shares | None = None) -> Rates:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from hornbook.model.config.parameter_count import parameter_counts
-from hornbook.plan.memory import CATEGORIES, PhaseMemory
-from hornbook.plan.search.numbers import step_time
+from hornbook.plan.memory import CATEGORIES
+from hornbook.plan.search.numbers import dollars, short, spelled, step_time
 from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.settings.recipe import Recipe
 
@@ -27,17 +27,30 @@ EPOCHS = 4
 """Epochs from which repeated text is worth less than new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
 
+def verdict(plan: Plan) -> str:
+    """The answer in a sentence: time and cost of the best layout, or what makes a run fit that does not."""
+    best, seconds, cost = plan.best, plan.seconds(plan.best), plan.cost(plan.best)
+    if not best.fits:
+        need, usable = best.worst.peak.total / 2**30, capacity(plan.cluster) / 2**30
+        return f"Does not fit on {plan.cluster}: {need:.1f} GiB needed, {usable:.1f} usable; {plan.fits_on}"
+    if seconds is not None:
+        return f"Fits: {spelled(seconds)}{'' if cost is None else f' and {dollars(cost)}'} on {plan.cluster}"
+    length = "no length is set" if plan.epochs is None else f"{plan.epochs:g} epoch{'s' * (plan.epochs != 1)}"
+    speed = f"{short(best.tokens_per_second)} tokens per second"
+    return f"Fits on {plan.cluster}: {speed}, {length}; --data DATA or --train.tokens N gives time and cost"
+
+
 def reasons(plan: Plan) -> Iterator[str]:
     """Why the best layout is before the next, and why one that would be faster does not fit."""
     best = plan.best
     if not best.fits:
-        yield f"{_named(best)} takes least, {_short_of(plan, best)}"
+        yield f"{_named(best)} needs the least memory{_short_of(plan, best)}"
         return
     if len(plan.layouts) > 1:
         yield _before(best, plan.layouts[1])
     if plan.missed is not None:
         missed = plan.missed
-        yield f"{_named(missed)} would take {step_time(missed.step.total)}, {_short_of(plan, missed)}"
+        yield f"{_named(missed)} takes {step_time(missed.step.total)} but does not fit{_short_of(plan, missed)}"
 
 
 def _named(layout: Layout) -> str:
@@ -50,22 +63,19 @@ def _before(best: Layout, after: Layout) -> str:
     gaps = {name: value - getattr(best.step, name) for name, value in after.step}
     name = max(gaps, key=lambda each: gaps[each])
     slower = after.step.total / best.step.total - 1
-    text = f"{best.name} is before {after.name}, "
     if slower < SAME - 1:
-        return f"{text}which takes as long, within {100 * SAME - 100:.0f} %, and is no simpler"
-    part = f"{step_time(getattr(best.step, name))} of {PARTS[name]}, not {step_time(getattr(after.step, name))}"
-    return f"{text}which takes {100 * slower:.0f} % longer: {part}"
+        faster = "slower" if slower > 0 else "faster and more complex"
+        return f"{best.name} is listed first: {after.name} is less than {100 * SAME - 100:.0f} % {faster}"
+    part = f"{PARTS[name]} takes {step_time(getattr(after.step, name))}, not {step_time(getattr(best.step, name))}"
+    return f"{best.name} is listed first: {after.name} takes {100 * slower:.0f} % longer ({part})"
 
 
 def _short_of(plan: Plan, layout: Layout) -> str:
-    """How much memory a layout lacks, and what takes most of it."""
-    peak, room = layout.worst.peak, capacity(plan.cluster)
-    return f"and does not fit: {peak.total / 2**30:.1f} GiB where {room / 2**30:.1f} may be filled, {_largest(peak)}"
-
-
-def _largest(peak: PhaseMemory) -> str:
+    """How much memory a layout needs, and what takes most of it."""
+    peak, usable = layout.worst.peak, capacity(plan.cluster)
     name = max(CATEGORIES, key=lambda each: getattr(peak, each))
-    return f"{getattr(peak, name) / 2**30:.1f} GiB of them {name}"
+    most = f"{name} {getattr(peak, name) / 2**30:.1f}"
+    return f": {peak.total / 2**30:.1f} GiB ({most}); {usable / 2**30:.1f} GiB are usable"
 
 
 def warnings(recipe: Recipe, plan: Plan) -> Iterator[str]:

@@ -16,6 +16,19 @@ def step_time(seconds: float) -> str:
     return duration(seconds) if seconds < 100 else f"{seconds:,.1f} s"
 
 
+def spelled(seconds: float) -> str:
+    """A time in words: `3.4 days`, `20.8 hours`."""
+    number, _, unit = duration(seconds).partition(" ")
+    return f"{number} {({'d': 'days', 'h': 'hours', 'min': 'minutes', 's': 'seconds'}).get(unit, unit)}"
+
+
+def dollars(amount: float) -> str:
+    """A price in the precision that suits it: `$0.42`, `$1,981`, `$2.1M`."""
+    if amount >= 1e6:
+        return f"${short(amount)}".replace(" ", "")
+    return f"${amount:,.0f}" if amount >= 99.5 else f"${amount:,.2f}" if amount >= 0.01 else "under $0.01"
+
+
 def short(number: float) -> str:
     """A number in three digits: `1.46 B`."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -65,6 +65,8 @@ class Plan(Config):
     batch_tokens: int
     tokens: int | None
     """Of the run; None where they depend on data."""
+    epochs: float | None = None
+    """Passes over the data, where they set the length."""
     cluster: Cluster
     layouts: list[Layout]
     missed: Layout | None = None
@@ -73,6 +75,8 @@ class Plan(Config):
     """Layouts whose step was timed; bounds have ruled out the others."""
     reasons: list[str] = Field(default_factory=list)
     """Why the best one is before the next, and why the missed one does not fit."""
+    setting: str = ""
+    """A setting, as it is typed, that makes it fit here where it does not; none: ""."""
     remedy: str = ""
     """The smallest cluster on which it fits, where it does not."""
     price: float | None = None
@@ -98,8 +102,9 @@ class Plan(Config):
 
     @property
     def fits_on(self) -> str:
-        """Where it fits, in words."""
-        return f"it fits on {self.remedy}" if self.remedy else "no number of these devices holds it"
+        """A sentence that names what makes it fit."""
+        ways = [f"with {self.setting}"] * bool(self.setting) + [f"on {self.remedy}"] * bool(self.remedy)
+        return f"it fits {' or '.join(ways)}" if ways else "no number of these devices holds it"
 
     def seconds(self, layout: Layout) -> float | None:
         """Of the run, without evaluation and saves."""

@@ -70,6 +70,9 @@ def _check_memory(parallel: ParallelConfig, train: TrainConfig) -> Iterator[tupl
     if train.cuda_graphs and getattr(parallel.offload, "activations", False):
         text = "graphs hold what backward needs in memory of their own: set it to false, or train.cuda_graphs"
         yield "parallel.offload.activations", text
+    if train.cuda_graphs and (parallel.shard != "none" or parallel.exact):
+        key = "parallel.exact" if parallel.exact else "parallel.shard"
+        yield key, "keeps gradients that the next replay of a graph overwrites: leave it out, or train.cuda_graphs"
     if parallel.recompute.kind in ("selective", "budget") and train.compile != (parallel.recompute.kind == "budget"):
         yield "parallel.recompute", _recompute_problem(train.compile)
 

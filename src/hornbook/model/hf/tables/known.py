@@ -26,8 +26,8 @@ from hornbook.model.hf.differences import leaves
 from hornbook.model.hf.tables import labels, layers, rope, values
 from hornbook.model.hf.tables.vocabulary import ACTIVATIONS, Architecture, Codec, Form, Json, Key, Row
 
-NATIVE = "HornbookForCausalLM"
-"""`architectures` of a model that no table represents: the same files under our own names."""
+NATIVE = "HornbookFor"
+"""How names of classes begin that no table represents: the same files under our own names."""
 FAMILIES = ("gpt", "llama", "experts", "encoders", "encoder_decoders", "labels")
 """Files in the order in which their classes are tried."""
 CODECS: dict[str, Codec | Callable[..., Codec]] = labels.CODECS | layers.CODECS | rope.CODECS | values.CODECS

@@ -124,6 +124,8 @@ def _write_feed_forward(config: ModelConfig) -> Json:
 
 
 CODECS = {
+    # Written for converters that ask for it, and not read: transformers has dropped the key.
+    "context": Codec((), lambda *_: None, lambda config: {"n_ctx": config.position.length}),
     "root_scale": Codec((), _read_root_scale, lambda _: {}),
     "scale_embedding": Codec(
         ("scale_embedding",), _read_scale_embedding, lambda config: {"scale_embedding": config.embedding.scale != 1}

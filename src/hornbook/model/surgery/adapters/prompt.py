@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
 from hornbook.model.config import surgery as config
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.surgery.added import Added, keyed_normal
 
 STD = 0.02
@@ -104,11 +105,11 @@ def forward_ahead(
     if cache is not None and cache.length > 0:  # it holds the prompt already
         return forward(tokens, positions, lengths, keys, cache)
     put = put_prompts(tokens.shape[1], lengths, length)
-    source = put.source.to(tokens.device).expand(len(tokens), -1)
+    source = to_device(put.source, tokens.device).expand(len(tokens), -1)
     extended = torch.where(source >= 0, tokens.gather(1, source.clamp(min=0)), source)
     if positions is not None:
         moved = positions.expand(len(tokens), -1).gather(1, source.clamp(min=0)) + length
         positions = torch.where(source >= 0, moved, -1 - source)
     hidden, auxiliary = forward(extended, positions, put.lengths, keys, cache)
-    columns = put.columns.to(tokens.device).expand(len(tokens), -1)
+    columns = to_device(put.columns, tokens.device).expand(len(tokens), -1)
     return hidden.gather(1, columns[..., None].expand(-1, -1, hidden.shape[-1])), auxiliary

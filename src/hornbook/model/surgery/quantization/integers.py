@@ -18,6 +18,7 @@ from hornbook.kernels.team import supports
 from hornbook.model.config.surgery import Grid
 from hornbook.model.cpu import four_bits
 from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.transfer import to_device
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def restored(
     size, count = shape[0] * shape[1], scale.numel()
     if scale.dtype == torch.float32 and supports(scale) and size % (2 * count) == 0:
         return four_bits.restored(codes, levels, scale, zero, size).view(shape)
-    values = levels.to(codes.device)[unpack(codes, size).long()].view(count, -1)
+    values = to_device(levels, codes.device)[unpack(codes, size).long()].view(count, -1)
     return ((values if zero is None else values - zero.view(-1, 1)) * scale.view(-1, 1)).view(shape)
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from hornbook.model.config.surgery import Nf4
+from hornbook.model.layers.transfer import to_device
 from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.quantization.integers import check_group, pack, put_code, restored
 
@@ -87,7 +88,7 @@ class Nf4Code(nn.Module):
     def scales(self) -> Float[Tensor, " blocks"]:
         """The restored scales of the blocks."""
         ranges = self.scale_range.repeat_interleave(SCALES_PER_BLOCK)[: len(self.scale_codes)]
-        return scale_levels().to(ranges.device)[self.scale_codes.long()] * ranges + self.scale_mean
+        return to_device(scale_levels(), ranges.device)[self.scale_codes.long()] * ranges + self.scale_mean
 
     def forward(self, weight: Tensor) -> Float[Tensor, "outputs inputs"]:
         del weight  # on meta: the codes are the values

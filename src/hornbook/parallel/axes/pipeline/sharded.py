@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from hornbook.model.context import Auxiliary
+from hornbook.model.layers.torch_versions import fsdp_groups
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.pipeline.stages import StageModel
 from hornbook.parallel.config import ParallelConfig
@@ -101,7 +102,7 @@ class ShardedStages(FSDP):
     def _post_backward(self) -> None:
         """What hooks do behind a backward pass: gradients are added up in the dtype in which they cross ranks."""
         for state in self._root._state_ctx.all_states:
-            for group in state._fsdp_param_groups:
+            for group in fsdp_groups(state):
                 before = group._training_state
                 group.post_backward()
                 group._training_state = before

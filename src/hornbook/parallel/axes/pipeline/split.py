@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from hornbook.model.layers.torch_versions import gradients_of_edges
+
 Edge = tuple[Node, int]
 """A node and which of its inputs in backward."""
 
@@ -28,6 +30,8 @@ class WeightGradients:
         """Gradients that came to these nodes."""
         self.ready: list[tuple[Edge, Tensor]] = []
         """Gradients that are known already."""
+        self.graph: list[GradientEdge] = []
+        """The edges of the outputs, which keep the graph: before 2.13 a node that is written in Python does not."""
 
     def compute(self) -> None:
         """Compute them; the graph is gone afterwards."""
@@ -37,13 +41,12 @@ class WeightGradients:
                 (GradientEdge(node, at), each) for at, each in enumerate(self.caught.pop(node)) if each is not None
             ]
             asked = [GradientEdge(*edge) for edge in edges]
-            found = torch.autograd.grad(
-                [each for each, _ in given], asked, [each for _, each in given], allow_unused=True
-            )
+            found = gradients_of_edges([each for each, _ in given], asked, [each for _, each in given])
             roots += [(edge, each) for edge, each in zip(edges, found, strict=True) if each is not None]
         self.branches, self.ready = {}, []
         if roots:
-            torch.autograd.backward([GradientEdge(*edge) for edge, _ in roots], [each for _, each in roots])
+            gradients_of_edges([GradientEdge(*edge) for edge, _ in roots], (), [each for _, each in roots])
+        self.graph = []
 
 
 def gradients_of_inputs(
@@ -52,7 +55,8 @@ def gradients_of_inputs(
     """Gradients of `inputs`, which are leaves, and what is left to compute."""
     rest = WeightGradients()
     wanted = [get_gradient_edge(each) for each in inputs]
-    graph = _Graph([get_gradient_edge(each).node for each in outputs], {each.node for each in wanted})
+    rest.graph = [get_gradient_edge(each) for each in outputs]
+    graph = _Graph([each.node for each in rest.graph], {each.node for each in wanted})
     rest.branches = graph.branches
     hooks = [node.register_prehook(partial(_catch, rest.caught, node)) for node in rest.branches]
     now = [GradientEdge(leaf, 0) for leaf in graph.now]
