@@ -111,11 +111,6 @@ def _cuts(start: int, stop: int, count: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def num_steps(messages: Sequence[Message]) -> int:
-    """Steps of a schedule."""
-    return max((message.step for message in messages), default=-1) + 1
-
-
 def bytes_sent(messages: Sequence[Message], element_size: int) -> Counter[int]:
     """Rank -> bytes that it sends."""
     sent = Counter[int]()

@@ -315,15 +315,6 @@ def bubble(timed: Sequence[Sequence[Pass]]) -> float:
     return len(timed) * max(each.end for passes in timed for each in passes) / busy - 1
 
 
-def most_under_way(order: Order, chunks: int = 1) -> float:
-    """Most microbatches whose activations a rank holds at once; of a rank with several chunks each counts a share."""
-    held = most = 0
-    for action in order:
-        held += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
-        most = max(most, held)
-    return most / chunks
-
-
 def chart(timed: Sequence[Sequence[Pass]]) -> str:
     """One line for each rank, time to the right: `F3` is the forward pass of microbatch 3, dots are waiting.
 
