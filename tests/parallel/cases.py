@@ -17,8 +17,9 @@ from hornbook.model.config.mlp import GLUConfig
 from hornbook.model.mlp.mlp import GLU
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.gradients.exact import ExactReduceScatter, TreeSum, exact_all_reduce_, exact_norm, fill_neutral_
+from hornbook.parallel.gradients.exact import TreeSum, exact_all_reduce_, exact_norm, fill_neutral_
 from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.traffic.fsdp import ExactReduceScatter
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
 

@@ -15,7 +15,7 @@ from hornbook.model.context import Context
 from hornbook.model.init.init import initialize
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.transformer import Transformer, add_auxiliary
-from hornbook.parallel.balance import loss_names
+from hornbook.parallel.axes.expert.balance import loss_names
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize

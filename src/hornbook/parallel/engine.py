@@ -24,7 +24,7 @@ from hornbook.model.transformer import Transformer
 from hornbook.optim.config.clipping import AnyClip, NormClip, StepLimits
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.axes.context.context import RowParts
-from hornbook.parallel.balance import Balance
+from hornbook.parallel.axes.expert.balance import Balance
 from hornbook.parallel.compiled import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.gradients.clipping import Clipping

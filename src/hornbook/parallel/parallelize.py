@@ -1,6 +1,7 @@
 """From a model to an `Engine`: precision, recomputation, compilation, and the form of data parallelism."""
 
 import functools
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -11,13 +12,12 @@ from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.context.context import apply_context
+from hornbook.parallel.axes.expert.balance import loss_names
 from hornbook.parallel.axes.expert.divide import apply_experts
 from hornbook.parallel.axes.pipeline.copies import sum_copies
 from hornbook.parallel.axes.pipeline.runner import PipelineRunner
-from hornbook.parallel.axes.pipeline.sharded import ShardedStages
 from hornbook.parallel.axes.pipeline.stages import apply_stages, record_stages
 from hornbook.parallel.axes.tensor.apply import apply_tensor
-from hornbook.parallel.balance import loss_names
 from hornbook.parallel.compiled import CompiledParts, compile_model
 from hornbook.parallel.config import (
     BlockRecompute,
@@ -26,7 +26,7 @@ from hornbook.parallel.config import (
     Recompute,
     SelectiveRecompute,
 )
-from hornbook.parallel.data_parallel import FSDP, SingleProcess, Unsharded, shard_model
+from hornbook.parallel.data_parallel import SingleProcess, Unsharded
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.exact import check_shards
@@ -89,10 +89,10 @@ def parallelize(
     scaler = Scaler() if precision == "fp16" else None
     settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
     # Weights that are gathered for each use are not there before it; and who recomputes wants the memory.
-    hold = not isinstance(data_parallel, FSDP) and parallel.recompute.kind == "none"
+    hold = not data_parallel.gathers_weights and parallel.recompute.kind == "none"
     engine = Engine(model, world, data_parallel, **settings, hold_weights=hold, shapes=shapes, auxiliary=names)
     if layout is not None:
-        sharded = data_parallel if isinstance(data_parallel, ShardedStages) else None
+        sharded: Any = data_parallel if data_parallel.gathers_weights else None
         engine.runner = runner = PipelineRunner(model, world, layout, engine.clock, sharded)
         engine.apply = runner.apply
         engine.sum_copies = functools.partial(sum_copies, layout, engine.shards, world)
@@ -124,14 +124,16 @@ def apply_data_parallel(
     model: Transformer, world: World, config: ParallelConfig, divisions: Divisions
 ) -> SingleProcess:
     """Give the model memory on this rank's device: all that is left of it, or this rank's shards."""
-    sharded = world.size > 1 and config.shard != "none"
-    if sharded:
-        shard_model(model, world, config)
+    if world.size == 1 or config.shard == "none":
+        with world.memory():
+            give_memory(model, config.offload, world)
+            if world.size == 1:
+                return SingleProcess(model, world, divisions)
+            return Unsharded(model, world, config, divisions)
+    from hornbook.parallel.fully_sharded import FSDP, ShardedStages, shard_model
+
+    shard_model(model, world, config)
     with world.memory():
         give_memory(model, config.offload, world)
-        if sharded:
-            form = ShardedStages if config.pipeline.stages > 1 else FSDP
-            return form(model, world, config, divisions)
-        if world.size == 1:
-            return SingleProcess(model, world, divisions)
-        return Unsharded(model, world, config, divisions)
+        form = ShardedStages if config.pipeline.stages > 1 else FSDP
+        return form(model, world, config, divisions)

@@ -19,7 +19,7 @@ from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.embedding import Mixing
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
-from hornbook.parallel.balance import token_masks
+from hornbook.parallel.axes.expert.balance import token_masks
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
 

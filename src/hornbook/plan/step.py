@@ -21,7 +21,6 @@ from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.rates import Rates, Shares, rates_of
 from hornbook.plan.stages.cuts import stage_blocks, stage_costs
-from hornbook.plan.stages.passes import Passes
 from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
 from hornbook.plan.trainer import HORNBOOK, Trainer
 from hornbook.plan.update import update_of
@@ -31,6 +30,28 @@ from hornbook.settings.recipe import Recipe
 
 UNFUSED = 2.5
 """Bytes between products of torch's single operations over those of compiled ones, by torchtitan's measured pair."""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Seconds of a microbatch in some blocks."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    again: float = 0.0
+    sent: float = 0.0
+    """Forward messages that nothing hides."""
+    answered: float = 0.0
+    """The same backward."""
+
+    def __add__(self, other: "Passes") -> "Passes":
+        again, sent, answered = self.again + other.again, self.sent + other.sent, self.answered + other.answered
+        return Passes(self.forward + other.forward, self.backward + other.backward, again, sent, answered)
+
+    @property
+    def total(self) -> float:
+        """Seconds of all of it."""
+        return self.forward + self.backward + self.again + self.sent + self.answered
 
 
 class StepTime(Config):

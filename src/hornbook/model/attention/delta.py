@@ -32,6 +32,7 @@ from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm, widened
+from hornbook.model.layers.torch_versions import uncompiled
 from hornbook.model.layers.transfer import to_device
 
 FEW_TOKENS = 8
@@ -134,7 +135,7 @@ def _unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(-1, keepdim=True) + LEAST_SQUARE).rsqrt()
 
 
-@torch.compiler.disable()
+@uncompiled
 def _starts(lengths: DocumentLengths) -> Bool[Tensor, "batch time"]:
     return _cached_starts(lengths)
 

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hornbook.model.layers import onednn
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import applied
+from hornbook.model.layers.torch_versions import assume_constant_result
 
 PACKED_ROWS = 32
 """Number of rows that the order of packed weights is chosen for; it is as good for one, and for a thousand."""
@@ -37,7 +38,7 @@ def is_widened(x: Tensor) -> bool:
     return x.device.type == "cpu" and not _multiplies(x.dtype) and not isinstance(x, FakeTensor)
 
 
-@torch.compiler.assume_constant_result  # else torch.compile traces what is cached, the measurement included
+@assume_constant_result  # else torch.compile traces what is cached, the measurement included
 def _multiplies(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies numbers of a type itself, no slower than float32."""
     return _ask_cpu(dtype)

@@ -1,21 +1,34 @@
 """Differences between the versions of torch that hornbook supports: 2.11, 2.12 and 2.13.
 
 Everything that torch 2.11 lacks, or has under another name, is here. `scripts/torches.sh` runs the tests with each.
+So are the marks of `torch.compiler` without its import of torch._dynamo, which takes half as long as that of torch.
 """
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.graph import GradientEdge, _engine_run_backward
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Fill the first tensor with the second tensors of all ranks, in the order of ranks."""
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 """Fill the first tensor with this rank's part of the sum of the second tensors of all ranks."""
+
+uncompiled = _disable_dynamo
+"""Decorate a function that torch.compile calls and does not compile: `torch.compiler.disable`, seen in 2.11 to 2.13."""
+
+
+def assume_constant_result(function: Function) -> Function:
+    """Mark a function that torch.compile calls once and does not trace: `torch.compiler.assume_constant_result`."""
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
 
 
 def compile_options(**options: Any) -> dict[str, Any]:

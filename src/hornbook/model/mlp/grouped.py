@@ -25,6 +25,7 @@ from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
 from hornbook.model.layers.products import linear, matmul, mm_into
+from hornbook.model.layers.torch_versions import uncompiled
 from hornbook.model.mlp.mlp import Blend, activate
 
 
@@ -94,7 +95,7 @@ def multiplies_groups(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
 
 
-@torch.compiler.disable()
+@uncompiled
 def _by_segments(
     x: Tensor, weights: Tensor, matrices: Weights, activation: config_mlp.Activation | Blend, plan: DispatchPlan
 ) -> Float[Tensor, "tokens width"]:

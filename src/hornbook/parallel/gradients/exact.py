@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from hornbook.errors import UsageError
 from hornbook.model.layers.torch_versions import all_gather_single
@@ -105,7 +104,7 @@ def exact_all_reduce_(tensors: Sequence[Tensor], group: ProcessGroup | None = No
         sizes = [tensor.numel() for tensor in bucket]
         padding = bucket[0].new_zeros(-sum(sizes) % size)
         flat = torch.cat([*(tensor.reshape(-1) for tensor in bucket), padding])
-        all_gather_single(flat, _sum_of_own_part(flat, group), group=group)
+        all_gather_single(flat, sum_of_own_part(flat, group), group=group)
         for tensor, total in zip(bucket, flat.split([*sizes, len(padding)]), strict=False):
             tensor.copy_(total.view_as(tensor))
 
@@ -121,40 +120,11 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def _sum_of_own_part(flat: Tensor, group: ProcessGroup | None) -> Tensor:
+def sum_of_own_part(flat: Tensor, group: ProcessGroup | None) -> Tensor:
     """This rank's part of a flat tensor (one equal part per rank), summed over all ranks."""
     received = torch.empty_like(flat)
     dist.all_to_all_single(received, flat, group=group)
     return tree_sum_(received.view(dist.get_world_size(group), -1).unbind())
-
-
-class ExactReduceScatter(ReduceScatter):
-    """A reduce-scatter in the fixed tree, for `FSDPModule.set_custom_reduce_scatter`.
-
-    `is_empty` says that this rank has no microbatch in this round: set it before each backward.
-    """
-
-    def __init__(self) -> None:
-        self.is_empty = False
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A send or receive buffer."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: ProcessGroup,
-        op: object,
-        async_op: bool = False,
-    ) -> None:
-        """input [ranks * n] -> output [n], this rank's part summed over the group."""
-        assert op == dist.ReduceOp.SUM, "set_force_sum_reduction_for_comms(True) comes first"
-        assert not async_op
-        if self.is_empty:
-            fill_neutral_([input_tensor])
-        output_tensor.copy_(_sum_of_own_part(input_tensor, group))
 
 
 def exact_norm(shards: Mapping[str, ParameterShard], world: World) -> Tensor:

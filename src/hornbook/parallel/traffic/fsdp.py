@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup, Work  # pyright: ignore[reportPrivat
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultAllocMixin
 
+from hornbook.parallel.gradients.exact import fill_neutral_, sum_of_own_part
 from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.traffic.traffic import Flow, Kind, sent_bytes
@@ -105,19 +106,32 @@ class PlainReduceScatter(DefaultAllocMixin, ReduceScatter):
         """input [ranks * n] -> output [n], this rank's part of the sum."""
         assert op == dist.ReduceOp.SUM, "set_force_sum_reduction_for_comms(True) comes first"
         assert not async_op
-        reduce_scatter_(output_tensor, input_tensor, group)
+        self.sum_part(output_tensor, input_tensor, group)
+
+    def sum_part(self, part: Tensor, summands: Tensor, group: ProcessGroup) -> None:
+        """Fill `part` [n] with this rank's part of the sum over ranks of `summands` [ranks * n]."""
+        reduce_scatter_(part, summands, group)
 
 
 class Bf16ReduceScatter(PlainReduceScatter):
     """Rounds what crosses ranks to bfloat16: half the bytes of float32, errors as of `parallel.compress`."""
 
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
-        """input [ranks * n] -> output [n], this rank's part of the sum, in their own dtype."""
-        found = output_tensor.new_empty(output_tensor.shape, dtype=torch.bfloat16)
-        super().__call__(found, input_tensor.to(torch.bfloat16), group, op, async_op)
-        output_tensor.copy_(found)
+    def sum_part(self, part: Tensor, summands: Tensor, group: ProcessGroup) -> None:
+        rounded = part.new_empty(part.shape, dtype=torch.bfloat16)
+        super().sum_part(rounded, summands.to(torch.bfloat16), group)
+        part.copy_(rounded)
+
+
+class ExactReduceScatter(PlainReduceScatter):
+    """Sums in the fixed tree of `parallel.exact`."""
+
+    is_empty = False
+    """This rank has no microbatch in this round: set it before each backward."""
+
+    def sum_part(self, part: Tensor, summands: Tensor, group: ProcessGroup) -> None:
+        if self.is_empty:
+            fill_neutral_([summands])
+        part.copy_(sum_of_own_part(summands, group))
 
 
 class CountedReplicas:

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.experts import sum_rows
+from hornbook.model.layers.torch_versions import uncompiled
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import Blend
 from hornbook.parallel.axes.expert.exchange import Exchange, Table
@@ -47,7 +48,7 @@ class Dispatcher:
         self._exchange, self._count, self._layer = exchange, count, layer
         self._bounds = [0, *(portion(count, exchange.size, rank).last for rank in range(exchange.size))]
 
-    @torch.compiler.disable()
+    @uncompiled
     def __call__(
         self,
         x: Float[Tensor, "tokens width"],

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -11,13 +11,15 @@ from torch import Tensor
 from hornbook.model.context import Auxiliary
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.pipeline.messages import Key, Messages
-from hornbook.parallel.axes.pipeline.sharded import ShardedStages
 from hornbook.parallel.axes.pipeline.split import WeightGradients, gradients_of_inputs
 from hornbook.parallel.axes.pipeline.stages import Layout, StageModel
 from hornbook.parallel.runner import Step
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
 from hornbook.plan.stages.schedules import Action, Order, rank_order
+
+if TYPE_CHECKING:
+    from hornbook.parallel.fully_sharded import ShardedStages
 
 AHEAD = 3
 """Passes whose receives are posted: the present one and those behind it."""
@@ -38,7 +40,7 @@ class PipelineRunner:
         world: World,
         layout: Layout,
         clock: StepClock,
-        sharded: ShardedStages | None = None,
+        sharded: "ShardedStages | None" = None,
     ) -> None:
         """sharded: where the data ranks of a stage share its weights, gradients or moments."""
         self.layout, self.model, self.clock, self.world = layout, model, clock, world

@@ -25,49 +25,50 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hornbook.model.layers.torch_versions import uncompiled
 from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.world import Axis, World
 
 AXIS: tuple[Axis, ...] = ("tensor",)
 
 
-@torch.compiler.disable()
+@uncompiled
 def copy(x: Tensor, world: World) -> Tensor:
     """Input of products of which each rank computes a part."""
     return _Copy.apply(x, world)
 
 
-@torch.compiler.disable()
+@uncompiled
 def reduce(x: Tensor, world: World) -> Tensor:
     """Sum of the parts of a product."""
     return _Reduce.apply(x, world)
 
 
-@torch.compiler.disable()
+@uncompiled
 def total(x: Tensor, world: World) -> Tensor:
     """Sum over ranks of what each goes on to use in its own way."""
     return _Total.apply(x, world)
 
 
-@torch.compiler.disable()
+@uncompiled
 def gather(x: Float[Tensor, "batch part width"], time: int, world: World) -> Float[Tensor, "batch time width"]:
     """Whole rows of length `time`, as input of products of which each rank computes a part."""
     return _Gather.apply(x, time, world, True)
 
 
-@torch.compiler.disable()
+@uncompiled
 def scatter(x: Float[Tensor, "batch time width"], world: World) -> Float[Tensor, "batch part width"]:
     """This rank's part of the rows of a sum over ranks."""
     return _Scatter.apply(x, world, True)
 
 
-@torch.compiler.disable()
+@uncompiled
 def join(x: Float[Tensor, "batch part width"], time: int, world: World) -> Float[Tensor, "batch time width"]:
     """Whole rows of length `time`, of which every rank computes the same."""
     return _Gather.apply(x, time, world, False)
 
 
-@torch.compiler.disable()
+@uncompiled
 def split(x: Float[Tensor, "batch time width"], world: World) -> Float[Tensor, "batch part width"]:
     """This rank's part of rows that every rank has whole."""
     return _Scatter.apply(x, world, False)

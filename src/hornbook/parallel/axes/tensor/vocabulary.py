@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.heads.losses import PLAIN, SMALLEST_NORMAL, LossTerms
+from hornbook.model.layers.torch_versions import uncompiled
 from hornbook.parallel.axes.tensor.collectives import AXIS, reduce
 from hornbook.parallel.axes.tensor.divide import Portion, portion
 from hornbook.parallel.world import World
@@ -54,7 +55,7 @@ class Vocabulary:
 
         return gather
 
-    @torch.compiler.disable()
+    @uncompiled
     def loss_and_grad_(
         self, logits: Float[Tensor, "rows own"], targets: Tensor, weights: Tensor, grad: bool, terms: LossTerms = PLAIN
     ) -> tuple[Tensor, Tensor | None]:

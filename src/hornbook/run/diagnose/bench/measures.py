@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import os
+import statistics
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,6 @@ from hornbook.model.layers.products import is_widened
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.run.diagnose.bench.accumulation import compare_accumulation
-from hornbook.run.diagnose.bench.loader_rate import measure_loader
 from hornbook.run.diagnose.bench.machine import DTYPES, measure_machine
 from hornbook.run.diagnose.bench.peak import Peak, known_peak, num_devices
 from hornbook.run.diagnose.bench.saved import device_name, machine_file, step_file, write
@@ -25,12 +26,15 @@ from hornbook.run.diagnose.bench.step import measure_step, operations_of, whole_
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.run.diagnose.bench.worker import on_ranks
 from hornbook.run.diagnose.doctor import matmul_rate
-from hornbook.run.inputs import Inputs, compile_for, open_inputs
+from hornbook.run.inputs import Inputs, compile_for, open_inputs, open_loader
 from hornbook.run.launch.launcher_env import launcher_rank
 from hornbook.run.start.micro_batch import settle_micro_batch
 from hornbook.run.start.precision import describe_precision, settle_precision
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
+
+LEAST_BATCHES = 5
+"""Batches that a measurement of the loader makes at the least."""
 
 
 def machine(recipe: Recipe, folder: str) -> dict[str, Any]:
@@ -133,3 +137,32 @@ def _on_all_ranks(inputs: Inputs, function: Any) -> Any:
 
 def _name(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def measure_loader(inputs: Inputs, seconds: float) -> dict[str, Any]:
+    """Tokens/s of making batches one after the other in one thread, as the loop's own thread does ahead of a step.
+
+    The first batch is apart: it maps shards and compares their checksums. A batch is rank 0's part of the recipe's.
+    """
+    recipe = inputs.recipe
+    path = recipe.data.path
+    assert path is not None
+    loader = open_loader(recipe, path, prefetch=False)
+    rows, ranks = max(recipe.train.batch_tokens // recipe.train.sequence, 1), recipe.parallel.world
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < LEAST_BATCHES + 1 or time.perf_counter() < until:
+        begun = time.perf_counter()
+        loader.take(rows, 0, ranks)
+        times.append(time.perf_counter() - begun)
+    quarters = statistics.quantiles(times[1:])
+    median, tokens = statistics.median(times[1:]), rows * recipe.train.sequence
+    return {
+        "device": str(choose_device(recipe.train.device)),
+        "batch_tokens": tokens,
+        "batches": len(times) - 1,
+        "first_seconds": times[0],
+        "seconds": median,
+        "spread": (quarters[2] - quarters[0]) / median / 2,
+        "loader_tokens_per_second": tokens / median,
+    }

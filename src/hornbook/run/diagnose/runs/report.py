@@ -1,7 +1,8 @@
 """`hornbook doctor RUN`: what happened to a run, what is wrong with it, and whether more training is worth it."""
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
@@ -17,7 +18,7 @@ from hornbook.run.diagnose.runs.curves import WINDOW, Curves, curves_of
 from hornbook.run.diagnose.runs.deaths import examine
 from hornbook.run.diagnose.runs.history import RunHistory, read_history
 from hornbook.run.diagnose.runs.rules import Diagnosis, judge, not_judged
-from hornbook.run.diagnose.runs.stalled import stalled_shards
+from hornbook.run.observe.exposure import loader_of
 
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
 TOLD += (
@@ -38,6 +39,8 @@ TOLD += (
 """Kinds of records that the story of a run consists of."""
 LONGEST = 120
 """Characters of what a line says of an event."""
+WORST, ROWS, SHOWN = 5, 64, 3
+"""Steps that waited longest for their batch, rows of each, and shards that are named."""
 LINES = 12
 """Newest lines of the story that are shown."""
 
@@ -162,3 +165,25 @@ def _line(record: Mapping[str, Any]) -> str:
     return (
         f"{when}  attempt {record['attempt']}  step {record['step']:,}  {record['kind']}{'  ' + first if first else ''}"
     )
+
+
+def stalled_shards(history: RunHistory, steps: int = 200) -> str:
+    """`; they read prose/00003 (41 rows), ...` of the newest `steps` steps' longest waits; "" where it is not known."""
+    newest = [
+        each for each in history.steps[-steps:] if "first_sample" in each and each.get("data_seconds") is not None
+    ]
+    worst = sorted(newest, key=lambda each: -each["data_seconds"])[:WORST]
+    try:
+        index = loader_of(history.run).index
+        counts = Counter(shard for step in worst for shard in _shards(index, step))
+    except (HornbookError, OSError):  # the data is gone, or damaged: that is told elsewhere
+        return ""
+    named = ", ".join(f"{shard} ({count} rows)" for shard, count in counts.most_common(SHOWN))
+    return f"; the {len(worst)} steps that waited longest read {named}" if named else ""
+
+
+def _shards(index: Any, step: Mapping[str, Any]) -> Iterable[str]:
+    """Of each row of a step, the shards that it has documents of."""
+    first = step["first_sample"]
+    for sample in range(first, first + min(step.get("num_samples", 1), ROWS)):
+        yield from {each.shard for each in index.documents(sample)}

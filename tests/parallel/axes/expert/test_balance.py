@@ -14,7 +14,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
-from hornbook.parallel.balance import token_masks
+from hornbook.parallel.axes.expert.balance import token_masks
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
