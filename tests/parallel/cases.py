@@ -31,6 +31,11 @@ def parallel(rank_info: RankInfo, **settings: Any) -> ParallelConfig:
     return ParallelConfig.model_validate({"data": rank_info.size, **settings})
 
 
+def whole_shard(parameter: nn.Parameter) -> ParameterShard:
+    """A parameter that this rank holds whole."""
+    return ParameterShard(parameter, tuple(parameter.shape), (0,) * parameter.dim())
+
+
 def say(rank_info: RankInfo, *words: Any) -> dict[str, Any]:
     """Answer with rank and arguments, and what the process looks like."""
     return {"rank": rank_info.rank, "words": words, "pid": os.getpid(), "threads": torch.get_num_threads()}

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from hornbook.parallel.gradients.sums import GradientSums
-from hornbook.parallel.shard import whole_shard
 from hornbook.parallel.world import TOKENS, RankInfo, distributed
-from tests.parallel.cases import CPU, parallel
+from tests.parallel.cases import CPU, parallel, whole_shard
 from tests.parallel.trajectory import SEED, Run, digest, grid_of, make_engine, share
 
 

@@ -7,8 +7,8 @@ import torch
 
 from hornbook.optim.config.rule import StateTensor
 from hornbook.parallel.owners import Owners
-from hornbook.parallel.shard import whole_shard
 from hornbook.parallel.world import World
+from tests.parallel.cases import whole_shard
 from tests.parallel.trajectory import LAYOUTS, Result, Run, perform, same_bits
 from tests.ranks import RankServer
 

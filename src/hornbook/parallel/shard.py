@@ -58,11 +58,6 @@ class ParameterShard(Shard):
         return not self.copy and not self.stage_copy
 
 
-def whole_shard(parameter: nn.Parameter) -> ParameterShard:
-    """A parameter that this rank holds whole."""
-    return ParameterShard(parameter, tuple(parameter.shape), (0,) * parameter.dim())
-
-
 @dataclass(frozen=True)
 class Division:
     """What a rank holds of a parameter before data parallelism divides that further."""

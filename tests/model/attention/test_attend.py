@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hornbook.model.attention.attend import attend, reference_attention
-from hornbook.model.attention.mask import AttentionMask, DocumentLengths, dense_mask
+from hornbook.model.attention.attend import attend
+from hornbook.model.attention.mask import AttentionMask, DocumentLengths
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.attention.tiles import QUERIES, plan_tiles
 from hornbook.model.layers.dropout import AttentionDropout
+from tests.model.attention.reference import dense_mask, reference_attention
 
 Parts = tuple[Tensor, Tensor, Tensor]
 

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.attention.attend import attend, reference_attention
+from hornbook.model.attention.attend import attend
 from hornbook.model.attention.key_tables import KeyTables
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.cpu.cached import attend_to_cached, takes, write_columns
+from tests.model.attention.reference import reference_attention
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
 ROWS, HEADS, KV_HEADS, COLUMNS = 5, 6, 2, 130

@@ -13,13 +13,14 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from hornbook.model.attention import attend as attend_module
 from hornbook.model.attention import device_attention, key_tables
-from hornbook.model.attention.attend import attend, choose_way, reference_attention
+from hornbook.model.attention.attend import attend, choose_way
 from hornbook.model.attention.key_tables import BLOCK, KeyTables, block_mask, with_tables
-from hornbook.model.attention.mask import AttentionMask, dense_mask
+from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.torch_versions import compile_options
 from tests.gpu import DEVICES
+from tests.model.attention.reference import dense_mask, reference_attention
 
 PIECES = ((300,), (100, 130, 70), (1, 1, 1, 255, 42))
 PREFIXES = ((50,), (0, 130, 3), (1, 0, 0, 200, 5))

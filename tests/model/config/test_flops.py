@@ -16,6 +16,7 @@ from hornbook.model.transformer import Source
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import BlockRecompute, ParallelConfig, Recompute
 from hornbook.settings.resolve import resolve
+from tests.model.attention.reference import reference_attention
 
 SMALL = ["model.layers=2", "model.width=32", "model.heads=4"]
 SHAPES = {
@@ -125,7 +126,7 @@ def test_the_palm_convention_is_what_torch_counts(words: list[str], monkeypatch:
 
     def written_out(query, key, value, mask, *, scale=None, softcap=None, bias=None, sinks=None, dropout=None):
         scoring = attend.Scoring(query.shape[-1] ** -0.5 if scale is None else scale, softcap, bias, sinks, dropout)
-        return attend.reference_attention(query, key, value, mask, scoring)
+        return reference_attention(query, key, value, mask, scoring)
 
     monkeypatch.setattr(attention, "attend", written_out)
     config, counted = counted_step(words)

@@ -10,7 +10,6 @@ import torch
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
-from hornbook.model.attention.attend import reference_attention
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
@@ -20,6 +19,7 @@ from hornbook.model.config.model import LayerConfig, ModelConfig
 from hornbook.model.config.position import AlibiConfig, NoPositions, RopeConfig
 from hornbook.model.export import onnx
 from hornbook.model.hf.hf import write_hf
+from tests.model.attention.reference import reference_attention
 from tests.model.likenesses import bert_like, gpt2_like
 
 VOCAB = 90

@@ -13,8 +13,8 @@ from torch.nn import Parameter
 
 from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, Clip, NormClip, ValueClip, ZScoreClip
 from hornbook.parallel.gradients.clipping import LEAST_DEVIATION, NORMAL, Clipping
-from hornbook.parallel.shard import whole_shard
 from hornbook.parallel.world import World
+from tests.parallel.cases import whole_shard
 from tests.parallel.test_engine import make_batch, make_engine
 from tests.parallel.trajectory import LAYOUTS, Run, compare, perform, same_bits
 from tests.ranks import RankServer

@@ -16,9 +16,9 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.fisher import FisherFile, fisher_diagonal, write_fisher
 from hornbook.parallel.gradients.penalties import Anchor, Penalties
 from hornbook.parallel.parallelize import parallelize
-from hornbook.parallel.shard import whole_shard
 from hornbook.parallel.world import World
 from hornbook.run.config import ElasticAnchor, LossConfig, TrainConfig
+from tests.parallel.cases import whole_shard
 
 VOCAB, TIME = 7, 3
 

@@ -11,7 +11,7 @@ import pytest
 from hornbook.errors import Exit, RankLostError, UsageError
 from hornbook.run.launch import cluster, remote
 from hornbook.run.launch.cluster import STARTED, ClusterJob, ssh_commands
-from hornbook.run.launch.remote import run_again, run_remote
+from hornbook.run.launch.remote import run_again
 from tests.processes import wait_until
 
 PROGRAM = """
@@ -49,7 +49,7 @@ def test_when_a_machine_fails_the_others_are_ended(
 ):
     (tmp_path / "program").write_text(PROGRAM.format(on_hangup=on_hangup, code=9))
     started = time.monotonic()
-    assert run_remote(["one", "two"], commands) == Exit.RETRIES_SPENT
+    assert run_again(["one", "two"], [], 0, lambda _: commands) == Exit.RETRIES_SPENT
     assert time.monotonic() - started < 45  # of a minute, if it were left to itself
     assert "one ended with exit code 9: stopping two" in capsys.readouterr().err
     pid = int((tmp_path / "pid").read_text())
@@ -58,7 +58,7 @@ def test_when_a_machine_fails_the_others_are_ended(
 
 def test_a_machine_that_ends_well_leaves_the_others_their_time(tmp_path: Path, commands: list[list[str]]):
     (tmp_path / "program").write_text('[ "$HORNBOOK_NODE" = 0 ] && exit 0\nsleep 1\necho done >done\n')
-    assert run_remote(["one", "two"], commands) == Exit.DONE
+    assert run_again(["one", "two"], [], 0, lambda _: commands) == Exit.DONE
     assert (tmp_path / "done").exists()
 
 

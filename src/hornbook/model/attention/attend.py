@@ -102,14 +102,6 @@ def choose_way(query: Heads, key: Heads, value: Heads, tables: KeyTables, scorin
     return "masked" if smooth and scores <= MOST_PAIRS else "formula"
 
 
-def reference_attention(query: Heads, key: Heads, value: Heads, mask: AttentionMask, scoring: Scoring) -> Heads:
-    """Attention written as its formula: softmax(scale Q K^T + bias) V over the keys each query sees.
-
-    Each group of heads / kv_heads queries shares a key-value head. A query that sees nothing gets zeros.
-    """
-    return _formula(query, key, value, tables_of(mask, query, key), scoring, 0)
-
-
 def attend_by_formula(query: Heads, key: Heads, value: Heads, tables: KeyTables, scoring: Scoring) -> Heads:
     """The formula, for as many queries at a time as `MOST_PAIRS` allows; backward makes a chunk's scores again."""
     queries = query.shape[2]

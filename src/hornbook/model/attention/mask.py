@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 DocumentLengths = tuple[tuple[int, ...], ...]
@@ -150,16 +150,6 @@ def _boundaries(lengths: DocumentLengths | None, row: int, total: int) -> Interv
 def _document_numbers(starts: Tensor, ends: Tensor) -> Int[Tensor, " positions"]:
     """For each position the number of its document."""
     return torch.arange(len(starts)).repeat_interleave(ends - starts)
-
-
-def dense_mask(
-    mask: AttentionMask, batch: int, queries: int, keys: int, device: torch.device | str = "cpu"
-) -> Bool[Tensor, "rows queries keys"]:
-    """True where a query sees a key; rows is the batch, or 1 where all rows have the same mask."""
-    intervals = mask.intervals_of_rows(queries, keys, 1 if mask.uniform else batch)
-    starts, ends = (each.to(device)[..., None] for each in intervals)
-    position = torch.arange(keys, device=device)
-    return (starts <= position) & (position < ends)
 
 
 def as_tuples(rows: Iterable[Iterable[int]] | None) -> DocumentLengths | None:

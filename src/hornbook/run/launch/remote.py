@@ -106,19 +106,12 @@ class Ended:
         return self.code
 
 
-def run_remote(hosts: Sequence[str], commands: Sequence[Sequence[str]]) -> Exit:
-    """Run one command per host; returns their exit code.
-
-    Raises UsageError naming a host that cannot be reached, RankLostError for a connection that broke.
-    """
-    return _run_once(hosts, commands).result()
-
-
 def run_again(hosts: Sequence[str], spares: Sequence[str], restarts: int, commands_of: CommandsOf) -> Exit:
-    """The same, started again up to `restarts` times where machines or ranks were lost: `--resume auto` goes on.
+    """Run one command per host, up to `restarts` times again where machines or ranks were lost; return the exit code.
 
-    Spares take the places of lost machines, and where none is left the others go on alone, as many as `commands_of`
-    has commands for: it raises UsageError for a number that the run does not divide over.
+    Spares take the places of lost machines. Where none is left, the others continue alone, as many as `commands_of` has
+    commands for: it raises UsageError for a number that the run does not divide over. Raises UsageError naming a host
+    that cannot be reached, RankLostError for a connection that broke.
     """
     hosts, waiting, ended = list(hosts), list(spares), _run_once(hosts, commands_of(hosts))
     if isinstance(ended.error, UsageError):  # nothing ran yet: a wrong name
