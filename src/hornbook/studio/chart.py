@@ -106,7 +106,7 @@ def _sample(each: Drawn, x: float, y: float) -> Iterator[str]:
 
 def _look(each: Drawn) -> str:
     look = {"steps": " faint" if each.beside_median else "", "median": " strong"}.get(each.curve.kind, "")
-    return f"line c{each.colour} d{each.dash}{look}"
+    return f"line c{each.colour}{look}"
 
 
 def _curve(each: Drawn, x: Axis, y: Axis) -> Iterator[str]:

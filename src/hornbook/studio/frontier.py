@@ -34,7 +34,7 @@ def frontier(title: str, x_title: str, y_title: str, dots: Sequence[Dot]) -> str
     parts.append(
         element("rect", x=LEFT, y=TOP, width=WIDTH - RIGHT - LEFT, height=HEIGHT - BOTTOM - TOP, class_="frame")
     )
-    parts.append(path([(x.pixel(dot.x), y.pixel(dot.y)) for dot in dots[1:]], "line c0 d0"))
+    parts.append(path([(x.pixel(dot.x), y.pixel(dot.y)) for dot in dots[1:]], "line c0"))
     for number, dot in enumerate(dots):
         at, look = (x.pixel(dot.x), y.pixel(dot.y)), 1 if number == 0 else 0
         parts.append(line(x.pixel(dot.x - dot.x_half), at[1], x.pixel(dot.x + dot.x_half), at[1], f"c{look}"))

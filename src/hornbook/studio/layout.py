@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from hornbook.studio.axis import Axis, fit_axis
 from hornbook.studio.history import TRAINING, Curve, History, Position, median_width
 from hornbook.studio.series import thin
-from hornbook.studio.svg import DASHES, LIGHT, NEUTRAL
+from hornbook.studio.svg import LIGHT, NEUTRAL
 
 WIDTH, LEFT, RIGHT = 960, 62, 14
 ROW = 17
@@ -30,7 +30,6 @@ class Drawn:
     label: str
     """Its name in the legend."""
     colour: str
-    dash: int
     x: list[float]
     y: list[float]
     beside_median: bool
@@ -105,11 +104,15 @@ def make_chart(histories: Sequence[History], position: Position, *, log: bool = 
 
 
 def _by_metric(histories: Sequence[History]) -> dict[str, list[tuple[int, Curve]]]:
-    """(number of the run, curve) by metric: the loss, then metrics of held-out text, then the others."""
+    """(number of the run, curve) by metric: the loss, then metrics of held-out text, then the others.
+
+    Curves of several runs have the runs' colours, so each source has a panel of its own.
+    """
     found: dict[str, list[tuple[int, Curve]]] = {}
     for number, history in enumerate(histories):
         for curve in history.curves:
-            found.setdefault(curve.metric, []).append((number, curve))
+            apart = len(histories) > 1 and curve.metric not in TRAINING.values()
+            found.setdefault(f"{curve.metric}: {curve.name}" if apart else curve.metric, []).append((number, curve))
     after = [metric for metric in TRAINING.values() if metric != "loss"]
     order = ["loss", *(metric for metric in found if metric not in TRAINING.values()), *after]
     return {metric: found[metric] for metric in order if metric in found}
@@ -130,15 +133,13 @@ def _lay_out(title: str, curves: list[tuple[int, Curve]], x: Axis, top: float, r
 
 
 def _drawn(run: int, curve: Curve, x: Axis, runs: int, names: Sequence[str]) -> Drawn:
-    """One run: a colour per source. Several runs: a colour per run, a dash per source."""
-    source = names.index(curve.name) if curve.name in names and curve.metric != "loss" else 0
+    """One run: a colour for each source. Several runs: a colour for each run."""
+    number = names.index(curve.name) if curve.name in names else 0
+    source = int(curve.kind in ("held out", "whole")) if curve.metric == "loss" else number
     kept = thin(curve.x, curve.y, round(x.end - x.start), x.low, x.high)
-    colour, dash = (source, 0) if runs == 1 else (run, source)
-    if curve.metric == "loss" and curve.kind in ("held out", "whole") and runs == 1:
-        colour = 1
-    places, values, look = curve.x[kept].tolist(), curve.y[kept].tolist(), str(colour % len(LIGHT))
+    places, values, colour = curve.x[kept].tolist(), curve.y[kept].tolist(), source if runs == 1 else run
     beside = curve.kind == "steps" and bool(median_width(len(curve.x))) and curve.metric != TRAINING["lr"]
-    return Drawn(run, curve, _label(curve, runs), look, dash % len(DASHES), places, values, beside)
+    return Drawn(run, curve, _label(curve, runs), str(colour % len(LIGHT)), places, values, beside)
 
 
 def _label(curve: Curve, runs: int) -> str:

@@ -1,7 +1,7 @@
 const data = JSON.parse(document.getElementById("data").textContent), axis = data.axis;
 const picture = document.querySelector("svg"), said = document.getElementById("said");
 const cursor = document.createElementNS(picture.namespaceURI, "line");
-cursor.id = "cursor"; cursor.setAttribute("y1", 0); cursor.setAttribute("y2", picture.viewBox.baseVal.height);
+cursor.id = "cursor"; cursor.style.display = "none"; cursor.setAttribute("y1", 0); cursor.setAttribute("y2", picture.viewBox.baseVal.height);
 picture.append(cursor);
 
 function nearest(places, x) {

@@ -43,12 +43,12 @@ def _series(points: Sequence[Point], value: Value) -> list[tuple[int, float | No
 
 def _rates(found: Scaling) -> Iterator[Line]:
     for colour, curve in enumerate(found.curves):
-        yield curve.kind, f"c{colour} d0", _series(curve.points, lambda point: point.layout and _rate(point))
+        yield curve.kind, f"c{colour}", _series(curve.points, lambda point: point.layout and _rate(point))
     known = [point for curve in found.curves for point in curve.points if point.fits]
     if known:
         first = min(known, key=lambda point: point.devices)
         even = [(point.devices, _rate(first) * point.devices / first.devices) for point in found.curves[0].points]
-        yield "linear", "cn d1", list(even)
+        yield "linear", "cn dashed", list(even)
 
 
 def _rate(point: Point) -> float:
@@ -66,12 +66,12 @@ def _shares(found: Scaling) -> Iterator[Line]:
         )
 
     for colour, (name, names) in enumerate(parts.items()):
-        yield name, f"c{colour + 2} d0", _series(strong, share(names))
+        yield name, f"c{colour + 2}", _series(strong, share(names))
 
 
 def _goodput(found: Scaling) -> Iterator[Line]:
     for colour, curve in enumerate(found.curves):
-        yield curve.kind, f"c{colour} d0", _series(curve.points, lambda point: point.upkeep and point.upkeep.goodput)
+        yield curve.kind, f"c{colour}", _series(curve.points, lambda point: point.upkeep and point.upkeep.goodput)
 
 
 def _panel(title: str, lines: Sequence[Line], x: Axis, top: float, *, log: bool = False) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""SVG elements, paths and text. Colours and dashes are CSS classes, with a light and a dark scheme."""
+"""SVG elements, paths and text. Colours are CSS classes, with a light and a dark scheme."""
 
 from collections.abc import Sequence
 from html import escape
@@ -8,7 +8,6 @@ DARK = ("#4fb0ea", "#ff8c42", "#35cfa0", "#e596c7", "#e6b800", "#8fd0ff", "#a99c
 """Distinguishable for the colour-blind (after Okabe and Ito, 2008), with enough contrast on white and near-black."""
 NEUTRAL = "n"
 """Class of the colour that stands for no run."""
-DASHES = ("none", "7 3", "2 3", "9 3 2 3", "4 4", "1 4")
 
 _STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #303845; }
@@ -16,7 +15,7 @@ text.title { font-weight: 600; } text.head { font-size: 15px; font-weight: 600; 
 .page { fill: #ffffff; } .grid { stroke: #e4e8ee; } .frame { stroke: #aab3c0; fill: none; }
 .line { fill: none; stroke-linejoin: round; } .faint { stroke-opacity: .35; } .strong { stroke-width: 1.8; }
 .dot { stroke: none; } .hollow { fill: #ffffff; stroke-width: 1.6; }
-.when { stroke-dasharray: 2 3; stroke-opacity: .55; }
+.dashed { stroke-dasharray: 7 3; } .when { stroke-dasharray: 2 3; stroke-opacity: .55; }
 .cn { stroke: #606b7a; } .fn { fill: #606b7a; } .sign { stroke-width: 1.2; }
 #cursor { stroke: #606b7a; stroke-dasharray: 3 3; }
 """
@@ -30,8 +29,7 @@ def style() -> str:
     """The style sheet, which follows the reader's light or dark preference."""
     light = "".join(f".c{n} {{ stroke: {c}; }} .f{n} {{ fill: {c}; }}\n" for n, c in enumerate(LIGHT))
     dark = "".join(f".c{n} {{ stroke: {c}; }} .f{n} {{ fill: {c}; }}\n" for n, c in enumerate(DARK))
-    dashes = "".join(f".d{n} {{ stroke-dasharray: {d}; }}\n" for n, d in enumerate(DASHES))
-    return f"{_STYLE}{light}{dashes}@media (prefers-color-scheme: dark) {{{_DARK_STYLE}{dark}}}\n"
+    return f"{_STYLE}{light}@media (prefers-color-scheme: dark) {{{_DARK_STYLE}{dark}}}\n"
 
 
 def element(name: str, /, *inside: str, **attributes: object) -> str:

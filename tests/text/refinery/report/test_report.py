@@ -1,6 +1,7 @@
 """The receipt: examples, judgements and their precision, the page, the data card, the curve."""
 
 import json
+import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -80,8 +81,41 @@ def test_the_page_shows_documents_and_runs_nothing_of_theirs(data: Path):
 def test_the_card_counts_what_the_funnel_counts(data: Path):
     text = card(read_receipt(data))
     assert "30 documents, " in text
-    assert "| exact duplicate | 30 | 49.18% | not judged |" in text
+    size = sum(map(len, TEXTS))
+    assert f"| exact duplicate | 30 | 49.18% | {size:,} | 50.00% | not judged |" in text
     assert "| unknown | 30 |" in text
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Few rows of many bytes are dropped, and 25 rows are damaged."""
+    texts = ["a" * 9000, "a" * 9000, *(f"text {number}" for number in range(60))]
+    prepare(tmp_path, [ExactDedupConfig()], [*texts, *[{"body": "<b>"}] * 25])
+    return tmp_path / "data"
+
+
+def test_bars_are_of_bytes_and_damaged_rows_are_examples(damaged: Path):
+    text = page(read_receipt(damaged))
+    (funnel,) = re.findall(r"<table>.*</table>", text)[:1]
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in funnel.split("<tr>")[2:]]
+    assert [row[0] for row in rows] == ["read", "exact duplicate", "damaged: missing text", "kept"]
+    assert [row[1:5] for row in rows[1:3]] == [["1", "1.1%", "9,000", "47.9%"], ["25", "28.7%", "375", "2.0%"]]
+    assert [re.findall(r"width:(.*?)%", row[5]) for row in rows[1:3]] == [["47.91"], ["2.00"]]
+    assert "<summary>damaged: missing text (20 examples)</summary>" in text
+    assert "000.jsonl:63, 15 bytes" in text
+    assert "{&quot;body&quot;: &quot;&lt;b&gt;&quot;}</pre>" in text
+    assert "damaged" not in {each.reason for each, _ in judged(damaged)}
+
+
+def test_the_card_names_damaged_rows_and_bytes(damaged: Path):
+    text = card(read_receipt(damaged))
+    assert "| exact duplicate | 1 | 1.15% | 9,000 | 47.91% | not judged |\n| damaged: missing text | 25 |" in text
+
+
+def test_a_damaged_quarantine_is_named(damaged: Path):
+    (damaged / "quarantine.jsonl").write_text("[]\n")
+    with pytest.raises(IntegrityError, match=r"quarantine.jsonl is damaged"):
+        read_receipt(damaged)
 
 
 def test_what_documents_say_of_themselves_is_no_markdown(tmp_path: Path):

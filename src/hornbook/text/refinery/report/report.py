@@ -1,4 +1,4 @@
-"""The receipt of prepare: a page with the funnel, every rule's examples and precision; and a data card."""
+"""The receipt of prepare: a page with the funnel, examples of each reason and its precision; and a data card."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,13 +13,14 @@ from hornbook.files.artifact import read_json
 from hornbook.text.config.text import TextConfig
 from hornbook.text.refinery.bias.bias import MentionReport, read_bias
 from hornbook.text.refinery.pipeline.decide import EXAMPLES, KEPT
-from hornbook.text.refinery.pipeline.folder import FUNNEL, read_manifest, read_text_config
+from hornbook.text.refinery.pipeline.folder import FUNNEL, QUARANTINE, read_manifest, read_text_config, skipped_rows
 from hornbook.text.refinery.pipeline.funnel import Funnel, SourceFunnel, Tally
 from hornbook.text.refinery.pipeline.plan import FIELDS
 from hornbook.text.refinery.report.reviews import Example, Precision, precisions, read_examples
 from hornbook.text.refinery.report.sections import BIAS_CSS, bias_card, bias_page, curves_page, table
 
 _CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+_DAMAGED = "damaged: "
 _MARKS, _CELL = frozenset("|<>&[]()`*_\\!"), 100
 
 
@@ -47,12 +48,26 @@ def read_receipt(data: Path) -> Receipt:
         data,
         config,
         Funnel.from_json(funnel),
-        read_examples(data),
+        [*read_examples(data), *_damaged(data)],
         precisions(data),
         {name: _counts(data, name) for name in FIELDS if name != "url"},
         manifest["inputs"],
         read_bias(data, config.steps),
     )
+
+
+def _damaged(data: Path) -> list[Example]:
+    """The first damaged rows of each reason; nobody judges them. Raises IntegrityError."""
+    found: dict[str, list[Example]] = {}
+    try:
+        for row in skipped_rows(data):
+            reason = _DAMAGED + row["reason"].partition(":")[0]
+            if len(rows := found.setdefault(reason, [])) < EXAMPLES:
+                text, origin = f"{row['reason']}\n\n{row['excerpt']}", f"{row['file']}:{row['line']}"
+                rows.append(Example(reason, row["source"], "", origin, "", row["bytes"], text))
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise IntegrityError(f"{data / QUARANTINE} is damaged ({error}); prepare again with --overwrite") from error
+    return [row for rows in found.values() for row in rows]
 
 
 def _counts(data: Path, column: str) -> dict[str, int]:
@@ -84,7 +99,7 @@ def page(receipt: Receipt) -> str:
         "<h2>Rules and examples</h2>",
         f'<p class="note">Up to {EXAMPLES} documents of each rule, chosen at random (fixed by hash). Judge them with '
         f"<code>hornbook prepare review {escape(quoted(receipt.data))}</code>; "
-        "precision appears here once they are judged.</p>",
+        f"precision appears here once they are judged. Of damaged rows, the first {EXAMPLES} of each kind.</p>",
         *(_rule(reason, receipt) for reason in reasons),
         curves_page(receipt.data, receipt.config.steps),
         *bias_page(receipt.bias),
@@ -100,25 +115,26 @@ def page(receipt: Receipt) -> str:
 def _source(name: str, source: SourceFunnel) -> str:
     changes = [(escape(counter), *map("{:,}".format, counts)) for counter, counts in sorted(source.changed.items())]
     edits = table(("changed", "documents", "changes (cut: bytes)"), changes) if changes else ""
-    return f"<h2>{escape(name)}</h2>{table(('', 'rows', 'share', 'bytes', ''), _lines(source))}{edits}"
+    header = "", "rows", "share", "bytes", "share", ""
+    return f"<h2>{escape(name)}</h2>{table(header, _lines(source))}{edits}"
 
 
 def _lines(source: SourceFunnel) -> Iterator[tuple[str, ...]]:
-    tallies = [
-        ("read", source.read),
-        *((f"damaged: {reason}", tally) for reason, tally in sorted(source.quarantined.items())),
-        *_by_rows(source.dropped),
-        (KEPT, source.kept),
-    ]
-    for name, tally in tallies:
-        share = tally.rows / max(source.read.rows, 1)
+    for name, tally in [("read", source.read), *_removed(source), (KEPT, source.kept)]:
+        share = _bytes_share(tally, source)
         bar = f'<div class="bar"><i class="{"kept" if name == KEPT else ""}" style="width:{share:.2%}"></i></div>'
-        yield escape(name), f"{tally.rows:,}", f"{share:.1%}", f"{tally.bytes:,}", bar
+        rows = tally.rows / max(source.read.rows, 1)
+        yield escape(name), f"{tally.rows:,}", f"{rows:.1%}", f"{tally.bytes:,}", f"{share:.1%}", bar
 
 
-def _by_rows(tallies: Mapping[str, Tally]) -> list[tuple[str, Tally]]:
-    """The reasons with most rows first."""
-    return sorted(tallies.items(), key=lambda item: -item[1].rows)
+def _bytes_share(tally: Tally, source: SourceFunnel) -> float:
+    return tally.bytes / max(source.read.bytes, 1)
+
+
+def _removed(source: SourceFunnel) -> list[tuple[str, Tally]]:
+    """Why rows were damaged or dropped; the reasons with most bytes first."""
+    damaged = {_DAMAGED + reason: tally for reason, tally in source.quarantined.items()}
+    return sorted({**damaged, **source.dropped}.items(), key=lambda item: (-item[1].bytes, -item[1].rows, item[0]))
 
 
 def _rule(reason: str, receipt: Receipt) -> str:
@@ -133,7 +149,8 @@ def _rule(reason: str, receipt: Receipt) -> str:
         f"<pre>{escape(each.text)}</pre>"
         for each in shown
     )
-    return f"<details><summary>{escape(reason)}{said} ({len(shown)} examples)</summary>{texts}</details>"
+    count = "1 example" if len(shown) == 1 else f"{len(shown)} examples"
+    return f"<details><summary>{escape(reason)}{said} ({count})</summary>{texts}</details>"
 
 
 def card(receipt: Receipt) -> str:
@@ -161,11 +178,12 @@ def card(receipt: Receipt) -> str:
         "",
         "## What was removed",
         "",
-        "| reason | rows | share of all | judged precision |",
-        "|---|--:|--:|--:|",
+        "| reason | rows | share of rows | bytes | share of bytes | judged precision |",
+        "|---|--:|--:|--:|--:|--:|",
         *(
-            f"| {reason} | {tally.rows:,} | {tally.rows / max(total.read.rows, 1):.2%} | {_said(receipt, reason)} |"
-            for reason, tally in _by_rows(total.dropped)
+            f"| {reason} | {tally.rows:,} | {tally.rows / max(total.read.rows, 1):.2%} | {tally.bytes:,} "
+            f"| {_bytes_share(tally, total):.2%} | {_said(receipt, reason)} |"
+            for reason, tally in _removed(total)
         ),
         "",
         *_facts("Licences", receipt.known["licence"]),
@@ -186,6 +204,8 @@ def _settings(step: Any) -> str:
 
 def _said(receipt: Receipt, reason: str) -> str:
     found = receipt.precisions.get(reason)
+    if reason.startswith(_DAMAGED):
+        return ""
     return "not judged" if found is None else f"{found.share:.0%} of {found.right + found.wrong}"
 
 

@@ -26,6 +26,22 @@ def test_the_main_content_is_kept_and_says_where_it_is_from(read_bytes: Any):
 
 
 @pytest.mark.parametrize(
+    "before",
+    [
+        "<h1>On\n walls</h1>",
+        "<title>On walls</title><h1>On walls</h1>",
+        "<div><table><tr><th>On walls</th></tr><tr><td><img> </td></tr></table></div><h1>On walls</h1>",
+        "<div><h2>On walls</h2></div><h1>On walls</h1>",
+        "<h1>On walls</h1><svg><title>a wall</title><path d=1></svg>",
+    ],
+)
+def test_a_title_is_kept_once(read_bytes: Any, before: str):
+    words = "A wall of stone stands longer than one of clay, they say."
+    (row,) = read_bytes("a.html", f"<title>On walls</title><body>{before}<p>{words}</p><p>On walls</p>".encode())
+    assert row.text.split("\n\n") == ["On walls", words, "On walls"]
+
+
+@pytest.mark.parametrize(
     ("declared", "encoding"),
     [
         ('<meta charset="iso-8859-1">', "latin-1"),

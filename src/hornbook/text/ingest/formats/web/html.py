@@ -1,5 +1,6 @@
 """Web pages: decoded as they declare, then the main content as plain text (resiliparse)."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +50,7 @@ def page_text(data: bytes, declared: str = "", encoding: str = "") -> tuple[str,
     try:
         tree = HTMLTree.parse(text)
         metadata = _metadata(tree)
-        extracted = extract_plain_text(tree, main_content=True)
+        extracted = _one_title(tree, extract_plain_text(tree, main_content=True, skip_elements=["title"]))
     except (ValueError, RuntimeError) as error:
         raise UnfitRow(f"HTML cannot be read: {short(error)}") from error
     return extracted.encode("utf-8", "replace").decode(), metadata
@@ -97,6 +98,14 @@ def why_costly(html: str) -> str:
         if problem := opened.problem():
             return problem
     return ""
+
+
+def _one_title(tree: Any, text: str) -> str:
+    """The text without the title that a bar of links repeats directly before the page's heading."""
+    node = tree.document.query_selector("h1")
+    heading = re.sub(r"[ \t\r\n\f]+", " ", node.text).strip(" ") if node else ""
+    twice = f"\n{heading}\n\n{heading}\n"
+    return f"\n{text}\n".replace(twice, f"\n{heading}\n", 1)[1:-1] if heading else text
 
 
 def _metadata(tree: Any) -> dict[str, Any]:
