@@ -144,3 +144,20 @@ def test_every_message_of_troubleshooting_is_one_of_ours() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     assert len(headings) >= 15
     assert [text for text in headings if text not in sources] == []
+
+
+def contents(text: str) -> str:
+    """The list of a page's headings, with those of third rank after their chapter."""
+    chapters = list[list[str]]()
+    for marks, title in re.findall(r"^(##|###) (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE):
+        link = f"[{title}](#{re.sub(r'[^a-z0-9 -]', '', title.lower()).replace(' ', '-')})"
+        if marks == "##":
+            chapters.append([link])
+        else:
+            chapters[-1].append(link)
+    return "\n".join(f"* {first}" + f": {', '.join(rest)}" * bool(rest) for first, *rest in chapters[1:])
+
+
+def test_the_guide_begins_with_its_contents() -> None:
+    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    assert text.split("## Contents\n\n")[1].startswith(contents(text) + "\n\n## ")

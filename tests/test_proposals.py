@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hornbook.cli.main import main
 from hornbook.cli.train.training import use_command
+from hornbook.data.vocabulary import Vocabulary
 from hornbook.errors import UsageError, quoted
 from hornbook.files.run_directory import RunDir
 from hornbook.run.start.directory import check_directory
@@ -29,9 +31,26 @@ def test_paths_in_proposed_commands_are_quoted() -> None:
     assert not PROPOSED.search('f"next: hornbook resume {quoted(run.path)}"')
 
 
+def test_a_tokenizer_without_special_tokens_is_trained_anew_as_the_message_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("raw.txt").write_text("The bells ring in the morning, and the towers stand.\n" * 40)
+    assert main(["prepare", "raw.txt", "--out", "da ta"]) == 0
+    assert main(["tokenize", "da ta", "--vocab", "300"]) == 0
+    for objective, spellings in (("masked", "[MASK] or <mask>"), ("fim", "<|fim_prefix|>")):
+        vocabulary = Vocabulary(Path("da ta", "tokenizer"), 300)
+        command = re.search("`hornbook (.*)`", str(vocabulary.lacks("data.objective", "it", objective, spellings)))
+        assert command is not None
+        assert main(shlex.split(command[1])) == 0, capsys.readouterr().err
+    special = Vocabulary(Path("da ta", "tokenizer"), 300).special
+    assert None not in (special.mask, special.pad, special.prefix, special.suffix, special.middle)
+
+
 def test_a_path_with_blanks_is_one_word(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "de mo")
     assert shlex.split(use_command("causal", str(run.path)))[2] == str(run.path)
+    assert shlex.split(use_command("masked", "run")) == ["hornbook", "generate", "run", "-p", "TEXT [MASK]"]
     with pytest.raises(UsageError, match="holds no run") as caught:
         check_directory(run, "resume")
     command = re.search("`(.*)`", str(caught.value))

@@ -284,7 +284,7 @@ def test_what_tokenizer_or_text_cannot_give_is_refused_with_key_and_remedy(raw: 
     assert "takes 3 spans out of a row of train.sequence 64, and the tokenizer has 2 sentinel tokens" in text
     assert "text.tokenizer.sentinels = 3 or more" in text
     assert "data.objective needs sentinel tokens" in refusal(none, kind="span")
-    assert 'objectives = ["span"]' in refusal(none, kind="span")
+    assert "span --overwrite` trains one" in refusal(none, kind="span")
     assert "data.objective needs a mask token" in refusal(none, kind="infill")
     denoisers = [{"mode": "R", "density": 0.15, "mean_span": 6}, {"mode": "S", "density": 0.25}]
     assert "data.objective.denoisers.1 needs a mode token S" in refusal(few, kind="ul2", denoisers=denoisers)

@@ -1,6 +1,7 @@
 """A tokenizer as objectives use it: which ids are special, which continue a word, which end a sentence."""
 
 import json
+from dataclasses import asdict
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Int32
 from hornbook.data.corpus import Corpus
 from hornbook.data.objectives.word_edges import Edges, edges_of_alphabet, edges_of_text, goes_on
 from hornbook.errors import IntegrityError, UsageError, quoted
+from hornbook.text.config.text import ROLES
 from hornbook.text.tokenizer.special_tokens import find_special_tokens
 from hornbook.text.tokenizer.tokenizer import Tokenizer, read_settings
 
@@ -49,9 +51,13 @@ class Vocabulary:
 
     def lacks(self, key: str, what: str, objective: str, spellings: str) -> UsageError:
         """The error that setting `key` needs special tokens which the tokenizer does not have."""
+        roles = {role for role, ids in asdict(self.special).items() if ids not in (None, ())} | {*self.special.modes}
+        wanted = [name for name, needed in ROLES.items() if needed and roles.issuperset(needed)] + [objective]
+        kind = {"WordPiece": "wordpiece", "Unigram": "unigram"}.get(self._data["model"]["type"], "bpe")
+        options = f"--text.tokenizer.kind {kind} --vocab {self.size} --text.tokenizer.objectives {','.join(wanted)}"
         return UsageError(
-            f"{key} needs {what}, and {self.path} has none: tokenize with "
-            f'text.tokenizer.objectives = ["{objective}"], or take a tokenizer that has {spellings}'
+            f"{key} needs {what}, and {self.path} has none: `hornbook tokenize {quoted(self.path.parent)} {options} "
+            f"--overwrite` trains one (then no run on the old tokens can be resumed); or take one with {spellings}"
         )
 
     @property

@@ -43,6 +43,7 @@ def test_spelled_tokens_become_ids_and_the_rest_is_text(tokenizer: Tokenizer) ->
     rest = [*a, 2, *b, 4, *tokenizer.encode("<pad>")]
     assert encode_spelled(tokenizer, "a<mask>b <extra_id_1><pad>") == [1, *rest]
     assert encode_spelled(tokenizer, "a<mask>b <extra_id_1><pad>", source=True) == [*rest, 1]
+    assert encode_spelled(tokenizer, "a [MASK]b <mask>") == [1, *a, 2, *b, 2]
     assert encode_spelled(tokenizer, "a  <mask>") == [1, *a, *tokenizer.encode(" "), 2]
 
 
@@ -57,7 +58,10 @@ def test_an_encoder_fills_each_mask_with_what_its_head_finds_likeliest(tokenizer
         shares = logits[each.position].softmax(-1)
         assert each.tokens == shares.topk(3).indices.tolist()
         assert each.probabilities == pytest.approx(shares.topk(3).values.tolist())
-    with pytest.raises(UsageError, match="fills masks"):
+    both = zip(found[0].tokens, found[0].probabilities, strict=True)
+    said = [f"{tokenizer.decode([token]).strip()} {share:.0%}" for token, share in both]
+    assert found[0].describe(tokenizer) == ", ".join(said)
+    with pytest.raises(UsageError, match=r"fills masks: write \[MASK\] where"):
         fill_masks(model, encode_spelled(tokenizer, "none here"), tokenizer.special.mask, tokenizer.vocab_size)
 
 

@@ -278,10 +278,7 @@ def _fill(loaded: "Loaded", prompt: str) -> Result:
         [{"text": tokenizer.decode([token]), "id": token, "probability": share} for token, share in pairs]
         for pairs in (zip(each.tokens, each.probabilities, strict=True) for each in found)
     ]
-    notes = [
-        f"mask {number}: " + ", ".join(f"{each['text'].strip()} {each['probability']:.0%}" for each in chosen)
-        for number, chosen in enumerate(choices, 1)
-    ]
+    notes = [f"mask {number}: {each.describe(tokenizer)}" for number, each in enumerate(found, 1)]
     value = {"prompt": prompt, "text": text, "masks": choices}
     return Result(value, f"{text}\n", notes=[escape(escape_controls(note)) for note in notes])
 

@@ -1,7 +1,6 @@
 """`hornbook serve`: answer HTTP requests with a model, by OpenAI's interface."""
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,7 +52,7 @@ def serve(
         loaded = load_speaker(target, device)
     limits = Limits(slots=slots, queue=queue, seconds=seconds, context=_context(loaded, context))
     address = Address(host, port, tuple(allow_host or ()))
-    called = name or _name(target)
+    called = name or target.resolve().name
     engine = Engine(loaded, limits)
     _check_memory(loaded, engine.cache_bytes(), limits.slots)
     service = Service(loaded, called, engine)
@@ -100,8 +99,3 @@ def _check_memory(loaded: "Loaded", needed: int, slots: int) -> None:
             f"{slots} full slots need {needed / 1e9:,.1f} GB of keys and values, and {free / 1e9:,.1f} GB are free: "
             "choose fewer --slots or a smaller --context"
         )
-
-
-def _name(target: Path) -> str:
-    """The name of a run or a model by its path."""
-    return target.resolve().name

@@ -63,7 +63,8 @@ def adapt(
     paths = [str(run.path) for chain in runs.values() for run in chain]
     plan: dict[str, Any] = {"runs": paths, "shares": shares, "seeds": numbers}
     _refuse_other(out, question)
-    settings = {key: [f"data.replay.path={general.resolve()}", *_varied(*key)] for key in runs}
+    replay = f"data.replay.path={general.resolve()}"
+    settings = {key: [replay, f"data.replay.share={key[0]}", f"seed={key[1]}"] for key in runs}
     for key, chain in runs.items():
         for run, data in zip(chain, domain, strict=True):
             _check_run(run, [*(words or []), f"data.path={data}", *settings[key]], Path(question["--from"]))
@@ -116,10 +117,6 @@ def _texts(folders: Sequence[Path]) -> "list[Corpus]":
                 f"larger share, `hornbook tokenize {quoted(corpus.root)} --text.validation 0.1 --overwrite`"
             )
     return found
-
-
-def _varied(share: float, seed: int) -> list[str]:
-    return [f"data.replay.share={share}", f"seed={seed}"]
 
 
 def _check_run(run: RunDir, words: Sequence[str], model: Path) -> None:

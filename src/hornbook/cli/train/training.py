@@ -99,11 +99,9 @@ def use_command(head: str, target: str) -> str:
     """The command that uses a model, by the kind of its head."""
     if head == "replaced":
         return f"hornbook train RECIPE --from {quoted(target)} with a head of labels"
-    return (
-        f"hornbook generate {quoted(target)} -p TEXT"
-        if head in _OF_TOKENS
-        else f"hornbook predict {quoted(target)} FILE"
-    )
+    if head not in _OF_TOKENS:
+        return f"hornbook predict {quoted(target)} FILE"
+    return f"hornbook generate {quoted(target)} -p " + ("'TEXT [MASK]'" if head == "masked" else "TEXT")
 
 
 def describe_result(run: RunDir) -> dict[str, Any]:

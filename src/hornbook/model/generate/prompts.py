@@ -1,7 +1,7 @@
 """What a model of each family makes of a prompt.
 
 A decoder continues it. An encoder fills its masks. An encoder-decoder reads it as its source and answers. In a prompt
-for the last two, mask and sentinels are written as the tokenizer spells them (`[MASK]`, `<extra_id_0>`).
+for the last two, sentinels are written as the tokenizer spells them (`<extra_id_0>`), and a mask also as `[MASK]`.
 """
 
 import re
@@ -15,6 +15,9 @@ from hornbook.errors import UsageError
 from hornbook.model.context import Memory
 from hornbook.model.transformer import Source, Transformer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+MASK = "[MASK]"
+"""Means the mask token in prompts, however the tokenizer spells it."""
 
 
 class Prompt(NamedTuple):
@@ -35,6 +38,7 @@ def encode_spelled(tokenizer: Tokenizer, text: str, *, source: bool = False) -> 
     special = tokenizer.special
     wanted = [special.mask, *special.sentinels, *special.modes.values()]
     spelled = {tokenizer.decode([number]).strip(): number for number in wanted if number is not None}
+    spelled |= {} if special.mask is None else {MASK: special.mask}
     pieces = re.split("|".join(f"({re.escape(name)})" for name in spelled), text) if spelled else [text]
     pieces = [piece for piece in pieces if piece]
     delimited = tokenizer.delimiter_id != tokenizer.end_id
@@ -79,12 +83,17 @@ class Filled(NamedTuple):
     tokens: list[int]
     probabilities: list[float]
 
+    def describe(self, tokenizer: Tokenizer) -> str:
+        """The tokens with their probabilities, for people."""
+        pairs = zip(self.tokens, self.probabilities, strict=True)
+        return ", ".join(f"{tokenizer.decode([token]).strip()} {share:.0%}" for token, share in pairs)
+
 
 def fill_masks(model: Transformer, tokens: Sequence[int], mask: int | None, vocab: int, count: int = 5) -> list[Filled]:
     """The `count` likeliest tokens (ids below `vocab`) for each mask, each on its own. Raises UsageError."""
     positions = [position for position, token in enumerate(tokens) if token == mask]
     if mask is None or not positions:
-        raise UsageError("an encoder fills masks: write the tokenizer's mask token where a token is missing")
+        raise UsageError(f"an encoder fills masks: write {MASK} where a token is missing")
     with torch.no_grad():
         hidden, _ = model(_row(model, tokens))
         assert model.head is not None

@@ -106,7 +106,8 @@ def check_links(store: Store, rank_info: RankInfo) -> None:
 def _try_links(store: Store, rank_info: RankInfo, own: str, problem: str) -> list[str]:
     """What all ranks found wrong, one line each, eight at most. `problem`: what this one knows before it tries."""
     here = f"rank {rank_info.rank} on {socket.gethostname()}"
-    with socket.create_server((own, 0), family=_family(own), backlog=128) as server:
+    family = socket.AF_INET6 if ":" in own else socket.AF_INET
+    with socket.create_server((own, 0), family=family, backlog=128) as server:
         store.set(f"at/{rank_info.rank}", json.dumps([own, server.getsockname()[1], socket.gethostname()]))
         _together(store, "there", rank_info)
         if problem := f"{here}: {problem}" if problem else _first_problem(store, own, rank_info):
@@ -117,10 +118,6 @@ def _try_links(store: Store, rank_info: RankInfo, own: str, problem: str) -> lis
         if rank_info.is_rank0 and problems:  # the store is in this process, which is about to raise
             wait_until(lambda: store.add("read", 0) >= rank_info.size, LINGER_SECONDS)
     return problems
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _together(store: Store, name: str, rank_info: RankInfo) -> None:

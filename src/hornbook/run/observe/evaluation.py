@@ -14,7 +14,7 @@ from hornbook.files.run_status import evaluations, fullest
 from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.generate.generate import generate
-from hornbook.model.generate.prompts import encode_prompt, encode_spelled, fill_masks
+from hornbook.model.generate.prompts import MASK, encode_prompt, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
 from hornbook.run.checkpoints.manifest import ValidationLoss
 from hornbook.run.job import Job
@@ -196,7 +196,7 @@ class Evaluation:
 
 
 class Samples:
-    """Text made of a fixed prompt with a fixed seed: a decoder continues it, other models fill a hole at its end."""
+    """Text made of a fixed prompt with a fixed seed: a decoder continues it, others fill its masks or its end."""
 
     def __init__(self, job: Job, engine: Engine, consoles: Sequence[Console]) -> None:
         self._job, self._engine, self._consoles = job, engine, consoles
@@ -250,12 +250,13 @@ class Samples:
             return tokenizer.decode(tokens)
 
     def _fill(self, prompt: str) -> str:
-        """The most likely token after the prompt, from a bidirectional model."""
+        """The likeliest tokens for each mask in the prompt, or for one after it."""
         tokenizer = self._job.inputs.tokenizer
+        mask = "" if any(each in prompt for each in (MASK, _hole(self._job.recipe, tokenizer).strip())) else f" {MASK}"
         with self._engine.evaluation_mode() as model:
-            tokens = encode_spelled(tokenizer, prompt + _hole(self._job.recipe, tokenizer))
-            (found,) = fill_masks(model, tokens, tokenizer.special.mask, tokenizer.vocab_size, count=1)
-            return f" [{tokenizer.decode(found.tokens).strip()}]"
+            tokens = encode_spelled(tokenizer, prompt + mask)
+            found = fill_masks(model, tokens, tokenizer.special.mask, tokenizer.vocab_size, count=3)
+            return f"{mask}: {'; '.join(each.describe(tokenizer) for each in found)}"
 
 
 def _hole(recipe: Recipe, tokenizer: Tokenizer) -> str:
