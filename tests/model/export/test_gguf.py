@@ -18,7 +18,7 @@ from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.config.position import NTKScaling, RopeConfig, YaRN
 from hornbook.model.export import gguf_model
 from hornbook.model.export.gguf import BLOCK, quantize, rounded
-from hornbook.model.export.gguf_certificate import GgufCertificate, Reading
+from hornbook.model.export.gguf_certificate import Reading, problems_of
 from hornbook.model.export.gguf_model import plan_gguf, to_neighbours, write_model
 from hornbook.model.hf.hf import write_hf
 from hornbook.text.tokenizer.bpe.tables import PATTERN
@@ -250,5 +250,5 @@ def test_neighbours_keep_every_row() -> None:
 
 def test_what_a_program_was_allowed_is_told_as_it_is() -> None:
     reading = Reading("llama.cpp", 0.5, allowed=0.25, same_best=0.9, tokenizer_equal=True)
-    (problem,) = GgufCertificate("q8_0", 64, (reading,), "").problems
+    (problem,) = problems_of([reading])
     assert problem == "llama.cpp: logits differ by 5.00e-01 of the largest one; 0.25 is allowed"

@@ -6,9 +6,8 @@ arithmetic differs. llama.cpp rounds activations too where weights are q8_0 or h
 differ by then is in `LLAMA_CPP`.
 """
 
-import dataclasses
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
 from hornbook.model.build import build_model
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.position import RopeConfig
 from hornbook.model.export.gguf import Dtype, rounded
 from hornbook.model.export.gguf_model import FILE, GgufPlan
+from hornbook.model.hf.certificate import Compared
 from hornbook.model.hf.tables.rope import write_scaling
 from hornbook.model.hf.texts import TEXTS
 from hornbook.model.storage.safetensors_folder import write_json
@@ -55,7 +55,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class GgufCertificate:
+class GgufCertificate(Compared):
     """What was compared; `ok` if every program that is installed agrees."""
 
     dtype: str
@@ -64,34 +64,22 @@ class GgufCertificate:
     note: str
     """What was not asked because it is not installed."""
 
-    @property
-    def problems(self) -> list[str]:
-        """What does not agree."""
-        found = []
-        for each in self.readings:
-            if not each.relative_difference <= each.allowed:
-                found.append(
-                    f"{each.program}: logits differ by {each.relative_difference:.2e} of the largest one; "
-                    f"{each.allowed:g} is allowed"
-                )
-            if not each.tokenizer_equal:
-                found.append(f"{each.program}: its tokenizer gives other ids for the same texts")
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of certificate.json."""
-        return {"ok": not self.problems, **dataclasses.asdict(self), "problems": self.problems}
-
     def summary(self) -> str:
         """One line for people."""
         told = [f"{each.program}: logits within {each.relative_difference:.1e}" for each in self.readings]
         return "; ".join([*told, self.note] if self.note else told)
 
-    def require(self) -> "GgufCertificate":
-        """Itself if it is ok, else IntegrityError with every problem."""
-        if self.problems:
-            raise IntegrityError("the certificate failed:\n  " + "\n  ".join(self.problems))
-        return self
+
+def problems_of(readings: Sequence[Reading]) -> Iterator[str]:
+    """What does not agree."""
+    for each in readings:
+        if not each.relative_difference <= each.allowed:
+            yield (
+                f"{each.program}: logits differ by {each.relative_difference:.2e} of the largest one; "
+                f"{each.allowed:g} is allowed"
+            )
+        if not each.tokenizer_equal:
+            yield f"{each.program}: its tokenizer gives other ids for the same texts"
 
 
 def certify_gguf(
@@ -131,7 +119,7 @@ def certify_gguf(
             f"no program could read the GGUF file ({note}): {install_command('gguf')}, or leave the certificate "
             "out with --no-certificate"
         )
-    certificate = GgufCertificate(dtype, len(ids), tuple(readings), note)
+    certificate = GgufCertificate(tuple(problems_of(readings)), dtype, len(ids), tuple(readings), note)
     write_json(folder / CERTIFICATE, certificate.to_json())
     return certificate
 

@@ -9,7 +9,6 @@ trace every layer attends by its formula (`FullAttention.attend` stands in); not
 """
 
 import contextlib
-import dataclasses
 import io
 import logging
 import warnings
@@ -17,18 +16,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.errors import IntegrityError, UsageError
+from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
 from hornbook.model.attention.attention import FullAttention
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.replaced import ReplacedHead
+from hornbook.model.hf.certificate import Compared
 from hornbook.model.storage.safetensors_folder import write_json
 from hornbook.model.transformer import Transformer
 
@@ -40,7 +39,7 @@ SHAPES = ((1, 1), (2, 7), (3, 32))
 
 
 @dataclass(frozen=True)
-class OnnxCertificate:
+class OnnxCertificate(Compared):
     """What onnxruntime made of the file."""
 
     compared_with: str
@@ -49,24 +48,9 @@ class OnnxCertificate:
     tolerance: float
     tokens: int
 
-    @property
-    def ok(self) -> bool:
-        """It agrees."""
-        return self.relative_difference <= self.tolerance
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of certificate.json."""
-        return {"ok": self.ok, **dataclasses.asdict(self)}
-
     def summary(self) -> str:
         """One line for people."""
         return f"{self.compared_with}: logits within {self.relative_difference:.1e} over {self.tokens} tokens"
-
-    def require(self) -> "OnnxCertificate":
-        """Itself if it is ok, else IntegrityError."""
-        if not self.ok:
-            raise IntegrityError(f"the certificate failed: {self.summary()}; {self.tolerance:.0e} is allowed")
-        return self
 
 
 class _LogitsOfRows(nn.Module):
@@ -162,7 +146,9 @@ def certify_onnx(folder: Path, model: Transformer, config: ModelConfig, vocab: i
         difference = (ours - theirs).abs().max() / ours.abs().max()
         worst = float(torch.maximum(torch.tensor(worst), difference))  # NaN stays NaN
         count += int(given["attention_mask"].sum())
-    found = OnnxCertificate(f"onnxruntime {onnxruntime.__version__}", worst, TOLERANCE, count)
+    program = f"onnxruntime {onnxruntime.__version__}"
+    problem = f"{program}: logits differ by {worst:.2e} of the largest one; {TOLERANCE:g} is allowed"
+    found = OnnxCertificate(() if worst <= TOLERANCE else (problem,), program, worst, TOLERANCE, count)
     write_json(folder / "certificate.json", found.to_json())
     return found
 

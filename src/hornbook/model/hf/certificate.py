@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +62,30 @@ class MissingTransformers(UsageError):
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """What was compared and found; `ok` if there is nothing in `problems`."""
+class Compared:
+    """The result of comparisons with other programs; `problems` lists what does not agree."""
+
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing disagrees."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of certificate.json."""
+        return {"ok": self.ok, **dataclasses.asdict(self), "problems": list(self.problems)}
+
+    def require(self) -> Self:
+        """Itself if it is ok, else IntegrityError with every problem."""
+        if not self.ok:
+            raise IntegrityError("the certificate failed:\n  " + "\n  ".join(self.problems))
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate(Compared):
+    """What was compared with transformers."""
 
     architecture: str
     compared_with: str | None
@@ -82,19 +104,9 @@ class Certificate:
     tokenizer: TokenizerFigures | None
     texts: int
     """Prompts and chats that both sides continue alike."""
-    problems: tuple[str, ...]
     note: str
     """Why transformers was not asked, if it was not."""
     torch: str
-
-    @property
-    def ok(self) -> bool:
-        """Nothing disagrees."""
-        return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """The content of certificate.json."""
-        return {"ok": self.ok, **dataclasses.asdict(self), "problems": list(self.problems)}
 
     def summary(self) -> str:
         """One line for people."""
@@ -104,12 +116,6 @@ class Certificate:
             f"loaded back by {self.compared_with} as {self.architecture}, logits equal "
             f"(max diff {self.relative_difference:.1e} of the largest logit, over {self.tokens} tokens)"
         )
-
-    def require(self) -> "Certificate":
-        """Itself if it is ok, else IntegrityError with every problem."""
-        if not self.ok:
-            raise IntegrityError("the certificate failed:\n  " + "\n  ".join(self.problems))
-        return self
 
 
 def certify(
