@@ -168,8 +168,8 @@ def run(paths: Sequence[str], items: int) -> dict[str, Any]:
         held = [text for text in texts_of(paths) if len(text) > 800][-400:]
         write_tasks(folder / "tasks", held, items)
         for name, settings in MODELS.items():
-            trained, model = train(folder, paths, settings)
-            ours, seconds = score(native(trained), folder / "tasks")
+            _, model = train(folder, paths, settings)
+            ours, seconds = score(native(model), folder / "tasks")
             theirs, their_seconds = score(exported(model), folder / "tasks")
             tasks = compare(ours, theirs)
             figures["models"][name] = {

@@ -58,7 +58,8 @@ def test_an_adapter_from_the_command_line(
     assert main(["generate", str(tmp_path / "adapter"), "-p", "the", "--tokens", "2"]) == Exit.DONE
     ids = torch.arange(40)[None]
     trained = logits_of(tmp_path / "adapter", ids)
-    torch.testing.assert_close(logits_of(tmp_path / "merged", ids), trained, atol=1e-4, rtol=1e-5)
+    merged = logits_of(tmp_path / "merged", ids)
+    torch.testing.assert_close(merged, trained[..., : merged.shape[-1]], atol=1e-4, rtol=1e-5)
     assert not torch.allclose(trained, logits_of(checkpoint, ids), atol=1e-2)
     assert main(["train", "--data", str(tiny_corpus), "--from", str(run), "--out", str(tmp_path / "x"), *words]) == 2
     assert "is an adapter, and a run starts from whole weights" in capsys.readouterr().err

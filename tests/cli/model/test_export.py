@@ -14,7 +14,12 @@ from safetensors.torch import load_file
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.files.extras import install_command
+from hornbook.model.build import build_model
 from hornbook.model.hf import certificate
+from hornbook.model.hf.hf import write_hf
+from hornbook.model.init.init import initial_values
+from hornbook.model.storage.load import load_model
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 
@@ -59,7 +64,9 @@ def test_json_is_one_object(checkpoint, tmp_path, capsys):
     assert report["files"] == {path.name: path.stat().st_size for path in (tmp_path / "out").iterdir()}
     stored = load_file(tmp_path / "out" / "model.safetensors")
     exact = load_file(checkpoint / "model.safetensors")
-    assert all(torch.equal(stored[name], exact[name].to(torch.bfloat16)) for name in exact)
+    assert stored.keys() == exact.keys()
+    for name, each in stored.items():
+        assert torch.equal(each, exact[name][: len(each)].to(torch.bfloat16)), name
 
 
 def test_transformers_finds_model_and_tokenizer(checkpoint, tmp_path):
@@ -69,9 +76,34 @@ def test_transformers_finds_model_and_tokenizer(checkpoint, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = tokenizer("the page", return_tensors="pt", add_special_tokens=False)
-    assert model(**ids).logits.shape == (1, 8, 320)
+    assert model(**ids).logits.shape == (1, 8, len(tokenizer))
     assert tokenizer.eos_token == "<|endoftext|>"
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_rows_that_pad_the_vocabulary_are_left_out(checkpoint, tmp_path):
+    """Other programs refuse more rows than tokens, or choose such a row as the next token."""
+    assert main(["export", str(checkpoint), "--out", str(tmp_path / "out")]) == Exit.DONE
+    padded, whole = load_model(checkpoint), load_model(tmp_path / "out")
+    assert whole.tokenizer is not None
+    assert padded.vocab == 320 > whole.vocab == whole.tokenizer.vocab_size
+    tokens = torch.arange(whole.vocab)[:256].reshape(16, 16)
+    with torch.no_grad():
+        ours, theirs = (each.model.head.logits(each.model(tokens)[0]) for each in (padded, whole))
+    torch.testing.assert_close(theirs, ours[..., : whole.vocab], rtol=1e-5, atol=1e-5)
+    assert "suppress_tokens" not in json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert main(["export", str(tmp_path / "out"), "--out", str(tmp_path / "again"), "--no-certificate"]) == Exit.DONE
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "again"))
+    assert first == second
+
+
+@pytest.mark.parametrize(("rows", "imported"), [(384, False), (320, True)])
+def test_rows_that_were_asked_for_or_imported_stay(rows, imported, checkpoint, tmp_path):
+    config = load_model(checkpoint).config
+    values = initial_values(build_model(config, rows), config, seed=0)
+    write_hf(tmp_path / "in", values, config, rows, checkpoint, like=checkpoint if imported else None)
+    assert main(["export", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--no-certificate"]) == Exit.DONE
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == rows
 
 
 def test_a_dry_run_writes_nothing(checkpoint, tmp_path, capsys):
@@ -79,7 +111,8 @@ def test_a_dry_run_writes_nothing(checkpoint, tmp_path, capsys):
     assert "nothing written" in capsys.readouterr().out
     assert main(["export", str(checkpoint), "--out", str(tmp_path / "out"), "-n", "--json"]) == Exit.DONE
     plan = json.loads(capsys.readouterr().out)
-    weights = sum(tensor.numel() * 4 for tensor in load_file(checkpoint / "model.safetensors").values())
+    tokens = Tokenizer.load(checkpoint).vocab_size
+    weights = sum(tensor[:tokens].numel() * 4 for tensor in load_file(checkpoint / "model.safetensors").values())
     assert (plan["architecture"], plan["weights_bytes"]) == ("LlamaForCausalLM", weights)
     assert list(tmp_path.iterdir()) == []
 

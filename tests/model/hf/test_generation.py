@@ -82,7 +82,7 @@ def test_an_export_continues_and_answers_as_generate_does(
     found = read(tmp_path / "out")
     assert set(found["eos_token_id"]) == loaded.ends
     assert found["pad_token_id"] == loaded.tokenizer.end_id
-    assert found["suppress_tokens"] == list(range(loaded.tokenizer.vocab_size, ROWS))
+    assert read(made)["suppress_tokens"] == list(range(loaded.tokenizer.vocab_size, ROWS))
     assert loaded.tokenizer.digest == Tokenizer.load(chat_tokenizer).digest  # its data is still its data
 
 

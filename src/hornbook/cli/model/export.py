@@ -70,7 +70,8 @@ def export(
     The folder appears only when it is complete and certified; exit code 3 if the certificate fails. An adapter is
     merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
-    from hornbook.model.surgery.folders import read_generator, read_merged
+    from hornbook.model.surgery.adapters.files import base_of, is_adapter
+    from hornbook.model.surgery.folders import read_generator, read_merged, without_padding
     from hornbook.run.checkpoints.path import checkpoint_path
 
     _check_whole(to, quantize, average=average, generator=generator)
@@ -86,28 +87,28 @@ def export(
     report: dict[str, Any] = {"checkpoint": str(folder), "out": str(out), "dtype": dtype, "average": average}
     config, vocab, stream, beside = read_generator(folder) if generator else read_merged(folder, average=average)
     report = report if generator else tell_left_out(folder, report)
+    base = base_of(folder) if is_adapter(folder) else folder
+    config, vocab, stream = without_padding(base, config, vocab, stream, beside)
     if to in ("gguf", "onnx"):
         write = _export_gguf if to == "gguf" else _export_onnx
         return write(_Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run)
     if dry_run:
         return _plan(report, config, vocab)
-    return _export_hf(report, folder, config, vocab, stream, beside, certificate)
+    return _export_hf(report, base, config, vocab, stream, beside, certificate)
 
 
 def _export_hf(
-    report: dict[str, Any], folder: Path, config: Any, vocab: int, stream: Any, beside: Path, certificate: bool
+    report: dict[str, Any], base: Path, config: Any, vocab: int, stream: Any, beside: Path, certificate: bool
 ) -> Result:
     """Write a Hugging Face folder, and ask transformers for its logits."""
     from hornbook.model.hf.generation import is_foreign
     from hornbook.model.hf.hf import write_hf
-    from hornbook.model.surgery.adapters.files import base_of, is_adapter
     from hornbook.model.surgery.folders import decoder_start_of
 
     out, dtype = Path(report["out"]), report["dtype"]
-    with new_model(out, "export", folder, report) as partial:
+    with new_model(out, "export", Path(report["checkpoint"]), report) as partial:
         tensors = dict(stream)
-        tokenizer, start = with_tokenizer(beside), decoder_start_of(folder)
-        like = base if is_foreign(base := base_of(folder) if is_adapter(folder) else folder) else None
+        tokenizer, start, like = with_tokenizer(beside), decoder_start_of(base), base if is_foreign(base) else None
         write_hf(partial, tensors, config, vocab, tokenizer, dtype=DTYPES[dtype], decoder_start=start, like=like)
         found, note = certify_model(partial, "exported", wanted=certificate, source=tensors)
     report["certificate"] = found.to_json() if found else None

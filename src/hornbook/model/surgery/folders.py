@@ -21,9 +21,12 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery
 from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.parameter_count import rounded_rows
 from hornbook.model.config.replaced import ReplacedHead, SmallerGenerator
 from hornbook.model.hf.config import exported
+from hornbook.model.hf.generation import is_foreign
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf
+from hornbook.model.hf.layout import parameter_shapes
 from hornbook.model.storage.safetensors_folder import Reader, read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.adapters.files import (
@@ -40,6 +43,7 @@ from hornbook.model.surgery.adapters.lora import merged_tensors
 from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.operate import added_shapes, build_operated, fill
 from hornbook.model.transformer import Transformer
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 ADDED = "added.safetensors"
 AVERAGE = "trainer/average.safetensors"
@@ -166,6 +170,21 @@ def read_generator(folder: Path) -> tuple[ModelConfig, int, Iterator[tuple[str, 
         (name.removeprefix(_GENERATOR), tensor) for name, tensor in found.base if name.startswith((_GENERATOR, *shared))
     )
     return head.generator.alone(found.config), found.vocab, stream, folder
+
+
+def without_padding(
+    base: Path, config: ModelConfig, vocab: int, stream: Iterator[tuple[str, Tensor]], tokenizer: Path
+) -> tuple[ModelConfig, int, Iterator[tuple[str, Tensor]]]:
+    """(configuration, rows, parameters) without the rows of the embedding that round up a tokenizer's size.
+
+    Other programs refuse such rows, or choose one as the next token. `base`: a model of another program stays as it is.
+    """
+    tokens = Tokenizer.load(tokenizer).vocab_size if (tokenizer / "tokenizer.json").is_file() else vocab
+    if is_foreign(base) or vocab != rounded_rows(tokens):
+        return config, vocab, stream
+    shapes = parameter_shapes(config, tokens)
+    cut = ((name, each[tuple(map(slice, shapes[name]))]) for name, each in stream)
+    return config.model_copy(update={"vocab": tokens}), tokens, cut
 
 
 _GENERATOR = "head.generator."
