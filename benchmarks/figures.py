@@ -505,6 +505,7 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
             cold_start,
             quickstart_matrix,
             serve_page.serve,
+            serve_page.clients,
         ),
     ),
     "layouts.md": ("Layouts of ranks", layouts_page.SECTIONS),

@@ -1,8 +1,9 @@
-"""The section of docs/figures.md that results/serve.json becomes."""
+"""The sections of docs/figures.md that results/serve.json and clients.json become."""
 
 from typing import Any
 
 from benchmarks.report import rows_of, section, with_range
+from benchmarks.serve.clients import HEADER, table
 
 
 def serve(found: dict[str, Any]) -> list[str]:
@@ -51,3 +52,19 @@ def _storm(found: dict[str, Any]) -> list[str]:
         f"grown by {found['grown_mib']:.1f} MiB, and a greedy text was as before: {found['same_answer_after']}.",
         *rows_of(["kind and status", "requests"], statuses),
     ]
+
+
+def clients(found: dict[str, Any]) -> list[str]:
+    """Programs and versions beside architectures."""
+    failed: list[dict[str, Any]] = [row for row in found["rows"] if row["error"]]
+    return section(
+        "Clients",
+        "`python -m benchmarks.serve.clients --pythons ...`: tiny models of random values, exported or served, in",
+        "other people's programs. A cell: the largest difference from hornbook's logits, as a share of the largest (of",
+        "hidden states: sentence-transformers, encoders in ctranslate2), and how many greedy texts are equal, of up",
+        f"to {found['new_tokens']} tokens for {found['prompts']} prompts, two of them chats (encoders: the token at a",
+        "mask, or the label). Empty: not asked, or the program or its format has no place for the architecture.",
+        *rows_of(HEADER, table(found["rows"])),
+        *(f"* {row['client']} {row['version']}, {row['model']}: {row['error'][:120]}" for row in failed),
+        "",
+    )
