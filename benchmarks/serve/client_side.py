@@ -135,7 +135,8 @@ def transformers_pipeline(case: Case) -> Answer:
     }
     if case["auto"] not in names:
         raise Unsuited
-    network, texts = transformers.pipeline(names[case["auto"]], model=case["hf"]), []
+    network: Any = transformers.pipeline(names[case["auto"]], model=case["hf"])
+    texts: list[Any] = []
     for prompt in case["prompts"]:
         if case["kind"] == "encoder":
             best = network(prompt["text"])[0]
