@@ -2,12 +2,11 @@
 
 Imported only where `parallel.shard` asks for it: DTensor's modules take as long to import as torch.
 
-In a pipeline the data ranks of a stage share its parts (`ShardedStages`).
-FSDP's hooks gather weights as everywhere: those of a stage's blocks around each pass, the others (embedding, head, last
-norm) with the first pass of a step. They do not sum gradients: passes of several microbatches are under way at once,
-and a backward pass may come in two parts, of which hooks see the first. So gradients add up whole, and cross ranks
-between passes: after each microbatch, or once a step with `shard = "optimizer"`. Ranks that share a stage compute the
-same passes in the same order, so their collectives meet.
+In a pipeline the data ranks of a stage share its parts (`ShardedStages`). FSDP's hooks gather weights: those of a
+stage's blocks around each pass, the others (embedding, head, last norm) with the first pass of a step. They do not sum
+gradients: passes of several microbatches are under way at once, and a backward pass may come in two parts, of which
+hooks see the first. So gradients add up whole, and cross ranks between passes: after each microbatch, or once a step
+with `shard = "optimizer"`. Ranks that share a stage compute the same passes in one order, so their collectives meet.
 """
 
 import contextlib

@@ -25,7 +25,7 @@ def rewrite(text: str, keep: Keep) -> str:
     parts: list[str] = []
     missing: set[str] = set()
     """Ends that do not come any more, so that they are not searched again."""
-    position = 0
+    closing, position = _closing_braces(text), 0
     while (match := _SPECIAL.search(text, position)) is not None:
         parts.append(text[position : match.start()])
         mark, name = match.group(), match.group("name")
@@ -37,7 +37,7 @@ def rewrite(text: str, keep: Keep) -> str:
         if name or mark == "\\iffalse":
             span = _ended(text, f"\\end{{{name}}}" if name else _FALSE, start, missing)
         elif match.group("address"):
-            span = _braced(text, start)
+            span = closing.get(start)
         elif kind in _SIGNED:
             span = _delimited(text, mark, start)
         if span is None:
@@ -69,16 +69,17 @@ def _ended(text: str, closing: str, start: int, missing: set[str]) -> tuple[int,
     return end, end + len(closing)
 
 
-def _braced(text: str, start: int) -> tuple[int, int] | None:
-    """To the brace that closes the one before `start`; an address has one line."""
-    depth = 1
-    for match in re.compile(r"\\.|[{}\n]").finditer(text, start, start + 4000):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if match.group() == "\n":
-            return None
-        if not depth:
-            return match.start(), match.end()
-    return None
+def _closing_braces(text: str) -> dict[int, tuple[int, int]]:
+    """Return where the brace is that closes each opened one on its line, by the place after the opened one."""
+    closing, opened = dict[int, tuple[int, int]](), list[int]()
+    for match in re.finditer(r"\\.|[{}\n]", text):
+        if match.group() == "{":
+            opened.append(match.end())
+        elif match.group() == "}" and opened:
+            closing[opened.pop()] = match.span()
+        elif match.group() == "\n":
+            opened.clear()
+    return closing
 
 
 def _delimited(text: str, mark: str, start: int) -> tuple[int, int] | None:
