@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Work
 
-SHARED = ("World.all_reduce_sum", "World.all_gather", "exact_all_reduce_", "_sum_of_own_part")
+SHARED = ("World.all_reduce_sum", "World.all_gather", "exact_all_reduce_", "sum_of_own_part")
 """Functions that others reduce with: the site is who calls them."""
 CONTROL = ("World.all_reduce_max", "World.barrier", "World.broadcast", "World.broadcast_text", "distributed", "join")
 """Stop, save and timeouts: no figures of a run."""

@@ -20,7 +20,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.layers.saved_tensors import Rebuilding, cheap
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel import data_parallel
+from hornbook.parallel import fully_sharded
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.exact import exact_norm
 from hornbook.parallel.gradients.norm import norm_of_shards
@@ -243,13 +243,13 @@ def test_shards_are_updated_on_the_host(
 def lend(_: str) -> None:
     """What `Run.before` calls: the CPU of a rank counts as a GPU, and FSDP holds weights on its host."""
     offload.is_gpu = lambda _: True
-    plain = data_parallel.fully_shard
+    plain = fully_sharded.fully_shard
 
     def watched(*args: Any, **more: Any) -> Any:
         assert isinstance(more["offload_policy"], CPUOffloadPolicy)
         return plain(*args, **more)
 
-    data_parallel.fully_shard = watched
+    fully_sharded.fully_shard = watched
 
 
 @pytest.mark.parametrize(
