@@ -45,6 +45,7 @@ def write(path: str, text: str) -> str:
 # --- precedence
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_key_of_any_length_is_compared_with_known_ones_in_no_time() -> None:
     write("long.toml", f'extends = "tiny"\noptim.{"l" * 50_000} = 1\n')
     begun = time.process_time()
