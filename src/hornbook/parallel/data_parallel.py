@@ -33,7 +33,7 @@ class SingleProcess:
     """One process holds everything; the base of the forms for several ranks."""
 
     gathers_weights = False
-    """Weights are gathered for each use, and are not there before it."""
+    """Whether weights are gathered for each use, and absent between uses."""
 
     def __init__(self, model: Transformer, world: World, divisions: Divisions) -> None:
         self.model, self.clock = model, world.clock

@@ -50,11 +50,11 @@ from hornbook.parallel.traffic.fsdp import (
 from hornbook.parallel.world import HYBRID, Axis, World
 
 BESIDE_FSDP: tuple[Axis, ...] = ("context", "expert")
-"""Axes that gradients are summed over and fully_shard does not know."""
+"""Axes over which hornbook sums gradients itself, because fully_shard does not know them."""
 
 
 class FSDP(SingleProcess):
-    """The ranks of a group hold the model between them."""
+    """Data parallelism in which the ranks of a group share the parameters of the model."""
 
     gathers_weights = True
 
@@ -144,7 +144,7 @@ class FSDP(SingleProcess):
 
 
 class ShardedStages(FSDP):
-    """The ranks of a group hold the stages of one rank between them."""
+    """`FSDP` for the stages that one pipeline rank computes."""
 
     def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
         super().__init__(model, world, config, divisions)
@@ -219,7 +219,7 @@ class ShardedStages(FSDP):
         self._defer()
 
     def _post_backward(self) -> None:
-        """What hooks do behind a backward pass: gradients are added up in the dtype in which they cross ranks."""
+        """Add gradients up as FSDP's hooks do after backward: in the dtype in which they cross ranks."""
         for state in self._root._state_ctx.all_states:
             for group in fsdp_groups(state):
                 before = group._training_state

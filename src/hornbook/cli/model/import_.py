@@ -84,7 +84,7 @@ def _folder_of(source: Path) -> Path:
 
 
 def _without_tokenizer(source: Path) -> str:
-    """What a folder without tokenizer.json has in its place, and what to do about it."""
+    """Name the tokenizer files of a folder without tokenizer.json, and the remedy."""
     from hornbook.model.hf.tokenizer import OTHER_FORMS
 
     forms = [name for name in OTHER_FORMS if (source / name).exists()]

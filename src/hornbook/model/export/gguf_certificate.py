@@ -56,13 +56,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class GgufCertificate(Compared):
-    """What was compared; `ok` if every program that is installed agrees."""
+    """Results of the comparison with other programs; `ok` if every installed one agrees."""
 
     dtype: str
     tokens: int
     readings: tuple[Reading, ...]
     note: str
-    """What was not asked because it is not installed."""
+    """Programs that were not asked, because they are not installed."""
 
     def summary(self) -> str:
         """One line for people."""
@@ -71,7 +71,7 @@ class GgufCertificate(Compared):
 
 
 def problems_of(readings: Sequence[Reading]) -> Iterator[str]:
-    """What does not agree."""
+    """Yield one sentence for each difference beyond its limit."""
     for each in readings:
         if not each.relative_difference <= each.allowed:
             yield (

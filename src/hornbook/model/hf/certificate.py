@@ -85,7 +85,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate(Compared):
-    """What was compared with transformers."""
+    """Results of the comparison with transformers."""
 
     architecture: str
     compared_with: str | None

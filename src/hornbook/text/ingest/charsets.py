@@ -64,7 +64,7 @@ def codec_of(label: str, *, web: bool = False) -> codecs.CodecInfo | None:
 
 
 def _as_on_the_web(error: UnicodeError) -> tuple[str, int]:
-    """What the web's tables hold and Python's do not: C1 controls, the euro sign of GBK, NEC's and IBM's characters."""
+    """Decode what Python's tables lack and the web's have: C1 controls, the euro sign of GBK, NEC's and IBM's signs."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     data, start = error.object, error.start

@@ -183,7 +183,7 @@ def stalled_shards(history: RunHistory, steps: int = 200) -> str:
 
 
 def _shards(index: Any, step: Mapping[str, Any]) -> Iterable[str]:
-    """Of each row of a step, the shards that it has documents of."""
+    """Yield for each row of a step the shards that its documents come from."""
     first = step["first_sample"]
     for sample in range(first, first + min(step.get("num_samples", 1), ROWS)):
         yield from {each.shard for each in index.documents(sample)}

@@ -1,4 +1,4 @@
-"""What LaTeX takes literally, where a `%` is no comment: verbatim environments, `\\verb`, addresses; and comments."""
+"""Literal text of LaTeX, in which `%` is no comment (verbatim environments, `\\verb`, addresses); and comments."""
 
 import re
 from collections.abc import Callable
