@@ -16,7 +16,7 @@ measurements behind the first line.
 
 import functools
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +33,8 @@ from hornbook.model.attention.device_attention import (
 )
 from hornbook.model.attention.key_tables import KeyTables, key_tables
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.attention.tiled_attention import Scoring, TiledAttention
+from hornbook.model.attention.tiled_attention import Scoring, ScoringOptions, TiledAttention, scoring_of
 from hornbook.model.cpu.cached import attend_to_cached, takes
-from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import is_widened, matmul
 from hornbook.model.layers.saved_tensors import is_rebuilding
 
@@ -47,24 +46,13 @@ MOST_PAIRS = 2**27
 """Scores that may exist at once, of all rows and heads: 512 MiB in float32."""
 
 
-def attend(
-    query: Heads,
-    key: Heads,
-    value: Heads,
-    mask: AttentionMask,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    dropout: AttentionDropout | None = None,
-) -> Heads:
-    """Attention by the fastest way; arguments as of `Scoring`, `scale` is 1 / sqrt(dim) if not given."""
-    scoring = Scoring(query.shape[-1] ** -0.5 if scale is None else scale, softcap, bias, sinks, dropout)
+def attend(query: Heads, key: Heads, value: Heads, mask: AttentionMask, **options: Unpack[ScoringOptions]) -> Heads:
+    """Compute attention by the fastest way."""
+    scoring = scoring_of(query, options)
     if takes_tiles(query):
         rest = scoring._replace(bias=None, sinks=None)
         keep = torch.is_grad_enabled() and not is_rebuilding()
-        return TiledAttention.apply(query, key, value, bias, sinks, mask, rest, keep)
+        return TiledAttention.apply(query, key, value, scoring.bias, scoring.sinks, mask, rest, keep)
     tables = tables_of(mask, query, key)
     way = choose_way(query, key, value, tables, scoring)
     if way == "documents":

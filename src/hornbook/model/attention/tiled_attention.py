@@ -5,7 +5,7 @@ probabilities; where those are large (long rows), they are computed again, tile 
 the length of a row and not with its square.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -30,6 +30,23 @@ class Scoring(NamedTuple):
     sinks: Float[Tensor, " heads"] | None = None
     """One more score per head, which takes part in the softmax and has no value."""
     dropout: AttentionDropout | None = None
+
+
+class ScoringOptions(TypedDict, total=False):
+    """Fields of `Scoring` as keywords of an attention function; `scale` is 1 / sqrt(dim) if not given or None."""
+
+    scale: float | None
+    softcap: float | None
+    bias: Tensor | None
+    sinks: Tensor | None
+    dropout: AttentionDropout | None
+
+
+def scoring_of(query: Tensor, options: ScoringOptions) -> Scoring:
+    """Return the `Scoring` of queries [..., dim]."""
+    scale = options.get("scale")
+    fields: dict[str, Any] = {**options, "scale": query.shape[-1] ** -0.5 if scale is None else scale}
+    return Scoring(**fields)
 
 
 class TiledAttention(torch.autograd.Function):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -25,6 +26,7 @@ from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
 from hornbook.model.attention.attention import FullAttention
 from hornbook.model.attention.mask import AttentionMask
+from hornbook.model.attention.tiled_attention import ScoringOptions, scoring_of
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.hf.certificate import Compared
@@ -183,23 +185,19 @@ def attend_by_symbols(
     key: Tensor,
     value: Tensor,
     mask: AttentionMask,
-    *,
-    scale: float | None = None,
-    softcap: float | None = None,
-    bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    dropout: object = None,
     seen: Int[Tensor, "batch time"] | None = None,
+    **options: Unpack[ScoringOptions],
 ) -> Tensor:
     """Attention [batch, heads, time, dim] as its formula, for sizes that are symbols; `seen`: keys that are no padding.
 
     Queries of padding see the same keys, so what is found for them is finite, and of no use.
     """
+    scale, softcap, bias, sinks, dropout = scoring_of(query, options)
     assert bias is None
     assert dropout is None
     groups, time = query.shape[1] // key.shape[1], query.shape[2]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = (query @ key.transpose(-1, -2)) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (query @ key.transpose(-1, -2)) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     position = torch.arange(time, device=query.device)

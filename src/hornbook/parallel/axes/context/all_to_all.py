@@ -9,13 +9,14 @@ Key-value heads that do not divide among the ranks are repeated until they do; t
 
 import math
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from hornbook.model.attention.attend import attend
 from hornbook.model.attention.mask import AttentionMask, RowPart
-from hornbook.model.layers.dropout import AttentionDropout
+from hornbook.model.attention.tiled_attention import ScoringOptions, scoring_of
 from hornbook.parallel.axes.context.exchange import CONTEXT, AllToAll
 from hornbook.parallel.axes.context.layout import order, places
 from hornbook.parallel.world import World
@@ -28,25 +29,14 @@ class AllToAllAttention:
     world: World
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: AttentionMask,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        dropout: AttentionDropout | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, **options: Unpack[ScoringOptions]
     ) -> Tensor:
         """query [batch, heads, part, dim], key [batch, kv_heads, part, dim], value [batch, kv_heads, part, value_dim]
-        -> [batch, heads, part, value_dim]; the rest as of `attend`."""
+        -> [batch, heads, part, value_dim]."""
         part = mask.part
         if part is None:
-            options = {"scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks, "dropout": dropout}
             return attend(query, key, value, mask, **options)
-        of_keys = mask.key_part or part
+        of_keys, scoring = mask.key_part or part, scoring_of(query, options)
         rank, size = self.world.axis_rank(CONTEXT), self.world.axis_size(CONTEXT)
         own = query.shape[1] // size
         heads = slice(rank * own, (rank + 1) * own)
@@ -59,11 +49,11 @@ class AllToAllAttention:
             self._to_rows(key, at_keys),
             self._to_rows(value, at_keys),
             replace(mask, part=None, key_part=None),
-            scale=scale,
-            softcap=softcap,
-            bias=None if bias is None else bias[heads],
-            sinks=None if sinks is None else sinks[heads],
-            dropout=None if dropout is None else dropout.from_head(heads.start),
+            scale=scoring.scale,
+            softcap=scoring.softcap,
+            bias=None if scoring.bias is None else scoring.bias[heads],
+            sinks=None if scoring.sinks is None else scoring.sinks[heads],
+            dropout=None if scoring.dropout is None else scoring.dropout.from_head(heads.start),
         )
         return self._to_parts(found, part)
 

@@ -15,14 +15,14 @@ times the result, so the softmax's backward needs no second pass over the ring: 
 """
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from hornbook.model.attention.attend import attend
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.attention.tiled_attention import Scoring
+from hornbook.model.attention.tiled_attention import Scoring, ScoringOptions, scoring_of
 from hornbook.model.cpu.softmax import diagonal_sums
 from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import matmul
@@ -37,25 +37,15 @@ class RingAttention:
         self._ring = ring
 
     def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: AttentionMask,
-        *,
-        scale: float | None = None,
-        softcap: float | None = None,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        dropout: AttentionDropout | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask, **options: Unpack[ScoringOptions]
     ) -> Tensor:
         """query [batch, heads, part, dim], key [batch, kv_heads, part, dim], value [batch, kv_heads, part, value_dim]
-        -> [batch, heads, part, value_dim]; the rest as of `attend`."""
+        -> [batch, heads, part, value_dim]."""
         if mask.part is None:  # whole rows: samples
-            options = {"scale": scale, "softcap": softcap, "bias": bias, "sinks": sinks, "dropout": dropout}
             return attend(query, key, value, mask, **options)
-        rest = Scoring(query.shape[-1] ** -0.5 if scale is None else scale, softcap, None, None, dropout)
-        return RingFunction.apply(query, key, value, bias, sinks, mask, rest, self._ring)
+        scoring = scoring_of(query, options)
+        rest = scoring._replace(bias=None, sinks=None)
+        return RingFunction.apply(query, key, value, scoring.bias, scoring.sinks, mask, rest, self._ring)
 
 
 class RingFunction(torch.autograd.Function):
