@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 from hornbook.errors import IntegrityError
-from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer
+from hornbook.model.generate.prompts import encode_spelled
+from hornbook.model.hf.tokenizer import copy_tokenizer, frame_texts
 from hornbook.text.config.text import BPE, Unigram, WordPiece
 from hornbook.text.tokenizer.files import save_tokenizer
 from hornbook.text.tokenizer.prompt_encoding import encode_text
@@ -31,9 +32,10 @@ def test_a_bare_tokenizer_is_completed_for_autotokenizer(tokenizer_folder, tmp_p
     assert theirs.encode(text, add_special_tokens=False) == ours.encode(text)
 
 
-def test_a_decoder_without_an_unknown_token_names_its_end_token_there(tokenizer_folder, tmp_path):
+@pytest.mark.parametrize("kind", ["decoder", "encoder_decoder"])
+def test_a_model_that_writes_and_has_no_unknown_token_names_its_end_token_there(tokenizer_folder, tmp_path, kind):
     """As GPT-2 and GPT-NeoX do: ctranslate2 refuses a model whose unknown token is null."""
-    copy_tokenizer(tokenizer_folder, tmp_path, 512, decoder=True)
+    copy_tokenizer(tokenizer_folder, tmp_path, 512, kind=kind)
     settings, made = json.loads((tmp_path / "tokenizer_config.json").read_text()), Tokenizer.load(tmp_path)
     assert settings["unk_token"] == made.end
     assert made.unknown_id is None
@@ -59,6 +61,33 @@ def test_pairs_have_token_types_where_the_model_reads_them(tmp_path, bare):
         assert read.get("token_type_ids") == (asked.types if types else None)
 
 
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("encoder", BPE(vocab=300, objectives=["masked"])),
+        ("encoder", WordPiece(vocab=300)),
+        ("encoder_decoder", BPE(vocab=300, objectives=["infill"])),
+        ("encoder_decoder", Unigram(vocab=400)),
+    ],
+    ids=lambda each: getattr(each, "kind", each),
+)
+def test_encoders_read_the_same_tokens_in_other_programs(tmp_path, kind, config):
+    """A byte-level tokenizer has no template of its own: texts lacked their delimiter, and masks had a blank before."""
+    import tokenizers
+
+    made = train_tokenizer(config, [["the letters of the page", "a page of letters 12"] * 9])
+    save_tokenizer(made, tmp_path)
+    frame_texts(tmp_path, kind)
+    read, source = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")), kind == "encoder_decoder"
+    mask = "12" if made.special.mask is None else made.spell(made.special.mask)
+    for text in ("the page", f"the {mask} page", mask):
+        assert read.encode(text).ids == encode_spelled(made, text, source=source)
+    if kind == "encoder":
+        asked, found = encode_text(made, "the page", "a page"), read.encode("the page", "a page")
+        assert (found.ids, found.type_ids) == (asked.tokens, asked.types)
+    assert Tokenizer.load(tmp_path).digest == made.digest
+
+
 @pytest.mark.parametrize("config", [BPE(vocab=300), Unigram(vocab=400), WordPiece(vocab=300)], ids=lambda c: c.kind)
 def test_a_template_of_texts_for_decoders_gives_tokens_and_types_as_ours(tmp_path, config):
     """Types by their numbers, for a model may be given vectors of token types later; no end token stands last."""
@@ -66,7 +95,7 @@ def test_a_template_of_texts_for_decoders_gives_tokens_and_types_as_ours(tmp_pat
 
     made = train_tokenizer(config, [["the letters of the page", "a page of letters 12"] * 9])
     save_tokenizer(made, tmp_path / "out")
-    begin_texts(tmp_path / "out")
+    frame_texts(tmp_path / "out", "decoder")
     read = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     for second in (None, "a page"):
         asked, found = encode_text(made, "the page", second), read.encode("the page", second)

@@ -91,7 +91,7 @@ def export(
     config, vocab, stream = without_padding(base, config, vocab, stream, beside)
     if to in ("gguf", "onnx"):
         write = _export_gguf if to == "gguf" else _export_onnx
-        return write(_Merged(folder, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run)
+        return write(_Merged(base, config, vocab, stream, with_tokenizer(beside)), report, certificate, dry_run)
     if dry_run:
         return _plan(report, config, vocab)
     return _export_hf(report, base, config, vocab, stream, beside, certificate)
@@ -161,7 +161,7 @@ def _check_calibration(quantize: str | None, data: Path | None, *, act_order: bo
 class _Merged:
     """A model as one, without adapters beside it."""
 
-    folder: Path
+    base: Path
     config: Any
     vocab: int
     stream: Any
@@ -183,7 +183,7 @@ def _export_gguf(model: _Merged, report: dict[str, Any], wanted: bool, dry_run: 
         what = f"{plan.architecture}, {size / 1e6:,.1f} MB of weights as {dtype}"
         text = f"would write {out / FILE}: {what}; nothing written"
         return Result(report | {"dry_run": True}, text)
-    with new_model(out, "export", model.folder, report) as partial:
+    with new_model(out, "export", Path(report["checkpoint"]), report) as partial:
         tensors = dict(model.stream)
         write_model(partial, plan, tensors)
         assert model.tokenizer is not None
@@ -198,10 +198,10 @@ def _export_gguf(model: _Merged, report: dict[str, Any], wanted: bool, dry_run: 
 def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run: bool) -> Result:
     """Write the file, config.json and the tokenizer, and ask onnxruntime for its logits."""
     from hornbook.model.build import build_model
-    from hornbook.model.config.head import LabelHeadConfig
     from hornbook.model.export.onnx import FILE, certify_onnx, require_onnx, write_onnx
     from hornbook.model.hf.config import to_json
-    from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer, special_ids
+    from hornbook.model.hf.generation import is_foreign
+    from hornbook.model.hf.tokenizer import place_tokenizer, special_ids
     from hornbook.model.storage.safetensors_folder import write_json
     from hornbook.model.surgery.operate import fill
 
@@ -210,15 +210,12 @@ def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run:
     out = Path(report["out"])
     if dry_run:
         return Result(report | {"dry_run": True}, f"would write {out / FILE}; nothing written")
-    with new_model(out, "export", source.folder, report) as partial:
+    with new_model(out, "export", Path(report["checkpoint"]), report) as partial:
         model = fill(build_model(config, source.vocab, "meta"), source.stream, None).eval()
         write_onnx(partial, model, config)
         tokens = special_ids(None)
         if source.tokenizer is not None:
-            types, decoder = config.embedding.types > 1, config.kind == "decoder"
-            tokens = copy_tokenizer(source.tokenizer, partial, config.position.length, types=types, decoder=decoder)
-            if decoder and isinstance(config.head, LabelHeadConfig):
-                begin_texts(partial)
+            tokens = place_tokenizer(source.tokenizer, partial, config, foreign=is_foreign(source.base))
         write_json(partial / "config.json", to_json(config, source.vocab, dtype="float32", tokens=tokens))
         last = "not certified (--no-certificate)"
         if wanted:

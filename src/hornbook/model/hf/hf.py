@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import storage_errors
 from hornbook.files.safetensors import Entry
-from hornbook.model.config.head import LabelHeadConfig
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.hf.config import choose_architecture, from_json, identify, to_json
@@ -33,7 +32,7 @@ from hornbook.model.hf.layout import (
 )
 from hornbook.model.hf.remote import source as remote
 from hornbook.model.hf.tables.vocabulary import Architecture
-from hornbook.model.hf.tokenizer import begin_texts, copy_tokenizer, special_ids
+from hornbook.model.hf.tokenizer import place_tokenizer, special_ids
 from hornbook.model.storage.safetensors_folder import (
     DTYPES,
     SHARD_BYTES,
@@ -102,14 +101,9 @@ def create_hf(
     architecture = choose_architecture(config)
     layout = lay_out(config, vocab, architecture)
     create_tensors(folder, {name: stored_shape(parts) for name, parts in layout.items()}, dtype, shard_bytes)
-    types = config.embedding.types > 1
-    tokens = (
-        special_ids(None)
-        if tokenizer_dir is None
-        else copy_tokenizer(
-            tokenizer_dir, folder, config.position.length, types=types, decoder=config.kind == "decoder"
-        )
-    )
+    tokens = special_ids(None)
+    if tokenizer_dir is not None:
+        tokens = place_tokenizer(tokenizer_dir, folder, config, foreign=like is not None)
     if config.kind == "encoder_decoder":
         usual = tokens[architecture.decoder_start if architecture and architecture.decoder_start else "pad_token_id"]
         tokens |= {"decoder_start_token_id": usual if decoder_start is None else decoder_start}
@@ -118,9 +112,6 @@ def create_hf(
             f"{tokenizer_dir}: its tokenizer has {count} ids, and its model only {vocab} rows of embedding: take the "
             "tokenizer that belongs to the model"
         )
-    labelled = isinstance(config.head, LabelHeadConfig)
-    if tokenizer_dir is not None and config.kind == "decoder" and (labelled or like is None):
-        begin_texts(folder)
     generation = own_generation(folder, config, vocab, tokens) if like is None else foreign_generation(like, tokens)
     tokens |= {} if like is None else foreign_ids(like)
     keys = to_json(config, vocab, dtype=dtype, tokens=tokens)

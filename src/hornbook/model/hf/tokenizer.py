@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.files.safetensors import regular_size
+from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.config.model import ModelConfig
 from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.text.tokenizer.files import name_special_tokens
 from hornbook.text.tokenizer.special_tokens import SAME_AS
@@ -38,14 +40,26 @@ def special_ids(tokenizer: Tokenizer | None) -> dict[str, int | None]:
     }
 
 
+def place_tokenizer(source: Path, folder: Path, config: ModelConfig, *, foreign: bool) -> dict[str, int | None]:
+    """`copy_tokenizer` for an export, which other programs use as hornbook does; returns its `special_ids`.
+
+    `foreign`: the model and its tokenizer come from another program, whose reading of texts stays.
+    """
+    labelled, kind = isinstance(config.head, LabelHeadConfig), config.kind
+    ids = copy_tokenizer(source, folder, config.position.length, types=config.embedding.types > 1, kind=kind)
+    if not foreign or (labelled and kind == "decoder"):
+        frame_texts(folder, "encoder" if labelled and kind != "decoder" else kind)
+    return ids
+
+
 def copy_tokenizer(
-    source: Path, folder: Path, length: int, *, types: bool = False, decoder: bool = False
+    source: Path, folder: Path, length: int, *, types: bool = False, kind: str = "encoder"
 ) -> dict[str, int | None]:
     """Copy the tokenizer of `source`; returns its `special_ids`.
 
     `length`: positions of the model, where AutoTokenizer is to cut texts. `types`: the model tells the two texts of a
-    pair apart by token types, so AutoTokenizer must give them, and to no other model. `decoder`: it continues texts,
-    so batches are filled up before them, with the end token where there is no other.
+    pair apart by token types, so AutoTokenizer must give them, and to no other model. `kind`: that of the model. Texts
+    of a decoder are padded on the left, with the end token where the tokenizer has no padding token.
     """
     for name in FILES:
         path = source / name
@@ -57,21 +71,27 @@ def copy_tokenizer(
         write_json(folder / "tokenizer_config.json", _settings(tokenizer, length))
     path = folder / "tokenizer_config.json"
     settings = read_json(path)
-    if settings != (completed := _completed(settings, tokenizer, length, types=types, decoder=decoder)):
+    if settings != (completed := _completed(settings, tokenizer, length, types=types, kind=kind)):
         write_json(path, completed)
     return special_ids(tokenizer)
 
 
-def begin_texts(folder: Path) -> None:
-    """Let AutoTokenizer read texts as `predict` does for decoders: the delimiter, a text, end tokens, another text.
+def frame_texts(folder: Path, kind: str) -> None:
+    """Let AutoTokenizer read texts as hornbook reads them for a model of this kind, delimiter and end tokens included.
 
-    No end token follows: a decoder's label is that of the last token of the text.
+    A decoder's text has no end token after it, because its label is that of the text's last token. Tokenizers of
+    encoders and encoder-decoders keep their own template. Where they have none, a mask takes the blank before it.
     """
     tokenizer = Tokenizer.load(folder)
     data = read_json(folder / "tokenizer.json")
     old = data.get("post_processor") or {}
-    byte_level = [each for each in old.get("processors", [old]) if each.get("type") == "ByteLevel"]
-    template = _template(tokenizer)
+    processors = [each for each in old.get("processors", [old]) if each]
+    byte_level = [each for each in processors if each.get("type") == "ByteLevel"]
+    if kind != "decoder" and processors != byte_level:
+        return
+    for each in data.get("added_tokens") or []:
+        each["lstrip"] = each["lstrip"] or (kind != "decoder" and each["id"] == tokenizer.special.mask)
+    template = _template(tokenizer, kind)
     data["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]} if byte_level else template
     write_json(folder / "tokenizer.json", data)
     path = folder / "tokenizer_config.json"
@@ -81,19 +101,27 @@ def begin_texts(folder: Path) -> None:
     write_json(path, read_json(path) | {SAME_AS: same})
 
 
-def _template(tokenizer: Tokenizer) -> dict[str, Any]:
-    def special(name: str, kind: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": name, "type_id": kind}}
+def _template(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
+    def ends(count: int, text: int) -> list[dict[str, Any]]:
+        return [{"SpecialToken": {"id": tokenizer.end, "type_id": text}}] * count
 
-    first = [special(tokenizer.begin, 0), {"Sequence": {"id": "A", "type_id": 0}}]
-    second = [special(tokenizer.end, 0)] * tokenizer.ends_between + [{"Sequence": {"id": "B", "type_id": 1}}]
+    delimited, source = tokenizer.delimiter_id != tokenizer.end_id, kind == "encoder_decoder"
+    first = [{"SpecialToken": {"id": tokenizer.begin, "type_id": 0}}] * (delimited or not source)
+    first.append({"Sequence": {"id": "A", "type_id": 0}})
+    second = [*ends(tokenizer.ends_between, 0), {"Sequence": {"id": "B", "type_id": 1}}]
+    last = source or (delimited and kind == "encoder")
     ids = {tokenizer.begin: tokenizer.delimiter_id, tokenizer.end: tokenizer.end_id}
     known = {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()}
-    return {"type": "TemplateProcessing", "single": first, "pair": first + second, "special_tokens": known}
+    return {
+        "type": "TemplateProcessing",
+        "single": first + ends(last, 0),
+        "pair": [*first, *second, *ends(last, 1)],
+        "special_tokens": known,
+    }
 
 
 def _completed(
-    settings: dict[str, Any], tokenizer: Tokenizer, length: int, *, types: bool, decoder: bool
+    settings: dict[str, Any], tokenizer: Tokenizer, length: int, *, types: bool, kind: str
 ) -> dict[str, Any]:
     """Transformers' own classes, such as BertTokenizer, know by themselves what their models read."""
     settings = dict(settings)
@@ -101,9 +129,9 @@ def _completed(
         settings["model_input_names"] = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
         if not isinstance(given := settings.get("model_max_length"), int | float) or given > UNLIMITED:
             settings["model_max_length"] = length
-    if decoder and tokenizer.special.pad is None:
+    if kind == "decoder" and tokenizer.special.pad is None:
         settings |= {"pad_token": tokenizer.end, "padding_side": settings.get("padding_side", "left")}
-    if decoder and tokenizer.unknown_id is None and settings.get("unk_token") is None:
+    if kind != "encoder" and tokenizer.unknown_id is None and settings.get("unk_token") is None:
         settings["unk_token"] = tokenizer.end  # as GPT-2's and GPT-NeoX's: ctranslate2 loads no model without a name
     return settings
 
