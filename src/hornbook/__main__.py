@@ -1,5 +1,6 @@
 """The command `hornbook`, and `python -m hornbook`."""
 
+import os
 import sys
 
 _NO_WINDOWS = (
@@ -12,6 +13,10 @@ def main() -> int:
     if sys.platform in ("win32", "cygwin"):
         sys.stderr.write(f"error {_NO_WINDOWS}\n")
         return 2
+    if os.environ.get("_HORNBOOK_COMPLETE") in ("complete_bash", "complete_zsh", "complete_fish"):
+        from hornbook.cli.completion import complete
+
+        return complete()
     from hornbook.cli.main import main as run
 
     return run()

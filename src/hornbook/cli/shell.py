@@ -42,7 +42,7 @@ Average = Annotated[
     bool, typer.Option("--average", help="Take the average of the weights that train.average kept, not the weights.")
 ]
 Data = Annotated[Path, typer.Argument(metavar="DATA", help="A folder written by `hornbook prepare`.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+Device = Annotated[str, typer.Option(metavar="auto|cpu|cuda|mps", help="Where to compute.")]
 DryRun = Annotated[bool, typer.Option("-n", "--dry-run", help="Show what would be done; write nothing.")]
 
 # -v and -q stand anywhere in any command line. They travel as environment variables, so that rooms below the

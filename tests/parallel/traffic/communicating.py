@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.training.all_reduces import Message, all_reduce_, bytes_sent, double_tree, ring
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
@@ -20,7 +21,6 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.traffic.traffic import Kind
-from hornbook.parallel.traffic.written_out import Message, all_reduce_, bytes_sent, double_tree, ring
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.config import TrainConfig
 from hornbook.run.start.calibrate import random_batch

@@ -108,14 +108,11 @@ def _result(plan: "ReplayPlan", comparison: "Comparison", curves: Curves, change
     if plan.without is not None:
         kept = parted is None or (parted.first or 0) > plan.without.begins
         value["effect"] = effect = _effect(curves)
-        return Result(value, "\n".join([*lines, *_without_lines(plan, curves, effect)]), _code(kept))
+        lines += _without_lines(plan, curves, effect)
+        return Result(value, "\n".join(lines), Exit.DONE if kept else Exit.INTEGRITY)
     if not comparison.equal:
         lines.append(_remedy(changed))
-    return Result(value, "\n".join(lines), _code(comparison.equal))
-
-
-def _code(good: bool) -> Exit:
-    return Exit.DONE if good else Exit.INTEGRITY
+    return Result(value, "\n".join(lines), Exit.DONE if comparison.equal else Exit.INTEGRITY)
 
 
 def _remedy(changed: list[str]) -> str:

@@ -31,13 +31,10 @@ def verify(
     if run_b is None:
         checkup = check_run(RunDir(run_a), read_data=data)
         value = {"whole": checkup.ok, "findings": [vars(finding) for finding in checkup.findings]}
-        return Result(value, describe_checkup(checkup), _code(checkup.ok))
+        return Result(value, describe_checkup(checkup), Exit.DONE if checkup.ok else Exit.INTEGRITY)
     comparison = compare_runs(RunDir(run_a), RunDir(run_b))
-    return Result(comparison.to_json(), describe_comparison(comparison), _code(comparison.equal))
-
-
-def _code(good: bool) -> Exit:
-    return Exit.DONE if good else Exit.INTEGRITY
+    code = Exit.DONE if comparison.equal else Exit.INTEGRITY
+    return Result(comparison.to_json(), describe_comparison(comparison), code)
 
 
 def describe_checkup(checkup: "Checkup") -> str:

@@ -2,7 +2,7 @@
 
 Bytes are those of the algorithms that send least (Chan et al. 2007): of n bytes over p ranks each rank sends
 2 (p - 1) / p n in an all-reduce, (p - 1) / p n in an all-gather, a reduce-scatter and an all-to-all. A ring sends
-exactly these (`hornbook.parallel.traffic.written_out`); a back-end may choose another algorithm.
+exactly these (`benchmarks.training.all_reduces`); a back-end may choose another algorithm.
 
 Seconds in flight are those in which at least one transfer is under way, from its launch to its end. The step clock adds
 those in which computing waits for one. The others are hidden behind computing.

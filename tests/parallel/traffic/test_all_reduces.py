@@ -5,8 +5,8 @@ from math import floor, log2
 import pytest
 import torch
 
+from benchmarks.training.all_reduces import Message, bytes_sent, double_tree, ring
 from hornbook.parallel.traffic.traffic import sent_bytes
-from hornbook.parallel.traffic.written_out import Message, bytes_sent, double_tree, ring
 from tests.ranks import RankServer
 
 

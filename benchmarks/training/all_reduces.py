@@ -1,8 +1,8 @@
 """All-reduces written out as messages: which rank sends which elements to which other rank, in which step.
 
 A schedule is data: `ring` and `double_tree` make it for any number of ranks, `all_reduce_` carries it out with sends
-and receives, and `bytes_sent` counts it, so that what a picture shows is what was run. The library's own all-reduce
-stays the one that training uses.
+and receives, and `bytes_sent` counts it. So what `python -m benchmarks.training.all_reduces [RANKS]` prints is what the
+tests run. Training uses the library's own all-reduce.
 
 | schedule | steps | a rank sends, of n bytes over p ranks |
 |---|---|---|
@@ -10,6 +10,7 @@ stays the one that training uses.
 | double tree (Sanders, Speck and Traeff 2009), k parts | 2 floor(log2 p) + k - 1 | 2 n at most; the same on average |
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -140,3 +141,20 @@ def all_reduce_(tensor: Tensor, messages: Sequence[Message], group: ProcessGroup
             part = flat[message.start : message.stop]
             part.add_(buffer) if message.adds else part.copy_(buffer)
     return sent
+
+
+def main() -> None:
+    """Print which rank sends which elements to which rank in each step, for 16 float32 elements a rank."""
+    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 4
+    size = 16 * ranks
+    for name, messages in {"ring": ring(ranks, size), "double tree": double_tree(ranks, size, parts=2)}.items():
+        sent = bytes_sent(messages, 4)
+        sys.stdout.write(f"{name}: bytes sent by rank {[sent[rank] for rank in range(ranks)]}\n")
+        for each in messages:
+            verb = "adds" if each.adds else "puts"
+            elements = f"{each.start}:{each.stop}"
+            sys.stdout.write(f"  step {each.step}: rank {each.source} {verb} {elements} at rank {each.target}\n")
+
+
+if __name__ == "__main__":
+    main()
