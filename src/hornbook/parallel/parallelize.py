@@ -13,7 +13,7 @@ from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.context.context import apply_context
 from hornbook.parallel.axes.expert.balance import loss_names
-from hornbook.parallel.axes.expert.divide import apply_experts
+from hornbook.parallel.axes.expert.dispatch import apply_experts
 from hornbook.parallel.axes.pipeline.copies import sum_copies
 from hornbook.parallel.axes.pipeline.runner import PipelineRunner
 from hornbook.parallel.axes.pipeline.stages import apply_stages, record_stages

@@ -16,10 +16,9 @@ from hornbook.cli.plan.budget import (
     train_tokens,
     with_train,
 )
-from hornbook.cli.plan.claim import Claim, claim_result
 from hornbook.cli.plan.scale import Plot, Scale, scale_result
 from hornbook.cli.plan.table import colored, plan_text, room
-from hornbook.cli.result import Result
+from hornbook.cli.result import Result, columns
 from hornbook.cli.shell import Words, resolve_words, split_target
 from hornbook.errors import Exit, UsageError
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from hornbook.plan.devices.hardware import Cluster
     from hornbook.plan.search.result import Plan
+    from hornbook.settings.recipe import Recipe
     from hornbook.settings.resolve import Resolved
 
 LAYOUT = tuple(f"parallel.{name}" for name in ("data", "shard", "replicas", "tensor", "pipeline", "context", "expert"))
@@ -52,6 +52,10 @@ Hardware = Annotated[
 ]
 Price = Annotated[
     float | None, typer.Option(metavar="DOLLARS", min=0, help="Of an hour of one device, in place of the table's.")
+]
+Claim = Annotated[
+    str | None,
+    typer.Option(metavar="2.81s|5826tok/s|66.07%", help="Count a published step, speed of a device or MFU anew."),
 ]
 Top = Annotated[int, typer.Option(metavar="N", min=1, help="Layouts to show.")]
 Every = Annotated[bool, typer.Option("--all", help="Show all layouts that fit; on a large cluster this takes long.")]
@@ -199,3 +203,28 @@ def _filled(resolved: "Resolved", devices: "Cluster") -> "Resolved":
     if not devices.device.is_cpu:
         check_world(resolved.recipe.parallel, devices.count, f"--cluster has {devices.count} devices")
     return resolved
+
+
+def claim_result(recipe: "Recipe", cluster: "Cluster", claim: str) -> Result:
+    """What the claim is by each convention. Raises UsageError."""
+    from hornbook.plan.claims import recompute_claim
+    from hornbook.plan.planner import settle, vocabulary
+    from hornbook.plan.search.numbers import step_time
+
+    recipe = settle(recipe, cluster)
+    found = recompute_claim(claim, recipe, vocabulary(recipe), cluster)
+    rows = [["counted as", "TFLOP a step", "step", "of the peak", "MFU (causal)"]]
+    for row in found:
+        step = [f"{row.operations / 1e12:,.0f}", step_time(row.step_seconds)]
+        rows.append([row.convention, *step, f"{row.share:.2%}", f"{row.causal:.2%}"])
+    peak = cluster.device.rate(recipe.train.precision) / 1e12
+    head = (
+        f"{recipe.name}: {claim} claimed for steps of {recipe.train.batch_tokens:,} tokens on {cluster.count} x "
+        f"{cluster.device.name}, {peak:,.0f} TFLOP/s each ({recipe.train.precision})"
+    )
+    asked = "if the share was counted so, a step took this long and MFU is the last column" if "%" in claim else ""
+    notes = []
+    if all(row.causal > 1 for row in found):
+        notes.append(f"[yellow]![/] more than {cluster.device.name} can do: check devices, batch and recipe")
+    record = {"claim": claim, "counted": [row.model_dump(mode="json") for row in found]}
+    return Result(record, "\n".join([head, "", columns(rows), *([asked] if asked else [])]), notes=notes)

@@ -16,17 +16,22 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hornbook.kernels.team import supports
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.experts import sum_rows
 from hornbook.model.layers.torch_versions import uncompiled
+from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import Blend
+from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.expert.exchange import Exchange, Table
 from hornbook.parallel.axes.tensor.divide import portion
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.shard import Division, Divisions
+from hornbook.parallel.world import World
 
 
 class Route(NamedTuple):
@@ -151,3 +156,21 @@ def _add_up(rows: Tensor, exchange: Exchange, route: Route) -> Tensor:
         for slots in route.slots.T:
             total += returned[slots.clamp(min=0)].masked_fill((slots < 0)[:, None], 0)
     return total
+
+
+def apply_experts(model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
+    """Leave each layer this rank's experts, on whatever device they are, and send tokens to where theirs are.
+
+    Parts differ by one expert at most. All ranks call it.
+    """
+    if config.expert == 1:
+        return
+    exchange = Exchange(world, "expert")
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+    for number, (name, module) in enumerate(layers.items()):
+        first, end, _ = portion(module.count, exchange.size, exchange.rank)
+        for each in Weights._fields:
+            whole = getattr(module, each)
+            divisions[f"{name}.{each}"] = Division(tuple(whole.shape), (first, 0, 0), ("expert",))
+            setattr(module, each, nn.Parameter(whole.detach()[first:end].clone(), whole.requires_grad))
+        module.product = Dispatcher(exchange, module.count, number)
