@@ -80,7 +80,7 @@ def test_encoders_read_the_same_tokens_in_other_programs(tmp_path, kind, config)
     frame_texts(tmp_path, kind)
     read, source = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")), kind == "encoder_decoder"
     mask = "12" if made.special.mask is None else made.spell(made.special.mask)
-    for text in ("the page", f"the {mask} page", mask):
+    for text in ("the page", f"the {mask} page", f"the\n\n {mask}", f" \n{mask}", mask):
         assert read.encode(text).ids == encode_spelled(made, text, source=source)
     if kind == "encoder":
         asked, found = encode_text(made, "the page", "a page"), read.encode("the page", "a page")

@@ -32,8 +32,8 @@ def encode_spelled(tokenizer: Tokenizer, text: str, *, source: bool = False) -> 
     """Ids of a document whose text may spell masks, sentinels and modes, with its delimiters as in training.
 
     A document begins with its delimiter and ends with the end token where that is another; the source of an
-    encoder-decoder always ends, and has no delimiter that is the end token. What is missing from a text is missing
-    with the blank before it, so one blank before a mask or sentinel is not text.
+    encoder-decoder always ends, and has no delimiter that is the end token. White space before a mask is no text, as in
+    transformers, and neither is one blank before a sentinel: training hides them with what follows them.
     """
     special = tokenizer.special
     wanted = [special.mask, *special.sentinels, *special.modes.values()]
@@ -47,7 +47,9 @@ def encode_spelled(tokenizer: Tokenizer, text: str, *, source: bool = False) -> 
         if piece in spelled:
             ids.append(spelled[piece])
         else:
-            ids += tokenizer.encode(piece.removesuffix(" ") if following in spelled else piece)
+            next_id = spelled.get(following)
+            whole = piece.rstrip() if next_id == special.mask else piece.removesuffix(" ")
+            ids += tokenizer.encode(piece if next_id is None else whole)
     return [*ids, tokenizer.end_id] if source or delimited else ids
 
 
@@ -62,7 +64,6 @@ def encode_prompt(
     """What a decoder continues; of an encoder-decoder, the text is the source, `start` its decoder's first token.
 
     `prefix`: tokens before the text of a decoder, by default the delimiter, as where there is nothing else.
-
     `start` is by default the padding token, as T5's, or the end token where the tokenizer has none.
     """
     if model.encoder is None:
