@@ -26,13 +26,16 @@ MODELS = {
     "qwen3": ("qwen3-0.6b", "model.mlp.hidden=128", "model.attention.kv_heads=2", "model.attention.head_dim=16"),
 }
 """Recipe and settings of the models, all of two layers of 64."""
-SHARED = (
+SHAPE = (
     "model.layers=2",
     "model.width=64",
     "model.heads=4",
     "model.vocab=none",
     "model.position.length=256",
     "train.sequence=256",
+)
+SHARED = (
+    *SHAPE,
     "train.batch_tokens=4096",
     "train.tokens=400k",
     "train.precision=fp32",
