@@ -167,7 +167,7 @@ def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
     """Launch in this process: launch_run(folder, "optim.lr=0.1", ...) or launch_run(folder, mode="resume") -> Exit."""
     from hornbook.errors import Exit
     from hornbook.files.run_directory import RunDir
-    from hornbook.run.job import Start
+    from hornbook.run.job.job import Start
     from hornbook.run.launch.launch import launch
     from hornbook.settings.resolve import resolve
 

@@ -90,8 +90,8 @@ def serve(parent: int) -> None:
     import torch
 
     from hornbook.model.config.model import ModelConfig
-    from hornbook.run.config import TrainConfig
-    from hornbook.run.inputs import load_kernels
+    from hornbook.run.job.inputs import load_kernels
+    from hornbook.settings.training import TrainConfig
 
     torch.set_num_threads(1)
     model = ModelConfig(layers=1, width=64, heads=2, dropout=0.1)

@@ -12,6 +12,9 @@ SOURCE = Path(__file__).parents[1] / "src"
 BASE = ("settings", "files")
 ROOMS = {"kernels": 1, "text": 2, "plan": 2, "model": 3, "optim": 3, "data": 3, "parallel": 4, "evals": 5, "run": 6}
 ROOMS |= {"serve": 7, "search": 7, "studio": 7, "cli": 8}
+PARTS_OF_RUN = ("ledger", "machine", "guard", "layers", "checkpoints", "job", "doctor", "observe", "loop", "launch")
+PARTS_OF_RUN += ("diagnose",)
+"""Lowest first: each imports only those before it."""
 HEAVY = ("torch", "numpy", "pyarrow", "numba", "tokenizers")
 
 
@@ -89,6 +92,18 @@ def test_imports_go_only_downwards() -> None:
     assert wrong == []
 
 
+def part_of_run(module: str) -> int | None:
+    """Place in the order of `PARTS_OF_RUN`; None outside of `run`."""
+    parts = module.split(".")
+    return PARTS_OF_RUN.index(parts[2]) if parts[1:2] == ["run"] and len(parts) > 2 else None
+
+
+def test_the_parts_of_run_import_only_those_before_them() -> None:
+    places = [(place, part_of_run(importer), part_of_run(target)) for importer, target, place in edges()]
+    wrong = [place for place, high, low in places if high is not None and low is not None and low > high]
+    assert wrong == []
+
+
 def test_imported_modules_exist() -> None:
     assert [f"{place} {target}" for _, target, place in edges() if target not in MODULES] == []
 
@@ -96,8 +111,8 @@ def test_imported_modules_exist() -> None:
 @pytest.mark.parametrize(
     ("importer", "target", "good"),
     [
-        ("hornbook.run.train", "hornbook.data.loader.loader", True),
-        ("hornbook.data.loader.loader", "hornbook.run.train", False),
+        ("hornbook.run.loop.train", "hornbook.data.loader.loader", True),
+        ("hornbook.data.loader.loader", "hornbook.run.loop.train", False),
         ("hornbook.data.loader.loader", "hornbook.model.build", False),
         ("hornbook.data.loader.loader", "hornbook.data.order.sampler", True),
         ("hornbook.settings.resolve", "hornbook.model.config.model", True),

@@ -31,8 +31,8 @@ from hornbook.model.hf.tables.values import _read_feed_forward
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.surgery.quantization.integers import check_group
 from hornbook.optim.config.rule import ITEM_BYTES, StateTensor
-from hornbook.run.control.fault_plan import PASSES, PHASES, FaultPoint
-from hornbook.run.start import precision
+from hornbook.run.job.fault_plan import PASSES, PHASES, FaultPoint
+from hornbook.run.machine import precision
 from hornbook.settings.fields import outside_part
 from hornbook.text.config.content import SHIPPED, MentionsConfig
 from hornbook.text.ingest.charsets import UnfitRow

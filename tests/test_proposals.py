@@ -11,7 +11,7 @@ from hornbook.cli.train.training import use_command
 from hornbook.data.vocabulary import Vocabulary
 from hornbook.errors import UsageError, quoted
 from hornbook.files.run_directory import RunDir
-from hornbook.run.start.directory import check_directory
+from hornbook.run.job.directory import check_directory
 
 SRC = Path(__file__).parents[1] / "src" / "hornbook"
 PATHS = r"(?:\w+\.)*(?:path|root|folder|run|out|data|target|checkpoint|given|kept|file|model)"

@@ -32,7 +32,7 @@ from hornbook.model.init.init import initial_values
 from hornbook.model.storage.load import load_model
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.start.reference import compute_references
+from hornbook.run.job.start.reference import compute_references
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.labels import ChatLabels, LabelsConfig, PreferenceLabels, RatedLabels
 from hornbook.text.config.text import BPE, SourceConfig, TextConfig, TokenizerFile

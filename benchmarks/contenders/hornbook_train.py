@@ -17,9 +17,9 @@ from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader.loader import Loader
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.run import train
-from hornbook.run.job import Start
+from hornbook.run.job.job import Start
 from hornbook.run.launch.launch import launch
+from hornbook.run.loop import train
 from hornbook.settings.resolve import resolve
 
 

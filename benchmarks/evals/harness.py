@@ -99,7 +99,7 @@ def native(run: Path) -> Any:
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.config import TrainConfig
+    from hornbook.settings.training import TrainConfig
 
     loaded = load_model(checkpoint_path(run))
     assert loaded.tokenizer is not None

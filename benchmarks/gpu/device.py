@@ -67,7 +67,7 @@ def main() -> None:
     import torch
 
     from benchmarks import report
-    from hornbook.run.start.environment import code_digest, package_version
+    from hornbook.run.machine.environment import code_digest, package_version
 
     known = {**report.machine(), "cuda": torch.version.cuda, **revision(ROOT), "code_digest": code_digest()}
     known |= {name: package_version(name) for name in ("triton", "numpy")}

@@ -31,8 +31,8 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     from hornbook.optim.build import build_optimizer
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize
-    from hornbook.run.config import TrainConfig
     from hornbook.settings.resolve import resolve
+    from hornbook.settings.training import TrainConfig
 
     recipe, shape = resolve(spec["recipe"], spec.get("words", []), environ={}).recipe, spec["shape"]
     keep_freed_memory()

@@ -16,7 +16,7 @@ from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 
 def positions(lengths: list[tuple[int, ...]]) -> torch.Tensor:

@@ -33,7 +33,7 @@ from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import PRECISIONS, parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 Step = Callable[[Tensor], float]
 

@@ -19,8 +19,8 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.devices.hardware import Cluster, Device, device_named
 from hornbook.plan.holding.own import Holding
 from hornbook.plan.trainer import Trainer
-from hornbook.run.config import TrainConfig
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.training import TrainConfig
 
 LENGTH = 2**21
 """Positions of every model: none of the points is longer."""

@@ -20,16 +20,16 @@ from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.parallel.world import RankInfo, distributed
 from hornbook.run.checkpoints.memory_copies import CopyMemory
-from hornbook.run.control.interventions import Course
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.run.diagnose.bench.worker import on_ranks
-from hornbook.run.guard.recompute import Recompute
-from hornbook.run.inputs import Inputs, compile_for, open_inputs
-from hornbook.run.job import Start, silent_job
+from hornbook.run.job.inputs import Inputs, compile_for, open_inputs
+from hornbook.run.job.job import Start, silent_job
+from hornbook.run.ledger.interventions import Course
+from hornbook.run.ledger.training_length import training_length
+from hornbook.run.loop.recompute import Recompute
+from hornbook.run.loop.train import build_state, take_step
+from hornbook.run.machine.precision import settle_precision
 from hornbook.run.observe.replicas import ReplicaCheck
-from hornbook.run.start.precision import settle_precision
-from hornbook.run.train import build_state, take_step
-from hornbook.run.training_length import training_length
 from hornbook.settings.resolve import Resolved, resolve
 
 SETTINGS = {

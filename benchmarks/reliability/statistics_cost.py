@@ -16,14 +16,14 @@ from typing import Any
 from benchmarks import report
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import distributed
-from hornbook.run.config import LogConfig
-from hornbook.run.control.interventions import Course
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
-from hornbook.run.inputs import load_kernels, open_inputs
-from hornbook.run.job import Start, silent_job
-from hornbook.run.observe.layers.statistics import LayerStatistics
-from hornbook.run.train import build_state, take_step
+from hornbook.run.job.inputs import load_kernels, open_inputs
+from hornbook.run.job.job import Start, silent_job
+from hornbook.run.layers.statistics import LayerStatistics
+from hornbook.run.ledger.interventions import Course
+from hornbook.run.loop.train import build_state, take_step
 from hornbook.settings.resolve import Resolved, resolve
+from hornbook.settings.training import LogConfig
 
 EVERY = LogConfig().statistics_every
 WARM_UP = 3

@@ -35,7 +35,7 @@ from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 MIB = 2**20
 VOCAB, WIDTH, TOKENS = 128 * 1024, 256, 1024

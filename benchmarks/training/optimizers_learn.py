@@ -40,7 +40,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 SHAPE = ModelConfig(layers=4, width=128, heads=4)

@@ -18,12 +18,12 @@ from benchmarks.report import table, write
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.traffic.step_clock import PHASES, StepClock
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
-from hornbook.run.inputs import Inputs
+from hornbook.run.diagnose.calibrate import training_step
+from hornbook.run.job.inputs import Inputs
+from hornbook.run.ledger.step_report import Step
 from hornbook.run.observe.step_bill import StepBill
-from hornbook.run.start.calibrate import training_step
-from hornbook.run.step_report import Step
 from hornbook.settings.resolve import resolve
+from hornbook.settings.training import TrainConfig
 
 ROUNDS, REPEATS, EVERY, MICROBATCHES, VOCAB = 9, 1000, 10, 4, 4096
 

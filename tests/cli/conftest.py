@@ -43,7 +43,7 @@ def run_with_checkpoints(tmp_path_factory: pytest.TempPathFactory, checkpoint: P
     """A run directory with the checkpoints of steps 10 and 20, both `checkpoint`. Read only."""
     from hornbook.files.run_directory import RunDir
     from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
-    from hornbook.run.config import CheckpointConfig
+    from hornbook.settings.training import CheckpointConfig
 
     class Saved:
         def __init__(self, step: int) -> None:

@@ -11,7 +11,7 @@ from hornbook.errors import Exit
 from hornbook.model.config.head import ClassificationHead
 from hornbook.model.storage.load import load_model
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.start.init_from import init_from_import
+from hornbook.run.job.start.init_from import init_from_import
 from hornbook.settings.resolve import resolve
 
 NAMES = ("positive", "negative", "neutral")

@@ -17,7 +17,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.helpers.emulated_tensor import CUDA, Waits
 from tests.parallel.test_device_step import FAMILIES, ROWS, SIZES, TIME, VOCAB, batch
 

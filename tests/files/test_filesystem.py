@@ -19,11 +19,11 @@ from hornbook.model.storage.tensor_slices import create_file
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.commit import commit, list_checkpoints, read_pointer
 from hornbook.run.checkpoints.manifest import Manifest, verify_folder, write_manifest
-from hornbook.run.config import CheckpointConfig
-from hornbook.run.control.control import refuse_if_held
-from hornbook.run.diagnose.compare import differing_tensors
-from hornbook.run.diagnose.verify import check_run
-from hornbook.run.start.directory import is_empty
+from hornbook.run.doctor.compare import differing_tensors
+from hornbook.run.doctor.verify import check_run
+from hornbook.run.job.control import refuse_if_held
+from hornbook.run.job.directory import is_empty
+from hornbook.settings.training import CheckpointConfig
 
 Failing = Callable[..., None]
 

@@ -18,7 +18,7 @@ from hornbook.errors import Exit, InUseError, StorageError, TakenOverError
 from hornbook.files import run_lock
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
-from hornbook.run.ledger import At, Ledger
+from hornbook.run.ledger.ledger import At, Ledger
 from tests.processes import wait_until
 
 FOREIGN = {"host": "node1", "pid": 7, "boot": "b", "started": "1", "since": 5.0}

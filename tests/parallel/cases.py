@@ -21,7 +21,7 @@ from hornbook.parallel.gradients.exact import TreeSum, exact_all_reduce_, exact_
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.traffic.fsdp import ExactReduceScatter
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
 

@@ -8,7 +8,7 @@ import torch
 from hornbook.data.batch import Batch
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.parallel.trajectory import SEED, Run, make_engine, microbatches, share
 
 KEY = (SEED, 0)

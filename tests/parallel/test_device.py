@@ -12,7 +12,7 @@ from hornbook.parallel import device
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import check_device, choose_device, gpu_identity, unseen_gpus
 from hornbook.parallel.world import distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 Machine = Callable[..., None]
 GPU = torch.device("cuda", 0)

@@ -36,7 +36,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.model.attention.test_device_attention import EAGER_FLEX
 from tests.optim.kinds import KINDS, config_of
 

@@ -21,7 +21,7 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.traffic import reduce_scatter
 from hornbook.parallel.world import World, axis_sizes, open_meshes
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.helpers.emulated_tensor import CUDA, Waits
 from tests.optim.kinds import config_of
 from tests.parallel.test_device_step import VOCAB, batch

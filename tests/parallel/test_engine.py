@@ -21,7 +21,7 @@ from hornbook.parallel import compiled
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 VOCAB = 64
 CONFIG = ModelConfig(layers=2, width=32, heads=2, head=LMHead(tied=False))

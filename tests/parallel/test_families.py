@@ -17,7 +17,7 @@ from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.parallel.families import MODELS, VOCAB, grid, model_config, rows
 from tests.parallel.trajectory import LAYOUTS, Result, Run, compare, largest_of, perform, same_bits
 from tests.ranks import RankServer

@@ -17,7 +17,7 @@ from hornbook.parallel import engine as engine_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.gpu import DEVICES, GPU, needs_gpu
 from tests.optim.kinds import KINDS, config_of
 from tests.parallel.test_device_step import FAMILIES, VOCAB, ragged

@@ -22,7 +22,7 @@ from hornbook.model.transformer import Source
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.parallel.families import MODELS, VOCAB, grid, model_config
 
 SEQUENCE = 32

@@ -12,7 +12,7 @@ from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.parallel.families import VOCAB, grid, model_config
 
 KINDS: dict[str, Any] = {

@@ -20,7 +20,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.runner import Step
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 VOCAB = 64
 Action = tuple[str, int, int]

@@ -12,7 +12,7 @@ from hornbook.errors import UsageError
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.world import AXES, Axis, World, axis_sizes, distributed, name_loopback
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Has torch ask the driver's library for GPUs, not CUDA."""

@@ -17,7 +17,7 @@ from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import AXES, RankInfo, distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.parallel import odd
 from tests.parallel.trajectory import Run
 

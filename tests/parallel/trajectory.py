@@ -32,7 +32,7 @@ from hornbook.parallel.offload.host import HostUpdate
 from hornbook.parallel.offload.offload import hosted
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.optim.kinds import config_of
 from tests.parallel import families, odd
 from tests.ranks import LIMIT_SECONDS

@@ -32,14 +32,14 @@ import hornbook.cli.main
 import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
-import hornbook.run.train
+import hornbook.run.loop.train
 from hornbook.parallel.engine import Engine
 from hornbook.run.checkpoints import memory_copies
-from hornbook.run.diagnose.deep import slots
-from hornbook.run.inputs import load_kernels
+from hornbook.run.checkpoints.state import State
+from hornbook.run.job.inputs import load_kernels
+from hornbook.run.machine.deep import slots
+from hornbook.run.machine.environment import code_digest
 from hornbook.run.observe import audit
-from hornbook.run.start.environment import code_digest
-from hornbook.run.state import State
 from hornbook.settings.resolve import resolve
 from tests.processes import Server, answer, die_with, outlive_parent, wait_until
 from tests.run.guard.poison import poison
@@ -50,9 +50,9 @@ SLACK_SECONDS = 30.0
 """For the server to answer."""
 CONSTANTS = {
     "exchange": "hornbook.run.checkpoints.exchange",
-    "async_checkpointer": "hornbook.run.checkpoints.async_checkpointer",
+    "async_checkpointer": "hornbook.run.loop.async_checkpointer",
     "interval": "hornbook.run.checkpoints.interval",
-    "deadline": "hornbook.run.control.deadline",
+    "deadline": "hornbook.run.job.deadline",
     "supervisor": "hornbook.run.launch.supervisor",
     "run_lock": "hornbook.files.run_lock",
 }
@@ -206,7 +206,7 @@ def wait(pid: int, seconds: float) -> int | None:
 
 def strike(faults: list[dict[str, Any]]) -> None:
     """From now on a rank that enters a phase looks whether a fault of ours waits for it there, in any generation."""
-    from hornbook.run.launch.heartbeat import Heartbeat
+    from hornbook.run.job.heartbeat import Heartbeat
 
     for fault in faults:
         if fault["do"] == "bad slots":

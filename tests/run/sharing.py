@@ -24,12 +24,12 @@ from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.checkpoints.async_checkpointer import in_background
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, take_snapshot
-from hornbook.run.config import CheckpointConfig, TrainConfig
-from hornbook.run.state import ModelSpec, State
+from hornbook.run.checkpoints.state import ModelSpec, State
+from hornbook.run.loop.async_checkpointer import in_background
+from hornbook.settings.training import CheckpointConfig, TrainConfig
 from tests.model.likenesses import gpt2_like
 from tests.parallel import odd
 

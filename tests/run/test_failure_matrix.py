@@ -61,7 +61,7 @@ def test_the_plan_of_a_soak_counts_the_restarts_before_each_fault(monkeypatch: p
     """Ranks pass the steps of those before again: without the number a fault would strike twice."""
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks.reliability.soak import plans
-    from hornbook.run.control.fault_plan import parse_plan
+    from hornbook.run.job.fault_plan import parse_plan
 
     made = [plan for seed in range(20) for plan in plans(6000, 300, 50, random.Random(seed)) if plan]
     assert {fault.do for plan in made for fault in parse_plan({"faults": plan}, "soak").faults} >= {

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from hornbook.errors import Exit, UsageError
-from hornbook.run.start.init_from import refuse_other_shape
+from hornbook.run.job.start.init_from import refuse_other_shape
 from hornbook.settings.resolve import resolve
 from hornbook.settings.resume_rules import RULES, refuse_incompatible, resume_changes, rule_of
 from hornbook.settings.schema import settings

@@ -14,16 +14,16 @@ from benchmarks.reliability.guard.rules import Ours
 from benchmarks.reliability.statistics_cost import MODELS
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import distributed
-from hornbook.run.checkpoints.async_checkpointer import AsyncCheckpointer
-from hornbook.run.control.interventions import Course
+from hornbook.run.checkpoints.state import State
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.run.guard.guard import Guard, Seen
-from hornbook.run.guard.recovery import Recovery, open_guard
-from hornbook.run.inputs import load_kernels, open_inputs
-from hornbook.run.job import Job, Start, silent_job
+from hornbook.run.job.inputs import load_kernels, open_inputs
+from hornbook.run.job.job import Job, Start, silent_job
+from hornbook.run.ledger.interventions import Course
+from hornbook.run.loop.async_checkpointer import AsyncCheckpointer
+from hornbook.run.loop.recovery import Recovery, open_guard
+from hornbook.run.loop.train import build_state, take_step
 from hornbook.run.observe.observers import Observers
-from hornbook.run.state import State
-from hornbook.run.train import build_state, take_step
 from hornbook.settings.resolve import Resolved, resolve
 
 SMALLEST = (

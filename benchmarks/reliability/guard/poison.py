@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import hornbook.run.train as loop
+import hornbook.run.loop.train as loop
 from benchmarks.reliability.guard.rules import MeanDeviations
 from benchmarks.reliability.guard.runs import ROWS, train
 from hornbook.data.batch import Batch
@@ -19,9 +19,9 @@ from hornbook.data.loader.loader import Loader
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.optim.config.clipping import StepLimits
-from hornbook.run.config import GuardConfig
 from hornbook.run.guard.guard import Guard, Seen
-from hornbook.run.job import Job
+from hornbook.run.job.job import Job
+from hornbook.settings.training import GuardConfig
 
 POISONED = 12
 """Batches in a row."""

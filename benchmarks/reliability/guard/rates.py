@@ -16,8 +16,8 @@ from benchmarks.reliability.guard.runs import ROWS, SEQUENCE, SMALL, prepare, pr
 from hornbook.errors import DivergedError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.control import Request, write_request
-from hornbook.run.job import Start
+from hornbook.run.job.control import Request, write_request
+from hornbook.run.job.job import Start
 from hornbook.run.launch.launch import launch
 from hornbook.settings.resolve import resolve
 

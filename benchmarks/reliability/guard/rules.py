@@ -10,8 +10,8 @@ import statistics
 from collections import deque
 from typing import Protocol
 
-from hornbook.run.config import GuardConfig
 from hornbook.run.guard.guard import Guard, Seen
+from hornbook.settings.training import GuardConfig
 
 
 class Rule(Protocol):

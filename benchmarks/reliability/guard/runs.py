@@ -7,7 +7,7 @@ from benchmarks.reliability.kill import finish, hornbook
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, fullest
-from hornbook.run.job import Start
+from hornbook.run.job.job import Start
 from hornbook.run.launch.launch import launch
 from hornbook.settings.resolve import resolve
 

@@ -18,7 +18,7 @@ from hornbook.cli.result import CommandGroup
 from hornbook.cli.shell import WORDS, guard, take_speech
 from hornbook.errors import Exit, UsageError
 from hornbook.kernels.ahead import announce_late_compiling
-from hornbook.run.launch.signals import leave_early
+from hornbook.run.job.signals import leave_early
 
 
 class AllCommands(TyperGroup):

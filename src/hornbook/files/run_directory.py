@@ -19,6 +19,11 @@ from hornbook.files.journal import finite
 Status = Literal["running", "finished", "stopped", "failed"]
 
 
+def checkpoint_name(step: int) -> str:
+    """Name of the folder of a checkpoint: `step-00000500`."""
+    return f"step-{step:08d}"
+
+
 class Record(TypedDict):
     """Keys of every line of metrics.jsonl and events.jsonl."""
 

@@ -20,7 +20,7 @@ from hornbook.data.batch import Batch, fill_rows
 from hornbook.kernels import folder as kernel_folder
 from hornbook.model.layers.torch_versions import compile_options
 from hornbook.model.transformer import Transformer
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 BACKEND = "inductor"
 MOST_SHAPES = 32

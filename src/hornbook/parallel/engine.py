@@ -41,7 +41,7 @@ from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inp
 from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
-from hornbook.run.config import LossConfig
+from hornbook.settings.training import LossConfig
 
 
 class Engine:

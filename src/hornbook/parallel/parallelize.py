@@ -34,7 +34,7 @@ from hornbook.parallel.gradients.norm import Scaler
 from hornbook.parallel.offload.offload import check_offload, give_memory, offload_activations
 from hornbook.parallel.shard import Divisions
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 PRECISIONS = {
     "bf16": torch.bfloat16,

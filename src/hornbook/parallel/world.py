@@ -30,7 +30,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import check_device, choose_device
 from hornbook.parallel.traffic.step_clock import Collective, StepClock
 from hornbook.parallel.traffic.traffic import Kind, sent_bytes
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 Value = TypeVar("Value")
 Axis = Literal["pipeline", "replica", "shard", "context", "tensor", "expert"]

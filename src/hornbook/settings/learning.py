@@ -10,7 +10,7 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.replaced import ReplacedHead
 from hornbook.model.config.surgery import positions_ahead
 from hornbook.parallel.config import FILL, ParallelConfig
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 
 def learning_problems(

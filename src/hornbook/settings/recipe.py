@@ -21,12 +21,12 @@ from hornbook.model.config.mup import unfit_for_mup
 from hornbook.model.config.surgery import Surgery, adapter_of, positions_ahead, surgery_problems
 from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import FILL, ParallelConfig
-from hornbook.run.config import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.settings.fields import Config, Count
 from hornbook.settings.layout.rules import layout_problems
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.learning import learning_problems
 from hornbook.settings.renamed import with_present_names
+from hornbook.settings.training import CheckpointConfig, GuardConfig, LogConfig, TrainConfig
 from hornbook.text.config.labels import LabelsConfig, NumberLabels, PreferenceLabels
 from hornbook.text.config.text import TextConfig
 

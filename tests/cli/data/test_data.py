@@ -15,7 +15,7 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
-from hornbook.run.observe.exposure import learned as learned_of
+from hornbook.run.doctor.exposure import learned as learned_of
 
 Output = Callable[..., tuple[int, str]]
 

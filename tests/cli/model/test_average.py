@@ -12,7 +12,7 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.model.storage.load import load_model
-from hornbook.run.start.lineage import FILE
+from hornbook.run.checkpoints.lineage import FILE
 
 Launch = Callable[..., Exit]
 

@@ -14,8 +14,8 @@ from hornbook.cli.model.sample_text import before_and_after
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.control.control import Request, write_request
-from hornbook.run.start.init_from import InitFrom
+from hornbook.run.job.control import Request, write_request
+from hornbook.run.job.start.init_from import InitFrom
 
 
 def test_a_pruned_model_is_an_ordinary_one_and_heals(

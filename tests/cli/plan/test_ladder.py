@@ -49,7 +49,7 @@ def synthetic() -> list[Rung]:
 
 def test_a_run_is_read(run: Path) -> None:
     from hornbook.model.build import build_model
-    from hornbook.run.start.bound import recipe_in_force
+    from hornbook.run.checkpoints.bound import recipe_in_force
 
     (rung,), left_out = read_rungs([run.parent], loss="held-out", count="all")
     recipe = recipe_in_force(RunDir(run))

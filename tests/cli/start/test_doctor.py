@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.cli.main import main
-from hornbook.run.diagnose import doctor
+from hornbook.run.machine import checks as doctor
 
 
 @pytest.fixture(autouse=True)

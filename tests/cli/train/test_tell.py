@@ -10,7 +10,7 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.control import Request, write_request
+from hornbook.run.job.control import Request, write_request
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hornbook.cli.main import main
 from hornbook.cli.train.training import describe_result, ending
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.control import Request, write_request
+from hornbook.run.job.control import Request, write_request
 
 Branch = Callable[[Path], list[dict[str, Any]]]
 

@@ -27,9 +27,9 @@ from hornbook.model.storage.load import load_model
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
-from hornbook.run.start.reference import compute_references
+from hornbook.run.job.start.reference import compute_references
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.training import TrainConfig
 from hornbook.text.config.labels import LabelsConfig, PreferenceLabels, RatedLabels
 from hornbook.text.config.text import SourceConfig, TextConfig, TokenizerFile
 from hornbook.text.refinery.pipeline.prepare import prepare

@@ -20,8 +20,8 @@ from hornbook.model.config.model import ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.parallel.gradients.objective import head_terms
 from hornbook.parallel.runner import model_inputs
-from hornbook.run.config import LossConfig
 from hornbook.settings.resolve import resolve
+from hornbook.settings.training import LossConfig
 from hornbook.text.config.labels import ClassLabels, NumberLabels
 from tests.data.labelled.test_labelled import PIECES, loader_of, make, one_pass, texts
 

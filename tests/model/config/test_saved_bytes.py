@@ -21,7 +21,7 @@ from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.parallel.config import ParallelConfig, SelectiveRecompute
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 VOCAB = 96
 SIZES = {"layers": 3, "width": 32, "heads": 4, "dropout": 0.1}

@@ -18,7 +18,7 @@ from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.model.config.test_saved_bytes import EXPERTS, GPT2, compare
 
 VOCAB, TIME = 64, 20

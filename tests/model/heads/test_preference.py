@@ -20,7 +20,7 @@ from hornbook.model.init.init import initialize
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 Answers = dict[int, list[tuple[Tensor, int, Tensor]]]
 """Side -> log-probability, number of tokens and log-ratio of each answer."""

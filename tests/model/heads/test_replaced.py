@@ -21,7 +21,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.detection import detections
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")  # of transformers' own imports
 VOCAB, TOKENS, TIME, MASK, WEIGHT = 16, 12, 24, 3, 50.0

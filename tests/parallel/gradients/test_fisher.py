@@ -17,7 +17,7 @@ from hornbook.parallel.gradients.fisher import FisherFile, fisher_diagonal, writ
 from hornbook.parallel.gradients.penalties import Anchor, Penalties
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
-from hornbook.run.config import ElasticAnchor, LossConfig, TrainConfig
+from hornbook.settings.training import ElasticAnchor, LossConfig, TrainConfig
 from tests.parallel.cases import whole_shard
 
 VOCAB, TIME = 7, 3

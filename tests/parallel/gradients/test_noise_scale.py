@@ -10,7 +10,7 @@ import torch
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.noise_scale import NoiseRecord, NoiseScale
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.parallel import noise
 from tests.parallel.noise import KEY
 from tests.parallel.trajectory import LAYOUTS, Run, make_engine

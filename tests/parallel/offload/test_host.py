@@ -29,8 +29,8 @@ from hornbook.parallel.offload.host import CopyStream, HostTensors, HostUpdate
 from hornbook.parallel.offload.offload import check_offload
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.world import World
-from hornbook.run.config import TrainConfig
 from hornbook.settings.layout.rules import layout_problems
+from hornbook.settings.training import TrainConfig
 from tests.gpu import GPU, needs_gpu
 from tests.optim.kinds import CASES, IDS, ROLES, config_of, everything, make, same_bits, step
 from tests.parallel.cases import whole_shard

@@ -22,8 +22,8 @@ from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.traffic.traffic import Kind
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.config import TrainConfig
-from hornbook.run.start.calibrate import random_batch
+from hornbook.run.diagnose.calibrate import random_batch
+from hornbook.settings.training import TrainConfig
 
 VOCAB, ROWS, SEQUENCE = 96, 2, 16
 MODEL = ModelConfig(layers=3, width=48, heads=2, head=LMHead(tied=False))

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from hornbook.run.checkpoints import interval
-from hornbook.run.checkpoints.failures import Uptime
 from hornbook.run.checkpoints.interval import FIRST_STEPS, best_interval, is_due
-from hornbook.run.ledger import Interval
+from hornbook.run.ledger.failures import Uptime
+from hornbook.run.ledger.ledger import Interval
 from tests.run.launcher import Launcher
 
 Events = Callable[..., list[dict[str, Any]]]

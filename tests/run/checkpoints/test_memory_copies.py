@@ -15,9 +15,9 @@ from hornbook.parallel.world import World
 from hornbook.run.checkpoints import memory_copies
 from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.checkpoints.memory_tier import MemoryTier, UntrustedCopyError
-from hornbook.run.ledger import Ledger
-from hornbook.run.state import State
-from hornbook.run.step_report import Step
+from hornbook.run.checkpoints.state import State
+from hornbook.run.ledger.ledger import Ledger
+from hornbook.run.ledger.step_report import Step
 
 
 def tensors(number: float) -> dict[str, Tensor]:

@@ -16,8 +16,16 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.journal import Appender, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
-from hornbook.run.diagnose.blame import NON_TEXT, Blame, Blamed, Usual, blame_skipped, blame_step
-from hornbook.run.diagnose.piece_text import non_text_share, repeats
+from hornbook.run.diagnose.blame import (
+    NON_TEXT,
+    Blame,
+    Blamed,
+    Usual,
+    blame_skipped,
+    blame_step,
+    non_text_share,
+    repeats,
+)
 from tests.conftest import TINY_RUN, WORDS, write_shard, write_tokenizer
 
 BAD = {3: "ab " * 60, 11: "\u2603\u2622\u2620\u26a1" * 40, 12: "the model learns to read one"}
@@ -55,7 +63,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 def step_of(run: RunDir, number: int) -> int:
     """The first step that read a document."""
-    from hornbook.run.observe.exposure import Tracer
+    from hornbook.run.doctor.exposure import Tracer
 
     return Tracer(f"tokens/train/notes/00000#{number}", [run]).exposure(run).steps[0]
 

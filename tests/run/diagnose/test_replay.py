@@ -12,10 +12,10 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.journal import Appender, read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.control import Request, write_request
-from hornbook.run.diagnose.compare import compare_runs
 from hornbook.run.diagnose.replay import DecisionRecord, list_decisions, plan_replay, replay_run
-from hornbook.run.job import Start
+from hornbook.run.doctor.compare import compare_runs
+from hornbook.run.job.control import Request, write_request
+from hornbook.run.job.job import Start
 from hornbook.run.launch.launch import launch
 from hornbook.settings.resolve import resolve
 from tests.run.guard.poison import poison

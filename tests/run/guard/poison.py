@@ -4,7 +4,7 @@ from collections.abc import Callable, Container
 from typing import Any
 
 from hornbook.data.batch import GlobalBatch
-from hornbook.run.state import State
+from hornbook.run.checkpoints.state import State
 
 Poison = tuple[Container[int], float]
 """Positions of samples, and what the gradients are multiplied by."""

@@ -13,8 +13,8 @@ from hornbook.data.loader.loader import Loader
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
+from hornbook.run.checkpoints.state import State
 from hornbook.run.guard import detectors, guard
-from hornbook.run.state import State
 from tests.run.guard.poison import poison
 
 Launch = Callable[..., Exit]

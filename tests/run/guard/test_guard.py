@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from hornbook.run.config import GuardConfig
 from hornbook.run.guard.detectors import Drift, Overflows, Probes
 from hornbook.run.guard.guard import Guard, Seen
 from hornbook.run.guard.policy import Detection
-from hornbook.run.guard.recovery import other_remedy
+from hornbook.run.loop.recovery import other_remedy
+from hornbook.settings.training import GuardConfig
 
 # BLOOM-176B, iterations 31214 to 31222, as published in its training chronicles (tr11-176B-ml, 2022-04-12).
 BLOOM_LOSS = (2.199, 2.220, 2.595, 2.242, 2.345, 5.098, 3.492, 3.213, 2.805)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hornbook.run.guard.policy import Decision, Detection, Spans, decide, decisions_of
+from hornbook.run.guard.policy import Detection, Spans, decide
+from hornbook.run.ledger.decisions import Decision, decisions_of
 
 LONG = Spans(100_000)
 SPIKE = Detection("D2", step=5_100, onset=5_000)

@@ -10,12 +10,12 @@ import pytest
 
 from hornbook.errors import DivergedError, Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.config import GuardConfig
-from hornbook.run.control.control import Request, write_request
-from hornbook.run.diagnose.verify import check_run
+from hornbook.run.doctor.verify import check_run
 from hornbook.run.guard.guard import Guard, Seen
-from hornbook.run.ledger import Ledger
+from hornbook.run.job.control import Request, write_request
+from hornbook.run.ledger.ledger import Ledger
 from hornbook.settings.resolve import resolve
+from hornbook.settings.training import GuardConfig
 
 Curve = Callable[[int], float]
 LONGER = ("train.tokens=20480", "optim.lr=3e-3", "checkpoint.every=80")

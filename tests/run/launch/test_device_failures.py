@@ -11,12 +11,12 @@ from hornbook.errors import DoesNotFitError, Exit, HornbookError, LostDeviceErro
 from hornbook.files.run_directory import RunDir
 from hornbook.model.transformer import Transformer
 from hornbook.run.checkpoints.commit import newest_step
-from hornbook.run.diagnose.runs.report import diagnose_run
-from hornbook.run.launch.heartbeat import Heartbeat
+from hornbook.run.doctor.report import diagnose_run
+from hornbook.run.job.heartbeat import Heartbeat
 from hornbook.run.launch.node import _error_of
 from hornbook.run.launch.rank import Failure, Report
-from hornbook.run.start import initialize_or_restore
-from hornbook.run.start.initialize_or_restore import _device_warnings
+from hornbook.run.loop import initialize_or_restore
+from hornbook.run.loop.initialize_or_restore import _device_warnings
 from tests.kernels.test_device_errors import ASYNC, CUDA, NCCL, REFUSED, SEGMENT, SYSTEM
 from tests.parallel.test_device import gpu_of
 from tests.run.launcher import Launcher

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit, RankLostError, StorageError, UsageError
+from hornbook.run.job.heartbeat import Heartbeat
 from hornbook.run.launch import rank as ranks
-from hornbook.run.launch.heartbeat import Heartbeat
 from hornbook.run.launch.launch import check_supervision
 from hornbook.run.launch.rank import (
     Rank,

@@ -13,16 +13,16 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit, RankLostError
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
-from hornbook.run.diagnose.deep.cordon import SECONDS, CordonList
-from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport
-from hornbook.run.job import Job
+from hornbook.run.job.heartbeat import RankStatus
+from hornbook.run.job.job import Job
+from hornbook.run.job.signals import StopSignals
 from hornbook.run.launch import recovery
-from hornbook.run.launch.heartbeat import RankStatus
 from hornbook.run.launch.rank import Failure, Report, wait_for_ends
 from hornbook.run.launch.recovery import SlotKeeper, signature
-from hornbook.run.launch.signals import StopSignals
 from hornbook.run.launch.supervisor import running_ranks
-from hornbook.run.ledger import At, Ledger
+from hornbook.run.ledger.ledger import At, Ledger
+from hornbook.run.machine.deep.cordon import SECONDS, CordonList
+from hornbook.run.machine.deep.slots import SlotFault, SlotReport
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher, Started
 

@@ -15,7 +15,7 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.files.journal import verify_chain
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.fault_plan import PASSES
+from hornbook.run.job.fault_plan import PASSES
 from tests.processes import state_of, wait_until
 from tests.run.launcher import Launcher, Started
 

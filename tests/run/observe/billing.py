@@ -13,15 +13,15 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.traffic.step_clock import Phase
 from hornbook.parallel.world import RankInfo, distributed
-from hornbook.run.config import TrainConfig
-from hornbook.run.inputs import Inputs
+from hornbook.run.diagnose.calibrate import random_batch
+from hornbook.run.job.inputs import Inputs
+from hornbook.run.ledger.step_report import Step
 from hornbook.run.observe import step_bill
 from hornbook.run.observe.slowdown import Slowdown
 from hornbook.run.observe.step_bill import StepBill
 from hornbook.run.observe.straggler import Straggler
-from hornbook.run.start.calibrate import random_batch
-from hornbook.run.step_report import Step
 from hornbook.settings.resolve import resolve
+from hornbook.settings.training import TrainConfig
 
 WORDS = ("model.layers=2", "model.width=32", "model.heads=2", "train.sequence=16", "log.every=1", "log.slowdown=2")
 VOCAB, ROWS = 64, 4

@@ -13,14 +13,14 @@ import pytest
 
 from hornbook.errors import DivergedError, Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.config import CommandAlert, FileAlert, TerminalAlert, WebhookAlert
-from hornbook.run.inputs import open_inputs
-from hornbook.run.job import Start
+from hornbook.run.job.inputs import open_inputs
+from hornbook.run.job.job import Start
+from hornbook.run.job.signals import StopSignals
 from hornbook.run.launch.launch import _follow
-from hornbook.run.launch.signals import StopSignals
-from hornbook.run.ledger import At
+from hornbook.run.ledger.ledger import At
 from hornbook.run.observe.alerts import LAST_SECONDS, Alerts, await_deliveries, event_of, name_of
 from hornbook.settings.resolve import resolve
+from hornbook.settings.training import CommandAlert, FileAlert, TerminalAlert, WebhookAlert
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]

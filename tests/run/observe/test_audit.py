@@ -11,11 +11,11 @@ import torch
 from hornbook.errors import Exit, HardwareError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.job import Job
-from hornbook.run.ledger import At, Ledger
+from hornbook.run.checkpoints.state import State
+from hornbook.run.job.job import Job
+from hornbook.run.ledger.ledger import At, Ledger
 from hornbook.run.observe import audit
 from hornbook.run.observe.audit import Audit, FaultyRankError, Replay, judge
-from hornbook.run.state import State
 from hornbook.settings.recipe import Recipe
 from tests.run.launcher import Launcher, Started
 

@@ -12,10 +12,10 @@ import torch
 from rich.console import Console as Terminal
 from rich.console import ConsoleOptions
 
-from hornbook.run.launch.signals import STOPPING
-from hornbook.run.memory import Memory, memory_of
+from hornbook.run.job.signals import STOPPING
+from hornbook.run.ledger.step_report import Step
+from hornbook.run.machine.memory import Memory, memory_of
 from hornbook.run.observe.console import Console, Header, Watch, clock, si, sparkline
-from hornbook.run.step_report import Step
 from tests.terminal import Shown
 
 HEADER = Header("demo", 3_400_000, "bf16", "cpu", 4096, 250, 1_024_000, "cosine")

@@ -9,7 +9,7 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.control import Request, write_request
+from hornbook.run.job.control import Request, write_request
 from tests.run.launcher import Launcher
 
 Launch = Callable[..., Exit]

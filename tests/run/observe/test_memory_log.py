@@ -12,7 +12,7 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.plan.counts.share import activation_bytes
-from hornbook.run.start.bound import recipe_in_force
+from hornbook.run.checkpoints.bound import recipe_in_force
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hornbook.errors import Exit, UsageError
-from hornbook.run.config import LogConfig
 from hornbook.settings.resolve import resolve
+from hornbook.settings.training import LogConfig
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

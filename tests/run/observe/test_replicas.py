@@ -10,7 +10,7 @@ import torch
 from hornbook.errors import Exit
 from hornbook.files.journal import verify_chain
 from hornbook.files.run_directory import RunDir
-from hornbook.run.control.control import Request, write_request
+from hornbook.run.job.control import Request, write_request
 from hornbook.run.observe.replicas import Difference, ReplicaCheck, blame, combined, differences, digests
 from tests.run.launcher import Launcher
 

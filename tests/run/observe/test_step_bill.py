@@ -13,7 +13,7 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.model.config.flops import step_operations
 from hornbook.optim.optimizer import Optimizer
-from hornbook.run.diagnose.bench.saved import device_name, machine_file, write
+from hornbook.run.machine.saved import device_name, machine_file, write
 from hornbook.run.observe import step_bill
 from hornbook.settings.resolve import resolve
 from tests.clocks import delay

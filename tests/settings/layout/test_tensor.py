@@ -7,8 +7,8 @@ import pytest
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.surgery import Freeze, Lora
 from hornbook.parallel.config import ParallelConfig
-from hornbook.run.config import TrainConfig
 from hornbook.settings.layout.tensor import tensor_problems
+from hornbook.settings.training import TrainConfig
 
 
 def problems(parallel: dict[str, Any], train: dict[str, Any] | None = None, **model: Any) -> list[tuple[str, str]]:

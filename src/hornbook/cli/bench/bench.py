@@ -174,7 +174,7 @@ def _measure(what: str, recipe: "Recipe", **more: Any) -> dict[str, Any]:
 def _result(found: dict[str, Any], text: str, out: Path | None) -> Result:
     files = [each["file"] for each in found.values() if isinstance(each, dict) and each.get("file")]
     if out is not None:
-        from hornbook.run.diagnose.bench.saved import write
+        from hornbook.run.machine.saved import write
 
         files.append(str(write(out, found, named=True)))
     return Result(found, text, notes=[f"saved in {name}" for name in files])

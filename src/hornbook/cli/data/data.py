@@ -20,7 +20,7 @@ from hornbook.files.run_status import find_runs
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 
 if TYPE_CHECKING:
-    from hornbook.run.observe.exposure import Exposure
+    from hornbook.run.doctor.exposure import Exposure
 
 
 _LISTED = ("where", "affected")
@@ -57,7 +57,7 @@ def documents(
     place: Annotated[str, typer.Argument(metavar="RUN@STEP", help="A run and one of its steps.")],
 ) -> Result:
     """List the documents that a step was trained on."""
-    from hornbook.run.observe.exposure import loader_of, samples_of_step
+    from hornbook.run.doctor.exposure import loader_of, samples_of_step
 
     run, step = step_place(place)
     loader = loader_of(run)
@@ -166,7 +166,7 @@ def _unread(unread: Mapping[str, str]) -> list[str]:
 
 def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure], dict[str, str]]":
     """(exposure of each run to a document or source; run -> problem of the unreadable runs)."""
-    from hornbook.run.observe.exposure import Tracer
+    from hornbook.run.doctor.exposure import Tracer
 
     runs = find_runs(_folder(folder))
     if not runs:

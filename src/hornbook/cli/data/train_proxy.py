@@ -101,7 +101,7 @@ def _tokenize(data: Path, tokenizer: "Tokenizer", folder: Path) -> Path:
 
 def _train(data: Path, out: Path, seed: int) -> float:
     """Train the small model; returns the bits it needs for the held-out text."""
-    from hornbook.run.job import Start
+    from hornbook.run.job.job import Start
     from hornbook.run.launch.launch import launch
     from hornbook.settings.resolve import resolve
 

@@ -16,7 +16,7 @@ from hornbook.progress import progress_bar
 
 if TYPE_CHECKING:
     from hornbook.run.diagnose.blame import Blame, Blamed
-    from hornbook.run.observe.exposure import StepSamples
+    from hornbook.run.doctor.exposure import StepSamples
 
 SHOWN = 20
 """Documents in the table; `--json` has all."""

@@ -36,7 +36,7 @@ def fisher(
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.gradients.fisher import write_fisher
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.start.init_from import check_tokenizer
+    from hornbook.run.job.start.init_from import check_tokenizer
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     folder = checkpoint_path(target)

@@ -118,7 +118,7 @@ def load_speaker(target: Path, device: str) -> "Loaded":
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.device import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.memory import available_bytes
+    from hornbook.run.machine.memory import available_bytes
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     if loaded.tokenizer is None:

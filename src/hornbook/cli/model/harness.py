@@ -21,7 +21,7 @@ def evaluate_with_harness(
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.config import TrainConfig
+    from hornbook.settings.training import TrainConfig
 
     folder = checkpoint_path(target)
     loaded = load_model(folder, average=average)

@@ -38,7 +38,7 @@ def new_model(
     It is renamed to `out` if the block succeeds, and removed if it fails; what an earlier, killed attempt left is
     removed too. Errors: UsageError if `out` is taken, StorageError.
     """
-    from hornbook.run.start.lineage import write_lineage
+    from hornbook.run.checkpoints.lineage import write_lineage
 
     check_free(out)
     with storage_errors(out):

@@ -39,7 +39,7 @@ class SampleText:
         from hornbook.data.config.data import DataConfig
         from hornbook.data.loader.loader import build_loader
         from hornbook.model.storage.load import load_model
-        from hornbook.run.start.init_from import check_tokenizer
+        from hornbook.run.job.start.init_from import check_tokenizer
         from hornbook.text.tokenizer.tokenizer import Tokenizer
 
         loaded = load_model(folder)

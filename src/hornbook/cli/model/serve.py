@@ -91,7 +91,7 @@ def _context(loaded: "Loaded", wanted: int | None) -> int:
 
 def _check_memory(loaded: "Loaded", needed: int, slots: int) -> None:
     """Raise DoesNotFitError unless full slots find room: a server that dies of it takes all texts with it."""
-    from hornbook.run.memory import free_memory
+    from hornbook.run.machine.memory import free_memory
 
     free = free_memory(next(loaded.model.parameters()).device)
     if needed > free:

@@ -92,10 +92,10 @@ def recipe_of(folder: Path, loaded: "Loaded", tasks: str = "") -> "Recipe":
     """
     from hornbook.data.config.data import DataConfig
     from hornbook.data.config.objectives import Causal, Infill, Masked, Span
-    from hornbook.run.config import TrainConfig
-    from hornbook.run.start.bound import recipe_in_force
+    from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.settings.recipe import Recipe
     from hornbook.settings.resolve import resolve
+    from hornbook.settings.training import TrainConfig
 
     update: dict[str, Any] = {"model": loaded.config}
     run = RunDir(folder.resolve().parent.parent)

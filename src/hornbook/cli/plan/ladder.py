@@ -113,7 +113,7 @@ def _train(*words: object) -> None:
     """Train one run in a process of its own. It saves and stops on the signals that stop `hornbook train`, which are
     passed on to it. Raises HornbookError where it did not finish."""
     from hornbook.cli.start.demo import command, require_done
-    from hornbook.run.launch.signals import StopSignals
+    from hornbook.run.job.signals import StopSignals
 
     with StopSignals(announces=False) as stop, Popen(command("train", *map(str, words)), stdout=DEVNULL) as worker:
         stop.pass_on = lambda _: worker.terminate()
@@ -181,9 +181,9 @@ without faults."""
 def _require_same(run: RunDir, wanted: "Recipe") -> None:
     """Raise UsageError where a run that is there is of other settings or data than the ladder's."""
     from hornbook.data.corpus import open_corpus
-    from hornbook.run.start.bound import recipe_in_force
-    from hornbook.run.start.environment import check_data_lock
-    from hornbook.run.start.teacher import pin_teacher
+    from hornbook.run.checkpoints.bound import recipe_in_force
+    from hornbook.run.job.start.teacher import pin_teacher
+    from hornbook.run.machine.environment import check_data_lock
     from hornbook.settings.resolve import Resolved
     from hornbook.settings.resume_rules import resume_changes
 
@@ -249,7 +249,7 @@ def _rung(run: RunDir, *, held_out: bool, bare: bool) -> tuple["Rung", str | Non
     """(a finished run, which rows its loss is of). Raises UsageError where it has no such loss."""
     from hornbook.plan.scaling.ladder import Rung
     from hornbook.plan.scaling.shape import count_as
-    from hornbook.run.start.bound import recipe_in_force
+    from hornbook.run.checkpoints.bound import recipe_in_force
 
     summary = summarize(run)
     if summary.status != "finished":

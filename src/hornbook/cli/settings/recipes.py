@@ -16,8 +16,8 @@ from hornbook.errors import UsageError, quoted
 if TYPE_CHECKING:
     from hornbook.model.config.flops import Operations
     from hornbook.model.config.saved_bytes import SavedBytes
-    from hornbook.run.config import TrainConfig
     from hornbook.settings.recipe import Recipe
+    from hornbook.settings.training import TrainConfig
 
 app = CommandGroup(help="List, show and copy the shipped recipes.", no_args_is_help=True, add_completion=False)
 
@@ -141,7 +141,7 @@ def activation_line(kept: "SavedBytes", train: "TrainConfig") -> str:
 
 def length_line(train: "TrainConfig") -> str | None:
     """Number and size of the steps; None if the training length depends on the data."""
-    from hornbook.run.training_length import training_length
+    from hornbook.run.ledger.training_length import training_length
 
     return None if train.tokens is None else training_length(train, lambda _: 0).describe()  # no epochs are counted
 

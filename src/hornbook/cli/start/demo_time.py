@@ -1,6 +1,6 @@
 """How `hornbook quickstart` keeps its time limit: measure the machine, estimate the stages, choose a size that fits.
 
-A probe (`hornbook.run.start.calibrate`) measures three times: to start a process that loads torch, to compile the
+A probe (`hornbook.run.diagnose.calibrate`) measures three times: to start a process that loads torch, to compile the
 kernels, and to train on one token in the precision of the run. The size is chosen twice, before the text is written
 and before training, each time for the time that is left.
 """
@@ -162,7 +162,7 @@ def process_start() -> float:
 def probe() -> Machine:
     """Measure this machine in a process of its own, which takes some seconds."""
     shapes = [f"{size.layers}x{size.width}x{size.heads}" for size in PROBED]
-    command = [sys.executable, "-m", "hornbook.run.start.calibrate", *map(str, (VOCAB, SEQUENCE, BATCH_TOKENS))]
+    command = [sys.executable, "-m", "hornbook.run.diagnose.calibrate", *map(str, (VOCAB, SEQUENCE, BATCH_TOKENS))]
     begun = time.monotonic()
     done = subprocess.run([*command, str(PROBE_SECONDS), *shapes], check=True, stdout=subprocess.PIPE, text=True)
     return machine_of(json.loads(done.stdout), time.monotonic() - begun)

@@ -13,8 +13,8 @@ from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
-    from hornbook.run.diagnose.doctor import Check
-    from hornbook.run.diagnose.runs.report import RunReport
+    from hornbook.run.doctor.report import RunReport
+    from hornbook.run.machine.checks import Check
 
 WIDTH = 110
 """Columns of what is wrapped."""
@@ -51,11 +51,11 @@ def doctor(
     if uncordon:
         return _uncordon(RunDir(run).must_exist())
     if step is not None:
-        from hornbook.run.diagnose.runs.nonfinite import recompute
+        from hornbook.run.diagnose.nonfinite import recompute
 
         found = recompute(RunDir(run), step)
         return Result(asdict(found), str(found), Exit.DONE if found.finite else Exit.DIVERGED)
-    from hornbook.run.diagnose.runs.report import diagnose_run
+    from hornbook.run.doctor.report import diagnose_run
 
     report = diagnose_run(RunDir(run))
     return Result(report.to_json(), describe(report), report.code)
@@ -82,19 +82,19 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _machine(folder: Path) -> Result:
-    from hornbook.run.diagnose.doctor import diagnose
+    from hornbook.run.machine.checks import diagnose
 
     return _table(diagnose(folder))
 
 
 def _deep(folder: Path, data: Path | None, *, whole: bool) -> Result:
-    from hornbook.run.diagnose.deep.machine import examine
+    from hornbook.run.machine.deep.machine import examine
 
     return _table(examine(folder, data, whole=whole))
 
 
 def _table(checks: "Sequence[Check]") -> Result:
-    from hornbook.run.diagnose.doctor import worst
+    from hornbook.run.machine.checks import worst
 
     lines = []
     for check in checks:
@@ -106,7 +106,7 @@ def _table(checks: "Sequence[Check]") -> Result:
 
 
 def _code(checks: "Sequence[Check]") -> Exit:
-    from hornbook.run.diagnose.deep.machine import hardware_faults
+    from hornbook.run.machine.deep.machine import hardware_faults
 
     failed = {check.name for check in checks if check.verdict == "fail"}
     if hardware_faults(checks):
@@ -117,7 +117,7 @@ def _code(checks: "Sequence[Check]") -> Exit:
 
 
 def _uncordon(run: RunDir) -> Result:
-    from hornbook.run.diagnose.deep.cordon import CordonList
+    from hornbook.run.machine.deep.cordon import CordonList
 
     lifted = CordonList(run.cordon).lift()
     text = "\n".join(f"slot {each.slot} may be used again ({each.test}: {each.evidence})" for each in lifted)

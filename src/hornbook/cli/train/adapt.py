@@ -123,11 +123,11 @@ def _check_run(run: RunDir, words: Sequence[str], model: Path) -> None:
     """Raise what the start of a new run would; IntegrityError where the data of one that is there changed since."""
     from hornbook.cli.train.dry_run import describe_job
     from hornbook.data.corpus import open_corpus
-    from hornbook.run.job import Start
+    from hornbook.run.checkpoints.bound import recipe_in_force
+    from hornbook.run.job.job import Start
+    from hornbook.run.job.start.init_from import init_from_import
     from hornbook.run.launch.settle import settle_ranks
-    from hornbook.run.start.bound import recipe_in_force
-    from hornbook.run.start.environment import check_data_lock
-    from hornbook.run.start.init_from import init_from_import
+    from hornbook.run.machine.environment import check_data_lock
 
     if status_of(run) == "new":
         resolved, init_from = init_from_import(resolve_words(words), model)
@@ -171,8 +171,8 @@ def _chains(model: str, runs: "Runs", texts: "list[Corpus]") -> "Chains":
     """Losses on all texts of the model and of every run, on the rows that the first run reads."""
     import numpy as np
 
+    from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.run.diagnose.transfer import Chain, Chains
-    from hornbook.run.start.bound import recipe_in_force
 
     names = [corpus.root.name for corpus in texts]
     recipe = recipe_in_force(next(iter(runs.values()))[0])
@@ -194,8 +194,8 @@ def _chains(model: str, runs: "Runs", texts: "list[Corpus]") -> "Chains":
 
 
 def _adaptation(runs: "Runs", shares: list[float], seeds: list[int]) -> "Adaptation":
+    from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.run.diagnose.transfer import DOMAINS, Adaptation, Stage, domain_losses
-    from hornbook.run.start.bound import recipe_in_force
 
     stages: list[Stage] = []
     for share in shares:

@@ -7,7 +7,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.progress import size_text
 
 if TYPE_CHECKING:
-    from hornbook.run.job import Start
+    from hornbook.run.job.job import Start
     from hornbook.settings.recipe import Recipe
     from hornbook.settings.resolve import Resolved
 
@@ -23,14 +23,14 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.device import choose_device
     from hornbook.parallel.offload.offload import check_offload
-    from hornbook.run.control.continuing import rate_jump
-    from hornbook.run.inputs import vocabulary_warning
-    from hornbook.run.job import course_of
+    from hornbook.run.diagnose.estimate import estimate, saved_bytes
+    from hornbook.run.job.continuing import rate_jump
+    from hornbook.run.job.inputs import vocabulary_warning
+    from hornbook.run.job.job import course_of
+    from hornbook.run.job.micro_batch import settle_micro_batch
     from hornbook.run.launch.launch import check_start, read_inputs
-    from hornbook.run.ledger import Monotone, read_past
-    from hornbook.run.start.estimate import estimate, saved_bytes
-    from hornbook.run.start.micro_batch import settle_micro_batch
-    from hornbook.run.start.precision import describe_precision, settle_precision
+    from hornbook.run.ledger.ledger import Monotone, read_past
+    from hornbook.run.machine.precision import describe_precision, settle_precision
 
     device, settled = choose_device(resolved.recipe.train.device), settle_micro_batch(settle_precision(resolved))
     check_offload(settled.recipe.parallel.offload, device, settled.recipe.optim)
@@ -84,8 +84,8 @@ def _pipeline(recipe: "Recipe", vocab: int) -> dict[str, Any] | None:
 
 def _progress(run: RunDir, start: "Start") -> tuple[tuple[int, int], float]:
     """((steps done, tokens consumed), seconds spent) before this start."""
-    from hornbook.run.control.timekeeper import seconds_spent
-    from hornbook.run.state import read_counters
+    from hornbook.run.checkpoints.state import read_counters
+    from hornbook.run.job.timekeeper import seconds_spent
 
     if start.mode == "resume":
         state = run.read_state() or {}

@@ -16,8 +16,8 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
-    from hornbook.run.diagnose.compare import Comparison
     from hornbook.run.diagnose.replay import ReplayPlan
+    from hornbook.run.doctor.compare import Comparison
 
 
 def replay(
@@ -46,8 +46,8 @@ def replay(
     if list_:
         return _listed(directory)
     load_torch()
-    from hornbook.run.diagnose.compare import compare_runs
     from hornbook.run.diagnose.replay import plan_replay, replay_run
+    from hornbook.run.doctor.compare import compare_runs
 
     plan = plan_replay(directory, from_, to, without)
     keep = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="hornbook-replay-")

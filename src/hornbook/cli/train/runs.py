@@ -86,8 +86,8 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two or more run directories.")],
 ) -> Result:
     """Compare runs: the settings that differ, and the results."""
+    from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.run.observe.console import sparkline
-    from hornbook.run.start.bound import recipe_in_force
 
     if len(runs) < 2:
         raise UsageError("name at least two runs: hornbook runs compare RUN_A RUN_B")

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def simulate_rank(resolved: "Resolved", world: int | None, rank: int) -> Result:
     """Memory by category and collectives of a step of one rank; nothing is computed, and no data is read."""
     from hornbook.run.diagnose.simulate import simulate
+    from hornbook.run.job.micro_batch import settle_micro_batch, vocabulary_rows
     from hornbook.run.launch.settle import settle_ranks
-    from hornbook.run.start.micro_batch import settle_micro_batch, vocabulary_rows
-    from hornbook.run.start.precision import settle_precision
+    from hornbook.run.machine.precision import settle_precision
 
     if not vocabulary_rows(resolved.recipe):
         raise UsageError("the size of the vocabulary is that of the data: give --model.vocab N, or --data DATA")

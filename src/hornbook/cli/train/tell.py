@@ -14,8 +14,8 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import summarize
 
 if TYPE_CHECKING:
-    from hornbook.run.control.control import Request
-    from hornbook.run.control.interventions import SettingChange
+    from hornbook.run.job.control import Request
+    from hornbook.run.ledger.interventions import SettingChange
 
 TellWords = Annotated[
     list[str] | None,
@@ -46,7 +46,7 @@ def tell(
     The run answers in its ledger (`hornbook runs show RUN`) with the step at which a change took effect, or why it was
     refused; a resume makes the change again at the same step. A run that has stopped is told for when it goes on.
     """
-    from hornbook.run.control.control import write_request
+    from hornbook.run.job.control import write_request
 
     targets, settings = split_targets(words)
     run, action = _target(targets, settings)
@@ -92,7 +92,7 @@ def _step(at: str | None, now: int) -> int | None:
 def _request(action: str, settings: list[str], reason: str, at_step: int | None, spans: dict[str, str]) -> "Request":
     from pydantic import ValidationError
 
-    from hornbook.run.control.control import Request
+    from hornbook.run.job.control import Request
 
     try:
         return Request.model_validate(
@@ -106,8 +106,8 @@ def _request(action: str, settings: list[str], reason: str, at_step: int | None,
 
 def _changes(run: RunDir, settings: list[str]) -> "tuple[SettingChange, ...]":
     """The changes of the recipe in force now; what is wrong with them is said before anything is written."""
-    from hornbook.run.control.interventions import propose
-    from hornbook.run.start.bound import recipe_in_force
+    from hornbook.run.checkpoints.bound import recipe_in_force
+    from hornbook.run.ledger.interventions import propose
     from hornbook.settings.resolve import Resolved
 
     return propose(Resolved(recipe_in_force(run), {}), settings)

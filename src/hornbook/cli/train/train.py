@@ -21,7 +21,7 @@ from hornbook.settings.sources import COMMAND_LINE
 from hornbook.text.config.labels import Dialogue
 
 if TYPE_CHECKING:
-    from hornbook.run.control.faults import FaultInjector
+    from hornbook.run.job.faults import FaultInjector
 
 Faults = Annotated[
     Path | None, typer.Option(metavar="PLAN", help="Inject the faults of this TOML file, to see what a run survives.")
@@ -67,11 +67,11 @@ def train(
         _check_rank(rank, {"--from": from_, "--resume": resume}, dry_run=dry_run)
     end = deadline(until, dry_run=dry_run)
     load_torch()
+    from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.job import Start
-    from hornbook.run.start.bound import recipe_in_force
-    from hornbook.run.start.init_from import init_from_import, keep_model
-    from hornbook.run.start.reference import keep_reference, with_reference
+    from hornbook.run.job.job import Start
+    from hornbook.run.job.start.init_from import init_from_import, keep_model
+    from hornbook.run.job.start.reference import keep_reference, with_reference
 
     if resume not in (None, "auto"):
         raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")
@@ -105,8 +105,8 @@ def _check_rank(rank: int, others: Mapping[str, Path | str | None], *, dry_run: 
 
 def injector(plan: Path | None) -> "FaultInjector | None":
     """What injects the faults of a plan; None where none is given."""
-    from hornbook.run.control.fault_plan import read_plan
-    from hornbook.run.control.faults import FaultInjector
+    from hornbook.run.job.fault_plan import read_plan
+    from hornbook.run.job.faults import FaultInjector
 
     return None if plan is None else FaultInjector(read_plan(plan))
 
@@ -127,7 +127,7 @@ def default_folder(recipe: Recipe) -> Path:
 
 def deadline(until: str | None, *, dry_run: bool) -> float | None:
     """When the run has to have stopped, in seconds since 1970; None: nothing says so. Raises UsageError."""
-    from hornbook.run.control.deadline import read_deadline
+    from hornbook.run.job.deadline import read_deadline
 
     return read_deadline(until, {} if dry_run else os.environ, time.time())
 
@@ -143,8 +143,8 @@ def resume(
     """Continue a run exactly from its newest checkpoint, with changes to settings that may change."""
     end = deadline(until, dry_run=dry_run)
     load_torch()
-    from hornbook.run.job import Start
-    from hornbook.run.start.directory import check_directory
+    from hornbook.run.job.directory import check_directory
+    from hornbook.run.job.job import Start
 
     run, overrides = _named_run(words, "hornbook resume RUN")
     check_directory(run, "resume")
@@ -175,10 +175,10 @@ def fork(
     """
     end = deadline(until, dry_run=dry_run)
     load_torch()
-    from hornbook.run.control.continuing import more_data
-    from hornbook.run.job import Start
-    from hornbook.run.start.bound import recipe_in_force, refuse_edited
-    from hornbook.run.start.init_from import checkpoint_step, init_from_fork
+    from hornbook.run.checkpoints.bound import recipe_in_force, refuse_edited
+    from hornbook.run.job.continuing import more_data
+    from hornbook.run.job.job import Start
+    from hornbook.run.job.start.init_from import checkpoint_step, init_from_fork
     from hornbook.settings.resolve import override
     from hornbook.settings.sources import command_line_source, environment_source
 

@@ -16,7 +16,7 @@ from hornbook.run.checkpoints.commit import newest_step
 from hornbook.text.config.labels import Dialogue
 
 if TYPE_CHECKING:
-    from hornbook.run.job import Start
+    from hornbook.run.job.job import Start
     from hornbook.settings.resolve import Resolved
 
 
@@ -43,10 +43,10 @@ def run_job(
     """
     from rich.markup import escape
 
+    from hornbook.run.job.start.known_alerts import keep_alerts, refuse_unknown_alerts
     from hornbook.run.launch.launch import launch
     from hornbook.run.launch.launcher_env import Node, launched
     from hornbook.run.launch.settle import settle_ranks
-    from hornbook.run.start.known_alerts import keep_alerts, refuse_unknown_alerts
 
     resolved = settle_ranks(resolved, os.environ, world)
     place = launched(os.environ, resolved.recipe.parallel)

@@ -21,7 +21,7 @@ from hornbook.model.layers.transfer import to_device
 from hornbook.parallel.gradients.detection import detection_loss
 from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.world import LOSSES, World
-from hornbook.run.config import LossConfig
+from hornbook.settings.training import LossConfig
 
 Ahead = Callable[[int], tuple[Tensor, Tensor]]
 """Of how many tokens further on -> targets and weights of this rank's tokens (`hornbook.model.heads.mtp`)."""

@@ -18,7 +18,7 @@ from hornbook.parallel.gradients.exact import exact_sum, row_absolutes, row_squa
 from hornbook.parallel.gradients.norm import sum_of_shards
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import World
-from hornbook.run.config import ElasticAnchor, LossConfig
+from hornbook.settings.training import ElasticAnchor, LossConfig
 
 
 class Anchor(NamedTuple):

@@ -17,10 +17,11 @@ from hornbook.errors import IntegrityError, StorageError
 from hornbook.files.ballast import is_full, release
 from hornbook.files.durable import clean_folder, discard, storage_errors, write_atomic
 from hornbook.files.filesystem import exists, is_folder, list_folder
+from hornbook.files.run_directory import checkpoint_name
+from hornbook.run.checkpoints.bound import LEFT_BEHIND
 from hornbook.run.checkpoints.commit import (
     BEST,
     LATEST,
-    checkpoint_name,
     commit,
     list_checkpoints,
     newest_step,
@@ -30,13 +31,12 @@ from hornbook.run.checkpoints.commit import (
 from hornbook.run.checkpoints.exchange import Exchange, SharedSave
 from hornbook.run.checkpoints.manifest import Manifest, ValidationLoss, read_manifest, verify_folder
 from hornbook.run.checkpoints.path import all_damaged, examine, newest_verified
-from hornbook.run.config import CheckpointConfig
-from hornbook.run.start.bound import LEFT_BEHIND
-from hornbook.run.step_report import is_due
+from hornbook.run.ledger.step_report import is_due
+from hornbook.settings.training import CheckpointConfig
 
 if TYPE_CHECKING:
     from hornbook.run.checkpoints.snapshot import Snapshot
-    from hornbook.run.state import State
+    from hornbook.run.checkpoints.state import State
 
 HEADROOM = 1.2
 """Free space that a save asks for, as a multiple of its size."""

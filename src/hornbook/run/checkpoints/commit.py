@@ -14,17 +14,13 @@ from pathlib import Path
 from hornbook.errors import IntegrityError, StorageError
 from hornbook.files.durable import storage_errors, writing_folder
 from hornbook.files.filesystem import is_folder, is_own_folder, list_folder
+from hornbook.files.run_directory import checkpoint_name
 from hornbook.run.checkpoints.manifest import Manifest, write_manifest
 
 LATEST = "latest"
 BEST = "best"
 
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
-
-
-def checkpoint_name(step: int) -> str:
-    """`step-00000500`."""
-    return f"step-{step:08d}"
 
 
 def step_of(folder: Path) -> int | None:

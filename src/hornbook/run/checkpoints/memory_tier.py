@@ -8,10 +8,10 @@ from hornbook.errors import IntegrityError
 from hornbook.model.config.surgery import adapter_of
 from hornbook.parallel.world import AXES, World
 from hornbook.run.checkpoints.memory_copies import RankCopies
-from hornbook.run.ledger import Ledger
-from hornbook.run.memory import available_bytes
-from hornbook.run.state import State
-from hornbook.run.step_report import Step, is_due
+from hornbook.run.checkpoints.state import State
+from hornbook.run.ledger.ledger import Ledger
+from hornbook.run.ledger.step_report import Step, is_due
+from hornbook.run.machine.memory import available_bytes
 
 ON_TRIAL = 20
 """Steps after a start from a copy for which a loss or gradient that is not finite is blamed on the copy."""

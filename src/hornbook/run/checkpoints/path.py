@@ -7,12 +7,12 @@ from pathlib import Path
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.filesystem import exists, is_file, is_folder
-from hornbook.files.run_directory import RunDir
+from hornbook.files.run_directory import RunDir, checkpoint_name
 from hornbook.files.safetensors import PICKLE_SUFFIXES, read_header_inside
-from hornbook.run.checkpoints.commit import BEST, LATEST, checkpoint_name, list_checkpoints, read_pointer, step_of
+from hornbook.run.checkpoints.bound import why_foreign
+from hornbook.run.checkpoints.commit import BEST, LATEST, list_checkpoints, read_pointer, step_of
 from hornbook.run.checkpoints.manifest import MANIFEST, Manifest, verify_folder
-from hornbook.run.ledger import read_past
-from hornbook.run.start.bound import why_foreign
+from hornbook.run.ledger.ledger import read_past
 
 HOW_TO_GET = (
     "get one with `hf download OWNER/NAME --local-dir FOLDER` (pip install huggingface_hub; the original GPT-2 is "

@@ -18,7 +18,7 @@ from hornbook.model.storage.safetensors_folder import CODES
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.folders import AVERAGE, create_operated, fill_operated
 from hornbook.parallel.shard import Shard, of_all_stages
-from hornbook.run.state import MOMENTS, ModelSpec, State
+from hornbook.run.checkpoints.state import MOMENTS, ModelSpec, State
 
 Wait = Callable[[], None]
 

@@ -5,13 +5,14 @@ the samples behind the step, which they have not learned from either.
 """
 
 import itertools
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int32, Int64
 
 from hornbook.data.batch import Batch, DocumentRef
 from hornbook.data.loader.global_index import GlobalIndex
@@ -20,10 +21,9 @@ from hornbook.errors import HornbookError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.engine import Engine
-from hornbook.run.diagnose.piece_text import non_text_share, repeats
 from hornbook.run.diagnose.weights_at import weights_before
-from hornbook.run.ledger import read_past
-from hornbook.run.observe.exposure import StepFinder, StepSamples, learned, loader_of, samples_of_step
+from hornbook.run.doctor.exposure import StepFinder, StepSamples, learned, loader_of, samples_of_step
+from hornbook.run.ledger.ledger import read_past
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 REFERENCE_ROWS = 64
@@ -36,6 +36,12 @@ REPEATED_SHARE = 0.5
 """Share of the tokens in repeated n-grams from which they are a reason: of a document, a step may have read a part."""
 NON_TEXT = 0.5
 """Share of characters that are no text from which they are a reason."""
+NGRAM = 13
+"""Longest n-gram, in tokens, whose repetition is looked for (OLMo 2, arXiv 2501.00656, section 3.1)."""
+SEVERAL = 4
+"""An n-gram that follows itself as often as this counts as repeated: fewer occur in good text."""
+SYMBOLS = frozenset("+=<>$|`~^")
+"""Characters of code that Unicode does not call punctuation."""
 _IQR_TO_SIGMA = 0.7413
 """The distance of the quartiles times this is the standard deviation, for normal values."""
 
@@ -264,3 +270,39 @@ def _grouped(sizes: Sequence[int], sums: Sequence[int]) -> Iterator[list[int]]:
         while sum(group) < total:
             group.append(next(rest))
         yield group
+
+
+class Repeats(NamedTuple):
+    """N-grams that follow themselves in a piece."""
+
+    share: float
+    """Of the tokens, those inside of repetitions of `SEVERAL` and more."""
+    longest: int
+    """How often the most repeated n-gram comes in succession; 1: none is repeated."""
+
+
+def repeats(tokens: Int32[np.ndarray, " n"]) -> Repeats:
+    """N-grams of 1 to `NGRAM` tokens that follow themselves.
+
+    OLMo 2 traces spikes of the gradient norm to such documents, and removes those with 32 repetitions and more.
+    """
+    inside, longest = np.zeros(len(tokens), bool), 1
+    for size in range(1, min(NGRAM, len(tokens) // 2) + 1):
+        same = np.concatenate([[False], tokens[size:] == tokens[:-size], [False]])
+        edges = np.flatnonzero(np.diff(same.astype(np.int8)))
+        for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            times = (end - first) // size + 1
+            longest = max(longest, times)
+            if times >= SEVERAL:
+                inside[first : end + size] = True
+    return Repeats(float(inside.mean()) if len(tokens) else 0.0, longest)
+
+
+def non_text_share(text: str) -> float:
+    """Share of the characters that are neither letters, digits, whitespace, punctuation nor symbols of code."""
+    odd = sum(not (each.isalnum() or each.isspace() or _is_punctuation(each)) for each in text)
+    return odd / len(text) if text else 0.0
+
+
+def _is_punctuation(character: str) -> bool:
+    return unicodedata.category(character)[0] == "P" or character in SYMBOLS

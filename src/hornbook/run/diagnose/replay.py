@@ -18,16 +18,16 @@ from hornbook.files.filesystem import is_file, is_folder
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
+from hornbook.run.checkpoints.bound import recipe_in_force
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.control.control import Request, write_request
-from hornbook.run.control.interventions import sorted_by_step
-from hornbook.run.job import Start
+from hornbook.run.job.control import Request, write_request
+from hornbook.run.job.job import Start
+from hornbook.run.job.start.anchor import keep_fisher
+from hornbook.run.job.start.init_from import InitFrom
 from hornbook.run.launch.launch import launch
-from hornbook.run.ledger import At, Ledger, check_ledger, read_past
-from hornbook.run.start.anchor import keep_fisher
-from hornbook.run.start.bound import recipe_in_force
-from hornbook.run.start.environment import bits_depend_on
-from hornbook.run.start.init_from import InitFrom
+from hornbook.run.ledger.interventions import sorted_by_step
+from hornbook.run.ledger.ledger import At, Ledger, check_ledger, read_past
+from hornbook.run.machine.environment import bits_depend_on
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 

@@ -21,13 +21,13 @@ from hornbook.files.filesystem import exists, is_file, is_folder, list_folder, o
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import status_of
 from hornbook.files.secrets import hide_secrets, holds_secret
+from hornbook.run.checkpoints.bound import recipe_in_force, why_foreign
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import MANIFEST, read_manifest
 from hornbook.run.checkpoints.path import newest_verified
-from hornbook.run.diagnose.verify import Checkup, check_run
-from hornbook.run.ledger import read_past
-from hornbook.run.start.bound import recipe_in_force, why_foreign
-from hornbook.run.start.environment import code_digest, package_version
+from hornbook.run.doctor.verify import Checkup, check_run
+from hornbook.run.ledger.ledger import read_past
+from hornbook.run.machine.environment import code_digest, package_version
 
 SEAL = "SEAL.json"
 MANIFESTS = "manifests"

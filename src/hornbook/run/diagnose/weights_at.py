@@ -11,15 +11,15 @@ from hornbook.model.surgery.values import with_added
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
+from hornbook.run.checkpoints.bound import recipe_in_force, why_foreign
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.manifest import verify_folder
-from hornbook.run.config import TrainConfig
-from hornbook.run.inputs import Inputs, open_inputs
-from hornbook.run.ledger import Monotone, read_past
-from hornbook.run.start.bound import recipe_in_force, why_foreign
-from hornbook.run.start.init_from import InitFrom
+from hornbook.run.job.inputs import Inputs, open_inputs
+from hornbook.run.job.start.init_from import InitFrom
+from hornbook.run.ledger.ledger import Monotone, read_past
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
+from hornbook.settings.training import TrainConfig
 
 
 def weights_before(run: RunDir, step: int) -> tuple[Engine, str]:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hornbook.optim.config.clipping import StepLimits
-from hornbook.run.config import GuardConfig
 from hornbook.run.guard.detectors import (
     ABOVE_Z,
     RUN_UP,
@@ -25,6 +24,7 @@ from hornbook.run.guard.detectors import (
 from hornbook.run.guard.policy import Detection, Rule, Spans
 from hornbook.run.guard.settings import HARD, SettingsWatch
 from hornbook.run.guard.statistics import TrendWindow, middle_of
+from hornbook.settings.training import GuardConfig
 
 ARMED_AFTER = 64
 """Steps after which it judges, if the warm-up of the learning rate is over; fewer where `guard.window` is smaller."""

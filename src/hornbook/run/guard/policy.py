@@ -15,9 +15,11 @@ Rungs 4 and 5 belong to the mode `auto`. Numbers of steps hold for runs of 10,00
 proportion in shorter ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from hornbook.run.ledger.decisions import Decision
 
 FULL = 10_000
 """Steps of a run from which on numbers of steps are as they are written."""
@@ -77,21 +79,6 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """A decision of before, as the ledger has it."""
-
-    kind: Literal["rollback", "overlay", "swap"]
-    step: int
-    """The last step that was done before it."""
-    effective_step: int
-    """Steps done where it takes effect."""
-    left_out: int = 0
-    """Steps whose data is left out."""
-    words: str = ""
-    """Of a swap: the setting."""
-
-
-@dataclass(frozen=True)
 class Action:
     """What to do about a finding."""
 
@@ -123,18 +110,6 @@ class Spans:
     def of(self, number: int, least: int) -> int:
         """`number` in a long run, fewer in proportion in a shorter one, `least` at least."""
         return max(round(number * min(1.0, self.steps / FULL)), min(least, number))
-
-
-def decisions_of(record: Mapping[str, Any]) -> list[Decision]:
-    """The decisions that a record of the ledger holds."""
-    if record.get("kind") != "rollback":
-        return []
-    step, at = record["step"], record["effective_step"]
-    found = [Decision("rollback", step, at, record["left_out"])]
-    if made := record.get("intervention"):
-        swap = made.get("swap", "")
-        found.append(Decision("swap" if swap else "overlay", step, at, words=swap))
-    return found
 
 
 def decide(finding: Detection, past: Sequence[Decision], mode: str, spans: Spans, swaps: Sequence[str] = ()) -> Action:

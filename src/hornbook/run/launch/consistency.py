@@ -18,7 +18,7 @@ from hornbook.files.artifact import digest_of
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.world import RankInfo
 from hornbook.run.launch.rendezvous import BEGUN, LINGER_SECONDS, arrival_seconds, needs_rank0, wait_until
-from hornbook.run.start.environment import code_digest
+from hornbook.run.machine.environment import code_digest
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import leaves
 from hornbook.settings.show import toml_value

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from hornbook.errors import Exit, HornbookError, RankLostError
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
-from hornbook.run.launch.heartbeat import PERIOD, Heartbeat, Watchdog, shared_heartbeats
+from hornbook.run.job.heartbeat import PERIOD, Heartbeat, Watchdog, shared_heartbeats
+from hornbook.run.job.signals import StopNow, StopSignals, leave_early, stop_signals_blocked
 from hornbook.run.launch.launcher_env import Node
 from hornbook.run.launch.rank import (
     Failure,
@@ -26,8 +27,7 @@ from hornbook.run.launch.rank import (
     wait_for_ends,
 )
 from hornbook.run.launch.rendezvous import LINGER_SECONDS
-from hornbook.run.launch.signals import StopNow, StopSignals, leave_early, stop_signals_blocked
-from hornbook.run.ledger import read_past
+from hornbook.run.ledger.ledger import read_past
 
 Join = Callable[[RankInfo, Heartbeat], Exit]
 """What a rank does; it calls `RankInfo.connect` itself."""

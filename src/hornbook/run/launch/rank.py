@@ -25,10 +25,10 @@ from hornbook.errors import Exit, HornbookError, LostDeviceError, RankLostError,
 from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
 from hornbook.kernels.device_errors import device_error
-from hornbook.run.diagnose.runs.stacks import RankStack, parse_stacks
-from hornbook.run.launch.heartbeat import Heartbeat, RankStatus
-from hornbook.run.launch.signals import STOP_SIGNALS
-from hornbook.run.ledger import Ledger
+from hornbook.run.doctor.stacks import RankStack, parse_stacks
+from hornbook.run.job.heartbeat import Heartbeat, RankStatus
+from hornbook.run.job.signals import STOP_SIGNALS
+from hornbook.run.ledger.ledger import Ledger
 
 KILL_SECONDS = 30.0
 """Longest wait for a killed process to end; only one that waits in the kernel for a device takes longer."""

@@ -1,7 +1,7 @@
 """What a failure says about the machine: when to check it before a restart, and which slots ranks get after that.
 
 A kill from outside says nothing. A crash in machine code, a lost GPU, replicas that differ, and the same failure of the
-same step twice do: then the slots are checked (`hornbook.run.diagnose.deep.slots`), and those that fail go onto the
+same step twice do: then the slots are checked (`hornbook.run.machine.deep.slots`), and those that fail go onto the
 cordon list.
 """
 
@@ -22,13 +22,13 @@ from hornbook.kernels.device_errors import device_error
 from hornbook.parallel.config import axis_ranks
 from hornbook.parallel.device import choose_device
 from hornbook.run.checkpoints.memory_tier import UntrustedCopyError
-from hornbook.run.diagnose.deep.cordon import Cordon, CordonList
-from hornbook.run.diagnose.deep.slots import SlotFault, SlotReport, check_slots, judge
-from hornbook.run.job import Job
+from hornbook.run.job.job import Job
+from hornbook.run.job.micro_batch import does_not_fit
 from hornbook.run.launch.rank import Failure, Report
+from hornbook.run.machine.deep.cordon import Cordon, CordonList
+from hornbook.run.machine.deep.slots import SlotFault, SlotReport, check_slots, judge
 from hornbook.run.observe.audit import FaultyRankError
 from hornbook.run.observe.replicas import ReplicasDifferError
-from hornbook.run.start.micro_batch import does_not_fit
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved, override
 from hornbook.settings.sources import Given, Source

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import IO, TextIO
 
 from hornbook.errors import Exit, HornbookError, RankLostError, UsageError
+from hornbook.run.job.signals import StopSignals
 from hornbook.run.launch.cluster import SAVE_SECONDS, STARTED
-from hornbook.run.launch.signals import StopSignals
 
 NO_CONNECTION = 255
 """Exit code of ssh where it is ssh that failed."""

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from hornbook.errors import RankLostError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.launch.heartbeat import PERIOD, Heartbeat, Watchdog
+from hornbook.run.job.heartbeat import PERIOD, Heartbeat, Watchdog
 from hornbook.run.launch.rank import DUMP_SECONDS, Failure, note_hang
-from hornbook.run.ledger import Ledger
+from hornbook.run.ledger.ledger import Ledger
 
 PATIENCE = 4
 """Times the silence that counts as a hang after which the process ends."""

@@ -23,17 +23,17 @@ from hornbook.files.run_directory import RunDir, Status
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import newest_step
 from hornbook.run.checkpoints.memory_copies import CopyMemory
-from hornbook.run.job import Job
-from hornbook.run.launch.heartbeat import PERIOD, Watchdog, shared_heartbeats
+from hornbook.run.job.heartbeat import PERIOD, Watchdog, shared_heartbeats
+from hornbook.run.job.job import Job
+from hornbook.run.job.signals import StopNow, StopSignals, stop_signals_blocked
 from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
 from hornbook.run.launch.recovery import SlotKeeper
-from hornbook.run.launch.signals import StopNow, StopSignals, stop_signals_blocked
 from hornbook.run.launch.standby import Standby, StandbyPlan
-from hornbook.run.ledger import At, Ledger, Position
+from hornbook.run.ledger.ledger import At, Ledger, Position
 from hornbook.settings.recipe import Recipe
 
 if TYPE_CHECKING:
-    from hornbook.run.control.faults import FaultInjector
+    from hornbook.run.job.faults import FaultInjector
 
 BACKOFF = (0.0, 1.0, 5.0, 30.0)
 """Seconds to wait before the first, second, ... restart without a new checkpoint between."""

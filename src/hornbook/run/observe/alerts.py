@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hornbook.files.run_directory import RunDir
-from hornbook.run.config import AlertConfig, CommandAlert, FileAlert, TerminalAlert, WebhookAlert
+from hornbook.settings.training import AlertConfig, CommandAlert, FileAlert, TerminalAlert, WebhookAlert
 
 MOST_UNDER_WAY = 8
 """Deliveries at once; further ones are dropped until one has ended."""

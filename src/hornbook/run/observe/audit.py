@@ -18,12 +18,12 @@ from hornbook.errors import HardwareError
 from hornbook.model.mlp.experts import Experts
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import DATA
-from hornbook.run.guard.suspects import is_suspect
-from hornbook.run.job import Job
+from hornbook.run.checkpoints.state import State
+from hornbook.run.job.job import Job
+from hornbook.run.job.micro_batch import free_cached_memory, is_out_of_memory
+from hornbook.run.ledger.decisions import is_suspect
+from hornbook.run.ledger.step_report import is_due
 from hornbook.run.observe.replicas import combined, digests
-from hornbook.run.start.micro_batch import free_cached_memory, is_out_of_memory
-from hornbook.run.state import State
-from hornbook.run.step_report import is_due
 
 Kind = Literal["transient", "persistent", "real"]
 

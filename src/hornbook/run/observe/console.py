@@ -21,9 +21,9 @@ from rich.live import Live
 from rich.text import Text
 
 from hornbook.progress import Redraw, escape_controls
-from hornbook.run.control.work import EVEN, Work
-from hornbook.run.launch.signals import STOPPING
-from hornbook.run.step_report import Step
+from hornbook.run.job.signals import STOPPING
+from hornbook.run.ledger.step_report import Step
+from hornbook.run.ledger.work import EVEN, Work
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40
@@ -131,7 +131,7 @@ class Watch:
     memory: Callable[[], str] = str
     """Memory in use, total, and peak."""
     doing: Callable[[], tuple[str, int]] = lambda: ("", 0)
-    """(phase, step): one of `hornbook.run.launch.heartbeat.PHASES`, and the last finished step."""
+    """(phase, step): one of `hornbook.run.job.heartbeat.PHASES`, and the last finished step."""
 
     def __post_init__(self) -> None:
         self._seen, self._since = ("", 0), time.monotonic()

@@ -14,12 +14,12 @@ import numpy as np
 from hornbook.evals.config import Converged, Patience
 from hornbook.files.run_status import evaluations, events, objective_of, steps_that_count
 from hornbook.optim.config.schedule import Axis, ScheduleConfig
-from hornbook.run.diagnose.runs.convergence import CONSTANT, constant_part, convergence
-from hornbook.run.diagnose.runs.curves import WINDOW, curves_of
-from hornbook.run.diagnose.runs.report import evaluated_series
-from hornbook.run.job import Job
-from hornbook.run.step_report import Step
-from hornbook.run.training_length import TrainingLength
+from hornbook.run.doctor.convergence import CONSTANT, constant_part, convergence
+from hornbook.run.doctor.curves import WINDOW, curves_of
+from hornbook.run.doctor.report import evaluated_series
+from hornbook.run.job.job import Job
+from hornbook.run.ledger.step_report import Step
+from hornbook.run.ledger.training_length import TrainingLength
 
 _STOP = "eval.stop: "
 

@@ -17,10 +17,10 @@ from hornbook.model.generate.generate import generate
 from hornbook.model.generate.prompts import MASK, encode_prompt, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine
 from hornbook.run.checkpoints.manifest import ValidationLoss
-from hornbook.run.job import Job
-from hornbook.run.ledger import Position
+from hornbook.run.job.job import Job
+from hornbook.run.ledger.ledger import Position
+from hornbook.run.ledger.step_report import Step, is_due
 from hornbook.run.observe.console import Console
-from hornbook.run.step_report import Step, is_due
 from hornbook.settings.recipe import Recipe
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 

@@ -13,30 +13,30 @@ from hornbook.files.ballast import with_room
 from hornbook.files.journal import Appender
 from hornbook.files.run_directory import RunDir, StateRecord, Status
 from hornbook.parallel.world import World
-from hornbook.run.control.interventions import Course
-from hornbook.run.control.work import work_of
-from hornbook.run.diagnose.runs.history import facts_of
-from hornbook.run.diagnose.runs.report import conclusion
-from hornbook.run.diagnose.runs.rules import Diagnosis
-from hornbook.run.job import Job
-from hornbook.run.ledger import Ledger, Position, RunWriter
-from hornbook.run.memory import memory_of
+from hornbook.run.checkpoints.state import State
+from hornbook.run.doctor.history import facts_of
+from hornbook.run.doctor.report import conclusion
+from hornbook.run.doctor.rules import Diagnosis
+from hornbook.run.job.job import Job
+from hornbook.run.ledger.interventions import Course
+from hornbook.run.ledger.ledger import Ledger, Position, RunWriter
+from hornbook.run.ledger.step_report import Step
+from hornbook.run.ledger.training_length import TrainingLength
+from hornbook.run.ledger.work import work_of
+from hornbook.run.machine.memory import memory_of
+from hornbook.run.machine.precision import describe_precision
 from hornbook.run.observe.alerts import Alerts, to_stderr
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples
-from hornbook.run.observe.layers.statistics_log import StatisticsLog
 from hornbook.run.observe.memory_log import MemoryLog
+from hornbook.run.observe.prediction import Prediction
 from hornbook.run.observe.profile import StepProfile
 from hornbook.run.observe.slowdown import Slowdown
+from hornbook.run.observe.statistics_log import StatisticsLog
 from hornbook.run.observe.step_bill import StepBill
 from hornbook.run.observe.straggler import Straggler
 from hornbook.run.observe.trackers.packages import make_trackers
 from hornbook.run.observe.trackers.tracker import TrackerThread
-from hornbook.run.start.precision import describe_precision
-from hornbook.run.start.prediction import Prediction
-from hornbook.run.state import State
-from hornbook.run.step_report import Step
-from hornbook.run.training_length import TrainingLength
 
 Observer = Callable[[Step], None]
 

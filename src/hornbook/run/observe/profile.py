@@ -10,9 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from hornbook.errors import StorageError
 from hornbook.files.durable import storage_errors
-from hornbook.run.job import Job
+from hornbook.run.job.job import Job
+from hornbook.run.ledger.step_report import Step
 from hornbook.run.observe.console import Console
-from hornbook.run.step_report import Step
 
 
 class StepProfile:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hornbook.parallel.shard import Shard
 from hornbook.parallel.world import AXES, World
-from hornbook.run.ledger import Ledger
-from hornbook.run.state import State
+from hornbook.run.checkpoints.state import State
+from hornbook.run.ledger.ledger import Ledger
 
 NAMED = 5
 """Tensors that a record of the ledger names."""

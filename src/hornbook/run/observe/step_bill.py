@@ -17,12 +17,12 @@ from hornbook.model.config.flops import step_operations
 from hornbook.parallel.traffic.step_clock import PHASES
 from hornbook.parallel.traffic.traffic import TrafficReport
 from hornbook.parallel.world import AXES, World
-from hornbook.run.diagnose.bench.peak import Peak, known_peak, num_devices
-from hornbook.run.inputs import Inputs
+from hornbook.run.job.inputs import Inputs
+from hornbook.run.ledger.step_report import Step
+from hornbook.run.machine.peak import Peak, known_peak, num_devices
 from hornbook.run.observe.console import Console
 from hornbook.run.observe.slowdown import Slowdown, SlowdownDetector, Window
 from hornbook.run.observe.straggler import NAMES, Straggler, StragglerDetector, slowest
-from hornbook.run.step_report import Step
 
 MIN_SECONDS = 1.0
 """Shortest window that is judged: intervals are put together until they last so long."""

@@ -6,7 +6,7 @@ from hornbook.model.config.head import LabelHeadPart
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import ParallelConfig
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 KNOWN = ("full", "latent")
 """Kinds of attention that look at the rest of a row through one function, which ranks replace."""

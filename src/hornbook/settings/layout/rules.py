@@ -7,8 +7,8 @@ from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import FILL, ParallelConfig, PipelineConfig, axis_ranks
-from hornbook.run.config import TrainConfig
 from hornbook.settings.layout.context import context_problems
+from hornbook.settings.training import TrainConfig
 
 
 def layout_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:

@@ -7,8 +7,8 @@ from hornbook.model.config.attention import FullAttentionConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import FILL, ParallelConfig
-from hornbook.run.config import TrainConfig
 from hornbook.settings.layout.context import norm_kinds
+from hornbook.settings.training import TrainConfig
 
 UNCHANGED = ("freeze", "sparse")
 """Kinds of surgery that hang no parts on layers, and leave what their weights are."""

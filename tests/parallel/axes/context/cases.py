@@ -18,7 +18,7 @@ from hornbook.parallel.axes.context.shift import shift_parts
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.parallel import trajectory
 from tests.parallel.trajectory import Run
 

@@ -18,7 +18,7 @@ from hornbook.parallel.axes.expert.exchange import Exchange
 from hornbook.parallel.axes.tensor.divide import portion
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "fp32"})
 WIDTH, HIDDEN, ACTIVE = 8, 12, 3

@@ -18,7 +18,7 @@ from hornbook.parallel.axes.expert.balance import token_masks
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 
 VOCAB, TIME, RATE = 64, 16, 0.125
 EXPERTS = ExpertsConfig(

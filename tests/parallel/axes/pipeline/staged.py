@@ -13,7 +13,7 @@ from hornbook.parallel.axes.pipeline.messages import Key
 from hornbook.parallel.axes.pipeline.runner import PipelineRunner
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo, distributed
-from hornbook.run.config import TrainConfig
+from hornbook.settings.training import TrainConfig
 from tests.parallel.cases import CPU
 from tests.parallel.trajectory import SEED, Run, grid_of, make_engine, share
 from tests.ranks import RankServer

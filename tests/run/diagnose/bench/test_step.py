@@ -12,9 +12,9 @@ from hornbook.optim.optimizer import Optimizer
 from hornbook.run.diagnose.bench import measures, step
 from hornbook.run.diagnose.bench.accumulation import compare_accumulation
 from hornbook.run.diagnose.bench.measures import utilisation
-from hornbook.run.diagnose.bench.peak import Peak
 from hornbook.run.diagnose.bench.step import measure_step, whole_step
-from hornbook.run.inputs import Inputs, open_inputs
+from hornbook.run.job.inputs import Inputs, open_inputs
+from hornbook.run.machine.peak import Peak
 from hornbook.settings.resolve import resolve
 from tests.clocks import DELAY, delay
 
@@ -25,7 +25,7 @@ AMPLE = 1e6
 @pytest.fixture(autouse=True)
 def _home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HORNBOOK_HOME", str(tmp_path))
-    monkeypatch.setattr("hornbook.run.diagnose.doctor.MATMUL_SECONDS", 0.01)
+    monkeypatch.setattr("hornbook.run.machine.checks.MATMUL_SECONDS", 0.01)
 
 
 @pytest.fixture

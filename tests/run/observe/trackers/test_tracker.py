@@ -15,11 +15,11 @@ import pytest
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.config import WandbConfig
-from hornbook.run.ledger import At, Ledger
+from hornbook.run.ledger.ledger import At, Ledger
 from hornbook.run.observe.trackers import packages, tracker
 from hornbook.run.observe.trackers.tracker import TrackerThread
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.training import WandbConfig
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

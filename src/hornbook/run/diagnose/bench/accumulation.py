@@ -15,9 +15,9 @@ from torch import Tensor
 from hornbook.data.batch import Batch, GlobalBatch
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import distributed
-from hornbook.run.inputs import Inputs
-from hornbook.run.state import State
-from hornbook.run.train import build_state
+from hornbook.run.checkpoints.state import State
+from hornbook.run.job.inputs import Inputs
+from hornbook.run.loop.train import build_state
 
 LEAST_ROWS = 4
 

@@ -19,18 +19,18 @@ from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.parallel.traffic.step_clock import PHASES
 from hornbook.parallel.world import AXES, RankInfo, World, distributed
 from hornbook.progress import size_text
-from hornbook.run.control.interventions import Course
-from hornbook.run.diagnose.bench.energy import EnergyMeter
-from hornbook.run.diagnose.bench.machine import measure_collectives
+from hornbook.run.checkpoints.state import State
 from hornbook.run.diagnose.bench.step_memory import MemoryMeter
-from hornbook.run.inputs import Inputs
-from hornbook.run.job import Job, Start, silent_job
-from hornbook.run.memory import free_memory
-from hornbook.run.start.estimate import least_bytes
-from hornbook.run.state import State
-from hornbook.run.step_report import Step
-from hornbook.run.train import build_state, take_step
-from hornbook.run.training_length import TrainingLength, training_length
+from hornbook.run.diagnose.estimate import least_bytes
+from hornbook.run.job.inputs import Inputs
+from hornbook.run.job.job import Job, Start, silent_job
+from hornbook.run.ledger.interventions import Course
+from hornbook.run.ledger.step_report import Step
+from hornbook.run.ledger.training_length import TrainingLength, training_length
+from hornbook.run.loop.train import build_state, take_step
+from hornbook.run.machine.energy import EnergyMeter
+from hornbook.run.machine.memory import free_memory
+from hornbook.run.machine.rates import measure_collectives
 
 WARM_UP = 2
 """Steps of one microbatch before anything counts: kernels are loaded, moments written, pages touched."""

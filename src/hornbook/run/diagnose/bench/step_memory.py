@@ -14,8 +14,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from hornbook.run.memory import memory_of
-from hornbook.run.state import State
+from hornbook.run.checkpoints.state import State
+from hornbook.run.machine.memory import memory_of
 
 
 class MemoryMeter:

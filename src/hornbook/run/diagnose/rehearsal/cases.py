@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from hornbook.run.control.fault_plan import FaultPlan, parse_plan
+from hornbook.run.job.fault_plan import FaultPlan, parse_plan
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, steps_that_count
-from hornbook.run.config import LogConfig
 from hornbook.run.observe.trackers.metrics import of_evaluation, of_step
+from hornbook.settings.training import LogConfig
 
 _FLUSH_SECONDS = 5
 _QUEUE = 4096

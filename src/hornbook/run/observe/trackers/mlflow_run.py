@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hornbook.files.run_directory import RunDir
-from hornbook.run.config import MlflowConfig
 from hornbook.run.observe.trackers.metrics import of_evaluation, of_step
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import plain
+from hornbook.settings.training import MlflowConfig
 
 _TAG = "hornbook.run"
 """Tag by which a later attempt knows the run."""

@@ -16,13 +16,13 @@ from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.config import LogConfig, MlflowConfig, TrackioConfig, WandbConfig
 from hornbook.run.observe.trackers.event_files import EventFiles, require_tensorboard
 from hornbook.run.observe.trackers.metrics import of_evaluation, of_step
 from hornbook.run.observe.trackers.mlflow_run import MlflowRun
 from hornbook.run.observe.trackers.tracker import Tracker
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.schema import plain
+from hornbook.settings.training import LogConfig, MlflowConfig, TrackioConfig, WandbConfig
 
 
 def make_trackers(recipe: Recipe, run: RunDir) -> Iterator[Tracker]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self
 
-from hornbook.run.step_report import Step
+from hornbook.run.ledger.step_report import Step
 
 QUEUE = 16_384
 """Records that may wait."""

@@ -1,0 +1,107 @@
+"""Measures the training speed of this machine: steps of small models on random tokens, in the precision of a run.
+
+Run as a child process (`python -m hornbook.run.diagnose.calibrate VOCAB SEQUENCE BATCH_TOKENS SECONDS
+LAYERSxWIDTHxHEADS ...`), so that the caller need not import torch; prints a JSON object.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hornbook.data.batch import Batch
+from hornbook.kernels.ahead import compile_ahead
+from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.config.model import ModelConfig
+from hornbook.model.init.init import initialize
+from hornbook.model.layers.precision import choose_precision
+from hornbook.optim.build import build_optimizer
+from hornbook.optim.config.optim import AdamW
+from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.device import choose_device
+from hornbook.parallel.parallelize import parallelize
+from hornbook.run.job.inputs import model_jobs
+from hornbook.settings.training import TrainConfig
+
+MORE_STEPS_PER_SECOND = 4.0
+"""Least speed at which the next larger model is measured too."""
+
+
+def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
+    """A microbatch of random tokens, one document a row."""
+    tokens = torch.randint(0, vocab, (rows, sequence))
+    return Batch(
+        tokens=tokens,
+        targets=tokens.roll(-1, dims=1),
+        weights=torch.ones(rows, sequence),
+        positions=torch.arange(sequence).expand(rows, -1),
+        document_lengths=[(sequence,)] * rows,
+        samples=torch.arange(rows),
+        sources=torch.zeros(rows, dtype=torch.int64),
+    )
+
+
+def training_step(config: ModelConfig, vocab: int, train: TrainConfig) -> Callable[[], None]:
+    """A function that makes one whole training step of a model with initial values."""
+    model = build_model(config, vocab, device="meta")
+    engine = parallelize(model, ParallelConfig(), train)
+    initialize(model, config, seed=0)
+    optimizer = build_optimizer(dict(model.named_parameters()), parameter_roles(model), AdamW())
+    batch = random_batch(train.batch_tokens // train.sequence, train.sequence, vocab)
+
+    def step() -> None:
+        engine.zero_gradients()
+        engine.forward_backward([batch], total_weight=float(train.batch_tokens))
+        engine.clip_gradients(1.0)
+        engine.step(optimizer)
+
+    return step
+
+
+def measure(step: Callable[[], None], seconds: float) -> tuple[float, float]:
+    """(seconds of the first step, mean of the following ones: at least two, over at least `seconds`)."""
+    begun = time.monotonic()
+    step()
+    started, steps = time.monotonic(), 0
+    while steps < 2 or time.monotonic() - started < seconds:
+        step()
+        steps += 1
+    return started - begun, (time.monotonic() - started) / steps
+
+
+def calibrate(models: Sequence[ModelConfig], vocab: int, train: TrainConfig, seconds: float) -> dict[str, Any]:
+    """Measurements of this machine.
+
+    `computing`: seconds of the whole calibration; `compiling`: the part spent on compiling kernels; `precision`;
+    `seconds_per_token`: for each model, the smallest first, without those that would take too long.
+    """
+    begun, rates = time.monotonic(), list[float]()
+    precision = choose_precision(choose_device(train.device)).precision
+    train = train.model_copy(update={"precision": precision})
+    compile_ahead(model_jobs(models[0], train, vocab))
+    compiling = time.monotonic() - begun
+    for config in models:
+        first, usual = measure(training_step(config, vocab, train), seconds / len(models))
+        if not rates:
+            compiling += max(first - usual, 0.0)
+        rates.append(usual / train.batch_tokens)
+        if usual * MORE_STEPS_PER_SECOND > 1:
+            break
+    computing = time.monotonic() - begun
+    return {"precision": precision, "computing": computing, "compiling": compiling, "seconds_per_token": rates}
+
+
+def main() -> None:
+    """Read the shapes from the command line and print the measurements."""
+    vocab, sequence, batch_tokens = map(int, sys.argv[1:4])
+    shapes = [tuple(map(int, word.split("x"))) for word in sys.argv[5:]]
+    models = [ModelConfig(layers=layers, width=width, heads=heads) for layers, width, heads in shapes]
+    train = TrainConfig(batch_tokens=batch_tokens, sequence=sequence)
+    print(json.dumps(calibrate(models, vocab, train, float(sys.argv[4]))))
+
+
+if __name__ == "__main__":
+    main()
