@@ -43,35 +43,24 @@ def level_of(module: str) -> int:
     return 0 if room == "base" else ROOMS[room]
 
 
-def imported(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """(line, module of ours, whether it waits for a call) of every import statement, wherever it stands."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    lazy = {inner for outer in ast.walk(tree) if _is_lazy(outer) for inner in ast.walk(outer)}
-    for node in ast.walk(tree):
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module of ours) of every import statement, wherever it stands."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names = (alias.name for alias in node.names if alias.name.startswith("hornbook"))
-            yield from ((node.lineno, name, node in lazy) for name in names)
+            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("hornbook"))
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports name the whole module, not a relative one"
             if node.module is not None and node.module.split(".")[0] == "hornbook":
                 for alias in node.names:
                     whole = f"{node.module}.{alias.name}"
-                    yield node.lineno, whole if whole in MODULES else node.module, node in lazy
-
-
-def _is_lazy(node: ast.AST) -> bool:
-    """Whether imports inside it run when something is called, or never."""
-    if isinstance(node, ast.If):
-        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-    return isinstance(node, ast.FunctionDef)
+                    yield node.lineno, whole if whole in MODULES else node.module
 
 
 def edges() -> Iterator[tuple[str, str, str]]:
-    """(importer, target, place). Not those with which a `config` builds what it configures, in its own room."""
+    """(importer, target, place) of every import statement."""
     for name, path in MODULES.items():
-        for line, target, lazy in imported(path):
-            if not (lazy and is_config(name) and name.split(".")[1] == target.split(".")[1]):
-                yield name, target, f"{path.relative_to(SOURCE)}:{line}"
+        for line, target in imported(path):
+            yield name, target, f"{path.relative_to(SOURCE)}:{line}"
 
 
 def allowed(importer: str, target: str) -> bool:

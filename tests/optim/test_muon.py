@@ -11,10 +11,10 @@ from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import assign_rules, build_optimizer
+from hornbook.optim.config.adamw import AdamWRule
 from hornbook.optim.config.matrix_rules import MuonRule
 from hornbook.optim.config.optim import SOAP, Muon
 from hornbook.optim.config.optimizer import ParameterGroup
-from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.muon import coefficients_of, iteration_dtype, orthogonalize, scale_of, stacks
 from hornbook.optim.optimizer import Optimizer
 from tests.optim.kinds import everything

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hornbook.optim.build import assign_rules, build_optimizer
+from hornbook.optim.config.adamw import AdamWRule
 from hornbook.optim.config.optim import SOAP
-from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.optimizer import Optimizer
 from hornbook.optim.soap import from_basis, refresh, to_basis
 from tests.parallel.trajectory import LAYOUTS, Run, perform, same_bits

@@ -95,7 +95,7 @@ def held_out(
         raise UsageError(f"there is no validation data for source {source!r} (there is for: {known})")
     config = DataConfig(document_mask=document_mask, objective=objective)
     context = BuildContext(corpus, [corpus.validation[source]], config, sequence, seed, evaluation=True)
-    builder = objective.build(context)
+    builder: BatchBuilder = objective.build(context)
     sizes = _sizes(builder.plans[0])
     rows = np.arange(len(sizes)) if max_tokens is None else _drawn(source, sizes, max_tokens)
     settings_key = f"{document_mask} {objective.evaluation_key}"

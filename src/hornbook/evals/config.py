@@ -1,21 +1,18 @@
 """Configuration of evaluation during training, and the base of evaluation tasks from other packages."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from hornbook.settings.fields import Config, Count, Duration, LocalPath, Number, open_to
+from hornbook.settings.fields import Config, Count, Duration, LocalPath, Number, named, open_to
 from hornbook.text.config.labels import AnswerLabels
-
-if TYPE_CHECKING:
-    from hornbook.evals.task import Task, TaskContext
 
 
 class TaskConfig(Config):
     """Base of evaluation tasks of other packages (docs/parts.md): settings, and how the task is built."""
 
-    def build(self, context: "TaskContext") -> "Task":
-        """The task, for one evaluation."""
+    def build(self, context: Any) -> Any:
+        """The `hornbook.evals.task.Task` of one evaluation; context: its `TaskContext`."""
         raise NotImplementedError
 
 
@@ -32,10 +29,8 @@ class OwnTask(TaskConfig):
         """The name, or else the kind."""
         return self.name or str(getattr(self, "kind", ""))
 
-    def build(self, context: "TaskContext") -> "Task":
-        from hornbook.evals.tasks.build import build
-
-        return build(self, context)
+    def build(self, context: Any) -> Any:
+        return named("evals.tasks.build:build")(self, context)
 
 
 class Cloze(OwnTask):

@@ -90,6 +90,12 @@ def _attribute_docs(definition: ast.ClassDef) -> dict[str, str]:
     return found
 
 
+def named(path: str) -> Any:
+    """What stands at `module:name` below `hornbook`. A configuration names so what it builds, and imports no engine."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"hornbook.{module}"), name)
+
+
 def outside_part(kind: Any) -> type[Config] | None:
     """The config class of a user's part, whose `kind` is its import path: "package.module:Class".
 

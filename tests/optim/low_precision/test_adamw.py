@@ -12,8 +12,7 @@ from hornbook.errors import UsageError
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import ModelConfig
 from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.adamw_8bit import AdamW8bitRule
-from hornbook.optim.config.rules import AdamWRule
+from hornbook.optim.config.adamw import AdamW8bitRule, AdamWRule
 from hornbook.optim.low_precision import adamw
 from hornbook.optim.low_precision.adamw import LowPrecisionAdamW, row_pieces
 from hornbook.optim.low_precision.codes import dynamic_map, grid, quantize

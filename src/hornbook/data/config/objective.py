@@ -4,14 +4,9 @@ An objective is one class that says everything about itself: its settings, and h
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from hornbook.settings.fields import Config
-
-if TYPE_CHECKING:
-    from hornbook.data.batch_builder import BatchBuilder, BuildContext
-    from hornbook.data.corpus import Corpus
-    from hornbook.data.packing.text_rows import ObjectiveTransform
+from hornbook.settings.fields import Config, named
 
 Start = Literal["pad", "end"]
 Family = Literal["decoder", "encoder", "encoder-decoder"]
@@ -62,26 +57,26 @@ class Objective(Config):
     predicts_labels: ClassVar[bool] = False
     """Labels of a labelled set are predicted, not tokens."""
 
-    def transform(self, context: "BuildContext", key: str) -> "ObjectiveTransform | None":
-        """What changes causal rows in place; None leaves them. `key`: dotted key of these settings, for errors."""
-        del context, key
-        return None
+    def transform(self, context: Any, key: str) -> Any:
+        """The `ObjectiveTransform` that changes causal rows in place; None leaves them.
 
-    def build(self, context: "BuildContext") -> "BatchBuilder":
-        """The builder of this objective's batches.
+        context: `hornbook.data.batch_builder.BuildContext`. key: dotted key of these settings, for errors.
+        """
+        del context, key
+
+    def build(self, context: Any) -> Any:
+        """The `BatchBuilder` of this objective's batches.
 
         Raises UsageError where the tokenizer lacks tokens that it needs, rows are too short, or spans too long.
         """
-        from hornbook.data.objectives.objective import build_components
-
-        return build_components(context, list(self.components()))
+        return named("data.objectives.objective:build_components")(context, list(self.components()))
 
     def components(self, key: str = "data.objective", weight: float = 1.0) -> Iterator[Component]:
         """This objective as a mixture of simple ones, which share the rows of `weight`."""
         yield Component(weight, key, self)
 
-    def training_corpus(self, corpus: "Corpus", seed: int) -> "Corpus":
-        """The corpus that training rows are cut from."""
+    def training_corpus(self, corpus: Any, seed: int) -> Any:
+        """The `Corpus` that training rows are cut from."""
         del seed
         return corpus
 

@@ -2,18 +2,13 @@
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from hornbook.data.config.objective import Component, Family, Noise, Objective, Start
 from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO, Reward
-from hornbook.settings.fields import Config, Number, open_to
-
-if TYPE_CHECKING:
-    from hornbook.data.batch_builder import BatchBuilder, BuildContext
-    from hornbook.data.corpus import Corpus
-    from hornbook.data.packing.text_rows import ObjectiveTransform
+from hornbook.settings.fields import Config, Number, named, open_to
 
 
 class Causal(Objective):
@@ -27,11 +22,9 @@ class Prefix(Objective):
 
     kind: Literal["prefix"] = "prefix"
 
-    def transform(self, context: "BuildContext", key: str) -> "ObjectiveTransform":
-        from hornbook.data.objectives.prefix import Prefixing
-
+    def transform(self, context: Any, key: str) -> Any:
         del context, key
-        return Prefixing()
+        return named("data.objectives.prefix:Prefixing")()
 
 
 class FillInTheMiddle(Objective):
@@ -46,11 +39,9 @@ class FillInTheMiddle(Objective):
     suffix_first: Number = Field(default=0.5, ge=0, le=1)
     """Of those, the share in the order suffix, prefix, middle; the others are prefix, suffix, middle."""
 
-    def training_corpus(self, corpus: "Corpus", seed: int) -> "Corpus":
+    def training_corpus(self, corpus: Any, seed: int) -> Any:
         """With some of the training documents rearranged."""
-        from hornbook.data.objectives.fim import rearranged
-
-        return rearranged(corpus, self, seed)
+        return named("data.objectives.fim:rearranged")(corpus, self, seed)
 
     @property
     def evaluation_key(self) -> str:
@@ -75,12 +66,9 @@ class _Masking(Objective):
     dynamic: bool = True
     """Choose anew each time a row is seen (RoBERTa, arXiv 1907.11692); else as the first time."""
 
-    def transform(self, context: "BuildContext", key: str) -> "ObjectiveTransform":
+    def transform(self, context: Any, key: str) -> Any:
         """Masks rows. Raises UsageError where the tokenizer has no mask token."""
-        from hornbook.data.objectives.masked import Masking
-
-        assert isinstance(self, Masked | Replaced)
-        return Masking(self, context, key)
+        return named("data.objectives.masked:Masking")(self, context, key)
 
     @property
     def evaluation_key(self) -> str:
@@ -217,11 +205,9 @@ class Mixture(Objective):
 class _Labelled(Objective):
     """Base of the objectives of labelled sets."""
 
-    def build(self, context: "BuildContext") -> "BatchBuilder":
+    def build(self, context: Any) -> Any:
         """Raises UsageError where the data has no labels, or labels for another objective."""
-        from hornbook.data.labelled.labelled import build_labelled
-
-        return build_labelled(context, self)
+        return named("data.labelled.labelled:build_labelled")(context, self)
 
 
 class Labels(_Labelled):

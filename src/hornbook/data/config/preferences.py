@@ -4,15 +4,12 @@ What they look at, of an answer y to a prompt x, is r = log pi(y|x) - log ref(y|
 are in `hornbook.model.heads.preference`. Log-probabilities of the reference are computed once (`hornbook reference`).
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from hornbook.data.config.objective import Objective
-from hornbook.settings.fields import LocalPath, Number
-
-if TYPE_CHECKING:
-    from hornbook.data.batch_builder import BatchBuilder, BuildContext
+from hornbook.settings.fields import LocalPath, Number, named
 
 
 class Comparing(Objective):
@@ -22,11 +19,9 @@ class Comparing(Objective):
     labels: ClassVar[str] = "preference"
     """Kind of the labels that it learns from."""
 
-    def build(self, context: "BuildContext") -> "BatchBuilder":
+    def build(self, context: Any) -> Any:
         """Raises UsageError where the data has no such labels, or log-probabilities of the reference are missing."""
-        from hornbook.data.labelled.comparisons import build_comparisons
-
-        return build_comparisons(context, self)
+        return named("data.labelled.comparisons:build_comparisons")(context, self)
 
     @property
     def evaluation_key(self) -> str:

@@ -13,7 +13,7 @@ import xxhash
 from jaxtyping import Int32, Int64
 
 from hornbook.data.batch import Batch, DocumentRef, GlobalBatch, empty_microbatch, rank_share
-from hornbook.data.batch_builder import BuildContext, BuiltBatch, SampleRefs
+from hornbook.data.batch_builder import BatchBuilder, BuildContext, BuiltBatch, SampleRefs
 from hornbook.data.config.data import Curriculum, DataConfig
 from hornbook.data.config.objectives import Causal
 from hornbook.data.corpus import Corpus
@@ -33,7 +33,8 @@ class GlobalIndex:
     def __init__(self, corpus: Corpus, config: DataConfig, *, sequence: int, seed: int) -> None:
         """Raises UsageError for unknown sources, weights that cannot be met, or less text than one row."""
         self.corpus, self.config, self.sequence, self.seed = corpus, config, sequence, seed
-        training = config.objective.training_corpus(corpus, seed).train
+        rearranged: Corpus = config.objective.training_corpus(corpus, seed)
+        training = rearranged.train
         sizes = {name: stream.tokens for name, stream in training.items()}
         _check_length(sizes, sequence)
         self.sources, self.stages, self.notes = build_stages(config, sizes, sequence, corpus.replayed)
@@ -42,7 +43,7 @@ class GlobalIndex:
         """Training tokens of each source in use."""
         _check_length(self.source_tokens, sequence)
         self.streams = [training[name] for name in self.sources]
-        self._builder = config.objective.build(BuildContext(corpus, self.streams, config, sequence, seed))
+        self._builder: BatchBuilder = config.objective.build(BuildContext(corpus, self.streams, config, sequence, seed))
         self.plans = self._builder.plans
         self.notes += getattr(self._builder, "notes", [])  # builders of other packages may have none
         rows = [plan.rows for plan in self.plans]

@@ -14,7 +14,7 @@ from hornbook.data.objectives.pair_plan import PairPlans, build_pair_plan
 from hornbook.data.objectives.pair_rows import PairRows
 from hornbook.data.order.random_keys import cumulated, epoch_key
 from hornbook.data.packing.plan import ConcatPlan, Plan, TablePlan, build_plan
-from hornbook.data.packing.text_rows import TextRows
+from hornbook.data.packing.text_rows import ObjectiveTransform, TextRows
 from hornbook.data.vocabulary import load_vocabulary
 from hornbook.errors import UsageError
 
@@ -39,7 +39,7 @@ def family_of(components: Sequence[Component]) -> Family:
 
 
 def _text_rows(context: BuildContext, components: Sequence[Component]) -> TextRows:
-    transforms = [each.objective.transform(context, each.key) for each in components]
+    transforms: list[ObjectiveTransform | None] = [each.objective.transform(context, each.key) for each in components]
     plans = [_text_plan(context, stream) for stream in context.streams]
     return TextRows(context, plans, transforms, cumulated([each.weight for each in components]))
 

@@ -37,7 +37,7 @@ def build(config: OwnTask, context: TaskContext) -> Task:
 
 def build_tasks(configs: Sequence[TaskConfig], context: TaskContext) -> list[Task]:
     """All tasks of a recipe. Raises UsageError for two of one name: one would hide the other."""
-    tasks = [config.build(context) for config in configs]
+    tasks: list[Task] = [config.build(context) for config in configs]
     names = [task.name for task in tasks]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise UsageError(f"eval.tasks: two tasks have the name {twice[0]!r}: set `name` in one of them")

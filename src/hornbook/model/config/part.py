@@ -5,14 +5,13 @@ from outside the package have the same methods: `build` and `num_parameters` the
 of `LayerPart`. Everything but `build` is arithmetic on settings.
 """
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from hornbook.errors import UsageError
-from hornbook.settings.fields import Config
+from hornbook.settings.fields import Config, named
 
 Problems = Iterator[tuple[str, str]]
 """(dotted key below `model`, what is wrong and the remedy) of what no single field can see."""
@@ -104,8 +103,7 @@ class Part(Config):
         """The builder's result. It is imported only here, when a model is built: configurations import no torch."""
         if not self.builder:
             raise UsageError(f"the part {type(self).__name__} has no method `build`")
-        module, _, name = self.builder.partition(":")
-        return getattr(importlib.import_module(f"hornbook.model.{module}"), name)(*args)
+        return named(f"model.{self.builder}")(*args)
 
     def problems(self, _model: Model, /) -> Problems:
         """Settings that do not go together in this model, of attention and MLPs in this layer; by default none."""

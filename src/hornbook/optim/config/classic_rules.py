@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
-from hornbook.settings.fields import Number
+from hornbook.settings.fields import Number, named
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -93,10 +93,8 @@ class AdagradRule(_WithEps):
         """Torch's fused kernel on a CPU; elsewhere it has none, and its loop waits for the device."""
         import torch
 
-        from hornbook.optim.adagrad import AdagradUpdate
-
         on_cpu = all(tensor.device.type == "cpu" for group in groups for _, tensor in group["params"])
-        return torch.optim.Adagrad(groups, fused=True) if on_cpu else AdagradUpdate(groups)
+        return torch.optim.Adagrad(groups, fused=True) if on_cpu else named("optim.adagrad:AdagradUpdate")(groups)
 
 
 class RMSPropRule(_WithEps):
@@ -169,9 +167,7 @@ class LionRule(UpdateRule):
         return (StateTensor("exp_avg"),)
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        from hornbook.optim.lion import LionUpdate
-
-        return LionUpdate(groups, self.beta1, self.beta2)
+        return named("optim.lion:LionUpdate")(groups, self.beta1, self.beta2)
 
 
 class LAMBRule(UpdateRule):
@@ -205,9 +201,7 @@ class LAMBRule(UpdateRule):
         return "a step of LAMB is a share of the norm of a matrix, and muP says nothing of such: take AdamW"
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        from hornbook.optim.lamb import LAMBUpdate
-
-        return LAMBUpdate(groups, self.beta1, self.beta2, self.eps)
+        return named("optim.lamb:LAMBUpdate")(groups, self.beta1, self.beta2, self.eps)
 
 
 class AdafactorRule(UpdateRule):
@@ -263,6 +257,4 @@ class AdafactorRule(UpdateRule):
         return text if self.scale_parameter or self.relative_step else ""
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        from hornbook.optim.adafactor import AdafactorUpdate
-
-        return AdafactorUpdate(groups, self)
+        return named("optim.adafactor:AdafactorUpdate")(groups, self)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
-from hornbook.settings.fields import Count, Number
+from hornbook.settings.fields import Count, Number, named
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -55,9 +55,7 @@ class MuonRule(UpdateRule):
         return self.iterations * (4.0 * short * short * long + 2.0 * short**3)
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        from hornbook.optim.muon import MuonUpdate
-
-        return MuonUpdate(groups, self)
+        return named("optim.muon:MuonUpdate")(groups, self)
 
 
 class SoapRule(UpdateRule):
@@ -112,6 +110,4 @@ class SoapRule(UpdateRule):
         return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        from hornbook.optim.soap import SoapUpdate
-
-        return SoapUpdate(groups, self)
+        return named("optim.soap:SoapUpdate")(groups, self)

@@ -9,7 +9,7 @@ from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import Factors, Shape, StateTensor
 from hornbook.optim.config.schedule import duration
 from hornbook.optim.config.schedules import Constant, Schedule
-from hornbook.settings.fields import Number
+from hornbook.settings.fields import Number, named
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -40,9 +40,7 @@ class _ScheduleFree(OptimizerConfig):
             yield "schedule.kind", f'{text}: set it to "constant", with a warm-up'
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
-        from hornbook.optim.schedule_free import ScheduleFreeUpdate
-
-        return ScheduleFreeUpdate(groups, self.beta1, getattr(self, "beta2", None))
+        return named("optim.schedule_free:ScheduleFreeUpdate")(groups, self.beta1, getattr(self, "beta2", None))
 
 
 class ScheduleFree(_ScheduleFree):

@@ -25,10 +25,9 @@ from hornbook.kernels.scalar import (
     u8,
 )
 from hornbook.kernels.team import Kernel, chunks, float_argument, is_bf16, launch
-from hornbook.optim.config.adamw_8bit import BLOCK, AdamW8bitRule
+from hornbook.optim.config.adamw import BLOCK, AdamW8bitRule, AdamWRule
 from hornbook.optim.config.classic_rules import LAMBRule, LionRule
 from hornbook.optim.config.optimizer import OptimizerConfig
-from hornbook.optim.config.rules import AdamWRule
 from hornbook.optim.config.schedule_free import ScheduleFree
 from hornbook.optim.kernels import lamb_kernel, lion_kernel, schedule_free_kernel
 from hornbook.optim.low_precision.codes import DECADES, NINTH, TINY, dynamic_map, grid

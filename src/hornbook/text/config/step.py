@@ -1,11 +1,10 @@
 """The base of all configurations of steps of the refinery. A step is an edit, a decision or a cut."""
 
-import importlib
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.settings.fields import Config
+from hornbook.settings.fields import Config, named
 from hornbook.text.config.modules import code_of
 
 NAME = r"^[a-z][a-z0-9_]*$"
@@ -25,8 +24,7 @@ class StepConfig(Config):
 
     def build(self) -> Any:
         """The step. Its module is imported here, because many modules compile kernels."""
-        module, _, name = self.step.partition(":")
-        return getattr(importlib.import_module(f"hornbook.text.refinery.{module}"), name)(self)
+        return named(f"text.refinery.{self.step}")(self)
 
     @property
     def label(self) -> str:

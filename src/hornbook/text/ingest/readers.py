@@ -4,10 +4,10 @@ A damaged row is yielded as `Rejected` with its number and reason; a damaged str
 the damage and then one `Rejected`. Memory is bounded by `max_bytes` (plus a parquet page).
 """
 
-import importlib
 from collections.abc import Callable, Iterator
 
 from hornbook.errors import DoesNotFitError
+from hornbook.settings.fields import named
 from hornbook.text.ingest.charsets import BOM, UnfitRow, decode_utf8, plain_text
 from hornbook.text.ingest.compressions import DamagedStream, Stream
 from hornbook.text.ingest.document import Document, Reader, ReadOptions, Row, keep_provenance, reject
@@ -43,8 +43,7 @@ READERS = {
 
 def read_stream(file: InputFile, raw: Stream, options: ReadOptions) -> Iterator[Row]:
     """The rows of a file's bytes. Where its reader gives up with DamagedStream or UnfitRow, a last row says why."""
-    module, _, function = READERS["labelled" if options.labels else file.format].partition(":")
-    read: Reader = getattr(importlib.import_module(f"hornbook.text.ingest.{module}"), function)
+    read: Reader = named(f"text.ingest.{READERS['labelled' if options.labels else file.format]}")
     try:
         yield from read(file, raw, options)
     except (DamagedStream, UnfitRow) as error:
