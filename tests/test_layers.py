@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 BASE = ("settings", "files")
-ROOMS = {"kernels": 1, "text": 2, "plan": 2, "model": 3, "optim": 3, "data": 3, "parallel": 4, "evals": 5, "run": 6}
+ROOMS = {"kernels": 1, "text": 2, "model": 3, "optim": 3, "data": 3, "parallel": 4, "plan": 5, "evals": 5, "run": 6}
 ROOMS |= {"serve": 7, "search": 7, "studio": 7, "cli": 8}
 PARTS_OF_RUN = ("ledger", "machine", "guard", "layers", "checkpoints", "job", "doctor", "observe", "loop", "launch")
 PARTS_OF_RUN += ("diagnose",)
@@ -160,8 +160,8 @@ def test_level_0_loads_no_engine() -> None:
     assert loaded_after("\n".join(f"import {name}" for name in names)) == set()
 
 
-def test_text_loads_no_torch() -> None:
-    names = [name for name in MODULES if level_of(name) <= ROOMS["text"]]
+def test_text_and_plan_load_no_torch() -> None:
+    names = [name for name in MODULES if level_of(name) <= ROOMS["text"] or room_of(name) == "plan"]
     assert "torch" not in loaded_after("\n".join(f"import {name}" for name in names))
 
 

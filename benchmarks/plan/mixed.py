@@ -17,7 +17,7 @@ from hornbook.model.config.saved_bytes import BlockBytes
 from hornbook.parallel.config import SelectiveRecompute
 from hornbook.plan.counts.share import gpu_runtime
 from hornbook.plan.holding.own import Ends
-from hornbook.plan.memo import kept_by_model
+from hornbook.settings.fields import kept_by_config
 from hornbook.settings.recipe import Recipe
 
 ITEM = 2
@@ -85,7 +85,7 @@ class MixedHolding:
         return gpu_runtime(recipe)
 
 
-@kept_by_model
+@kept_by_config
 def _blocks(model: ModelConfig, rows: Rows, holding: MixedHolding, again: bool) -> list[BlockBytes]:
     layers = [model.layer(number) for number in range(model.num_blocks)]
     stream = rows.narrow.stream(model)

@@ -12,12 +12,12 @@ from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import Rows
+from hornbook.parallel.axes.pipeline.forecast import fullest
 from hornbook.parallel.config import ParallelConfig, SelectiveRecompute
 from hornbook.plan.counts.share import tensor_share
 from hornbook.plan.devices.hardware import Device, parse_cluster
 from hornbook.plan.holding.own import HOLES
 from hornbook.plan.memory import RankMemory, estimate_memory
-from hornbook.plan.stages.pipeline import fullest
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 

@@ -14,14 +14,14 @@ from typing import NamedTuple
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes
+from hornbook.parallel.axes.pipeline.cuts import stage_blocks, stage_costs
+from hornbook.parallel.axes.pipeline.forecast import fullest
+from hornbook.parallel.axes.pipeline.schedules import stages_of
 from hornbook.parallel.config import BETWEEN, BlockRecompute, NoOffload
 from hornbook.plan.counts.held import held_experts, held_values
 from hornbook.plan.counts.share import rows_of, share_of, tensor_share
 from hornbook.plan.devices.hardware import Device
 from hornbook.plan.holding.own import Ends, Holding, HornbookHolding
-from hornbook.plan.stages.cuts import stage_blocks, stage_costs
-from hornbook.plan.stages.pipeline import fullest
-from hornbook.plan.stages.schedules import stages_of
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 

@@ -12,6 +12,8 @@ from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, stacks_of
 from hornbook.model.config.part import method
+from hornbook.parallel.axes.pipeline.cuts import stage_blocks, stage_costs
+from hornbook.parallel.axes.pipeline.schedules import V_SHAPED, Durations, plan, simulate, stages_of
 from hornbook.parallel.config import BlockRecompute, SelectiveRecompute
 from hornbook.plan.counts.adapted import Adapted, adapted
 from hornbook.plan.counts.held import held_values
@@ -20,8 +22,6 @@ from hornbook.plan.counts.teacher import teacher_seconds
 from hornbook.plan.devices.collectives import Group, group
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.rates import Rates, Shares, rates_of
-from hornbook.plan.stages.cuts import stage_blocks, stage_costs
-from hornbook.plan.stages.schedules import V_SHAPED, Durations, plan, simulate, stages_of
 from hornbook.plan.trainer import HORNBOOK, Trainer
 from hornbook.plan.update import update_of
 from hornbook.plan.work import STEP_OPERATIONS, Work, adapter_work, attention_work, block_work, head_work, multiply

@@ -12,7 +12,7 @@ from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import Product, method
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.plan.counts.parameters import Parameter, layers_of
-from hornbook.plan.memo import KEPT, ByIdentity, kept_by_model
+from hornbook.settings.fields import KEPT, ByIdentity, kept_by_config
 
 
 class ParameterShape(NamedTuple):
@@ -65,7 +65,7 @@ def _update(by: ByIdentity[ModelConfig], vocab: int, rules: ByIdentity[Optimizer
     return Update(3.0 * item + 2 * state / values, operations, narrow)
 
 
-@kept_by_model
+@kept_by_config
 def _matrices(model: ModelConfig, vocab: int, patterns: tuple[str, ...] = ()) -> Counter[ParameterShape]:
     """How many there are of each; of an encoder-decoder the attention between the stacks is as that within one.
 

@@ -12,9 +12,9 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache, wraps
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -249,3 +249,37 @@ class Duration(Config):
         if self.unit == "steps":
             return tokens_of(self.amount)
         return self.amount * (total_tokens if self.unit == "share" else 1)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound=Config)
+KEPT = 256
+"""Results that a function of a configuration keeps."""
+
+
+class ByIdentity(Generic[C]):
+    """A configuration as a key: it is frozen, and the key keeps it alive, so that its id stays its own."""
+
+    def __init__(self, config: C) -> None:
+        self.config = config
+
+    def __hash__(self) -> int:
+        return id(self.config)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and self.config is other.config  # pyright: ignore[reportUnknownMemberType]
+
+
+def kept_by_config(function: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+    """The function, whose other arguments are hashable, with its results kept; nobody may change them."""
+
+    @lru_cache(KEPT)
+    def keyed(key: ByIdentity[C], *rest: Any, **named: Any) -> T:
+        return function(key.config, *rest, **named)
+
+    @wraps(function)
+    def wrapper(config: C, /, *rest: P.args, **named: P.kwargs) -> T:
+        return keyed(ByIdentity(config), *rest, **named)
+
+    return wrapper

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from hornbook.model.build import build_model
+from hornbook.parallel.axes.pipeline.cuts import settle_cuts
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.plan.counts.held import held_values
-from hornbook.plan.stages.cuts import settle_cuts
 from hornbook.run.diagnose.simulate import fake_world
 from hornbook.settings.recipe import Recipe
 from tests.parallel import odd

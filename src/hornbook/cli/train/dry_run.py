@@ -75,7 +75,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
 
 
 def _pipeline(recipe: "Recipe", vocab: int) -> dict[str, Any] | None:
-    from hornbook.plan.stages.pipeline import plan_pipeline
+    from hornbook.parallel.axes.pipeline.forecast import plan_pipeline
 
     shape = recipe.model, vocab, recipe.train.sequence
     found = plan_pipeline(recipe.parallel, *shape, recipe.train.num_microbatches)

@@ -24,7 +24,7 @@ from hornbook.model.config.surgery import (
     Sparse,
 )
 from hornbook.plan.counts.parameters import Parameter, parameters_of
-from hornbook.plan.memo import KEPT, ByIdentity
+from hornbook.settings.fields import KEPT, ByIdentity
 
 SCALES_PER_BLOCK = 256
 """Scales of 4-bit blocks that have a range in common (`hornbook.model.surgery.quantization.nf4`)."""

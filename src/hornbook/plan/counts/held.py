@@ -12,10 +12,10 @@ from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model import ModelConfig
 from hornbook.model.config.parameter_count import block_norms, count_parameters, stacks_of
 from hornbook.model.config.position import AddedPositionPart
+from hornbook.parallel.axes.pipeline.cuts import stage_blocks, stage_costs
+from hornbook.parallel.axes.pipeline.schedules import stages_of
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.memo import kept_by_model
-from hornbook.plan.stages.cuts import stage_blocks, stage_costs
-from hornbook.plan.stages.schedules import stages_of
+from hornbook.settings.fields import kept_by_config
 
 
 def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequence: int) -> list[int]:
@@ -33,7 +33,7 @@ def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequen
     return _held(model, vocab, parallel.tensor, parallel.expert, tuple(spans))
 
 
-@kept_by_model
+@kept_by_config
 def _held(model: ModelConfig, vocab: int, tensor: int, expert: int, spans: tuple[tuple[int, ...], ...]) -> list[int]:
     """Of each rank; spans: its blocks, none for all of them on one rank."""
     blocks = _blocks(model, tensor, expert)
@@ -47,7 +47,7 @@ def held_experts(model: ModelConfig, tensor: int, expert: int, blocks: Sequence[
     return sum(found[number] for number in blocks)
 
 
-@kept_by_model
+@kept_by_config
 def _experts(model: ModelConfig, tensor: int, expert: int) -> list[int]:
     """Values of experts of each block."""
     decoder, *encoder = stacks_of(model)
@@ -60,7 +60,7 @@ def _experts(model: ModelConfig, tensor: int, expert: int) -> list[int]:
     ]
 
 
-@kept_by_model
+@kept_by_config
 def _blocks(model: ModelConfig, tensor: int, expert: int) -> list[int]:
     """Of each block, an encoder's first."""
     decoder, *encoder = stacks_of(model)

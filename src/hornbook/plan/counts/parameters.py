@@ -17,7 +17,7 @@ from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.position import AddedPositionPart
 from hornbook.optim.config.optimizer import OptimizerConfig
 from hornbook.optim.config.rule import ITEM_BYTES
-from hornbook.plan.memo import KEPT, ByIdentity, kept_by_model
+from hornbook.settings.fields import KEPT, ByIdentity, kept_by_config
 
 
 class Parameter(NamedTuple):
@@ -39,7 +39,7 @@ class Parameter(NamedTuple):
         return self.name.removesuffix(".weight") if linear and self.name.endswith(".weight") else ""
 
 
-@kept_by_model
+@kept_by_config
 def parameters_of(model: ModelConfig, vocab: int) -> list[Parameter]:
     """Of the model with an embedding of `vocab` rows; what a router adds to choose experts is not trained."""
     width = model.embedding.width or model.width

@@ -14,7 +14,7 @@ from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import SavedBytes, saved_bytes
 from hornbook.model.config.surgery import positions_ahead
 from hornbook.parallel.config import Offload
-from hornbook.plan.memo import kept_by_model
+from hornbook.settings.fields import kept_by_config
 from hornbook.settings.recipe import Recipe
 
 CPU_RUNTIME = 520 * 2**20
@@ -102,7 +102,7 @@ def share_of(values: int, ranks: int) -> int:
     return -(-values // ranks)
 
 
-@kept_by_model
+@kept_by_config
 def tensor_share(model: ModelConfig, ranks: int) -> ModelConfig:
     """The model as one of `ranks` tensor ranks computes it, but for its vocabulary."""
     if ranks == 1:

@@ -15,7 +15,7 @@ from hornbook.plan.counts.parameters import state_bytes_per_value
 from hornbook.plan.counts.share import cpu_runtime, gpu_runtime, labels_texts, left_on_device
 from hornbook.plan.counts.teacher import live_teacher, teacher_bytes
 from hornbook.plan.devices.hardware import Device
-from hornbook.plan.memo import kept_by_model
+from hornbook.settings.fields import kept_by_config
 from hornbook.settings.recipe import Recipe
 
 
@@ -60,8 +60,8 @@ class Holding(Protocol):
         ...
 
 
-_block_bytes = kept_by_model(block_bytes)
-_saved_bytes = kept_by_model(saved_bytes)
+_block_bytes = kept_by_config(block_bytes)
+_saved_bytes = kept_by_config(saved_bytes)
 
 
 HOLES = 2

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hornbook.model.config.mlp import ExpertsConfig
 from hornbook.model.config.parameter_count import stacks_of
+from hornbook.parallel.axes.pipeline.schedules import SPLIT, Schedule
 from hornbook.parallel.config import (
     FILL,
     BlockRecompute,
@@ -24,7 +25,6 @@ from hornbook.parallel.config import (
     SelectiveRecompute,
 )
 from hornbook.plan.devices.hardware import Cluster
-from hornbook.plan.stages.schedules import SPLIT, Schedule
 from hornbook.settings.layout.rules import layout_problems
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.recipe import Recipe

@@ -6,10 +6,10 @@ the MTBF follows from `guard.mtbf` and the failures of the run so far (`hornbook
 follows from all that is no function of the recipe, so the ledger has each new interval before it counts.
 """
 
+import math
 import time
 
 from hornbook.parallel.world import World
-from hornbook.plan.at_scale.failures import young
 from hornbook.run.checkpoints.state import State
 from hornbook.run.ledger.failures import expected_mtbf
 from hornbook.run.ledger.ledger import Interval, Ledger
@@ -23,9 +23,9 @@ CHANGE = 0.25
 def best_interval(stall: float, seconds: float, hours: float) -> int:
     """Steps between saves, each of which holds the loop for `stall` seconds.
 
-    `seconds`: time of a step; `hours`: mean time between failures.
+    `seconds`: time of a step; `hours`: mean time between failures. Young 1974: sqrt(2 stall mtbf) seconds.
     """
-    return max(round(young(stall, 3600 * hours) / seconds), 1)
+    return max(round(math.sqrt(2 * stall * 3600 * hours) / seconds), 1)
 
 
 def is_due(step: int, intervals: list[Interval]) -> bool:

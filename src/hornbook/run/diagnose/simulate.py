@@ -29,13 +29,13 @@ from hornbook.model.surgery.operate import operate
 from hornbook.model.surgery.quantization import nf4
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel.axes.pipeline.cuts import settle_cuts
 from hornbook.parallel.config import NoOffload
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import AXES, World, axis_sizes, open_meshes
 from hornbook.plan.counts.share import labels_texts
-from hornbook.plan.stages.cuts import settle_cuts
 from hornbook.run.diagnose.tracker import Collective, StepTracker
 from hornbook.run.observe.memory_log import SavedWatch
 from hornbook.settings.recipe import Recipe

@@ -24,9 +24,9 @@ from hornbook.model.config.surgery import adapter_of
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import scale_to_unit_variance, with_new_head
 from hornbook.model.surgery.adapters.files import base_of, check_base, is_adapter, read_meta, tensors_digest
+from hornbook.parallel.axes.pipeline.forecast import plan_pipeline
 from hornbook.parallel.device import unseen_gpus, visible_gpus
 from hornbook.parallel.world import World
-from hornbook.plan.stages.pipeline import plan_pipeline
 from hornbook.run.checkpoints import bound
 from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.checkpoints.state import State

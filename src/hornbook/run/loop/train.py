@@ -22,13 +22,13 @@ from hornbook.optim.config.average import NoAverage
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.schedule import Axis
 from hornbook.optim.optimizer import Optimizer
+from hornbook.parallel.axes.pipeline.cuts import settle_cuts
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.offload.offload import hosted, map_state
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.plan.stages.cuts import settle_cuts
 from hornbook.run.checkpoints.state import State
 from hornbook.run.job.heartbeat import Heartbeat
 from hornbook.run.job.inputs import Inputs

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hornbook.parallel.axes.pipeline.schedules import Schedule, plan
 from hornbook.parallel.config import PipelineConfig
-from hornbook.plan.stages.schedules import Schedule, plan
 from tests.parallel.axes.pipeline.staged import step_of
 from tests.parallel.layouts import EVERY, EXACT, FIGURES, HEADS
 from tests.parallel.trajectory import CLIP, Result, Run, compare, perform

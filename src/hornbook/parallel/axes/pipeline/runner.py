@@ -11,12 +11,12 @@ from torch import Tensor
 from hornbook.model.context import Auxiliary
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.pipeline.messages import Key, Messages
+from hornbook.parallel.axes.pipeline.schedules import Action, Order, rank_order
 from hornbook.parallel.axes.pipeline.split import WeightGradients, gradients_of_inputs
 from hornbook.parallel.axes.pipeline.stages import Layout, StageModel
 from hornbook.parallel.runner import Step
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
-from hornbook.plan.stages.schedules import Action, Order, rank_order
 
 if TYPE_CHECKING:
     from hornbook.parallel.fully_sharded import ShardedStages

@@ -17,11 +17,11 @@ from hornbook.model.attention.mask import as_tuples
 from hornbook.model.context import Auxiliary, Context, Memory
 from hornbook.model.layers.embedding import InputLayers
 from hornbook.model.transformer import Source, Stack, Transformer, add_auxiliary
+from hornbook.parallel.axes.pipeline.cuts import Bounds, cut_by_cost
+from hornbook.parallel.axes.pipeline.schedules import Schedule, rank_of, stages_of
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.shard import Division, Divisions
 from hornbook.parallel.world import World
-from hornbook.plan.stages.cuts import Bounds, cut_by_cost
-from hornbook.plan.stages.schedules import Schedule, rank_of, stages_of
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,18 @@ from itertools import pairwise
 from operator import ge
 
 from hornbook.model.config.model import ModelConfig
+from hornbook.parallel.axes.pipeline.cuts import Bounds, stage_costs
+from hornbook.parallel.axes.pipeline.schedules import (
+    Schedule,
+    bubble,
+    chart,
+    plan,
+    rank_of,
+    rank_order,
+    simulate,
+    stages_of,
+)
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.stages.cuts import Bounds, stage_costs
-from hornbook.plan.stages.schedules import Schedule, bubble, chart, plan, rank_of, rank_order, simulate, stages_of
 
 CHARTED = 12
 """Microbatches that a chart shows at most."""

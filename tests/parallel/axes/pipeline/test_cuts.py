@@ -7,9 +7,9 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.model.config.model import ModelConfig
+from hornbook.parallel.axes.pipeline import cuts
+from hornbook.parallel.axes.pipeline.cuts import cut_by_cost, stage_blocks, stage_costs
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.stages import cuts
-from hornbook.plan.stages.cuts import cut_by_cost, stage_blocks, stage_costs
 
 MTP = {"mtp": {"kind": "sequential", "depth": 2}}
 

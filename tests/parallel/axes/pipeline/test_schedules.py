@@ -6,8 +6,8 @@ from itertools import accumulate, product
 
 import pytest
 
-from hornbook.plan.stages.cuts import cut_by_cost
-from hornbook.plan.stages.schedules import (
+from hornbook.parallel.axes.pipeline.cuts import cut_by_cost
+from hornbook.parallel.axes.pipeline.schedules import (
     SPLIT,
     Action,
     Durations,

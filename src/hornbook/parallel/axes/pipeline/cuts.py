@@ -10,7 +10,7 @@ from hornbook.errors import UsageError
 from hornbook.model.config.flops import block_costs
 from hornbook.model.config.model import ModelConfig
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.memo import kept_by_model
+from hornbook.settings.fields import kept_by_config
 
 Bounds = tuple[int, ...]
 """First block of each stage, then the number of blocks; those of an encoder come first."""
@@ -99,7 +99,7 @@ def _ends(sums: Sequence[float], stages: int, last: float) -> list[range]:
     return [range(first, end + 1) for first, end in zip(earliest[::-1], [*latest(high)[1:], count], strict=True)]
 
 
-_block_costs = kept_by_model(block_costs)
+_block_costs = kept_by_config(block_costs)
 
 
 def stage_costs(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequence: int) -> tuple[Bounds, list[float]]:
@@ -108,7 +108,7 @@ def stage_costs(parallel: ParallelConfig, model: ModelConfig, vocab: int, sequen
     return _stage_costs(model, vocab, sequence, pipeline.stages, pipeline.all_stages, tuple(pipeline.cuts))
 
 
-@kept_by_model
+@kept_by_config
 def _stage_costs(
     model: ModelConfig, vocab: int, sequence: int, ranks: int, stages: int, cuts: tuple[int, ...]
 ) -> tuple[Bounds, list[float]]:
