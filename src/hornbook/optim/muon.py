@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import has_bf16
 from hornbook.optim.config.matrix_rules import MuonRule
 
 Coefficients = tuple[float, float, float]
@@ -96,7 +97,7 @@ def iteration_dtype(setting: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        native = device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        native = device.type == "cpu" and has_bf16()
     return torch.bfloat16 if native else torch.float32
 
 

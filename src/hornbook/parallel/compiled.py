@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-import torch._functorch.config as functorch
 from torch import nn
 
 from hornbook.data.batch import Batch, fill_rows
 from hornbook.kernels import folder as kernel_folder
-from hornbook.model.layers.torch_versions import compile_options
+from hornbook.kernels.torch_versions import compile_options, limit_kept_memory
 from hornbook.model.transformer import Transformer
 from hornbook.settings.training import TrainConfig
 
@@ -92,7 +91,7 @@ def compile_model(model: Transformer, train: TrainConfig, device: torch.device, 
     budget: share of what a block would keep for backward that it may keep; for all graphs compiled from here on.
     """
     keep_code()
-    functorch.activation_memory_budget = budget
+    limit_kept_memory(budget)
     parts, head = CompiledParts(), model.token_head
     parts.keeps_memory = train.cuda_graphs and device.type == "cuda"
     options = {"mode": "reduce-overhead"} if parts.keeps_memory else {}

@@ -27,8 +27,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from hornbook.errors import UsageError
+from hornbook.kernels.torch_versions import fsdp_groups
 from hornbook.model.context import Auxiliary
-from hornbook.model.layers.torch_versions import fsdp_groups
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.pipeline.stages import StageModel
 from hornbook.parallel.axes.tensor.partial import add_partial

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from hornbook.kernels.torch_versions import compile_options
 from hornbook.model.attention import attend as attend_module
 from hornbook.model.attention import device_attention, key_tables
 from hornbook.model.attention.attend import attend, choose_way
@@ -18,7 +19,6 @@ from hornbook.model.attention.key_tables import BLOCK, KeyTables, block_mask, wi
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring
 from hornbook.model.layers.dropout import AttentionDropout
-from hornbook.model.layers.torch_versions import compile_options
 from tests.gpu import DEVICES
 from tests.model.attention.reference import dense_mask, reference_attention
 

@@ -10,10 +10,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.training.all_reduces import Message, all_reduce_, bytes_sent, double_tree, ring
+from hornbook.kernels.torch_versions import fsdp_groups
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.model import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
-from hornbook.model.layers.torch_versions import fsdp_groups
 from hornbook.optim.build import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig

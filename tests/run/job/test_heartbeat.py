@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hornbook.run.job import heartbeat as heartbeats
 from hornbook.run.job.heartbeat import (
     MIN_FIRST_SILENCE,
     MIN_SILENCE,
@@ -23,7 +24,6 @@ from hornbook.run.job.heartbeat import (
     Watchdog,
     shared_heartbeats,
 )
-from hornbook.run.launch import heartbeat as heartbeats
 from hornbook.run.launch.rank import QUIET_SECONDS
 from hornbook.run.ledger.ledger import At
 from hornbook.run.loop.train import longest_wait

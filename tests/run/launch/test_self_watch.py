@@ -10,8 +10,8 @@ import pytest
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
+from hornbook.run.job import heartbeat as heartbeats
 from hornbook.run.job.heartbeat import Heartbeat
-from hornbook.run.launch import heartbeat as heartbeats
 from hornbook.run.launch import self_watch
 from hornbook.run.launch.self_watch import watching_itself
 from hornbook.run.ledger.ledger import At, Ledger

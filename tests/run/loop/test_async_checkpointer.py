@@ -14,9 +14,9 @@ import pytest
 
 from hornbook.errors import Exit, StorageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run import train as train_module
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.manifest import MANIFEST, verify_folder
+from hornbook.run.loop import train as train_module
 from hornbook.run.loop.async_checkpointer import (
     MIN_DEADLINE,
     NICE,

@@ -15,7 +15,8 @@ from hornbook.cli.start import doctor as cli_doctor
 from hornbook.errors import Exit
 from hornbook.files.extras import install_command
 from hornbook.model.layers.precision import Choice
-from hornbook.run.diagnose import doctor, doctor_ranks
+from hornbook.run.machine import checks as doctor
+from hornbook.run.machine import rank_checks as doctor_ranks
 from hornbook.run.machine.checks import Check, diagnose, worst
 
 

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Generator, Tensor, nn
 
 from hornbook.errors import UsageError
+from hornbook.kernels.torch_versions import uncompiled
 from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_delta_rule
 from hornbook.model.attention.mask import DocumentLengths
 from hornbook.model.config import init as config_init
@@ -32,7 +33,6 @@ from hornbook.model.config.norm import RMSNormConfig
 from hornbook.model.context import Context
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm, widened
-from hornbook.model.layers.torch_versions import uncompiled
 from hornbook.model.layers.transfer import to_device
 
 FEW_TOKENS = 8

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import compile_options, varlen_options
 from hornbook.model.attention.key_tables import Documents
 from hornbook.model.attention.tiled_attention import Scoring
-from hornbook.model.layers.torch_versions import compile_options, varlen_options
 
 Heads = Float[Tensor, "batch heads time dim"]
 HALVES = (torch.bfloat16, torch.float16)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import mark_dynamic
 from hornbook.model.attention.mask import AttentionMask, DocumentLengths
 from hornbook.model.layers.transfer import to_device
 
@@ -150,7 +151,7 @@ def _documents(mask: AttentionMask, batch: int, queries: int, keys: int, device:
         left, right = (mask.window - 1, 0) if mask.kind == "causal" else (mask.window // 2,) * 2
     query_starts, key_starts = (to_device(each, device) for each in ends)
     for each in (query_starts, key_starts):
-        torch._dynamo.maybe_mark_dynamic(each, 0)  # batches differ in their number of documents
+        mark_dynamic(each)  # batches differ in their number of documents
     return Documents(query_starts, key_starts, (left, right))
 
 

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
+from hornbook.kernels.torch_versions import scaled_product
 from hornbook.model.layers.linear import Linear
 
 MULTIPLE = 16
@@ -55,7 +56,7 @@ class Float8:
             zeros = (F.pad(each.view(torch.uint8), pad) for each, pad in ((a, (0, rest)), (b, (0, 0, 0, rest))))
             a, b = (each.view(kind) for each, kind in zip(zeros, (first, E4M3), strict=True))
         b = b.t().contiguous().t()
-        return torch.ops.aten._scaled_mm(a.contiguous(), b, 1 / a_scale, 1 / b_scale, out_dtype=left.dtype)
+        return scaled_product(a.contiguous(), b, 1 / a_scale, 1 / b_scale, left.dtype)
 
     def _operand(self, x: Tensor, kind: torch.dtype, dim: int) -> tuple[Tensor, Tensor]:
         return quantize(x, kind, dim if self.scaling == "row" else None)

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import onednn_linear
+
 TOKENS_UNIT = 64
 """Numbers of tokens are multiples of it. oneDNN makes code for each shape and keeps it, half a MiB for the last 1,024:
 what has another number of tokens each time, as the tokens of an expert, would fill that."""
@@ -62,4 +64,4 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if not right.is_contiguous() and not right.T.is_contiguous():
         right = right.contiguous()
-    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return onednn_linear(left, right, bias)

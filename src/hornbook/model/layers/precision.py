@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import has_bf16
 from hornbook.model.layers import onednn
 
 Precision = Literal["bf16", "fp32"]
@@ -48,8 +49,7 @@ def missing_bf16(device: torch.device) -> str:
         return "" if native else "a GPU before Ampere has no bf16"
     if device.type == "mps":
         return "" if torch.backends.mps.is_macos_or_newer(14, 0) else "MPS has no bf16 before macOS 14"
-    # oneDNN's own answer: it heeds ONEDNN_MAX_CPU_ISA, as its products do.
-    return "" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "this CPU has no bf16 instructions"
+    return "" if has_bf16() else "this CPU has no bf16 instructions"
 
 
 @functools.cache

@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
+from hornbook.kernels.torch_versions import FakeTensor, assume_constant_result, has_fp16, onednn_linear, packed_weight
 from hornbook.model.layers import onednn
 from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import applied
-from hornbook.model.layers.torch_versions import assume_constant_result
 
 PACKED_ROWS = 32
 """Number of rows that the order of packed weights is chosen for; it is as good for one, and for a thousand."""
@@ -48,7 +47,7 @@ def _multiplies(dtype: torch.dtype) -> bool:
 def _ask_cpu(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return choose_precision(torch.device("cpu")).precision == "bf16"
-    return dtype != torch.float16 or torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return dtype != torch.float16 or has_fp16()
 
 
 def linear(
@@ -142,7 +141,7 @@ class PackedProduct:
     """
 
     def __init__(self, weight: Float[Tensor, "outputs inputs"]) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKED_ROWS)
+        self._weight = packed_weight(weight.detach(), PACKED_ROWS)
 
     def takes(self, x: Tensor) -> bool:
         """Whether the copy serves for this input."""
@@ -150,7 +149,7 @@ class PackedProduct:
 
     def packed(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """The product, for an input that it takes."""
-        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), self._weight, bias, "none", [], "")
+        return onednn_linear(x.contiguous(), self._weight, bias)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.packed(x, bias) if self.takes(x) else linear(x, weight, bias)

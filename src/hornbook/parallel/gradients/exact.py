@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from hornbook.errors import UsageError
-from hornbook.model.layers.torch_versions import all_gather_single
+from hornbook.kernels.torch_versions import all_gather_single
 from hornbook.model.layers.transfer import to_device
 from hornbook.parallel.shard import ParameterShard
 from hornbook.parallel.world import AXES, DATA, World

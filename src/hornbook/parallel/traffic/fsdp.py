@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, Work  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultAllocMixin
 
+from hornbook.kernels.torch_versions import DefaultAllGather, DefaultAllocMixin, ReduceScatter
 from hornbook.parallel.gradients.exact import fill_neutral_, sum_of_own_part
 from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.traffic.step_clock import StepClock

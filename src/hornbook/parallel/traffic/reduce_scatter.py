@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
 
-from hornbook.model.layers.torch_versions import reduce_scatter_single
+from hornbook.kernels.torch_versions import reduce_scatter_single
 
 
 def reduce_scatter_(found: Float[Tensor, "*part"], parts: Float[Tensor, "*parts"], group: ProcessGroup | None) -> None:

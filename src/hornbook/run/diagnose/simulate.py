@@ -15,12 +15,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
 
 from hornbook.data.batch import Batch, Source
 from hornbook.errors import UsageError
+from hornbook.kernels.torch_versions import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeStore,
+    FakeTensorMode,
+    without_modes,
+)
 from hornbook.model.build import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.layers.products import is_widened
@@ -242,7 +246,7 @@ def _batch(recipe: Recipe, number: int) -> Batch:
     source = Source(tokens, positions, lengths) if recipe.model.kind == "encoder_decoder" else None
     weights = torch.ones(rows, length)
     if recipe.model.head.kind != "lm":  # which tokens are predicted is asked of the values: of a text one, else all
-        with _disable_current_modes():
+        with without_modes():
             weights = torch.ones(rows, length)
             weights[:, 1:] *= not labels_texts(recipe.model)
     return Batch(
@@ -276,7 +280,7 @@ def _balanced() -> Iterator[None]:
     def make_plan(experts: Tensor, count: int) -> grouped.DispatchPlan:
         plan, choices = original(experts, count), experts.numel()
         # Made without a mode, so that it has values.
-        with _disable_current_modes():
+        with without_modes():
             counts = torch.tensor([choices // count + (number < choices % count) for number in range(count)])
         return plan._replace(counts=counts)
 

@@ -18,12 +18,15 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
+from hornbook.kernels.torch_versions import (
+    FakeTensor,
+    TorchDispatchMode,
+    process_group_of_name,
+    tree_leaves,
+    without_modes,
+)
 from hornbook.parallel.world import AXES, Axis, World
 
 OTHER = "activations, buffers"
@@ -192,7 +195,7 @@ def _call(func: Any, args: Any, kwargs: Any) -> Any:
         made = func(*args, **kwargs)
         if any(each.is_floating_point() for each in tree_leaves(made) if isinstance(each, Tensor)):
             return made
-    with _disable_current_modes():
+    with without_modes():
         return func(*args, **kwargs)
 
 
@@ -213,7 +216,7 @@ def _group_of(argument: Any) -> ProcessGroup | None:
             return ProcessGroup.unbox(argument)
     if isinstance(argument, str):
         with contextlib.suppress(RuntimeError, ValueError):
-            return _resolve_process_group(argument)  # pyright: ignore[reportArgumentType]
+            return process_group_of_name(argument)  # pyright: ignore[reportArgumentType]
     return None
 
 

@@ -7,7 +7,6 @@ verifies: as far as checkpoints know, a step is done by all ranks or by none.
 
 import contextlib
 import functools
-import importlib
 import os
 import sys
 import time
@@ -20,6 +19,7 @@ from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUs
 from hornbook.data.shards.shard import truncated
 from hornbook.errors import Exit, HardwareError, IntegrityError, RetriesSpentError, StorageError, quoted
 from hornbook.files.run_directory import RunDir, Status
+from hornbook.kernels.torch_versions import load_compiler
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import newest_step
 from hornbook.run.checkpoints.memory_copies import CopyMemory
@@ -252,7 +252,7 @@ class Supervisor:
 
 def preload() -> None:
     """Import before the fork what torch would import later in every rank."""
-    importlib.import_module("torch._dynamo")
+    load_compiler()
 
 
 @contextlib.contextmanager

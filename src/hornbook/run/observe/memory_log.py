@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hornbook.files.durable import write_atomic
 from hornbook.files.journal import Appender
+from hornbook.kernels.torch_versions import record_memory, write_memory_record
 from hornbook.model.layers.saved_tensors import Hooks, Rebuilding
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.engine import Engine
@@ -162,7 +163,7 @@ class MemoryLog:
             self._watch = SavedWatch(engine.model)
             engine.runner = self._runner = _Watched(engine.runner, engine, self._watch)
             if engine.world.device.type == "cuda" and following == log.memory_snapshot:
-                torch.cuda.memory._record_memory_history()
+                record_memory(True)
 
 
 def memory_by_category(state: State, activations: int) -> dict[str, int]:
@@ -196,5 +197,5 @@ def write_snapshot(path: Path, table: list[Saved], device: torch.device) -> None
     record = {"bytes": sum(each.bytes for each in table), "saved": rows, "rest": rest}
     write_atomic(path.with_suffix(".json"), json.dumps(record, indent=1) + "\n")
     if device.type == "cuda":
-        torch.cuda.memory._dump_snapshot(str(path.with_suffix(".pickle")))
-        torch.cuda.memory._record_memory_history(enabled=None)
+        write_memory_record(str(path.with_suffix(".pickle")))
+        record_memory(False)

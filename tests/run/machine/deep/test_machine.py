@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hornbook.run.diagnose.deep import machine, slots
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.run.machine.checks import CANNOT_MEET, Check
+from hornbook.run.machine.deep import machine, slots
 from hornbook.run.machine.deep.machine import check_clock, check_data, check_read_back, check_throttling, slot_lines
 from hornbook.run.machine.deep.slots import SlotReport, run_slots
 

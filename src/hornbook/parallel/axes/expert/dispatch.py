@@ -17,12 +17,11 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from hornbook.kernels.team import supports
+from hornbook.kernels.torch_versions import FakeTensor, uncompiled
 from hornbook.model.config import mlp as config_mlp
 from hornbook.model.cpu.experts import sum_rows
-from hornbook.model.layers.torch_versions import uncompiled
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import Blend

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from hornbook.model.layers.torch_versions import gradients_of_edges
+from hornbook.kernels.torch_versions import gradients_of_edges
 
 Edge = tuple[Node, int]
 """A node and which of its inputs in backward."""

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hornbook.model.layers.torch_versions import uncompiled
+from hornbook.kernels.torch_versions import uncompiled
 from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.world import Axis, World
 

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hornbook.kernels.torch_versions import uncompiled
 from hornbook.model.heads.losses import PLAIN, SMALLEST_NORMAL, LossTerms
-from hornbook.model.layers.torch_versions import uncompiled
 from hornbook.parallel.axes.tensor.collectives import AXIS, reduce
 from hornbook.parallel.axes.tensor.divide import Portion, portion
 from hornbook.parallel.world import World

@@ -1,7 +1,11 @@
 """What older versions of torch lack: options are translated or left out, private names are found under both names."""
 
+import importlib
+import operator
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +15,8 @@ import torch._dynamo.config as dynamo
 from torch._dynamo.utils import counters
 from torch.nn.attention import varlen
 
-from hornbook.model.layers.torch_versions import (
+from hornbook.kernels import torch_versions
+from hornbook.kernels.torch_versions import (
     assume_constant_result,
     compile_options,
     fsdp_groups,
@@ -97,3 +102,58 @@ def test_imports_need_no_compiler() -> None:
     code = f"import hornbook.run.loop.train, sys; print(sys.modules.keys() & {slow})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+SEEN = {
+    "torch._C._distributed_c10d:_resolve_process_group": "2.11.0 2.13.0",
+    "torch._compile:_disable_dynamo": "2.11.0 2.13.0",
+    "torch._dynamo:maybe_mark_dynamic": "2.11.0 2.13.0",
+    "torch._dynamo.config:recompile_limit": "2.11.0 2.13.0",
+    "torch._functorch.config:activation_memory_budget": "2.11.0 2.13.0",
+    "torch._subclasses.fake_tensor:DataDependentOutputException": "2.11.0 2.13.0",
+    "torch._subclasses.fake_tensor:DynamicOutputShapeException": "2.11.0 2.13.0",
+    "torch._subclasses.fake_tensor:FakeTensor": "2.11.0 2.13.0",
+    "torch._subclasses.fake_tensor:FakeTensorMode": "2.11.0 2.13.0",
+    "torch.autograd.graph:_engine_run_backward": "2.11.0 2.13.0",
+    "torch.cuda.memory:_dump_snapshot": "2.11.0 2.13.0",
+    "torch.cuda.memory:_record_memory_history": "2.11.0 2.13.0",
+    "torch.distributed.fsdp._fully_shard._fsdp_api:ReduceScatter": "2.11.0 2.13.0",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives:DefaultAllGather": "2.11.0 2.13.0",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives:DefaultAllocMixin": "2.11.0 2.13.0",
+    "torch.ops.aten:_scaled_mm": "2.11.0 2.13.0",
+    "torch.ops.mkldnn:_is_mkldnn_bf16_supported": "2.11.0 2.13.0",
+    "torch.ops.mkldnn:_is_mkldnn_fp16_supported": "2.13.0",
+    "torch.ops.mkldnn:_linear_pointwise": "2.11.0 2.13.0",
+    "torch.ops.mkldnn:_reorder_linear_weight": "2.13.0",
+    "torch.testing._internal.distributed.fake_pg:FakeStore": "2.11.0 2.13.0",
+    "torch.utils._python_dispatch:TorchDispatchMode": "2.11.0 2.13.0",
+    "torch.utils._python_dispatch:_disable_current_modes": "2.11.0 2.13.0",
+    "torch.utils._pytree:tree_leaves": "2.11.0 2.13.0",
+}
+"""Private name -> versions of torch in which it was seen: in the Python files of a release, or by this test."""
+SOURCE = Path(__file__).parents[2] / "src" / "hornbook"
+PRIVATE = re.compile(r"\btorch(\.\w+)*\._[a-zA-Z]\w*")
+
+
+@pytest.mark.parametrize("path", SEEN)
+def test_a_private_name_is_there(path: str) -> None:
+    module, _, name = path.partition(":")
+    place = (
+        operator.attrgetter(module[6:])(torch) if module.startswith("torch.ops") else importlib.import_module(module)
+    )
+    assert hasattr(place, name)
+
+
+def test_no_other_module_names_private_parts_of_torch() -> None:
+    found = {
+        str(path.relative_to(SOURCE)): match.group()
+        for path in SOURCE.rglob("*.py")
+        if (match := PRIVATE.search(path.read_text(encoding="utf-8")))
+    }
+    assert set(found) == {"kernels/torch_versions.py"}, found
+
+
+def test_names_that_take_long_to_import_are_found() -> None:
+    assert all(isinstance(getattr(torch_versions, name), type) for name in torch_versions._LATER)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        torch_versions.nothing  # noqa: B018
