@@ -159,29 +159,6 @@ def parity(found: dict[str, Any]) -> list[str]:
     )
 
 
-def checkpoint(found: dict[str, Any]) -> list[str]:
-    """Saves and loads beside torch's own."""
-    lines = section(
-        "Checkpoints",
-        "`python -m benchmarks.training.checkpoint`: weights and Adam's moments in float32, one process of two threads",
-        "and two ranks of one with everything sharded; all to disk (fsync), in turn, medians of the slowest rank.",
-        "hornbook's bytes are hashed when written and checked when loaded. Goal: the loop is held at most 1.5 x a",
-        "memcpy.",
-    )
-    header = ["", "loop held, s", "x memcpy", "durable after, s", "a step takes x while writing", "load, s"]
-    for world, each in found["worlds"].items():
-        rows = [
-            [name, *("" if value is None else value for value in way.values())] for name, way in each["ways"].items()
-        ]
-        size = (
-            f"{each['bytes'] / 1e9:.2f} GB, memcpy {each['memcpy_seconds']:.3f} s, step {each['step_seconds']:.3f} s."
-        )
-        layouts = [f"{name} {seconds:.3f} s" for name, seconds in each["load_in_layouts_seconds"].items()]
-        size += f" hornbook's checkpoint loaded in other layouts of two ranks: {', '.join(layouts)}."
-        lines += ["", f"Ranks: {world}. {size}", *rows_of([*header, f"load on {3 - int(world)}, s"], rows)]
-    return lines
-
-
 def kill_ranks(found: dict[str, Any]) -> list[str]:
     """Random kills of ranks, and how soon the run goes on."""
     kills, stops = found["kills"], ", ".join(f"{seconds:.1f}" for seconds in found["sigterm_seconds"])
@@ -301,19 +278,6 @@ def _recovery(mode: str, seconds: dict[str, dict[str, float]]) -> str:
     )
 
 
-def large(found: dict[str, Any]) -> list[str]:
-    """Recipes at full size."""
-    lines = section("Recipes at full size", f"`python -m benchmarks.training.large`, bf16, on: {found['device']}.")
-    for name, case in found["cases"].items():
-        rows = [
-            (peer, rate, case["mfu"][peer], case["ours_over"][peer], case["peak_bytes"][peer] / 2**30)
-            for peer, rate in case["tokens_per_second"].items()
-        ]
-        lines += rows_of([name, "tokens/s", "MFU", "hornbook is x", "peak GiB"], rows)
-        lines += [f"MFU is of {case['peak_flops'] / 1e12:.3g} TFLOP/s (the measured matrix product on a CPU).", ""]
-    return lines
-
-
 def presets(found: dict[str, Any]) -> list[str]:
     """Time and memory of every shipped recipe."""
     return section(
@@ -352,28 +316,6 @@ def quickstart(found: dict[str, Any]) -> list[str]:
     return section("Quickstart", "`python -m benchmarks.start.quickstart`", *rows_of(["", "figure"], rows))
 
 
-def cold_start(found: dict[str, Any]) -> list[str]:
-    """The first start beside a later one, before and now."""
-    rows = [
-        (verb, kind, label, *(float(each[state][unit]) for state in ("cold", "warm") for unit in ("seconds", "cpu")))
-        for verb in ("prepare", "tokenize", "train")
-        for kind, labels in found["starts"].items()
-        for label, verbs in labels.items()
-        for each in (verbs[verb],)
-    ]
-    facts, compiling = found["machine"], found.get("tokenizer_kernels")
-    kernels = [f"Compiling the tokenizer's kernels takes {compiling['cpu']:.0f} s of CPU."] if compiling else []
-    return section(
-        "Cold and warm start",
-        f"`python -m benchmarks.start.cold_start`, {found['date']}, {facts['processor']}, {facts['cores']} cores:",
-        "seconds of a verb with no kernel on disk (cold) and with all (warm), of 3 MB of text, `train` being recipe",
-        "`tiny` to the end of a run of one step. Goals: cold within 5 s of warm, `train` within 15. `before` is commit",
-        "fb714ec.",
-        *kernels,
-        *rows_of(["", "instructions", "", "cold s", "of CPU", "warm s", "of CPU"], rows),
-    )
-
-
 def quickstart_matrix(found: dict[str, Any]) -> list[str]:
     """The demo on other kinds of machines."""
     rows = [(*cells(each), f"{each['processor']}, {each['date']}") for each in found["rows"].values()]
@@ -385,124 +327,36 @@ def quickstart_matrix(found: dict[str, Any]) -> list[str]:
     )
 
 
-def experts(found: dict[str, Any]) -> list[str]:
-    """Mixtures of experts beside a loop and transformers; time of linear attention by length."""
-    shape = found["shape"]
-    lines = section(
-        "Mixtures of experts and linear attention",
-        f"`python -m benchmarks.training.experts`: {shape['tokens']:,} tokens of width {shape['width']}, experts of",
-        f"inner width {shape['hidden']:,}, forward and backward in turn on one thread; `hornbook is x` is the median",
-        "ratio of processor time within a round (goal: no slower than a loop, faster than transformers). `products",
-        "alone` is one dense expert for as many rows: above it are sorting, routing, activations, gradients of all",
-        "experts.",
-    )
-    for name, entry in found["mixtures"].items():
-        rows = [(form, entry["milliseconds"][form], ratio) for form, ratio in entry["ours_over"].items()]
-        lines += rows_of([name, "CPU ms", "hornbook is x"], rows)
-    milliseconds, doubling = (found["delta_rule"][key] for key in ("milliseconds", "doubling"))
-    steps = list(doubling[OURS])
-    rows = [(step, *(v for name in doubling for v in (milliseconds[name][step.split(" to ")[1]], doubling[name][step])))
-            for step in steps]  # fmt: skip
-    header = ["gated delta rule, tokens", *(column for name in doubling for column in (f"{name}, CPU ms", "times"))]
-    return lines + rows_of(header, rows)
-
-
-def optimizers(found: dict[str, Any]) -> list[str]:
-    """Step time and state of every optimizer beside torch's fused AdamW, and a public form of the same one."""
-    rows = [
-        (kind, *(("" if each[key] is None else each[key]) for key in OPTIMIZER_COLUMNS))
-        for kind, each in found["optimizers"].items()
-    ]
-    return section(
-        "Optimizers",
-        f"`python -m benchmarks.training.optimizers`: a step over {found['parameters']:,} parameters of a GPT, in",
-        f"turns; medians of {found['rounds']} rounds, ratios within a round. All have their default settings.",
-        *rows_of(["", *OPTIMIZER_COLUMNS.values()], rows),
-    )
-
-
-def optimizers_learn(found: dict[str, Any]) -> list[str]:
-    """Which optimizer learns best, at equal tokens and at equal time."""
-
-    def cells(part: dict[str, Any] | None) -> list[Any]:
-        if part is None:
-            return ["not measured", ""]
-        half = part["half_interval"]
-        return [f"{part['mean']:.4f}" + ("" if half is None else f" +- {half:.4f}"), part["steps"]]
-
-    rows = [
-        (kind, each["rate"], each["step_over_adamw"], *cells(each.get("equal_tokens")), *cells(each.get("equal_time")))
-        for kind, each in found["optimizers"].items()
-        if "rate" in each
-    ]
-    columns = ("", "rate", "step / AdamW", "bits per byte, equal tokens", "steps", "equal time", "steps")
-    return section(
-        "Which optimizer learns best",
-        f"`python -m benchmarks.training.optimizers_learn`: a GPT ({found['shape']}), {found['steps']} steps,",
-        f"{found['tokens']:,} bytes of {', '.join(found['text'])}; held-out text after the last step, mean and 95 %",
-        "interval of three seeds. Rates are the best of a sweep with a third of the steps.",
-        *rows_of(columns, rows),
-    )
-
-
-def memory(found: dict[str, Any]) -> list[str]:
-    """Peak memory and time of the loss over a large vocabulary, and of what recomputation keeps."""
-    loss = found["loss"]
-    lines = section(
-        "Memory",
-        f"`python -m benchmarks.training.memory`: the loss of {loss['tokens']:,} tokens of width {loss['width']} over",
-        f"{loss['vocab']:,} ids, forward and backward, fp32 (goal: at most 1.05 x the time of full logits); then steps",
-        "of models of six layers and width 384 in turn. Kept bytes are counted by autograd's hooks, predicted ones by",
-        "the closed form, with the block that is computed again; peaks are of a process of its own.",
-    )
-    for terms, each in loss["terms"].items():
-        rows = [(name, seconds, each["time_ratio"][name], each["peak_bytes"][name] / MIB)
-                for name, seconds in each["seconds"].items()]  # fmt: skip
-        lines += rows_of([f"loss, {terms}", "s", "time, hornbook = 1", "peak MiB"], rows)
-    for name, each in found["recompute"].items():
-        sizes = [each[key] for key in ("kept_bytes", "predicted_bytes", "peak_bytes")]
-        rows = [(kind, ratio, *(size[kind] / MIB for size in sizes)) for kind, ratio in each["time_ratio"].items()]
-        lines += rows_of([name, "time", "kept MiB", "predicted with a block again", "peak MiB"], rows)
-    return lines
-
-
-OPTIMIZER_COLUMNS = {
-    "milliseconds": "ms",
-    "of_fused_adamw": "of torch's fused AdamW",
-    "peer": "peer",
-    "of_peer": "of the peer's time",
-    "state_bytes_per_parameter": "bytes of state a parameter",
-}
-
-
-PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = {
+PAGES: dict[str, tuple[str, Sequence[str | Callable[[dict[str, Any]], list[str]]]]] = {
     "figures.md": (
         "Figures",
         (
             parity,
             throughput,
             families,
-            large,
+            "large",
             presets,
-            experts,
-            optimizers,
-            optimizers_learn,
+            "experts",
+            "optimizers",
+            "optimizers_learn",
             *adapt_page.SECTIONS,
-            memory,
+            "memory",
             loader,
             parallel,
-            checkpoint,
+            "checkpoint",
             kill,
             kill_ranks,
             failure_matrix,
             soak,
             *sides_page.SECTIONS,
             *evals_page.SECTIONS,
+            "step_bill",
             statistics_cost,
+            "heal_cost",
             guard,
             guard_page.guard_settings,
             quickstart,
-            cold_start,
+            "cold_start",
             quickstart_matrix,
             serve_page.serve,
             serve_page.clients,
@@ -514,23 +368,27 @@ PAGES: dict[str, tuple[str, Sequence[Callable[[dict[str, Any]], list[str]]]]] = 
 }
 
 
-def with_machine(write: Callable[[dict[str, Any]], list[str]], found: dict[str, Any]) -> list[str]:
+def with_machine(lines: list[str], found: dict[str, Any]) -> list[str]:
     """A section, whose heading is followed by the machine that all its tables are of."""
-    heading, *rest = write(found)
-    facts = found.get("machine")
+    heading, *rest = lines
+    facts, final = found.get("machine"), found.get("final")
     capped = ": AVX2 alone" if "by variables" in (facts or {}).get("instruction_set", "") else ""
-    return [heading + capped, "", machine_line(facts), *rest]
+    last = [f"Final: `{final['program']}` was removed after commit {final['commit']}.", ""] if final else []
+    return [heading + capped, "", machine_line(facts), *last, *rest]
 
 
 def main() -> None:
-    """Write the pages from whatever results there are."""
+    """Write the pages from whatever results there are; what is final has its section in its results."""
     for name, (title, sections) in PAGES.items():
         told = "Written by `python -m benchmarks.figures` from benchmarks/results; `make bench` measures again."
         lines = [f"# {title}", "", told, ""]
         for write in sections:
-            for path in (RESULTS / f"{write.__name__}{cpu}.json" for cpu in ("", "-avx2")):
+            stem = write if isinstance(write, str) else write.__name__
+            for path in (RESULTS / f"{stem}{cpu}.json" for cpu in ("", "-avx2")):
                 if path.exists():
-                    lines += with_machine(write, json.loads(path.read_text()))
+                    found = json.loads(path.read_text())
+                    section = found["section"] if isinstance(write, str) else write(found)
+                    lines += with_machine(section, found)
         (DOCS / name).write_text("\n".join(lines).rstrip() + "\n")
 
 

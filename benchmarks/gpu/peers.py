@@ -13,10 +13,13 @@ from benchmarks.contenders.peers_here import find
 from benchmarks.contenders.processes import ROOT, Contender, Process
 from benchmarks.gpu.step import TINY, TINY_ATTENTION
 from benchmarks.gpu.worker import begin
-from benchmarks.training.large import GPT2, LLAMA
 
 ROUNDS, STEPS = 3, 10
 PROGRAM = str(ROOT / "benchmarks" / "peers" / "large.py")
+GPT2 = ("GPT2", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0})
+LLAMA_KEYS = {"vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32}
+LLAMA_KEYS |= {"num_key_value_heads": 8, "intermediate_size": 8192, "max_position_embeddings": 8192}
+LLAMA = ("Llama", LLAMA_KEYS | {"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True})
 LITGPT_GPT2 = {"n_layer": 12, "n_head": 12, "n_embd": 768, "padded_vocab_size": 50304, "intermediate_size": 3072}
 LITGPT_GPT2 |= {"parallel_residual": False, "rotary_percentage": 1.0, "gelu_approximate": "tanh", "block_size": 1024}
 BLOCKS = 8

@@ -126,31 +126,11 @@ def torchtitan_step(spec: dict[str, Any], device: torch.device) -> Callable[[Ten
 STEPS = {"hornbook": hornbook_step, "torchtitan": torchtitan_step}
 
 
-def gemm_rate(device: torch.device, size: int, repeats: int = 5) -> float:
-    """FLOP/s of a square bf16 matrix product: the best of a few."""
-    import time
-
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    best = 0.0
-    for _ in range(repeats + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        begun = time.perf_counter()
-        torch.mm(a, b)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = max(best, 2 * size**3 / (time.perf_counter() - begun))
-    return best
-
-
 def main() -> None:
     """Answer requests."""
     spec = json.loads(sys.argv[1])
     device = torch.device(spec["device"])
-    if spec["loop"] == "gemm":
-        serve(lambda _: gemm_rate(device, 8192 if device.type == "cuda" else 2048), spec["shape"])
-    else:
-        serve(STEPS.get(spec["loop"], plain_step)(spec, device), spec["shape"])
+    serve(STEPS.get(spec["loop"], plain_step)(spec, device), spec["shape"])
 
 
 main()

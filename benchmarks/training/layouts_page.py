@@ -66,29 +66,4 @@ def _refused(found: dict[str, Any]) -> list[str]:
     return ["### What is refused, and why", *rows_of(["", ""], rows)] if reasons else []
 
 
-def overhead(found: dict[str, Any]) -> list[str]:
-    """Times of a step."""
-    lines = section(
-        "What a step costs on two ranks",
-        "`python -m benchmarks.training.overhead`: a step of the 13M LLaMA shape (8 rows of 512 tokens; mixture: 8",
-        "experts of 512, 2 active) on two ranks of one thread, beside one process of two threads; medians of rounds in",
-        "which each takes one step in turn. Peak: resident memory of the first rank, torch's own share included, over",
-        "that of the one process. Other loops: a plain one around the same model with DDP or fully_shard, DeepSpeed's",
-        "engine around it with the same ZeRO stage, and torchtitan's step of its own Llama with the same weights; each",
-        "with how many times as long as its step ours is. ColossalAI 0.5.0 did not run on a CPU with torch 2.13.",
-    )
-    for precision in (each for each in ("fp32", "bf16") if each in found):
-        rows = [
-            (name, *(each[key] for key in ("seconds", "over_one_process", "peak_over_one_process")), peers_of(each))
-            for name, each in found[precision].items()
-        ]
-        lines += rows_of([precision, "s a step", "x one process", "peak x one process", "x other loops"], rows)
-    return lines
-
-
-def peers_of(found: dict[str, Any]) -> str:
-    """The other loops, with how many times as long as theirs a step is."""
-    return ", ".join(f"{peer} {over:.3g}" for peer, over in found["over_peers"].items())
-
-
-SECTIONS = (layouts, overhead)
+SECTIONS = (layouts, "overhead")

@@ -18,7 +18,7 @@ from hornbook.progress import without_bars
 Job = Callable[[], object]
 """Something that uses a kernel, or compiles it otherwise."""
 SECONDS_PER_JOB = 1.0
-"""Compiling one takes about this long; `benchmarks.start.cold_start` measures it."""
+"""Compiling one takes about this long (docs/figures.md, "Cold and warm start")."""
 _MANY = 250
 _NOTICE = "compiling kernels (once)"
 

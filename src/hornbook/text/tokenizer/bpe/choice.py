@@ -10,7 +10,7 @@ from hornbook.kernels.cache import is_ready
 LEAST_BYTES = 10_000_000
 """Of documents on disk (zstd: some four times as much text), beyond which kernels are worth their compilation.
 
-`python -m benchmarks.start.cold_start` measures both sides: seconds of compiling, and of the library per megabyte.
+Both sides were measured (docs/figures.md, "Cold and warm start"): compiling, and the library per megabyte.
 """
 
 
