@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from hornbook.errors import Exit, HornbookError, RankLostError
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
-from hornbook.run.job.heartbeat import PERIOD, Heartbeat, Watchdog, shared_heartbeats
+from hornbook.run.job.heartbeat import Heartbeat, shared_heartbeats
 from hornbook.run.job.signals import StopNow, StopSignals, leave_early, stop_signals_blocked
 from hornbook.run.launch.launcher_env import Node
 from hornbook.run.launch.rank import (
@@ -21,8 +21,10 @@ from hornbook.run.launch.rank import (
     Rank,
     diagnose_end,
     diagnose_hang,
+    end_ranks,
     fork_rank,
     keep_evidence,
+    look_at,
     note_hang,
     wait_for_ends,
 )
@@ -53,10 +55,7 @@ def run_node(node: Node, join: Join, run: RunDir, hang_seconds: float) -> Exit:
             return StopNow.code_of(interrupt)
         finally:
             signals.pass_on = None
-            for rank in ranks:
-                rank.kill()
-            for rank in ranks:
-                rank.reap()
+            end_ranks(ranks)
     if not isinstance(outcome, Failure):
         return outcome
     error = _error_of(outcome)
@@ -78,19 +77,14 @@ def _be_rank(join: Join, info: RankInfo, heartbeat: Heartbeat) -> Exit:
 
 def _watch(ranks: Sequence[Rank], run: RunDir, hang_seconds: float) -> Exit | Failure:
     """The exit code of ranks that end, or what is known of one that hangs; raises the error of one that fails."""
-    running, watchdogs = list(ranks), {rank: Watchdog(rank.heartbeat) for rank in ranks}
-    while running:
-        for rank in wait_for_ends(running, PERIOD):
-            running.remove(rank)
-        failed = [rank for rank in ranks if rank not in running and not rank.ended_cleanly]
-        if failed:
-            failure = diagnose_end(failed, running)
-            _let_others_end([rank for rank in running if rank.number != failure.rank])
+    for seen in look_at(ranks, hang_seconds):
+        if seen.failed:
+            failure = diagnose_end(seen.failed, seen.running)
+            _let_others_end([rank for rank in seen.running if rank.number != failure.rank])
             raise _error_of(failure)
-        silent = [rank for rank in running if watchdogs[rank].expired(hang_seconds)]
-        hanging = {rank: watchdogs[rank].seconds for rank in silent if rank.heartbeat.read().sequence}
+        hanging = {rank: seconds for rank, seconds in seen.silent.items() if rank.heartbeat.read().sequence}
         if hanging:  # before its first beat a rank waits for other machines to arrive
-            failure = diagnose_hang(hanging, running)
+            failure = diagnose_hang(hanging, seen.running)
             keep_evidence(run, read_past(run).attempt, ranks)
             return failure
     return Exit(max(rank.end.si_status for rank in ranks))

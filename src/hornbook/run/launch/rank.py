@@ -15,10 +15,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import hornbook.errors
 from hornbook.errors import Exit, HornbookError, LostDeviceError, RankLostError, StorageError
@@ -26,7 +26,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
 from hornbook.kernels.device_errors import device_error
 from hornbook.run.doctor.stacks import RankStack, parse_stacks
-from hornbook.run.job.heartbeat import Heartbeat, RankStatus
+from hornbook.run.job.heartbeat import PERIOD, Heartbeat, RankStatus, Watchdog
 from hornbook.run.job.signals import STOP_SIGNALS
 from hornbook.run.ledger.ledger import Ledger
 
@@ -170,6 +170,36 @@ def wait_for_ends(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
         poll.register(rank.pidfd, select.POLLIN)
     ended = {descriptor for descriptor, _ in poll.poll(max(seconds, 0.0) * 1e3)}
     return [rank for rank in ranks if rank.pidfd in ended]
+
+
+def end_ranks(ranks: Sequence[Rank]) -> None:
+    """Kill and reap them."""
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.reap()
+
+
+class Look(NamedTuple):
+    """What a look at some ranks finds."""
+
+    running: list[Rank]
+    failed: list[Rank]
+    silent: dict[Rank, float]
+    """Running rank -> seconds of a silence that is a hang."""
+    made_step: bool
+    """Whether each has made a step since it began to train."""
+
+
+def look_at(ranks: Sequence[Rank], hang_seconds: float) -> Iterator[Look]:
+    """Look at ranks several times a second, at once when one ends, until all have. `hang_seconds`: of `guard`."""
+    running, watchdogs = list(ranks), {rank: Watchdog(rank.heartbeat) for rank in ranks}
+    while running:
+        for rank in wait_for_ends(running, PERIOD):
+            running.remove(rank)
+        failed = [rank for rank in ranks if rank not in running and not rank.ended_cleanly]
+        silent = {rank: watchdogs[rank].seconds for rank in running if watchdogs[rank].expired(hang_seconds)}
+        yield Look(running, failed, silent, all(each.made_step for each in watchdogs.values()))
 
 
 def _run_rank(loop: Callable[[], Exit], supervisor: int, stacks: int, report: int) -> NoReturn:

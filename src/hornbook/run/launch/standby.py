@@ -19,7 +19,7 @@ from hornbook.run.job.heartbeat import Heartbeat, shared_heartbeats
 from hornbook.run.job.inputs import Inputs
 from hornbook.run.job.job import Job
 from hornbook.run.job.signals import StopSignals, stop_signals_blocked
-from hornbook.run.launch.rank import Rank, fork_rank, wait_for_ends
+from hornbook.run.launch.rank import Rank, end_ranks, fork_rank, wait_for_ends
 from hornbook.run.ledger.ledger import At
 from hornbook.run.loop.train import Ready, get_ready
 
@@ -74,10 +74,7 @@ class Standby:
 
     def close(self) -> None:
         """Kill and reap them."""
-        for rank in self.ranks:
-            rank.kill()
-        for rank in self.ranks:
-            rank.reap()
+        end_ranks(self.ranks)
         for descriptor in (self._store, self._reader, self._writer):
             os.close(descriptor)
 

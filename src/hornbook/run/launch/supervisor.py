@@ -23,10 +23,19 @@ from hornbook.kernels.torch_versions import load_compiler
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.commit import newest_step
 from hornbook.run.checkpoints.memory_copies import CopyMemory
-from hornbook.run.job.heartbeat import PERIOD, Watchdog, shared_heartbeats
+from hornbook.run.job.heartbeat import shared_heartbeats
 from hornbook.run.job.job import Job
 from hornbook.run.job.signals import StopNow, StopSignals, stop_signals_blocked
-from hornbook.run.launch.rank import Failure, Rank, diagnose_end, diagnose_hang, fork_rank, keep_evidence, wait_for_ends
+from hornbook.run.launch.rank import (
+    Failure,
+    Rank,
+    diagnose_end,
+    diagnose_hang,
+    end_ranks,
+    fork_rank,
+    keep_evidence,
+    look_at,
+)
 from hornbook.run.launch.recovery import SlotKeeper
 from hornbook.run.launch.standby import Standby, StandbyPlan
 from hornbook.run.ledger.ledger import At, Ledger, Position
@@ -145,24 +154,18 @@ class Supervisor:
 
     def _watch(self, ranks: Sequence[Rank], prepare: Callable[[], Standby] | None) -> Exit | Failure:
         """Wait until all ranks have ended cleanly, or one has failed or hangs; `prepare` once they make steps."""
-        running, watchdogs = list(ranks), {rank: Watchdog(rank.heartbeat) for rank in ranks}
-        while running:
-            if prepare is not None and self._standby is None and all(each.made_step for each in watchdogs.values()):
-                self._standby, prepare = prepare(), None
-            for rank in wait_for_ends(running, PERIOD):
-                running.remove(rank)
+        for seen in look_at(ranks, self._guard.hang_seconds):
             self._renew()
-            failed = [rank for rank in ranks if rank not in running and not rank.ended_cleanly]
-            if failed:
-                return diagnose_end(failed, running)
-            hanging = [rank for rank in running if watchdogs[rank].expired(self._guard.hang_seconds)]
-            if hanging:
-                self._log(
-                    f"silent: {', '.join(f'rank {rank.number}' for rank in hanging)}; all ranks write their stacks"
-                )
-                return diagnose_hang({rank: watchdogs[rank].seconds for rank in hanging}, running)
-            if any(rank.end.si_status == Exit.INTERRUPTED for rank in ranks if rank not in running):
+            if seen.failed:
+                return diagnose_end(seen.failed, seen.running)
+            if seen.silent:
+                named = ", ".join(f"rank {rank.number}" for rank in seen.silent)
+                self._log(f"silent: {named}; all ranks write their stacks")
+                return diagnose_hang(seen.silent, seen.running)
+            if any(rank.end.si_status == Exit.INTERRUPTED for rank in ranks if rank not in seen.running):
                 return Exit.INTERRUPTED
+            if prepare is not None and self._standby is None and seen.made_step:
+                self._standby, prepare = prepare(), None
         return Exit(max(rank.end.si_status for rank in ranks))
 
     def _prepare_restart(self, failure: Failure) -> None:
@@ -285,10 +288,7 @@ def running_ranks(
         yield ranks
     finally:
         signals.pass_on, signals.announces = None, announces
-        for rank in ranks:
-            rank.kill()
-        for rank in ranks:
-            rank.reap()
+        end_ranks(ranks)
         os.close(store)
 
 
