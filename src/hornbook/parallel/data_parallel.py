@@ -35,10 +35,9 @@ class SingleProcess:
     gathers_weights = False
     """Whether weights are gathered for each use, and absent between uses."""
 
-    def __init__(self, model: Transformer, world: World, divisions: Divisions) -> None:
-        self.model, self.clock = model, world.clock
-        self.partial: Partial = {}
-        """Gradients that ranks of the axis `tensor` add up once those of other tokens are summed."""
+    def __init__(self, model: Transformer, world: World, divisions: Divisions, partial: Partial) -> None:
+        """partial: gradients that ranks of the axis `tensor` add up once those of other tokens are summed."""
+        self.model, self.clock, self.partial = model, world.clock, partial
         self.shards: dict[str, ParameterShard] = local_shards(dict(model.named_parameters()), divisions, world)
 
     def zero_gradients(self) -> None:
@@ -98,8 +97,10 @@ class SingleProcess:
 class Unsharded(SingleProcess):
     """Every rank holds what the axes besides those of data leave to it."""
 
-    def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
-        super().__init__(model, world, divisions)
+    def __init__(
+        self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions, partial: Partial
+    ) -> None:
+        super().__init__(model, world, divisions, partial)
         self._world, self._exact, self._is_empty = world, config.exact, False
         self._sums = GradientSums(self.shards, world, TOKENS, config)
         if world.axis_size(["replica"]) == world.size and not config.exact:

@@ -60,8 +60,15 @@ class Engine:
         hold_weights: bool = False,
         shapes: Mapping[str, Shape] | None = None,
         auxiliary: Sequence[str] = (),
+        runner: Runner | None = None,
+        apply: Apply | None = None,
+        sum_copies: Callable[[], None] = lambda: None,
     ) -> None:
-        """shapes: of all parameters of the whole model, where this rank has not all; auxiliary: names of its losses."""
+        """shapes: of all parameters of the whole model, where this rank has not all; auxiliary: names of its losses.
+
+        runner, apply: what calls the model in training and in evaluation. sum_copies: sums gradients of what several
+        stages hold, once they are summed over the data axes.
+        """
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
         """This rank's shard of every parameter; a tied one once, under its first name."""
@@ -79,12 +86,9 @@ class Engine:
         """Computes beside the model, and gives the term `distillation`."""
         self.clock: StepClock = data_parallel.clock
         """Where the time of a step goes."""
-        self.runner: Runner = InOrder(model, self.clock)
-        """Calls the model in training."""
-        self.apply: Apply = apply_to(model)
-        """Calls the model in evaluation."""
-        self.sum_copies: Callable[[], None] = lambda: None
-        """Sums gradients of what several stages hold, once they are summed over the data axes."""
+        self.runner: Runner = runner or InOrder(model, self.clock)
+        self.apply: Apply = apply or apply_to(model)
+        self.sum_copies = sum_copies
         self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
         self._compiled, self._hold_weights, self._balance = compiled or CompiledParts(), hold_weights, Balance(model)
         self.parts = RowParts(model, world)

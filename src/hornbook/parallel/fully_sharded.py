@@ -31,7 +31,7 @@ from hornbook.kernels.torch_versions import fsdp_groups
 from hornbook.model.context import Auxiliary
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.pipeline.stages import StageModel
-from hornbook.parallel.axes.tensor.partial import add_partial
+from hornbook.parallel.axes.tensor.partial import Partial, add_partial
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.data_parallel import SingleProcess, exact_sum_
 from hornbook.parallel.gradients.exact import fill_neutral_
@@ -58,10 +58,11 @@ class FSDP(SingleProcess):
 
     gathers_weights = True
 
-    def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
+    def __init__(
+        self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions, partial: Partial
+    ) -> None:
         assert world.mesh is not None
-        self.model = model
-        self.clock, self.partial = world.clock, {}
+        self.model, self.clock, self.partial = model, world.clock, partial
         self._world, self._config = world, config
         self._reduce_scatter = ExactReduceScatter()
         self._count_traffic()
@@ -146,8 +147,10 @@ class FSDP(SingleProcess):
 class ShardedStages(FSDP):
     """`FSDP` for the stages that one pipeline rank computes."""
 
-    def __init__(self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions) -> None:
-        super().__init__(model, world, config, divisions)
+    def __init__(
+        self, model: Transformer, world: World, config: ParallelConfig, divisions: Divisions, partial: Partial
+    ) -> None:
+        super().__init__(model, world, config, divisions, partial)
         self._defer()
 
     def begin_microbatch(self, *, last: bool, is_empty: bool) -> None:

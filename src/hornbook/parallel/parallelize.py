@@ -18,6 +18,7 @@ from hornbook.parallel.axes.pipeline.copies import sum_copies
 from hornbook.parallel.axes.pipeline.runner import PipelineRunner
 from hornbook.parallel.axes.pipeline.stages import apply_stages, record_stages
 from hornbook.parallel.axes.tensor.apply import apply_tensor
+from hornbook.parallel.axes.tensor.partial import Partial
 from hornbook.parallel.compiled import CompiledParts, compile_model
 from hornbook.parallel.config import (
     BlockRecompute,
@@ -82,21 +83,21 @@ def parallelize(
     budget = parallel.recompute.share if isinstance(parallel.recompute, BudgetRecompute) else 1.0
     compiled = compile_model(model, train, world.device, budget) if train.compile else CompiledParts()
     use_installed_flash(world.device)
-    data_parallel = apply_data_parallel(model, world, parallel, divisions)
-    data_parallel.partial = partial
+    data_parallel = apply_data_parallel(model, world, parallel, divisions, partial)
     if parallel.exact:
         check_shards(data_parallel.shards)
     scaler = Scaler() if precision == "fp16" else None
-    settings = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
+    settings: dict[str, Any] = {"exact": parallel.exact, "loss": train.loss, "scaler": scaler, "compiled": compiled}
     # Weights that are gathered for each use are not there before it; and who recomputes wants the memory.
     hold = not data_parallel.gathers_weights and parallel.recompute.kind == "none"
-    engine = Engine(model, world, data_parallel, **settings, hold_weights=hold, shapes=shapes, auxiliary=names)
     if layout is not None:
         sharded: Any = data_parallel if data_parallel.gathers_weights else None
-        engine.runner = runner = PipelineRunner(model, world, layout, engine.clock, sharded)
-        engine.apply = runner.apply
-        engine.sum_copies = functools.partial(sum_copies, layout, engine.shards, world)
-    return engine
+        settings["runner"] = runner = PipelineRunner(model, world, layout, data_parallel.clock, sharded)
+        settings |= {
+            "apply": runner.apply,
+            "sum_copies": functools.partial(sum_copies, layout, data_parallel.shards, world),
+        }
+    return Engine(model, world, data_parallel, **settings, hold_weights=hold, shapes=shapes, auxiliary=names)
 
 
 def apply_recompute(model: Transformer, config: Recompute) -> None:
@@ -121,19 +122,19 @@ def recompute_blocks(model: Transformer, every: int = 1) -> None:
 
 
 def apply_data_parallel(
-    model: Transformer, world: World, config: ParallelConfig, divisions: Divisions
+    model: Transformer, world: World, config: ParallelConfig, divisions: Divisions, partial: Partial
 ) -> SingleProcess:
     """Give the model memory on this rank's device: all that is left of it, or this rank's shards."""
     if world.size == 1 or config.shard == "none":
         with world.memory():
             give_memory(model, config.offload, world)
             if world.size == 1:
-                return SingleProcess(model, world, divisions)
-            return Unsharded(model, world, config, divisions)
+                return SingleProcess(model, world, divisions, partial)
+            return Unsharded(model, world, config, divisions, partial)
     from hornbook.parallel.fully_sharded import FSDP, ShardedStages, shard_model
 
     shard_model(model, world, config)
     with world.memory():
         give_memory(model, config.offload, world)
         form = ShardedStages if config.pipeline.stages > 1 else FSDP
-        return form(model, world, config, divisions)
+        return form(model, world, config, divisions, partial)
