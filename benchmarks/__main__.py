@@ -1,15 +1,14 @@
 """`make bench`: every benchmark in turn; each prints a table and writes benchmarks/results/NAME.json; then the page."""
 
 from benchmarks import cpus, figures
-from benchmarks.adapt import continual, rounded, smaller
-from benchmarks.refinery import bpe, duplicates, effect, endurance, personal, pipeline, planted, rules
+from benchmarks.refinery import bpe, pipeline
 from benchmarks.reliability import fuzz, kill, kill_ranks
 from benchmarks.start import quickstart
 from benchmarks.training import families, layouts, loader, parallel, parity, presets, throughput
 
-TRAINING = (parity, loader, throughput, presets, continual, smaller, rounded, families, parallel, layouts)
+TRAINING = (parity, loader, throughput, presets, families, parallel, layouts)
 OTHERS = (kill, kill_ranks, fuzz, quickstart)
-REFINERY = (pipeline, rules, duplicates, personal, planted, bpe, effect, endurance)
+REFINERY = (pipeline, bpe)
 
 for benchmark in (*TRAINING, *OTHERS, *REFINERY):
     print(f"\n== {benchmark.__name__} ==")

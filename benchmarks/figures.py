@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.adapt import page as adapt_page
-from benchmarks.evals import page as evals_page
 from benchmarks.plan import page as planner_page
 from benchmarks.refinery import figures as refinery_figures
-from benchmarks.reliability import sides_page
 from benchmarks.reliability.guard import page as guard_page
 from benchmarks.report import RESULTS, machine_line, rows_of, section
 from benchmarks.serve import page as serve_page
@@ -205,19 +203,6 @@ def soak(found: dict[str, Any]) -> list[str]:
     )
 
 
-def statistics_cost(found: dict[str, Any]) -> list[str]:
-    """What the statistics of layers cost."""
-    rows = [
-        (name, f"{each['step_seconds']:.3f}", f"{each['measurement']:.0%}", each["every"], f"{each['share']:.2%}")
-        for name, each in found["models"].items()
-    ]
-    return section(
-        "Statistics of layers",
-        "`python -m benchmarks.reliability.statistics_cost`: steps and measured steps in turn.",
-        *rows_of(["model", "s a step", "a measurement, of a step", "every (steps)", "of training"], rows),
-    )
-
-
 def guard(found: dict[str, Any]) -> list[str]:
     """The guard against other rules, and what it costs: the parts that were measured."""
     parts = {"bloom": _spike, "healthy": _false_alarms, "poison": _poison, "cost": _guard_cost}
@@ -348,10 +333,12 @@ PAGES: dict[str, tuple[str, Sequence[str | Callable[[dict[str, Any]], list[str]]
             kill_ranks,
             failure_matrix,
             soak,
-            *sides_page.SECTIONS,
-            *evals_page.SECTIONS,
+            "peers",
+            "trace",
+            "evals_harness",
+            "evals_share",
             "step_bill",
-            statistics_cost,
+            "statistics_cost",
             "heal_cost",
             guard,
             guard_page.guard_settings,

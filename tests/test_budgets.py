@@ -16,7 +16,7 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 TOTAL_LINES = 109581
 """Of Python and tables, recipes aside: whoever adds lines removes as many elsewhere."""
-OTHER_LINES = {"benchmarks": 19150, "tests": 85117}
+OTHER_LINES = {"benchmarks": 13327, "tests": 85303}
 """Lines of Python in the other folders: whoever removes some lowers the number."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())

@@ -47,12 +47,14 @@ def test_peers_that_are_not_here_are_told_apart(tmp_path: Path) -> None:
     assert peers_here.find("nanoGPT", {"BENCH_NANOGPT": str(tmp_path)}).home == str(tmp_path)
     other = peers_here.find("litgpt", {"BENCH_LITGPT_PYTHON": str(tmp_path / "none")})
     assert other.missing == "not here: the interpreter of BENCH_LITGPT_PYTHON has no litgpt or lightning"
-    environ = {"BENCH_DEEPSPEED": str(tmp_path)}
-    assert peers_here.find("deepspeed", environ).missing == "not here: the folder of BENCH_DEEPSPEED has no deepspeed"
-    for name, text in (("deepspeed/__init__.py", ""), ("deepspeed-1.2.dist-info/METADATA", "Version: 1.2\n")):
+    environ = {"BENCH_TORCHTITAN": str(tmp_path)}
+    assert (
+        peers_here.find("torchtitan", environ).missing == "not here: the folder of BENCH_TORCHTITAN has no torchtitan"
+    )
+    for name, text in (("torchtitan/__init__.py", ""), ("torchtitan-1.2.dist-info/METADATA", "Version: 1.2\n")):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    assert peers_here.find("deepspeed", environ) == peers_here.Found(sys.executable, str(tmp_path), "1.2")
+    assert peers_here.find("torchtitan", environ) == peers_here.Found(sys.executable, str(tmp_path), "1.2")
 
 
 def test_hornbook_is_in_every_group() -> None:

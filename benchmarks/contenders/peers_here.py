@@ -4,11 +4,7 @@
     BENCH_NANOGPT=FOLDER              a checkout of nanoGPT
     BENCH_NANOCHAT=FOLDER             a checkout of nanochat
 
-    BENCH_LIGHTNING_PYTHON=INTERPRETER  one that has lightning
-
-    BENCH_DEEPSPEED=FOLDER            one that `pip install --no-deps --target FOLDER` made
-    BENCH_TORCHTITAN=FOLDER           the same
-    BENCH_TORCHFT=FOLDER              the same, with opentelemetry, protobuf and requests
+    BENCH_TORCHTITAN=FOLDER           one that `pip install --no-deps --target FOLDER` made
 
 (and likewise MODDED_NANOGPT). `..._PYTHON` names the interpreter of any of them, by default this one. What is not there
 is left out, and the tables say so.
@@ -45,11 +41,8 @@ PEERS = {
         Peer("nanoGPT", ("torch",), "model.py"),
         Peer("nanochat", ("torch",), "nanochat/gpt.py"),
         Peer("torchtitan", ("torchtitan",)),
-        Peer("deepspeed", ("deepspeed",)),
         Peer("modded-nanogpt", ("torch",), "train_gpt.py"),
         Peer("accelerate", ("accelerate",)),
-        Peer("lightning", ("lightning",)),
-        Peer("torchft", ("torchft",)),
     )
 }
 

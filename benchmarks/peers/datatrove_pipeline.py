@@ -26,18 +26,25 @@ from datatrove.pipeline.dedup import (
     MinhashDedupSignature,
 )
 from datatrove.pipeline.dedup.minhash import MinhashConfig
+from datatrove.pipeline.filters import fineweb_quality_filter, gopher_quality_filter, gopher_repetition_filter
 from datatrove.pipeline.formatters.base import BaseFormatter
 from datatrove.pipeline.readers import JsonlReader
 from datatrove.pipeline.tokens import DocumentTokenizer
 from datatrove.pipeline.writers import JsonlWriter
 
-from benchmarks.peers.datatrove_rules import FILTERS, SPLITTERS
-from benchmarks.peers.duplicates import BANDS, ROWS, SHINGLE, Blanks
-
-RULES = ("gopher_quality", "gopher_repetition", "fineweb")
+BANDS, ROWS, SHINGLE = 14, 8, 5
+SPLITTERS: tuple[Any, ...] = (gopher_quality_filter, gopher_repetition_filter, fineweb_quality_filter)
 LINE_ENDS = re.compile(r"\r\n?")
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 END = "<|endoftext|>"
+
+
+class Blanks:
+    """A word tokenizer for datatrove: the words between blanks."""
+
+    def word_tokenize(self, text: str) -> list[str]:
+        """Words."""
+        return text.split()
 
 
 class Normalize(BaseFormatter):
@@ -82,7 +89,11 @@ def run(words: str, raw: str, tokenizer: str, out: str) -> None:
         signatures.word_tokenizer = Blanks()
         for module in SPLITTERS:
             module.split_into_words = lambda text, _: text.split()
-    filters = [FILTERS[name]() for name in RULES]
+    filters = [
+        gopher_quality_filter.GopherQualityFilter(),
+        gopher_repetition_filter.GopherRepetitionFilter(),
+        fineweb_quality_filter.FineWebQualityFilter(),
+    ]
     kept_by_rules = JsonlWriter(f"{out}/filtered", compression=None)
     chain(JsonlReader(raw, compression=None), Normalize(), DropCopies(), *filters, kept_by_rules, signatures)
     for bucket in range(BANDS):

@@ -34,112 +34,6 @@ def refinery_pipeline(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def refinery_rules(found: dict[str, Any]) -> list[str]:
-    """Reasons and speed of the published rules beside datatrove."""
-    forms = {
-        "each_on_raw": "Gopher, FineWeb and mC4, every document by each",
-        "each_behind_c4": "C4, and these on what its lines leave",
-        "pipeline": "all in a row; datatrove stops at the first reason, ours measures all",
-    }
-    counts = [(name, step, *each.values()) for name, steps in found["reasons"].items() for step, each in steps.items()]
-    speeds = [
-        (text, *(found["speed"][form][key] for key in ("ours_mb_per_second", "times_logic", "times_stock")))
-        for form, text in forms.items()
-    ]
-    return [
-        *section(
-            "Rules of quality",
-            f"`python -m benchmarks.refinery.rules`: {found['documents']:,} documents ({found['megabytes']:.1f} MB) of",
-            "technical documentation beside datatrove 0.10.1; `different` counts documents with another reason when",
-            "datatrove is given the same words.",
-        ),
-        *rows_of(["words", "step", "documents", "dropped", "different"], counts),
-        "MB per CPU second, and how often datatrove's: its logic with words between blanks (goal 15), and as it is,",
-        "which splits with spaCy (goal 100).",
-        *rows_of(["", "MB/s", "x its logic", "x stock"], speeds),
-    ]
-
-
-def refinery_duplicates(found: dict[str, Any]) -> list[str]:
-    """Duplicates and test items beside libraries."""
-    speeds = [
-        (name, rate, f"{found['documents_per_cpu_second'][name]:,.0f}", found["ratio"].get(name, ""))
-        for name, rate in sorted(found["megabytes_per_cpu_second"].items())
-    ]
-    near = found["near"]
-    bands = list(near["theory"]["recall"])
-    rows = [
-        (name, *each["recall"].values(), *(each.get(key, "") for key in ("removed", "precision_0.7", "precision_0.5")))
-        for name, each in near.items()
-    ]
-    edits = {name: each["recall_by_edited_words"] for name, each in near.items() if name != "theory"}
-    items = [(name, *each.values()) for name, each in found["decontamination"].items()]
-    return [
-        *section(
-            "Duplicates and test items",
-            f"`python -m benchmarks.refinery.duplicates`: {found['documents']:,} documents",
-            f"({found['megabytes']:.1f} MB) of several languages with planted copies and test items, CPU seconds of",
-            f"the work alone, medians of {found['rounds']} rounds in turn. Goals of near duplicates: 5 x rensa,",
-            "20 x datasketch, 100 x datatrove; of the others: 3 x.",
-        ),
-        *rows_of(["", "MB per CPU second", "documents per CPU second", "ours is x"], speeds),
-        "Recall of planted pairs by their similarity (shared runs of 5 words), and the share of removed documents that",
-        "have another that similar in their cluster:",
-        *rows_of(["", *bands, "removed", "precision, 0.7", "0.5"], rows),
-        "Recall by the share of words that were edited:",
-        *rows_of(["", *next(iter(edits.values()))], [(name, *each.values()) for name, each in edits.items()]),
-        "Planted test items: found as they are, with a tenth of the words altered, and precision:",
-        *rows_of(["", "as they are", "altered", "precision"], items),
-    ]
-
-
-def refinery_personal(found: dict[str, Any]) -> list[str]:
-    """Personal data beside datatrove and plain expressions."""
-    truth = found["truth"]
-    kinds, speeds = list(next(iter(truth.values()))), found["mb_per_cpu_s"]
-    times = speeds["ours, e-mail and IP"] / speeds["datatrove, e-mail and IP"]
-    rows = [
-        (language, *(f"{each[kind]['precision']:.3g} / {each[kind]['recall']:.3g}" for kind in kinds))
-        for language, each in truth.items()
-    ]
-    return [
-        *section(
-            "Personal data",
-            f"`python -m benchmarks.refinery.personal`: {found['megabytes']:.1f} MB of technical documentation;",
-            f"e-mail and IP addresses {times:.1f} x datatrove (goal 3).",
-        ),
-        *rows_of(["", "MB per CPU second"], list(speeds.items())),
-        "Planted truth, precision / recall to the letter; its forms are those that the patterns know:",
-        *rows_of(["", *(kind.replace("_", " ") for kind in kinds)], rows),
-    ]
-
-
-def refinery_planted(found: dict[str, Any]) -> list[str]:
-    """What one command finds of what was planted in seven languages."""
-    languages = list(found["languages"])
-    rows = [
-        (kind, each["all"]["planted"], *(_two(each[name]) for name in ("all", *languages)))
-        for kind, each in found["kinds"].items()
-    ]
-    spread = ", ".join(f"{language} {count:,}" for language, count in found["languages"].items())
-    return [
-        *section(
-            "Planted truth",
-            f"`python -m benchmarks.refinery.planted`: {found['documents']:,} documents ({found['megabytes']:.1f} MB;",
-            f"{spread}) of technical books, of which each piece of text is used once, go through `hornbook prepare`",
-            "with a recipe of seven steps. Precision / recall, judged on whole lines and documents; recall alone where",
-            "wrong finds cannot be told from those of another row. Beside the planted stand look-alikes",
-            "(`benchmarks/refinery/planted_truth.py`): documents that share half of their text, quotations of a test",
-            "item and its words in another order, wrong check digits, dates and version numbers, prose about cookies,",
-            "terms within other words and in languages where they mean nothing. Copies are documents of some 40 words",
-            "(80 characters of Chinese, 100 of Japanese), shorter than most, so an edit weighs more. Lines are judged",
-            "where their document stays.",
-        ),
-        *rows_of(["", "planted", "all", *languages], rows),
-        *_FITTED,
-    ]
-
-
 _FITTED = [
     "What was fitted to this corpus, and what was not:",
     "",
@@ -158,12 +52,6 @@ _FITTED = [
     "  four, so their rows say that the option works, not how far a list of one's own would reach.",
     "",
 ]
-
-
-def _two(score: dict[str, float | None]) -> str:
-    if not score["planted"]:
-        return ""
-    return " / ".join(f"{score[each]:.3g}" for each in ("precision", "recall") if score[each] is not None)
 
 
 def refinery_bpe(found: dict[str, Any]) -> list[str]:
@@ -191,59 +79,6 @@ def refinery_bpe(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def refinery_effect(found: dict[str, Any]) -> list[str]:
-    """A small model trained on raw, refined and clean text."""
-    bits, held_out = found["bits_per_byte"], found["held_out"]
-    corpora = [
-        (name, f"{size['documents']:,}", size["megabytes"], size["passes"], *(f"{value:.4f}" for value in bits[name]))
-        for name, size in found["corpora"].items()
-    ]
-    gains = [
-        (name, f"{each['mean']:.4f}", f"{each['mean'] - each['half']:.4f} to {each['mean'] + each['half']:.4f}")
-        for name, each in found["differences"].items()
-    ]
-    marks = ", ".join(f"{mark} {100 * share:.0f} %" for mark, share in found["marks"].items())
-    kinds = [(kind, *(f"{100 * value:.0f} %" for value in each.values())) for kind, each in found["kinds"].items()]
-    return [
-        *section(
-            "What refining is worth",
-            "`python -m benchmarks.refinery.effect`: `raw` is technical English with dirt in the shares below, which",
-            "`benchmarks/refinery/dirty_corpus.py` gives reasons for; `refined` is that behind steps of",
-            "docs/refinery.md; `clean` has no dirt. A model of 4.3M parameters is trained on each of them for",
-            f"{found['tokens']:,} tokens. Bits per byte of {held_out['documents']} clean documents",
-            f"({held_out['bytes'] / 1e6:.2f} MB) that stand nowhere else: none has more than a tenth of its runs of",
-            "13 words in what was trained on.",
-        ),
-        *rows_of(["", "documents", "MB", "passes", *(f"seed {seed}" for seed in found["seeds"])], corpora),
-        "Fewer bits per byte, pairs of equal seed, and the 95 % interval (Student's t, two degrees of freedom):",
-        *rows_of(["", "mean", "interval"], gains),
-        "What refining left. Of copies one stays, which may be another's: what good pages lose there, others keep.",
-        f"Left on good pages by their sites: {marks}.",
-        *rows_of(["", "of the raw bytes", "left"], kinds),
-    ]
-
-
-def refinery_endurance(found: dict[str, Any]) -> list[str]:
-    """Memory as the input grows, and random kills."""
-    kills = found["kills"]
-    rows = [
-        (f"{each['megabytes']:,}", *(each[name][key] for name in ("prepare", "tokenize") for key in each[name]))
-        for each in found["memory"]
-    ]
-    return [
-        *section(
-            "Memory and kills",
-            "`python -m benchmarks.refinery.endurance`: two workers, the largest memory of all processes together",
-            "(goal: the same for any size, under 2,048 MiB). The machine did other work too, so seconds say little.",
-        ),
-        *rows_of(["input, MB", "prepare, MiB", "seconds", "tokenize, MiB", "seconds"], rows),
-        f"kill -9 at {kills['kills']} random points of {kills['runs']} runs over {kills['megabytes']} MB: after",
-        f"{kills['runs'] - kills['unequal']} of the {kills['runs']} all files are those of one worker that was left",
-        "alone, to the byte.",
-        "",
-    ]
-
-
 def public(found: dict[str, Any]) -> list[str]:
     """Public collections of inputs."""
     return [
@@ -265,12 +100,12 @@ def public(found: dict[str, Any]) -> list[str]:
 
 SECTIONS = (
     refinery_pipeline,
-    refinery_rules,
-    refinery_duplicates,
-    refinery_personal,
-    refinery_planted,
+    "refinery_rules",
+    "refinery_duplicates",
+    "refinery_personal",
+    "refinery_planted",
     refinery_bpe,
-    refinery_effect,
-    refinery_endurance,
+    "refinery_effect",
+    "refinery_endurance",
     public,
 )

@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.peers.environment import ROOT, peer_python
-from benchmarks.refinery.planted_duplicates import DATA, edited
 from benchmarks.report import table, with_range, write
 
+DATA = ROOT.parent / "shared" / "data"
 SOURCES = ("cppreference", "git-doc", "handbook-en-US", "linux-doc-6.1", "python3.11", "vim")
 MOST_BYTES = 100_000
 """spaCy refuses a million characters."""
@@ -49,6 +49,17 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "",  # bytecode is kept, as that of installed packages is
 }
+
+
+def edited(text: str, share: float, rng: np.random.Generator) -> str:
+    """Replace, delete or double each word with the probability `share`; blanks stay single."""
+    words = text.split(" ")
+    changes = np.where(rng.random(len(words)) < share, rng.integers(1, 4, len(words)), 0).tolist()
+    others = rng.integers(0, len(words), len(words)).tolist()
+    changed_words = []
+    for word, change, other in zip(words, changes, others, strict=True):
+        changed_words += {0: [word], 1: [words[other] + "ly"], 2: [], 3: [word, words[other]]}[change]
+    return " ".join(changed_words)
 
 
 def write_raw(folder: Path, every: int) -> dict[str, float]:

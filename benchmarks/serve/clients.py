@@ -19,12 +19,19 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
-from benchmarks.evals.harness import SHAPE
 from benchmarks.serve.servers import hornbook, library_text
 
 SIDE = Path(__file__).with_name("client_side.py")
 RESULTS = report.RESULTS / "clients.json"
 FORMS = ("hf", "onnx", "gguf")
+SHAPE = (
+    "model.layers=2",
+    "model.width=64",
+    "model.heads=4",
+    "model.vocab=none",
+    "model.position.length=256",
+    "train.sequence=256",
+)
 NEW_TOKENS, VOCAB = 12, 1000
 """VOCAB is no multiple of 64, as most sizes that people choose: the embedding is trained with more rows."""
 MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -140,7 +140,7 @@ def test_a_task_of_a_local_file_runs(tmp_path: Path, launch_run: Any, capsys: py
     pytest.importorskip("lm_eval")
     import json
 
-    from benchmarks.evals.harness_tasks import TASKS, write_tasks
+    from tests.evals.harness_tasks import TASKS, write_tasks
 
     texts = [
         " ".join(f"word{number * k % 97}" for number in range(60)) + ". One more. Another. And so on." for k in range(9)

@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 
 from benchmarks.reliability.guard.rules import Ours
-from benchmarks.reliability.statistics_cost import MODELS
 from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import distributed
 from hornbook.run.checkpoints.state import State
@@ -26,26 +25,22 @@ from hornbook.run.loop.train import build_state, take_step
 from hornbook.run.observe.observers import Observers
 from hornbook.settings.resolve import Resolved, resolve
 
-SMALLEST = (
-    "tiny",
-    "model.layers=1",
-    "model.width=64",
-    "model.heads=2",
-    "train.sequence=64",
-    "train.batch_tokens=256",
-    "train.micro_batch=4",
-    "train.tokens=1G",
-)
+MODELS: dict[str, str] = {
+    "width 64, 256 tokens a step": "model.layers=1 model.width=64 model.heads=2 train.sequence=64"
+    " train.batch_tokens=256 train.micro_batch=4",
+    "tiny, 4.3M": "",
+    "8 layers of width 512, 34M": "model.layers=8 model.width=512 model.heads=8 train.batch_tokens=8192",
+}
+"""Name -> settings of the recipe `tiny`."""
 WARM_UP = 3
 
 
 def cost(seconds: float) -> dict[str, Any]:
     """Of each model, measured for so many seconds each."""
-    models = {"width 64, 256 tokens a step": SMALLEST, **MODELS}
     return {
         "threads": torch.get_num_threads(),
         "host_microseconds": host(),
-        "models": {name: _measure(words, seconds) for name, words in models.items()},
+        "models": {name: _measure(words.split(), seconds) for name, words in MODELS.items()},
     }
 
 
@@ -61,10 +56,10 @@ def host(steps: int = 4_000) -> float:
     return (time.perf_counter() - started) / steps * 1e6
 
 
-def _measure(words: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def _measure(words: list[str], seconds: float) -> dict[str, Any]:
     """Median seconds of a step without and with the guard, and the median of what each pair differs by."""
     with tempfile.TemporaryDirectory() as temporary:
-        resolved = resolve(words[0], (*words[1:], "eval.every=0"), environ={})
+        resolved = resolve("tiny", [*words, "train.tokens=1G", "eval.every=0"], environ={})
         recipe = write_synthetic(resolved.recipe, Path(temporary) / "data")
         inputs = open_inputs(Resolved(recipe, {}))
         run = RunDir(Path(temporary) / "run").create()

@@ -2,12 +2,12 @@
 
 import pytest
 
-from benchmarks.refinery.planted_personal import MAKERS, planted, scores
 from hornbook.errors import HornbookError
 from hornbook.text.config.content import PersonalConfig
 from hornbook.text.ingest.document import Document
 from hornbook.text.refinery.privacy import check_digits
 from hornbook.text.refinery.privacy.personal import Personal
+from tests.text.refinery.privacy.planted_personal import MAKERS, planted, scores
 from tests.text.refinery.running import least_seconds
 
 FLOORS = dict.fromkeys(MAKERS, (1.0, 1.0)) | {"phone": (0.97, 0.97), "address": (0.97, 0.95)}

@@ -1,1 +1,0 @@
-"""One seeded trace of faults for hornbook, torchrun, Lightning and torchft: time and goodput."""
