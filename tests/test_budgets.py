@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "hornbook"
 ENTRIES = 16
 FILE_LINES = 400
 FUNCTION_LINES = 60
-TOTAL_LINES = 109581
+TOTAL_LINES = 109462
 """Of Python and tables, recipes aside: whoever adds lines removes as many elsewhere."""
 OTHER_LINES = {"benchmarks": 13327, "tests": 85303}
 """Lines of Python in the other folders: whoever removes some lowers the number."""

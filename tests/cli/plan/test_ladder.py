@@ -203,7 +203,7 @@ def test_an_interrupted_run_is_waited_for(
     """Ctrl-C killed the run a quarter of a second later, and what it had made since its last save was lost."""
     ready = tmp_path / "ready"
     script = f"import pathlib, signal, sys, time; ready = pathlib.Path({str(ready)!r}).touch; {ending}"
-    monkeypatch.setattr("hornbook.cli.start.demo.command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr("hornbook.cli.plan.ladder.command", lambda *_: [sys.executable, "-c", script])
 
     def interrupt() -> None:
         while not ready.exists():

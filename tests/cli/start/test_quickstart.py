@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hornbook.cli.child import hornbook
 from hornbook.cli.main import main
 from hornbook.cli.start import demo
-from hornbook.cli.start.demo_time import Budget
 from hornbook.errors import Exit, HornbookError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.settings.resolve import resolve
@@ -44,7 +44,7 @@ def test_something_moves_while_the_machine_is_looked_at(monkeypatch: pytest.Monk
         assert "look at the machine" in shown.screen().text
         raise UsageError("enough")
 
-    monkeypatch.setattr(Budget, "probed", probed)
+    monkeypatch.setattr(demo, "measure_machine", probed)
     assert main(["quickstart"]) == Exit.USAGE
     assert "enough" in shown.screen().text
     assert "look at the machine" not in shown.screen().text
@@ -61,7 +61,7 @@ def test_an_unknown_size_and_a_full_folder_are_refused(tmp_path: Path, capsys: p
 
 def test_a_verb_that_fails_ends_the_demo_with_its_code():
     with pytest.raises(HornbookError, match="ended with exit code 2") as caught:
-        demo.hornbook("prepare", "no-such-folder", "--out", "nowhere")
+        hornbook("prepare", "no-such-folder", "--out", "nowhere")
     assert caught.value.exit_code == 2
 
 

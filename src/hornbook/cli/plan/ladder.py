@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from hornbook.cli.child import command, require_done
 from hornbook.cli.result import CommandGroup, Result, columns
 from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, say, split_target
 from hornbook.errors import Exit, HornbookError, IntegrityError, StoppedError, UsageError, quoted
@@ -112,7 +113,6 @@ def _seconds(recipe: "Recipe") -> float | None:
 def _train(*words: object) -> None:
     """Train one run in a process of its own. It saves and stops on the signals that stop `hornbook train`, which are
     passed on to it. Raises HornbookError where it did not finish."""
-    from hornbook.cli.start.demo import command, require_done
     from hornbook.run.job.signals import StopSignals
 
     with StopSignals(announces=False) as stop, Popen(command("train", *map(str, words)), stdout=DEVNULL) as worker:

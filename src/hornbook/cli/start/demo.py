@@ -1,21 +1,23 @@
-"""The parts of `hornbook quickstart`: sizes, recipe, commands as child processes, the killed worker.
+"""The parts of `hornbook quickstart`: sizes, the measured step that chooses one, recipe, the killed worker.
 
 Each stage runs the command that a person would type as a child process, so that the demo cannot show anything that
 the product does not do.
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tomli_w
 
-from hornbook.errors import Exit, HornbookError
+from hornbook.cli.child import command
+from hornbook.errors import HornbookError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 
@@ -25,6 +27,13 @@ SCORES_PER_RUN = 5
 EVAL_TOKENS = 8192
 VALIDATION = 0.05
 POLL_SECONDS = 0.03
+PROBE_SECONDS = 2.0
+STARTS, STARTS_OF_TRAINING = 14, 9
+"""Seconds of everything but the steps, of the whole demo and from training on, in starts of a process."""
+WORK = 2.0
+"""Seconds of training and evaluations over those of its steps as measured: repeated steps, data, slower moments."""
+LEAST_STEPS, LEAST_SHARE = 120, 0.35
+"""Steps that still learn something worth showing; share of the time left that training has in any case."""
 
 
 @dataclass(frozen=True)
@@ -89,24 +98,47 @@ def recipe_text(size: Size, raw: Path) -> str:
     return f"# Written by hornbook quickstart.\n{tomli_w.dumps(recipe)}"
 
 
-def command(*words: str | Path) -> list[str]:
-    """The argv of a child process that runs a command and is killed when this process ends."""
-    return [sys.executable, "-m", "hornbook.cli.child", str(os.getpid()), *map(str, words)]
+@dataclass(frozen=True)
+class Machine:
+    """What a measured step of the smallest size says. Times are in seconds."""
+
+    start: float
+    """To start a process that can compute, the unit of everything but training."""
+    token: float
+    """To train the smallest size on one token."""
+    precision: str = ""
+
+    def token_of(self, size: Size) -> float:
+        """Seconds per token at a size: half of those of the smallest size grow with the parameters."""
+        return self.token * (1 + size.parameters / SIZES[0].parameters) / 2
+
+    def seconds(self, size: Size) -> float:
+        """Seconds of a whole demo."""
+        return STARTS * self.start + WORK * size.tokens * self.token_of(size)
+
+    def choose(self, seconds: float) -> Size:
+        """The largest size whose demo ends within `seconds`; else the smallest, with fewer steps."""
+        for size in reversed(SIZES):
+            if self.seconds(size) <= seconds:
+                return size
+        smallest = SIZES[0]
+        steps = int((seconds - STARTS * self.start) / (WORK * BATCH_TOKENS * self.token))
+        return replace(smallest, steps=min(max(steps, LEAST_STEPS), smallest.steps))
+
+    def train_seconds(self, left: float) -> float:
+        """Time limit of the training, of `left` seconds of the demo."""
+        return max(left - STARTS_OF_TRAINING * self.start, LEAST_SHARE * left)
 
 
-def hornbook(*words: str | Path, capture: bool = False) -> str:
-    """Run a command in a child process, its messages on our stderr; returns its stdout if `capture`."""
-    done = subprocess.run(command(*words), check=False, text=True, stdout=subprocess.PIPE if capture else None)
-    require_done(words, done.returncode)
-    return done.stdout if capture else ""
-
-
-def require_done(words: Sequence[object], code: int) -> None:
-    """Raise HornbookError, of the same exit code, for a command that did not end well."""
-    if code:
-        failed = HornbookError(f"`hornbook {' '.join(map(str, words))}` ended with exit code {code}")
-        failed.exit_code = Exit(code) if code in set(Exit) else Exit.DEFECT
-        raise failed
+def measure_machine() -> Machine:
+    """Train the smallest size for some seconds on random tokens, in a process of its own."""
+    shape = f"{SIZES[0].layers}x{SIZES[0].width}x{SIZES[0].heads}"
+    words = [*map(str, (VOCAB, SEQUENCE, BATCH_TOKENS, PROBE_SECONDS)), shape]
+    begun = time.monotonic()
+    calibrate = [sys.executable, "-m", "hornbook.run.diagnose.calibrate", *words]
+    found = json.loads(subprocess.run(calibrate, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    start = max(time.monotonic() - begun - found["computing"], 0.1)
+    return Machine(start, found["seconds_per_token"], found["precision"])
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,17 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from hornbook.cli.child import hornbook
 from hornbook.cli.result import Result
 from hornbook.cli.shell import say
 from hornbook.cli.start import demo
-from hornbook.cli.start.demo_time import Budget, Plan
 from hornbook.errors import UsageError, quoted
 from hornbook.files.run_directory import RunDir
 from hornbook.progress import escape_controls, progress_bar
@@ -70,17 +71,19 @@ def _pinned(name: str | None) -> demo.Size | None:
 def _film(folder: Path, pinned: demo.Size | None, seconds: float | None, seed: int) -> dict[str, object]:
     """Run all stages in order; returns the measurements of the demo."""
     begun = time.monotonic() - time.process_time()  # the imports before this line count
-    budget, size = _machine(pinned, seconds, begun)
+    machine, size, limit = _machine(pinned, seconds, begun)
     raw, data, run, recipe = folder / "raw", folder / "data", RunDir(folder / "run"), folder / "demo.toml"
     recipe.write_text(demo.recipe_text(size, raw))
     stages = {"probe": time.monotonic() - begun}
     measured: dict[str, object] = {"seed": seed}
     measured |= _scene("1. Clean the text", stages, lambda: _clean(raw, recipe, data, size, seed))
     measured |= _scene("2. Train a tokenizer", stages, lambda: _tokenize(data))
-    plan = budget.plan(size) if budget is not None else Plan(size, None, "pinned")
-    recipe.write_text(demo.recipe_text(plan.size, raw))
-    measured |= {"size": plan.size.name, "train_seconds": plan.train_seconds}
-    measured |= _scene("3. Train, kill, resume", stages, lambda: _train(recipe, data, run, plan, seed))
+    left = limit - (time.monotonic() - begun)
+    train_seconds = None if machine is None else machine.train_seconds(left)
+    measured |= {"size": size.name, "train_seconds": train_seconds}
+    plan = f"size {size.name}: {_reason(machine, size, left)}"
+    play = partial(_train, recipe, data, run, size, train_seconds, seed)
+    measured |= _scene("3. Train, kill, resume", stages, play, plan)
     measured |= _scene("4. Evaluate on text it has never seen", stages, lambda: _evaluate(run))
     measured |= _scene("5. Export", stages, lambda: _export(run, folder / "model"))
     measured["stages"] = {name: round(spent, 1) for name, spent in stages.items()}
@@ -89,8 +92,10 @@ def _film(folder: Path, pinned: demo.Size | None, seconds: float | None, seed: i
     return measured
 
 
-def _scene(title: str, stages: dict[str, float], play: Callable[[], dict[str, object]]) -> dict[str, object]:
-    say(f"\n[bold cyan]{title}[/]")
+def _scene(
+    title: str, stages: dict[str, float], play: Callable[[], dict[str, object]], *lines: str
+) -> dict[str, object]:
+    say("\n".join([f"\n[bold cyan]{title}[/]", *lines]))
     begun = time.monotonic()
     measured = play()
     stages[title] = time.monotonic() - begun
@@ -103,25 +108,37 @@ def _command(*words: str | Path) -> tuple[str | Path, ...]:
     return words
 
 
-def _machine(pinned: demo.Size | None, seconds: float | None, begun: float) -> tuple[Budget | None, demo.Size]:
-    """The time limit and the size whose text is prepared; there is no limit for a pinned size."""
+def _machine(
+    pinned: demo.Size | None, seconds: float | None, begun: float
+) -> tuple[demo.Machine | None, demo.Size, float]:
+    """(this machine, the size, the time limit); a pinned size is trained whole, however long it takes."""
     place = f"{platform.system()} {platform.machine()} · {os.cpu_count()} cores · Python {platform.python_version()}"
     say(f"[bold]hornbook quickstart[/]   {place}")
     if pinned is not None:
         say(f"size {pinned.name} (pinned)")
-        return None, pinned
+        return None, pinned, 0.0
     limit = DEFAULT_SECONDS if seconds is None else seconds
     say(f"Measuring this machine, to choose a size that ends within {limit:g} s (--size sets it instead).")
     with progress_bar() as progress:
         progress("look at the machine", 0, None)
-        budget = Budget.probed(limit, begun)
-    size, note = budget.first_size()
-    machine = budget.machine
-    kernels = f"kernels took {machine.compiling:.1f} s to compile" if machine.compiling > 1 else "kernels are compiled"
-    say(f"A process starts in {machine.start:.1f} s, {kernels}, precision {machine.precision}.")
-    if note:
-        say(f"[bold]{note}[/]")
-    return budget, size
+        machine = demo.measure_machine()
+    spent = time.monotonic() - begun
+    size = machine.choose(limit - spent)
+    rate = f"{1 / machine.token:,.0f} tokens/s"
+    say(f"A process starts in {machine.start:.1f} s and trains the smallest size at {rate} in {machine.precision}.")
+    needed = spent + machine.seconds(size)
+    if needed > limit:
+        few = f"{limit:g} s are too few for this machine as it is now"
+        say(f"[bold]{few}: the smallest demo takes about {needed:.0f} s.[/]")
+    return machine, size, max(limit, needed)
+
+
+def _reason(machine: demo.Machine | None, size: demo.Size, left: float) -> str:
+    """Why this size is trained."""
+    if machine is None:
+        return "pinned"
+    whole = "the largest" if size in demo.SIZES else f"cut to {size.steps} steps"
+    return f"{whole} for the {left:.0f} s left at {machine.precision}, {1 / machine.token_of(size):,.0f} tokens/s"
 
 
 def _clean(raw: Path, recipe: Path, data: Path, size: demo.Size, seed: int) -> dict[str, object]:
@@ -129,34 +146,35 @@ def _clean(raw: Path, recipe: Path, data: Path, size: demo.Size, seed: int) -> d
 
     planted = write_installed_corpus(raw, max_bytes=size.corpus_bytes, seed=seed)
     say("The text comes with every Python installation: code and its docstrings. We planted duplicates in it.")
-    demo.hornbook(*_command("prepare", recipe, "--out", data))
+    hornbook(*_command("prepare", recipe, "--out", data))
     precision, recall = score(data, planted)
     say(f"Recall: {recall:.1%} of duplicates were dropped. Precision: {precision:.1%} of the dropped are duplicates.")
     return {"dedup_precision": precision, "dedup_recall": recall}
 
 
 def _tokenize(data: Path) -> dict[str, object]:
-    demo.hornbook(*_command("tokenize", data))
+    hornbook(*_command("tokenize", data))
     merges = json.loads((data / "tokenizer" / "tokenizer.json").read_text())["model"]["merges"]
     shown = " ".join(repr("".join(pair).replace("Ġ", " ").replace("Ċ", "\\n")) for pair in merges[:12])
     say(f"Its first merges: {shown}")
     return {"vocab": demo.VOCAB}
 
 
-def _train(recipe: Path, data: Path, run: RunDir, plan: Plan, seed: int) -> dict[str, object]:
-    say(f"size {plan.size.name}: {plan.reason}")
-    limit = () if plan.train_seconds is None else ("--train.seconds", f"{plan.train_seconds:.0f}")
+def _train(
+    recipe: Path, data: Path, run: RunDir, size: demo.Size, seconds: float | None, seed: int
+) -> dict[str, object]:
+    limit = () if seconds is None else ("--train.seconds", f"{seconds:.0f}")
     words = _command("train", recipe, "--data", data, "--out", run.path, "--seed", str(seed), *limit)
     last = demo.train_and_kill(words, run)
     if last is not None:
         say(f"\n[bold red]Killed the worker with SIGKILL after step {last:,}[/], well past its last save. Now resume:")
-        demo.hornbook(*_command("resume", run.path))
+        hornbook(*_command("resume", run.path))
     kill, losses = demo.compare_attempts(run), demo.losses(run)
     steps = max(losses)
     measured: dict[str, object] = {"resumed_loss_equal": None, "loss": losses[steps], "steps": steps}
-    measured |= {"tokens": steps * demo.BATCH_TOKENS, "planned_steps": plan.size.steps}
-    if steps < plan.size.steps:
-        say(f"Steps were slower than measured: the run was shortened from {plan.size.steps:,} to {steps:,} steps.")
+    measured |= {"tokens": steps * demo.BATCH_TOKENS, "planned_steps": size.steps}
+    if steps < size.steps:
+        say(f"Steps were slower than measured: the run was shortened from {size.steps:,} to {steps:,} steps.")
     if kill is None:
         say("The run ended before its worker could be killed.")
         return measured
@@ -166,7 +184,7 @@ def _train(recipe: Path, data: Path, run: RunDir, plan: Plan, seed: int) -> dict
 
 
 def _evaluate(run: RunDir) -> dict[str, object]:
-    answer = json.loads(demo.hornbook(*_command("eval", run.path, "--baselines", "--json"), capture=True))
+    answer = json.loads(hornbook(*_command("eval", run.path, "--baselines", "--json"), capture=True))
     model, baselines = answer["bits_per_byte"], answer["baselines"]
     rows = [
         ("unigram model of the same tokens", baselines["unigram"]),
@@ -183,9 +201,7 @@ def _evaluate(run: RunDir) -> dict[str, object]:
 
 
 def _export(run: RunDir, out: Path) -> dict[str, object]:
-    answer = json.loads(
-        demo.hornbook(*_command("export", run.path, "--to", "hf", "--out", out, "--json"), capture=True)
-    )
+    answer = json.loads(hornbook(*_command("export", run.path, "--to", "hf", "--out", out, "--json"), capture=True))
     say(f"A Hugging Face model in {out}.")
     return {"certificate": answer.get("certificate")}
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.child import command
 from hornbook.cli.model.subject import open_subject
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Words, resolve_words, say
@@ -163,8 +163,7 @@ def _train(run: RunDir, start: Sequence[str]) -> int:
         return Exit.DONE
     words = list(start) if status == "new" else ["resume", str(run.path)]
     say(f"hornbook {words[0]} {run.path}")
-    command = [sys.executable, "-m", "hornbook.cli.child", str(os.getpid()), *words]
-    return subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
+    return subprocess.run(command(*words), check=False, stdout=subprocess.DEVNULL).returncode
 
 
 def _chains(model: str, runs: "Runs", texts: "list[Corpus]") -> "Chains":

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hornbook.cli.child import hornbook
 from hornbook.cli.result import Result, table
 from hornbook.cli.shell import Words, resolve_words, say
-from hornbook.cli.start.demo import hornbook
 from hornbook.cli.train.training import load_torch
 from hornbook.errors import Exit
 

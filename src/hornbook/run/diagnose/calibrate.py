@@ -1,13 +1,13 @@
-"""Measures the training speed of this machine: steps of small models on random tokens, in the precision of a run.
+"""Measures the training speed of this machine: steps of a small model on random tokens, in the precision of a run.
 
 Run as a child process (`python -m hornbook.run.diagnose.calibrate VOCAB SEQUENCE BATCH_TOKENS SECONDS
-LAYERSxWIDTHxHEADS ...`), so that the caller need not import torch; prints a JSON object.
+LAYERSxWIDTHxHEADS`), so that the caller need not import torch; prints a JSON object.
 """
 
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,9 +25,6 @@ from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import parallelize
 from hornbook.run.job.inputs import model_jobs
 from hornbook.settings.training import TrainConfig
-
-MORE_STEPS_PER_SECOND = 4.0
-"""Least speed at which the next larger model is measured too."""
 
 
 def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
@@ -61,46 +58,29 @@ def training_step(config: ModelConfig, vocab: int, train: TrainConfig) -> Callab
     return step
 
 
-def measure(step: Callable[[], None], seconds: float) -> tuple[float, float]:
-    """(seconds of the first step, mean of the following ones: at least two, over at least `seconds`)."""
+def calibrate(config: ModelConfig, vocab: int, train: TrainConfig, seconds: float) -> dict[str, Any]:
+    """Seconds per token of at least two steps over at least `seconds`, their precision, and the seconds of all of it:
+    `computing`, with kernels to compile."""
     begun = time.monotonic()
-    step()
+    train = train.model_copy(update={"precision": choose_precision(choose_device(train.device)).precision})
+    compile_ahead(model_jobs(config, train, vocab))
+    step = training_step(config, vocab, train)
+    step()  # loads kernels, touches pages
     started, steps = time.monotonic(), 0
     while steps < 2 or time.monotonic() - started < seconds:
         step()
         steps += 1
-    return started - begun, (time.monotonic() - started) / steps
-
-
-def calibrate(models: Sequence[ModelConfig], vocab: int, train: TrainConfig, seconds: float) -> dict[str, Any]:
-    """Measurements of this machine.
-
-    `computing`: seconds of the whole calibration; `compiling`: the part spent on compiling kernels; `precision`;
-    `seconds_per_token`: for each model, the smallest first, without those that would take too long.
-    """
-    begun, rates = time.monotonic(), list[float]()
-    precision = choose_precision(choose_device(train.device)).precision
-    train = train.model_copy(update={"precision": precision})
-    compile_ahead(model_jobs(models[0], train, vocab))
-    compiling = time.monotonic() - begun
-    for config in models:
-        first, usual = measure(training_step(config, vocab, train), seconds / len(models))
-        if not rates:
-            compiling += max(first - usual, 0.0)
-        rates.append(usual / train.batch_tokens)
-        if usual * MORE_STEPS_PER_SECOND > 1:
-            break
-    computing = time.monotonic() - begun
-    return {"precision": precision, "computing": computing, "compiling": compiling, "seconds_per_token": rates}
+    ended = time.monotonic()
+    rate = (ended - started) / steps / train.batch_tokens
+    return {"precision": train.precision, "computing": ended - begun, "seconds_per_token": rate}
 
 
 def main() -> None:
-    """Read the shapes from the command line and print the measurements."""
+    """Read the shape from the command line and print the measurements."""
     vocab, sequence, batch_tokens = map(int, sys.argv[1:4])
-    shapes = [tuple(map(int, word.split("x"))) for word in sys.argv[5:]]
-    models = [ModelConfig(layers=layers, width=width, heads=heads) for layers, width, heads in shapes]
+    layers, width, heads = map(int, sys.argv[5].split("x"))
     train = TrainConfig(batch_tokens=batch_tokens, sequence=sequence)
-    print(json.dumps(calibrate(models, vocab, train, float(sys.argv[4]))))
+    print(json.dumps(calibrate(ModelConfig(layers=layers, width=width, heads=heads), vocab, train, float(sys.argv[4]))))
 
 
 if __name__ == "__main__":
