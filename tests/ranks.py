@@ -32,9 +32,9 @@ from typing import Any
 from tests.processes import Server, answer, die_with
 
 PRELOADED = (
-    "hornbook.model.build",
+    "hornbook.model.build_model",
     "hornbook.model.init.init",
-    "hornbook.optim.build",
+    "hornbook.optim.build_optimizer",
     "hornbook.parallel.parallelize",
     "safetensors.torch",
     "torch._dynamo",  # fully_shard imports it when it is first used, which takes seconds
@@ -89,8 +89,8 @@ def serve(parent: int) -> None:
         importlib.import_module(name)
     import torch
 
-    from hornbook.model.config.model import ModelConfig
-    from hornbook.run.job.inputs import load_kernels
+    from hornbook.model.config.model_config import ModelConfig
+    from hornbook.run.job.run_inputs import load_kernels
     from hornbook.settings.training import TrainConfig
 
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.serve import client_side, clients
 from benchmarks.serve.client_side import Case, Client, Unsuited
 from benchmarks.serve.page import clients as section
-from hornbook.model.hf.config import class_name
+from hornbook.model.hf.hf_config import class_name
 
 CLASSES = {
     "GPT-2": "GPT2LMHeadModel",

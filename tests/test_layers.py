@@ -100,12 +100,12 @@ def test_imported_modules_exist() -> None:
 @pytest.mark.parametrize(
     ("importer", "target", "good"),
     [
-        ("hornbook.run.loop.train", "hornbook.data.loader.loader", True),
-        ("hornbook.data.loader.loader", "hornbook.run.loop.train", False),
-        ("hornbook.data.loader.loader", "hornbook.model.build", False),
+        ("hornbook.run.loop.training_loop", "hornbook.data.loader.loader", True),
+        ("hornbook.data.loader.loader", "hornbook.run.loop.training_loop", False),
+        ("hornbook.data.loader.loader", "hornbook.model.build_model", False),
         ("hornbook.data.loader.loader", "hornbook.data.order.sampler", True),
-        ("hornbook.settings.resolve", "hornbook.model.config.model", True),
-        ("hornbook.model.config.model", "hornbook.model.build", False),
+        ("hornbook.settings.resolve", "hornbook.model.config.model_config", True),
+        ("hornbook.model.config.model_config", "hornbook.model.build_model", False),
         ("hornbook.settings.resolve", "hornbook.cli.settings.config", False),
         ("hornbook.cli.train.train", "hornbook.run.launch.launch", True),
     ],

@@ -26,13 +26,13 @@ from hornbook.data.order.curriculum import _measured
 from hornbook.data.order.mixture import _unknown_source, _weights
 from hornbook.errors import Exit, HornbookError, LostDeviceError, UsageError
 from hornbook.evals.tasks import probes
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.hf.tables.values import _read_feed_forward
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.hf.tables.config_values import _read_feed_forward
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.surgery.quantization.integers import check_group
 from hornbook.optim.config.rule import ITEM_BYTES, StateTensor
 from hornbook.run.job.fault_plan import PASSES, PHASES, FaultPoint
-from hornbook.run.machine import precision
+from hornbook.run.machine import choose_dtype as precision
 from hornbook.settings.fields import outside_part
 from hornbook.text.config.content import SHIPPED, MentionsConfig
 from hornbook.text.ingest.charsets import UnfitRow

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.model.hf.config import choose_architecture
+from hornbook.model.hf.hf_config import choose_architecture
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import resolve

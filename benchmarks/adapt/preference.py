@@ -26,13 +26,13 @@ from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO, Referenced
 from hornbook.data.corpus import Corpus
 from hornbook.data.labelled.references import model_digest
 from hornbook.data.loader.loader import build_loader
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initial_values
 from hornbook.model.storage.load import load_model
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.job.start.reference import compute_references
+from hornbook.run.job.start.run_reference import compute_references
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.labels import ChatLabels, LabelsConfig, PreferenceLabels, RatedLabels
 from hornbook.text.config.text import BPE, SourceConfig, TextConfig, TokenizerFile

@@ -19,7 +19,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.run.job.job import Start
 from hornbook.run.launch.launch import launch
-from hornbook.run.loop import train
+from hornbook.run.loop import training_loop as train
 from hornbook.settings.resolve import resolve
 
 

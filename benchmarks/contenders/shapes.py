@@ -7,8 +7,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initialize
 from hornbook.settings.resolve import resolve

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.worker import begin, peak_bytes, reset_peak, seconds_of
-from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.config.model_config import LMHead, ModelConfig
 from hornbook.model.heads.head import Head, lm_head
 from hornbook.model.layers.embedding import Embedding
 

@@ -17,10 +17,10 @@ from benchmarks.gpu.output import Output
 from benchmarks.gpu.worker import begin, peak_bytes, peak_flops, reset_peak, seconds_of
 from benchmarks.peers.batches import cut, make_batch
 from hornbook.data.batch import Batch
-from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.build_model import build_model, parameter_roles
 from hornbook.model.config.flops import operations_per_token, state_bytes
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World

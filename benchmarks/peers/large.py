@@ -26,9 +26,9 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from benchmarks.peers.batches import cut, make_batch
     from hornbook.kernels.team import keep_freed_memory
-    from hornbook.model.build import build_model, parameter_roles
+    from hornbook.model.build_model import build_model, parameter_roles
     from hornbook.model.init.init import initial_values
-    from hornbook.optim.build import build_optimizer
+    from hornbook.optim.build_optimizer import build_optimizer
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize
     from hornbook.settings.resolve import resolve

@@ -10,9 +10,9 @@ from benchmarks.peers import family_data
 from benchmarks.peers.worker import serve
 from hornbook.data.batch import Batch, Source
 from hornbook.kernels.team import keep_freed_memory
-from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.build_model import build_model, parameter_roles
 from hornbook.model.hf.hf import read_hf
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize

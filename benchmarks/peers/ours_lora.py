@@ -9,12 +9,12 @@ import torch
 from benchmarks.peers.worker import serve
 from hornbook.data.batch import Batch
 from hornbook.kernels.team import keep_freed_memory
-from hornbook.model.build import parameter_roles
-from hornbook.model.config.surgery import Lora, Nf4
+from hornbook.model.build_model import parameter_roles
+from hornbook.model.config.surgery_config import Lora, Nf4
 from hornbook.model.hf.hf import read_hf
+from hornbook.model.surgery.added_values import with_added
 from hornbook.model.surgery.operate import build_operated
-from hornbook.model.surgery.values import with_added
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.plan.published import Published
-from hornbook.plan.devices.rates import Shares
-from hornbook.plan.step import estimate_step
+from hornbook.plan.devices.device_rates import Shares
+from hornbook.plan.step_time import estimate_step
 
 NAMES = ("products", "narrow", "attention", "bandwidth", "link", "network")
 LIMITS = {"products": (0.3, 0.95), "narrow": (0.2, 0.9), "attention": (0.1, 0.9)}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import ModelConfig, Parallel
+from hornbook.model.config.attention_config import FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import ModelConfig, Parallel
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes
 from hornbook.parallel.config import SelectiveRecompute

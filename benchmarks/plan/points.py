@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.plan.published import Published, published
 from benchmarks.plan.timing import read_points
 from benchmarks.report import table, write
-from hornbook.plan.memory import estimate_memory
-from hornbook.plan.step import estimate_step
+from hornbook.plan.planned_memory import estimate_memory
+from hornbook.plan.step_time import estimate_step
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 from benchmarks.plan.mixed import MixedHolding
 from benchmarks.plan.trainer_time import expert_ranks, left_out, machine_state, settled, trainer
 from benchmarks.plan.trainers import DeepSpeedHolding, FrozenHolding, FusedHolding, NanotronHolding
-from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.attention_config import FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.flops import step_operations
-from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import LayerConfig, ModelConfig
-from hornbook.model.config.position import RopeConfig
+from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig, PlainMLPConfig
+from hornbook.model.config.model_config import LayerConfig, ModelConfig
+from hornbook.model.config.position_config import RopeConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.devices.hardware import Cluster, Device, device_named
 from hornbook.plan.holding.own import Holding

@@ -6,9 +6,10 @@ Each configuration is a run of `hornbook train` over random tokens; it is measur
 as it is, so that a benchmark that was cut goes on. The prediction is made anew each time, from the rates that `hornbook
 bench` measured here. Where other processes share the machine they lengthen steps, so the time of a step is that of the
 quickest tenth, or the processor time of a step where that is less: a rank computes with one thread, and does not spin
-while it waits. A CPU's six constants (`hornbook.plan.work`, `rates`) were fitted on the decoders and encoders of one
-machine; encoder-decoders, experts, windows and latent attention were held out. How often results of low-rank products
-count (`hornbook.plan.memory.HOLES`) was chosen in view of the runs of adapters, so these are not.
+while it waits. A CPU's six constants (`hornbook.plan.update_work`, `device_rates`) were fitted on the decoders and
+encoders of one machine; encoder-decoders, experts, windows and latent attention were held out. How often results of
+low-rank products count (`HOLES` of `hornbook.plan.planned_memory`) was chosen in view of the runs of adapters, so these
+are not.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.plan.devices.hardware import Cluster, this_cluster
 from hornbook.plan.planner import estimate_layout, vocabulary
-from hornbook.plan.search.result import Layout
+from hornbook.plan.search.plan_result import Layout
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve

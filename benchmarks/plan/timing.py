@@ -25,7 +25,7 @@ from benchmarks.plan.published import Published, published
 from benchmarks.plan.trainer_time import anchored_only
 from benchmarks.report import table, write
 from hornbook.model.config.flops import step_operations
-from hornbook.plan.devices import rates
+from hornbook.plan.devices import device_rates as rates
 
 HEADER = """# What a device reaches of its data sheet (`hardware.toml`): six shares for each kind, fitted by
 # `python -m benchmarks.plan.timing --calibrate` on published runs of the sources named; `default` for other kinds.

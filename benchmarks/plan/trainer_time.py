@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
+from hornbook.plan.devices.device_rates import GAP_SECONDS
 from hornbook.plan.devices.hardware import Cluster, Device
-from hornbook.plan.devices.rates import GAP_SECONDS
 from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from benchmarks.plan.mixed import ITEM, MixedHolding
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.part import Rows, method
 from hornbook.model.config.saved_bytes import BlockBytes
 from hornbook.plan.counts.share import CHANNELS, gpu_runtime, share_of, tensor_share

@@ -68,7 +68,7 @@ def make_model(name: str, folder: Path) -> Path:
     """The model of a recipe's shape with random values and its own tokenizer, as a run's checkpoint is stored."""
     import torch
 
-    from hornbook.model.build import build_model
+    from hornbook.model.build_model import build_model
     from hornbook.model.config.parameter_count import embedding_rows
     from hornbook.model.hf.hf import write_hf
     from hornbook.text.config.text import BPE, Unigram, WordPiece

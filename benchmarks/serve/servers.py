@@ -45,9 +45,9 @@ def make_model(folder: Path) -> Path:
     """The folder of a model whose texts never end by themselves: the row of the end token is zero."""
     import torch
 
-    from hornbook.model.build import build_model
-    from hornbook.model.config.model import ModelConfig
-    from hornbook.model.config.position import RopeConfig
+    from hornbook.model.build_model import build_model
+    from hornbook.model.config.model_config import ModelConfig
+    from hornbook.model.config.position_config import RopeConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.init.init import initialize
     from hornbook.text.config.text import BPE

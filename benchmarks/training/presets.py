@@ -108,9 +108,9 @@ class Trained:
         import torch
 
         from hornbook.kernels.team import keep_freed_memory
-        from hornbook.model.build import build_model, parameter_roles
+        from hornbook.model.build_model import build_model, parameter_roles
         from hornbook.model.init.init import initial_values
-        from hornbook.optim.build import build_optimizer
+        from hornbook.optim.build_optimizer import build_optimizer
         from hornbook.parallel.parallelize import parallelize
 
         keep_freed_memory()

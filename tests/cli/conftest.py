@@ -10,11 +10,11 @@ VOCAB = 320
 
 def write_checkpoint(folder: Path, tokenizer: Path | None) -> Path:
     """A LLaMA of two layers with initial values, and 320 rows of embedding for a tokenizer of 257 ids."""
-    from hornbook.model.build import build_model
-    from hornbook.model.config.attention import FullAttentionConfig
-    from hornbook.model.config.init import ScaledNormal
-    from hornbook.model.config.model import ModelConfig
-    from hornbook.model.config.position import RopeConfig
+    from hornbook.model.build_model import build_model
+    from hornbook.model.config.attention_config import FullAttentionConfig
+    from hornbook.model.config.init_config import ScaledNormal
+    from hornbook.model.config.model_config import ModelConfig
+    from hornbook.model.config.position_config import RopeConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.init.init import initialize
 

@@ -10,10 +10,10 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.model.build import build_model
-from hornbook.model.config.head import ClassificationHead
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import RopeConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.head_config import ClassificationHead
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import RopeConfig
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initialize
 from tests.run.launcher import Launcher

@@ -13,7 +13,7 @@ from hornbook.evals.config import GenerationFile
 from hornbook.evals.likelihood import Request, log_likelihoods
 from hornbook.evals.task import TaskContext
 from hornbook.evals.tasks.generation import Question, write_all
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine

@@ -10,8 +10,8 @@ import torch
 from hornbook.data.batch import Batch
 from hornbook.evals.loss import LossTask
 from hornbook.evals.task import score_batches
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine

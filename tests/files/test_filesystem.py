@@ -19,8 +19,8 @@ from hornbook.model.storage.tensor_slices import create_file
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.commit import commit, list_checkpoints, read_pointer
 from hornbook.run.checkpoints.manifest import Manifest, verify_folder, write_manifest
-from hornbook.run.doctor.compare import differing_tensors
-from hornbook.run.doctor.verify import check_run
+from hornbook.run.doctor.check_run import check_run
+from hornbook.run.doctor.compare_runs import differing_tensors
 from hornbook.run.job.control import refuse_if_held
 from hornbook.run.job.directory import is_empty
 from hornbook.settings.training import CheckpointConfig

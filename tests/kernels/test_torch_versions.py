@@ -99,7 +99,7 @@ def test_a_constant_result_is_asked_for_once() -> None:
 def test_imports_need_no_compiler() -> None:
     """torch._dynamo, DTensor and sympy take as long to import as torch."""
     slow = {"torch._dynamo", "torch.distributed.tensor", "sympy"}
-    code = f"import hornbook.run.loop.train, sys; print(sys.modules.keys() & {slow})"
+    code = f"import hornbook.run.loop.training_loop, sys; print(sys.modules.keys() & {slow})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

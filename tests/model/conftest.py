@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.transformer import Transformer
 
 RandomModel = Callable[..., Transformer]

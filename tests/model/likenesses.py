@@ -1,10 +1,10 @@
 """Small models in the likeness of known ones, for tests that need an architecture and choose its sizes."""
 
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.mlp import PlainMLPConfig
-from hornbook.model.config.model import EmbeddingConfig, ModelConfig, PostNorm
-from hornbook.model.config.norm import LayerNormConfig
-from hornbook.model.config.position import LearnedPositionsConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.mlp_config import PlainMLPConfig
+from hornbook.model.config.model_config import EmbeddingConfig, ModelConfig, PostNorm
+from hornbook.model.config.norm_config import LayerNormConfig
+from hornbook.model.config.position_config import LearnedPositionsConfig
 
 
 def gpt2_like(

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
-from hornbook.model.build import build_model
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as c
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.norm import BatchNormConfig, LayerNormConfig, NoNorm, OffsetRMSNormConfig
-from hornbook.model.context import Context
+from hornbook.model.build_model import build_model
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as c
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.norm_config import BatchNormConfig, LayerNormConfig, NoNorm, OffsetRMSNormConfig
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.dropout import RowDropout, row_keys
 from hornbook.model.layers.norm import BatchNorm, LayerNorm, OffsetRMSNorm
 from hornbook.model.mlp.mlp import activate

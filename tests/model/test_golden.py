@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.build import build_model
-from hornbook.model.config import head as config_head
-from hornbook.model.config import init as config_init
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import DeltaAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.context import Context
+from hornbook.model.build_model import build_model
+from hornbook.model.config import head_config as config_head
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import DeltaAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.forward_context import Context
 from hornbook.model.init.init import initial_values
 from hornbook.model.layers.dropout import AttentionDropout, Dropout, RowDropout, row_keys, site_keys, uniform
 from tests.golden import checksum, digest

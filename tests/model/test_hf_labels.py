@@ -10,10 +10,10 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit, HornbookError
-from hornbook.model.config.head import ClassificationHead, DenseTransform, LMHead, NoTransform, RegressionHead
+from hornbook.model.config.head_config import ClassificationHead, DenseTransform, LMHead, NoTransform, RegressionHead
 from hornbook.model.hf.certificate import certify
-from hornbook.model.hf.config import choose_architecture, from_json, to_json
 from hornbook.model.hf.hf import left_out, read_hf
+from hornbook.model.hf.hf_config import choose_architecture, from_json, to_json
 from tests.model.likenesses import bert_like
 from tests.model.parity import Pair, make_pair
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.hf.config import choose_architecture, from_json, identify
 from hornbook.model.hf.hf import read_hf
-from hornbook.model.hf.layout import parameter_shapes
+from hornbook.model.hf.hf_config import choose_architecture, from_json, identify
+from hornbook.model.hf.hf_layout import parameter_shapes
 from tests.model.parity import make_pair
 
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")

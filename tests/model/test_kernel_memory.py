@@ -17,7 +17,10 @@ from torch import Tensor
 
 from hornbook.kernels.scalar import OPTIONS, bf16, f32
 from hornbook.kernels.team import Kernel, chunks, is_bf16, launch
-from hornbook.model.cpu import dropout, gate, heads, loss, norm, softmax
+from hornbook.model.cpu import cpu_dropout as dropout
+from hornbook.model.cpu import cpu_loss as loss
+from hornbook.model.cpu import cpu_norm as norm
+from hornbook.model.cpu import gate, heads, softmax
 
 ROWS, TIME, HEADS, KV_HEADS = 64, 8, 2, 1
 Case = tuple[Kernel, int, tuple[int | float, ...], list[Tensor]]

@@ -13,10 +13,10 @@ from torch import Tensor
 from hornbook.kernels import team
 from hornbook.kernels.scalar import exponential
 from hornbook.model.attention.position import Layout, rotate
-from hornbook.model.cpu.dropout import DropoutFunction
+from hornbook.model.cpu.cpu_dropout import DropoutFunction
+from hornbook.model.cpu.cpu_norm import RMSNormFunction
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.cpu.heads import SplitHeads
-from hornbook.model.cpu.norm import RMSNormFunction
 from hornbook.model.cpu.softmax import biased_softmax_, cross_entropy_, diagonal_sums, softmax_, softmax_backward_
 from hornbook.model.layers.dropout import keep_mask, mix
 

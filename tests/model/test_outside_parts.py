@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.build_model import build_model, parameter_roles
 from hornbook.model.config.flops import operations_per_token
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.hf.hf import read_hf, write_hf
@@ -100,7 +100,7 @@ class MeanAttention(nn.Module):
 INHERITED = """
 from typing import Literal
 
-from hornbook.model.config.mlp import GLUConfig
+from hornbook.model.config.mlp_config import GLUConfig
 
 
 class Wide(GLUConfig):

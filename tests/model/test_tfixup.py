@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from hornbook.model.build import build_model
-from hornbook.model.config import init as config_init
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config import position as config_position
-from hornbook.model.config.norm import NoNorm
+from hornbook.model.build_model import build_model
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.norm_config import NoNorm
 from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Source
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import head as config_head
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.norm import LayerNormConfig
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config import head_config as config_head
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.norm_config import LayerNormConfig
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Transformer
 

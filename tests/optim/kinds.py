@@ -7,9 +7,9 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn import Parameter
 
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AnyOptimizer
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.optimizer import Optimizer
 
 KINDS: tuple[str, ...] = tuple(each.model_fields["kind"].default for each in get_args(get_args(AnyOptimizer)[0]))

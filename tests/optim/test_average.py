@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.optim.average import WeightAverage, held_weights
-from hornbook.optim.config.average import MovingAverage, UniformAverage
+from hornbook.optim.config.average_config import MovingAverage, UniformAverage
 from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.optim.config.schedule import Axis
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from hornbook.model.build import parameter_roles
-from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.clipping import StepLimits
+from hornbook.model.build_model import parameter_roles
+from hornbook.optim.build_optimizer import build_optimizer
+from hornbook.optim.config.clipping_config import StepLimits
 from hornbook.optim.config.rule import ITEM_BYTES
-from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
+from hornbook.optim.low_precision.narrow_adamw import LowPrecisionAdamW
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.engine import Engine
 from tests.optim.kinds import CASES, IDS, KINDS, SHAPES, config_of, everything, make, same_bits, step

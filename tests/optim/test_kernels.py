@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hornbook.optim import kernels
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from tests.optim.kinds import config_of, everything, same_bits
 
 SHAPES = {"a": (37, 300), "b": (5, 1031), "experts": (3, 4, 7), "bias": (13,)}

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import BottleneckConfig, Dora, Lora
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import BottleneckConfig, Dora, Lora
 from hornbook.model.surgery.operate import operate
-from hornbook.optim.build import assign_rules
+from hornbook.optim.build_optimizer import assign_rules
 from hornbook.optim.config.optim import Muon
 from tests.parallel.families import MODELS, VOCAB, model_config
 from tests.parallel.test_precision import OTHERS

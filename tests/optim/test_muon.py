@@ -8,13 +8,13 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import ModelConfig
-from hornbook.optim.build import assign_rules, build_optimizer
-from hornbook.optim.config.adamw import AdamWRule
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.optim.build_optimizer import assign_rules, build_optimizer
+from hornbook.optim.config.adamw_config import AdamWRule
 from hornbook.optim.config.matrix_rules import MuonRule
 from hornbook.optim.config.optim import SOAP, Muon
-from hornbook.optim.config.optimizer import ParameterGroup
+from hornbook.optim.config.optimizer_config import ParameterGroup
 from hornbook.optim.muon import coefficients_of, iteration_dtype, orthogonalize, scale_of, stacks
 from hornbook.optim.optimizer import Optimizer
 from tests.optim.kinds import everything

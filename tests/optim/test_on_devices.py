@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.optimizer import Optimizer
 from tests.gpu import DEVICES
 from tests.optim.kinds import CASES, IDS, ROLES, config_of, everything, make, same_bits

@@ -7,9 +7,9 @@ import torch
 from torch.nn import Parameter
 
 from hornbook.errors import UsageError
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.config.rule import Shape, StateTensor
 from hornbook.optim.optimizer import Optimizer
 from tests.optim.kinds import everything, same_bits, step

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hornbook.optim.adagrad import AdagradUpdate
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.rule import Factors, StateTensor
 from tests.optim.kinds import ROLES, SHAPES, config_of, make
 

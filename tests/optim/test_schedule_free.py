@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.schedule_free import ScheduleFree, ScheduleFreeSGD
+from hornbook.optim.build_optimizer import build_optimizer
+from hornbook.optim.config.schedule_free_config import ScheduleFree, ScheduleFreeSGD
 from hornbook.optim.config.schedules import Cosine
 from hornbook.optim.optimizer import Optimizer
 from tests.parallel.trajectory import LAYOUTS, Run, perform, same_bits

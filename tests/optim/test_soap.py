@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from hornbook.optim.build import assign_rules, build_optimizer
-from hornbook.optim.config.adamw import AdamWRule
+from hornbook.optim.build_optimizer import assign_rules, build_optimizer
+from hornbook.optim.config.adamw_config import AdamWRule
 from hornbook.optim.config.optim import SOAP
 from hornbook.optim.optimizer import Optimizer
 from hornbook.optim.soap import from_basis, refresh, to_basis

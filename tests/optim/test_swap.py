@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from hornbook.optim.config.optim import SGD, Adafactor, Adam, AdamW, Lion, Muon, RMSProp
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.config.rule import StateTensor
-from hornbook.optim.config.swap import carried_settings, rewarms
+from hornbook.optim.config.swap_config import carried_settings, rewarms
 from hornbook.optim.swap import convert, direction
 from hornbook.settings.fields import Number
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.config.rule import Shape, StateTensor
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
 from hornbook.data.batch import rank_share
-from hornbook.model.config.mlp import GLUConfig
+from hornbook.model.config.mlp_config import GLUConfig
 from hornbook.model.mlp.mlp import GLU
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.exact import TreeSum, exact_all_reduce_, exact_norm, fill_neutral_
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.traffic.fsdp import ExactReduceScatter
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.settings.training import TrainConfig

@@ -4,7 +4,7 @@ from typing import Any
 
 from hornbook.data.batch import empty_microbatch, rank_share
 from hornbook.data.config.preferences import DPO, KTO, ORPO
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.init.init import initial_values
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, distributed

@@ -5,16 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import LayerConfig, ModelConfig
-from hornbook.optim.build import build_optimizer
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import LayerConfig, ModelConfig
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.owners import Owners
 from hornbook.parallel.parallelize import parallelize
-from hornbook.parallel.shard import Shard, state_shards
+from hornbook.parallel.parameter_shard import Shard, state_shards
 from hornbook.parallel.world import RankInfo, distributed
 from tests.optim.kinds import config_of
 from tests.parallel.cases import CPU, parallel

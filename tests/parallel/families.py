@@ -10,7 +10,7 @@ from hornbook.data.batch import Batch
 from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.global_index import GlobalIndex
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 
 VOCAB = 320
 """Rows of the embedding: room for the marked corpus."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.optim.build import build_optimizer
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hornbook.data.batch import Batch, Source
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 
 VOCAB, ROWS, INPUTS = 97, 2, 19
 """Rows of the embedding; of a microbatch; tokens of an encoder-decoder's source."""

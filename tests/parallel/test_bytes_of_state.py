@@ -7,7 +7,7 @@ import pytest
 from hornbook.model.config.flops import state_bytes
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.counts.held import held_values
+from hornbook.plan.counts.held_counts import held_values
 from tests.parallel.holding import ROWS, SIZES
 from tests.ranks import RankServer
 

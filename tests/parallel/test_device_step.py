@@ -24,14 +24,14 @@ from hornbook.data.batch import Batch, Source
 from hornbook.errors import UsageError
 from hornbook.model.attention import attend as attend_module
 from hornbook.model.attention import device_attention
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads import head
-from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
+from hornbook.optim.build_optimizer import build_optimizer
+from hornbook.optim.config.clipping_config import AdaptiveClip, AnyClip, NormClip, ValueClip, ZScoreClip
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel import compiled
+from hornbook.parallel import compiled_model as compiled
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize

@@ -7,17 +7,17 @@ from torch._dynamo.utils import counters
 
 from hornbook.data.batch import Batch
 from hornbook.errors import IntegrityError
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.mlp import GLUConfig
-from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.mlp_config import GLUConfig
+from hornbook.model.config.model_config import LMHead, ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.model.layers.linear import Linear
 from hornbook.model.mlp.blend import set_activation
-from hornbook.optim.build import build_optimizer
-from hornbook.optim.config.clipping import AnyClip, NormClip, StepLimits, ValueClip
+from hornbook.optim.build_optimizer import build_optimizer
+from hornbook.optim.config.clipping_config import AnyClip, NormClip, StepLimits, ValueClip
 from hornbook.optim.config.optim import AdamW
 from hornbook.optim.optimizer import Optimizer
-from hornbook.parallel import compiled
+from hornbook.parallel import compiled_model as compiled
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize

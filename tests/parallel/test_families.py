@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.heads.losses import loss_and_grad_
 from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.build import parameter_roles
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import parameter_roles
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads.head import Head
 from hornbook.model.layers.linear import Linear
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.engine import Engine
 from tests.parallel.test_engine import make_batch, make_engine

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.init.init import initial_values
 from hornbook.model.layers.transfer import fetch
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel import engine as engine_module
 from hornbook.parallel.config import ParallelConfig

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import Lora
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import Lora
 from hornbook.model.generate.generate import generate
 from hornbook.model.init.init import initial_values
 from hornbook.model.layers import products

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.init.init import initial_values
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch, empty_microbatch
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.build import build_model
-from hornbook.model.config.model import LMHead, ModelConfig
-from hornbook.model.context import Context
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import LMHead, ModelConfig
+from hornbook.model.forward_context import Context
 from hornbook.model.init.init import initialize
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.transformer import Transformer, add_auxiliary
-from hornbook.parallel.axes.expert.balance import loss_names
+from hornbook.parallel.axes.expert.load_balance import loss_names
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hornbook.parallel import data_parallel
-from hornbook.parallel.axes.tensor import collectives
+from hornbook.parallel.axes.tensor import tensor_collectives as collectives
 from hornbook.parallel.gradients import sums
 from hornbook.parallel.world import Axis
 from hornbook.settings.recipe import Recipe

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
@@ -26,7 +26,7 @@ CPU = TrainConfig.model_validate({"device": "cpu", "threads": 1, "precision": "f
 
 
 class Part(NamedTuple):
-    """What a rank holds of a parameter (`hornbook.parallel.shard.ParameterShard`)."""
+    """What a rank holds of a parameter (`hornbook.parallel.parameter_shard.ParameterShard`)."""
 
     shape: list[int]
     """Of the whole parameter."""

@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hornbook.data.batch import Batch, empty_microbatch, rank_share
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, SigmoidRouterConfig
-from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig, SigmoidRouterConfig
+from hornbook.model.config.model_config import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
-from hornbook.optim.build import build_optimizer, decaying
-from hornbook.optim.config.clipping import AdaptiveClip, NormClip, ValueClip, ZScoreClip
+from hornbook.optim.build_optimizer import build_optimizer, decaying
+from hornbook.optim.config.clipping_config import AdaptiveClip, NormClip, ValueClip, ZScoreClip
 from hornbook.parallel import world as world_module
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import AXES, DATA, TOKENS, Axis, World, axis_sizes
 from hornbook.run.diagnose import simulate
-from hornbook.run.diagnose.tracker import StepTracker, _group_of, axes_of
+from hornbook.run.diagnose.step_tracker import StepTracker, _group_of, axes_of
 from hornbook.settings.recipe import Recipe
 
 MOVES = ("cat", "stack", "clone", "copy_", "split_with_sizes_copy", "chunk_cat", "all_gather_copy_in")

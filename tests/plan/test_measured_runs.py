@@ -13,7 +13,7 @@ from hornbook.data.objectives.spans import span_sizes
 from hornbook.plan.counts.share import sides
 from hornbook.plan.devices.hardware import Cluster, Device
 from hornbook.plan.planner import estimate_layout, trainer_of
-from hornbook.plan.step import estimate_step
+from hornbook.plan.step_time import estimate_step
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 

@@ -11,15 +11,15 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.model.config.flops import block_costs, step_operations
 from hornbook.model.config.part import method
-from hornbook.parallel.axes.pipeline.schedules import Schedule, bubble, plan, simulate
+from hornbook.parallel.axes.pipeline.pass_orders import Schedule, bubble, plan, simulate
 from hornbook.plan.devices import hardware
-from hornbook.plan.devices.collectives import Group, group
+from hornbook.plan.devices.collective_times import Group, group
+from hornbook.plan.devices.device_rates import rates_of
 from hornbook.plan.devices.hardware import Cluster, cpu_threads, known_devices, parse_cluster, this_cpu
-from hornbook.plan.devices.rates import rates_of
 from hornbook.plan.planner import plan_run
-from hornbook.plan.search.result import SAME, Plan
-from hornbook.plan.step import estimate_step
-from hornbook.plan.work import attention_work, block_work
+from hornbook.plan.search.plan_result import SAME, Plan
+from hornbook.plan.step_time import estimate_step
+from hornbook.plan.update_work import attention_work, block_work
 from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import resolve
 

@@ -3,9 +3,9 @@
 import pytest
 
 from hornbook.model.config.parameter_count import count_parameters
+from hornbook.plan.devices.device_rates import shares_of
 from hornbook.plan.devices.hardware import parse_cluster
-from hornbook.plan.devices.rates import shares_of
-from hornbook.plan.step import estimate_step
+from hornbook.plan.step_time import estimate_step
 from hornbook.plan.update import Update, _matrices, update_of
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve

@@ -32,11 +32,11 @@ import hornbook.cli.main
 import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
-import hornbook.run.loop.train
+import hornbook.run.loop.training_loop
 from hornbook.parallel.engine import Engine
 from hornbook.run.checkpoints import memory_copies
 from hornbook.run.checkpoints.state import State
-from hornbook.run.job.inputs import load_kernels
+from hornbook.run.job.run_inputs import load_kernels
 from hornbook.run.machine.deep import slots
 from hornbook.run.machine.environment import code_digest
 from hornbook.run.observe import audit
@@ -49,7 +49,7 @@ LIMIT_SECONDS = 120.0
 SLACK_SECONDS = 30.0
 """For the server to answer."""
 CONSTANTS = {
-    "exchange": "hornbook.run.checkpoints.exchange",
+    "exchange": "hornbook.run.checkpoints.rank_exchange",
     "async_checkpointer": "hornbook.run.loop.async_checkpointer",
     "interval": "hornbook.run.checkpoints.interval",
     "deadline": "hornbook.run.job.deadline",

@@ -16,16 +16,16 @@ import torch
 
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import HornbookError
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.optim.build import build_optimizer
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
-from hornbook.run.checkpoints.exchange import Exchange
+from hornbook.run.checkpoints.rank_exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, take_snapshot
 from hornbook.run.checkpoints.state import ModelSpec, State
 from hornbook.run.loop.async_checkpointer import in_background

@@ -10,9 +10,9 @@ from starlette.testclient import TestClient
 
 from hornbook.model.storage.load import Loaded, load_model
 from hornbook.serve.app import build_app
-from hornbook.serve.engine import Engine
 from hornbook.serve.limits import Limits
 from hornbook.serve.service import Service
+from hornbook.serve.serving_engine import Engine
 from tests.cli.conftest import write_checkpoint
 from tests.conftest import write_tokenizer
 

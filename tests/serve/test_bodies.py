@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hornbook.serve.bodies import ChatBody, parse_body
-from hornbook.serve.errors import ApiError
+from hornbook.serve.http_errors import ApiError
 
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
 

@@ -9,8 +9,8 @@ import pytest
 
 from hornbook.model.generate.sampling import Sampling
 from hornbook.model.storage.load import Loaded, load_model
-from hornbook.serve.engine import Engine
 from hornbook.serve.requests import Event, Failed, Finished, Piece, Request
+from hornbook.serve.serving_engine import Engine
 from tests.helpers.emulated_tensor import CUDA, Waits
 from tests.serve.conftest import LIMITS
 

@@ -56,7 +56,7 @@ def test_what_cannot_be_served_is_refused(
     assert f"cannot listen on 127.0.0.1 port {port}" in capsys.readouterr().err
     assert main(["serve", str(folder), "--context", "65"]) == Exit.USAGE
     assert "has 64 positions" in capsys.readouterr().err
-    monkeypatch.setattr("hornbook.run.machine.memory.free_memory", lambda _: 10**6)
+    monkeypatch.setattr("hornbook.run.machine.process_memory.free_memory", lambda _: 10**6)
     assert main(["serve", str(folder), "--slots", "100", "--device", "cpu"]) == Exit.DOES_NOT_FIT
     assert "100 full slots need 0.0 GB" in capsys.readouterr().err
     monkeypatch.setenv(KEY, " ")

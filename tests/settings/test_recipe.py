@@ -3,7 +3,7 @@
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
+from hornbook.model.config.position_config import LearnedPositionsConfig, RopeConfig
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.recipe_files import shipped_recipes
 from hornbook.settings.resolve import Resolved, resolve

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.settings import renamed
 from hornbook.settings import resolve as resolving
 from hornbook.settings.recipe import Recipe

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import Exit
-from hornbook.optim.config.clipping import NormClip
+from hornbook.optim.config.clipping_config import NormClip
 from hornbook.optim.config.schedules import WSD, Cosine
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import ConfigError, Resolved, resolve

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from hornbook.studio.chart import page, picture
-from hornbook.studio.history import History, read_history
-from hornbook.studio.layout import Chart, make_chart
+from hornbook.studio.curve_history import History, read_history
+from hornbook.studio.page_layout import Chart, make_chart
 from hornbook.studio.svg import LIGHT
 from tests.studio.conftest import MakeRun, score
 

@@ -16,12 +16,12 @@ from hornbook.parallel.world import distributed
 from hornbook.run.checkpoints.state import State
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.run.guard.guard import Guard, Seen
-from hornbook.run.job.inputs import load_kernels, open_inputs
 from hornbook.run.job.job import Job, Start, silent_job
+from hornbook.run.job.run_inputs import load_kernels, open_inputs
 from hornbook.run.ledger.interventions import Course
 from hornbook.run.loop.async_checkpointer import AsyncCheckpointer
-from hornbook.run.loop.recovery import Recovery, open_guard
-from hornbook.run.loop.train import build_state, take_step
+from hornbook.run.loop.guard_recovery import Recovery, open_guard
+from hornbook.run.loop.training_loop import build_state, take_step
 from hornbook.run.observe.observers import Observers
 from hornbook.settings.resolve import Resolved, resolve
 

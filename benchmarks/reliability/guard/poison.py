@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-import hornbook.run.loop.train as loop
+import hornbook.run.loop.training_loop as loop
 from benchmarks.reliability.guard.rules import MeanDeviations
 from benchmarks.reliability.guard.runs import ROWS, train
 from hornbook.data.batch import Batch
 from hornbook.data.loader.loader import Loader
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.optim.config.clipping import StepLimits
+from hornbook.optim.config.clipping_config import StepLimits
 from hornbook.run.guard.guard import Guard, Seen
 from hornbook.run.job.job import Job
 from hornbook.settings.training import GuardConfig

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.data.corpus import Corpus
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.layers.transfer import start_fetch
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.world import DATA, World

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model.context import Auxiliary, Context
+from hornbook.model.forward_context import Auxiliary, Context
 from hornbook.model.layers.dropout import Dropout, RowDropout
 
 Stream = Float[Tensor, "batch time width"]

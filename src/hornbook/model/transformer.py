@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.key_tables import with_tables
+from hornbook.model.attention.key_value_cache import KVCache
 from hornbook.model.attention.mask import AttentionMask, RowPart, as_tuples
 from hornbook.model.attention.position import AddedPositions, Lengths, Rope, document_positions
-from hornbook.model.context import Auxiliary, Context, Memory, Prefix
+from hornbook.model.forward_context import Auxiliary, Context, Memory, Prefix
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.mtp import MultiToken
 from hornbook.model.heads.replaced import CORRUPTED, GENERATED, Chosen, Detector, replaced

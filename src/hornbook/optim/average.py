@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from hornbook.optim.config.average import MovingAverage, UniformAverage
+from hornbook.optim.config.average_config import MovingAverage, UniformAverage
 from hornbook.optim.config.schedule import Axis
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hornbook.errors import UsageError
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.config.rule import Shape, StateTensor, UpdateRule
-from hornbook.optim.low_precision.adamw import LowPrecisionAdamW
+from hornbook.optim.low_precision.narrow_adamw import LowPrecisionAdamW
 
 
 class WholeParameters(Protocol):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hornbook.optim.config.rule import UpdateRule
-from hornbook.optim.config.swap import kind_of_rule
+from hornbook.optim.config.swap_config import kind_of_rule
 from hornbook.optim.low_precision.codes import dequantize, quantize
 
 ADAM = ("adam", "adamw", "lamb")

@@ -107,7 +107,7 @@ class PipelineConfig(Config):
     stages: Ranks = 1
     """Ranks that the blocks are divided over."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"] = "1f1b"
-    """Order of forward and backward passes (`hornbook.parallel.axes.pipeline.schedules`); no gradient depends on it."""
+    """Order of forward and backward passes (`parallel.axes.pipeline.pass_orders`); no gradient depends on it."""
     chunks: Count = Field(default=2, ge=2)
     """Stages that each rank holds in turns, of the schedule `interleaved`; `zbv` and `dualpipev` have two."""
     cuts: list[Count] = Field(default_factory=list)

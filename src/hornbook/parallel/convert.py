@@ -9,9 +9,9 @@ from torch import Tensor
 from hornbook.optim.config.rule import StateTensor, UpdateRule
 from hornbook.optim.optimizer import Optimizer
 from hornbook.optim.swap import convert, direction
-from hornbook.parallel.gradients.norm import sum_of_shards
+from hornbook.parallel.gradients.gradient_norm import sum_of_shards
 from hornbook.parallel.owners import SHARING
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.world import World, others
 
 Declared = dict[str, tuple[StateTensor, Tensor]]

@@ -22,9 +22,9 @@ from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.tensor.partial import Partial, add_partial
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.exact import exact_all_reduce_, fill_neutral_
-from hornbook.parallel.gradients.norm import global_norm, norm_of_shards
+from hornbook.parallel.gradients.gradient_norm import global_norm, norm_of_shards
 from hornbook.parallel.gradients.sums import GradientSums
-from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
+from hornbook.parallel.parameter_shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.traffic.traffic import sent_bytes
 from hornbook.parallel.world import DATA, TOKENS, Axis, World
 

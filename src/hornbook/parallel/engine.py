@@ -13,32 +13,32 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.data.batch import Batch
-from hornbook.model.build import parameter_roles
-from hornbook.model.context import Auxiliary
+from hornbook.model.build_model import parameter_roles
+from hornbook.model.forward_context import Auxiliary
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.preference import MEASURED
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.held import held_weights
 from hornbook.model.layers.transfer import fetch, to_device
 from hornbook.model.transformer import Transformer
-from hornbook.optim.config.clipping import AnyClip, NormClip, StepLimits
+from hornbook.optim.config.clipping_config import AnyClip, NormClip, StepLimits
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.axes.context.context import RowParts
-from hornbook.parallel.axes.expert.balance import Balance
-from hornbook.parallel.compiled import CompiledParts
+from hornbook.parallel.axes.expert.load_balance import Balance
+from hornbook.parallel.compiled_model import CompiledParts
 from hornbook.parallel.data_parallel import SingleProcess
 from hornbook.parallel.gradients.clipping import Clipping
 from hornbook.parallel.gradients.detection import detections
 from hornbook.parallel.gradients.exact import TreeSum, exact_norm, exact_terms
+from hornbook.parallel.gradients.gradient_norm import Refusal, Scaler, power_below, refusal
 from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.gradients.noise_scale import BatchPart
-from hornbook.parallel.gradients.norm import Refusal, Scaler, power_below, refusal
-from hornbook.parallel.gradients.objective import head_terms, sum_terms, targets_of
 from hornbook.parallel.gradients.penalties import Penalties
+from hornbook.parallel.gradients.step_objective import head_terms, sum_terms, targets_of
 from hornbook.parallel.gradients.zeros import Zeros
 from hornbook.parallel.owners import Owners
+from hornbook.parallel.parameter_shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.runner import Apply, InOrder, Runner, apply_to, model_inputs, refuse_unnamed
-from hornbook.parallel.shard import ParameterShard, Shape, fill_shards
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
 from hornbook.settings.training import LossConfig

@@ -28,17 +28,17 @@ from torch.distributed.tensor import DTensor
 
 from hornbook.errors import UsageError
 from hornbook.kernels.torch_versions import fsdp_groups
-from hornbook.model.context import Auxiliary
+from hornbook.model.forward_context import Auxiliary
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.pipeline.stages import StageModel
 from hornbook.parallel.axes.tensor.partial import Partial, add_partial
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.data_parallel import SingleProcess, exact_sum_
 from hornbook.parallel.gradients.exact import fill_neutral_
-from hornbook.parallel.gradients.norm import norm_of_shards
+from hornbook.parallel.gradients.gradient_norm import norm_of_shards
 from hornbook.parallel.gradients.sums import GradientSums
 from hornbook.parallel.offload.offload import holds_weights
-from hornbook.parallel.shard import Divisions, ParameterShard, local_shards
+from hornbook.parallel.parameter_shard import Divisions, ParameterShard, local_shards
 from hornbook.parallel.traffic.fsdp import (
     Bf16ReduceScatter,
     CountedAllGather,

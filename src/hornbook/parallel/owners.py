@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hornbook.optim.config.rule import Shape
-from hornbook.parallel.shard import ParameterShard, assign_primaries
+from hornbook.parallel.parameter_shard import ParameterShard, assign_primaries
 from hornbook.parallel.world import Axis, World, wide_axes
 
 SHARING: tuple[Axis, ...] = ("shard", "tensor", "expert")

@@ -12,14 +12,14 @@ from hornbook.model.layers.precision import choose_precision
 from hornbook.model.layers.saved_tensors import Rebuilding
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.context.context import apply_context
-from hornbook.parallel.axes.expert.balance import loss_names
 from hornbook.parallel.axes.expert.dispatch import apply_experts
+from hornbook.parallel.axes.expert.load_balance import loss_names
 from hornbook.parallel.axes.pipeline.copies import sum_copies
-from hornbook.parallel.axes.pipeline.runner import PipelineRunner
+from hornbook.parallel.axes.pipeline.pipeline_runner import PipelineRunner
 from hornbook.parallel.axes.pipeline.stages import apply_stages, record_stages
-from hornbook.parallel.axes.tensor.apply import apply_tensor
+from hornbook.parallel.axes.tensor.apply_tensor import apply_tensor
 from hornbook.parallel.axes.tensor.partial import Partial
-from hornbook.parallel.compiled import CompiledParts, compile_model
+from hornbook.parallel.compiled_model import CompiledParts, compile_model
 from hornbook.parallel.config import (
     BlockRecompute,
     BudgetRecompute,
@@ -31,9 +31,9 @@ from hornbook.parallel.data_parallel import SingleProcess, Unsharded
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.exact import check_shards
-from hornbook.parallel.gradients.norm import Scaler
+from hornbook.parallel.gradients.gradient_norm import Scaler
 from hornbook.parallel.offload.offload import check_offload, give_memory, offload_activations
-from hornbook.parallel.shard import Divisions
+from hornbook.parallel.parameter_shard import Divisions
 from hornbook.parallel.world import World
 from hornbook.settings.training import TrainConfig
 

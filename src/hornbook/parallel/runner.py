@@ -13,13 +13,13 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.errors import UsageError
-from hornbook.model.context import Auxiliary
+from hornbook.model.forward_context import Auxiliary
 from hornbook.model.heads.replaced import Chosen
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.layers.embedding import Mixing
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Source, Transformer
-from hornbook.parallel.axes.expert.balance import token_masks
+from hornbook.parallel.axes.expert.load_balance import token_masks
 from hornbook.parallel.traffic.step_clock import StepClock
 from hornbook.parallel.world import World
 

@@ -9,9 +9,9 @@ import re
 from typing import NamedTuple
 
 from hornbook.errors import UsageError
-from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
 from hornbook.model.config.flops import NO_RECOMPUTE, step_operations
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.parallel.config import BlockRecompute
 from hornbook.plan.counts.share import sides

@@ -11,20 +11,20 @@ from hornbook.data.config.objectives import Masked, Replaced
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import StepOperations, step_operations
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows
-from hornbook.model.config.surgery import adapter_of
+from hornbook.model.config.surgery_config import adapter_of
 from hornbook.parallel.config import ParallelConfig
-from hornbook.plan.at_scale.failures import Upkeep, estimate_upkeep
+from hornbook.plan.at_scale.failure_costs import Upkeep, estimate_upkeep
 from hornbook.plan.counts.adapted import adapted
 from hornbook.plan.counts.share import labels_texts, reach, sides
+from hornbook.plan.devices.device_rates import NARROW
 from hornbook.plan.devices.hardware import PRECISIONS, Cluster, prices
-from hornbook.plan.devices.rates import NARROW
-from hornbook.plan.memory import estimate_memory
-from hornbook.plan.search.advice import reasons, warnings
+from hornbook.plan.planned_memory import estimate_memory
 from hornbook.plan.search.best import Found, Search
+from hornbook.plan.search.layout_advice import reasons, warnings
+from hornbook.plan.search.plan_result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.remedy import fitting_setting, smallest_cluster
-from hornbook.plan.search.result import SAME, Layout, Plan, capacity
 from hornbook.plan.search.space import MOST_ROWS, Layouts, divisors
-from hornbook.plan.step import estimate_step
+from hornbook.plan.step_time import estimate_step
 from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
 

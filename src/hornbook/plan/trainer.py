@@ -1,9 +1,9 @@
-"""How a trainer makes a step, as far as its time depends on it; what it holds is `hornbook.plan.memory.Holding`."""
+"""How a trainer makes a step, as far as its time depends on it; what it holds: `planned_memory.Holding`."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from hornbook.plan.devices.rates import GAP_SECONDS
+from hornbook.plan.devices.device_rates import GAP_SECONDS
 
 
 @dataclass(frozen=True)

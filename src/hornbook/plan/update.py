@@ -7,10 +7,10 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import Product, method
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.plan.counts.parameters import Parameter, layers_of
 from hornbook.settings.fields import KEPT, ByIdentity, kept_by_config
 
@@ -118,5 +118,5 @@ def _parts(
 
 
 def _group(name: str, patterns: tuple[str, ...]) -> int | None:
-    """Number of the first pattern that a name matches, as `hornbook.optim.build` assigns rules."""
+    """Number of the first pattern that a name matches, as `hornbook.optim.build_optimizer` assigns rules."""
     return next((number for number, each in enumerate(patterns) if fnmatchcase(name, each)), None)

@@ -15,14 +15,14 @@ from starlette.routing import Route
 
 from hornbook.serve.bodies import Body, ChatBody, CompletionBody, parse_body
 from hornbook.serve.chunks import ChatChunks, CompletionChunks
-from hornbook.serve.engine import Engine
-from hornbook.serve.errors import ApiError
-from hornbook.serve.exchange import ClientLeft, EventStream, Exchange
 from hornbook.serve.guards import Guard
+from hornbook.serve.http_errors import ApiError
+from hornbook.serve.http_exchange import ClientLeft, EventStream, Exchange
 from hornbook.serve.limits import Limits
 from hornbook.serve.requests import Event
 from hornbook.serve.requests import Request as EngineRequest
 from hornbook.serve.service import Prompt, Service
+from hornbook.serve.serving_engine import Engine
 
 DRAINED = 4
 """A body up to so many times too large is read to its end: a client that is still writing reads no answer."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hornbook.files.strict_json import InvalidJson, parse_json
 from hornbook.model.generate.sampling import Sampling
-from hornbook.serve.errors import ApiError
+from hornbook.serve.http_errors import ApiError
 
 IGNORED = ("user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 """Fields that change nothing about an answer here."""

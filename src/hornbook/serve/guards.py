@@ -10,7 +10,7 @@ import ipaddress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hornbook.serve.errors import ApiError
+from hornbook.serve.http_errors import ApiError
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.key_value_cache import KVCache
 from hornbook.model.generate.sampling import TokenScore, score_tokens
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.surgery.adapters.prompt import prompt_length
 from hornbook.model.transformer import Transformer
 from hornbook.serve.requests import Event, PromptScores, Request
-from hornbook.serve.text import Text, without_padding
+from hornbook.serve.served_text import Text, without_padding
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 

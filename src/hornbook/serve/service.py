@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hornbook.errors import UsageError
 from hornbook.model.storage.load import Loaded
 from hornbook.serve.bodies import Body, ChatBody, CompletionBody
-from hornbook.serve.engine import Closed, Engine, QueueFull
-from hornbook.serve.errors import ApiError
+from hornbook.serve.http_errors import ApiError
 from hornbook.serve.requests import Event, Request
+from hornbook.serve.serving_engine import Closed, Engine, QueueFull
 from hornbook.text.tokenizer.chat_template import Message, read_chat_template
 
 Deliver = Callable[[tuple[int, Event] | None], None]

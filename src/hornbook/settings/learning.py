@@ -6,9 +6,9 @@ from typing import Any
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.objective import Objective
 from hornbook.data.config.objectives import Labels
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.replaced import ReplacedHead
-from hornbook.model.config.surgery import positions_ahead
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.replaced_config import ReplacedHead
+from hornbook.model.config.surgery_config import positions_ahead
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.settings.training import TrainConfig
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hornbook.model.config.surgery import ADAPTERS
+from hornbook.model.config.surgery_config import ADAPTERS
 from hornbook.settings.errors import suggest
 from hornbook.settings.fields import parse_number
 from hornbook.settings.recipe import ALTERNATIVES, Recipe

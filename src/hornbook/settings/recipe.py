@@ -2,7 +2,7 @@
 
 A `Recipe` is frozen and complete: the recipe, the token shards that it names and the code determine every number of the
 run. All rules that span sections are in `cross_check`; those of the model alone, which hold for checkpoints too, are in
-`hornbook.model.config.checks`.
+`hornbook.model.config.model_checks`.
 """
 
 import math
@@ -14,11 +14,11 @@ from pydantic import Field, model_validator
 from hornbook.data.config.data import DataConfig
 from hornbook.data.config.preferences import Comparing
 from hornbook.evals.config import EvalConfig
-from hornbook.model.config.checks import model_problems
-from hornbook.model.config.head import LabelHeadConfig, RegressionHead
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.head_config import LabelHeadConfig, RegressionHead
+from hornbook.model.config.model_checks import model_problems
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.mup import unfit_for_mup
-from hornbook.model.config.surgery import Surgery, adapter_of, positions_ahead, surgery_problems
+from hornbook.model.config.surgery_config import Surgery, adapter_of, positions_ahead, surgery_problems
 from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.settings.fields import Config, Count

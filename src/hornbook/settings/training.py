@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticKnownError
 
 from hornbook.data.config.teacher import NoTerm, TeacherConfig
-from hornbook.optim.config.average import AverageConfig, NoAverage
+from hornbook.optim.config.average_config import AverageConfig, NoAverage
 from hornbook.optim.config.batch_schedule import NoRamp, Ramp
 from hornbook.settings.fields import Config, Count, LocalPath, Number, parse_number
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from hornbook.studio.axis import fit_axis, label
-from hornbook.studio.layout import CHARACTER_WIDTH, ROW
+from hornbook.studio.page_layout import CHARACTER_WIDTH, ROW
 from hornbook.studio.svg import element, line, style, text
 
 WIDTH, TOP, BAR = 760, 34, 11

@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 
 from hornbook.studio.axis import Axis, label
+from hornbook.studio.curve_history import History
 from hornbook.studio.events import event_rows
-from hornbook.studio.history import History
-from hornbook.studio.layout import CHARACTER_WIDTH, LEFT, ROW, WIDTH, Chart, Drawn, Panel, legend_width, name_rows
+from hornbook.studio.page_layout import CHARACTER_WIDTH, LEFT, ROW, WIDTH, Chart, Drawn, Panel, legend_width, name_rows
 from hornbook.studio.svg import LIGHT, element, line, path, safe, style, text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

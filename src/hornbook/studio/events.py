@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from hornbook.studio.history import EVENT_NAMES, SPIKE, Event, History
-from hornbook.studio.layout import CHARACTER_WIDTH, LEFT, ROW, Chart, names_height
+from hornbook.studio.curve_history import EVENT_NAMES, SPIKE, Event, History
+from hornbook.studio.page_layout import CHARACTER_WIDTH, LEFT, ROW, Chart, names_height
 from hornbook.studio.svg import LIGHT, NEUTRAL, element, line, safe, text
 
 _SIGNS = {

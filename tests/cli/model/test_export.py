@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.files.extras import install_command
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.hf import certificate
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initial_values

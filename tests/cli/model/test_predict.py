@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.model.build import build_model
-from hornbook.model.config.head import (
+from hornbook.model.build_model import build_model
+from hornbook.model.config.head_config import (
     ClassificationHead,
     DenseTransform,
     LMHead,
@@ -22,8 +22,8 @@ from hornbook.model.config.head import (
     SpanHead,
     TokenClassificationHead,
 )
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import RopeConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import RopeConfig
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initialize
 from tests.model.likenesses import bert_like

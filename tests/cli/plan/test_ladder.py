@@ -48,7 +48,7 @@ def synthetic() -> list[Rung]:
 
 
 def test_a_run_is_read(run: Path) -> None:
-    from hornbook.model.build import build_model
+    from hornbook.model.build_model import build_model
     from hornbook.run.checkpoints.bound import recipe_in_force
 
     (rung,), left_out = read_rungs([run.parent], loss="held-out", count="all")

@@ -8,7 +8,7 @@ import pytest
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit
-from hornbook.run.diagnose.transfer import domain_losses
+from hornbook.run.diagnose.domain_transfer import domain_losses
 from tests.conftest import write_corpus
 
 

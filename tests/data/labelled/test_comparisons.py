@@ -19,15 +19,15 @@ from hornbook.data.loader.loader import Loader, build_loader
 from hornbook.data.validation import held_out
 from hornbook.errors import Exit, UsageError
 from hornbook.evals.labels import RewardTask
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initial_values
 from hornbook.model.storage.load import load_model
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import World
-from hornbook.run.job.start.reference import compute_references
+from hornbook.run.job.start.run_reference import compute_references
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.training import TrainConfig
 from hornbook.text.config.labels import LabelsConfig, PreferenceLabels, RatedLabels

@@ -14,11 +14,11 @@ from hornbook.data.corpus import Corpus
 from hornbook.data.labelled.mixup import partners
 from hornbook.data.validation import held_out
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config.head import ClassificationHead
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.head_config import ClassificationHead
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.init.init import initialize
-from hornbook.parallel.gradients.objective import head_terms
+from hornbook.parallel.gradients.step_objective import head_terms
 from hornbook.parallel.runner import model_inputs
 from hornbook.settings.resolve import resolve
 from hornbook.settings.training import LossConfig

@@ -15,7 +15,7 @@ from hornbook.evals.tasks.generation import write
 from hornbook.model.generate.beam import beam_search
 from hornbook.model.transformer import Source, Transformer
 from hornbook.parallel.world import World
-from hornbook.run.job.inputs import open_inputs
+from hornbook.run.job.run_inputs import open_inputs
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.labels import AnswerLabels
 from tests.evals.models import QUESTIONS, SETTINGS, context, engine

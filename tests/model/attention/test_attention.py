@@ -8,15 +8,15 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
 
-from hornbook.model.attention.cache import KVCache
+from hornbook.model.attention.key_value_cache import KVCache
 from hornbook.model.attention.latent import LatentAttention
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.build import build_model
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.context import Context
+from hornbook.model.build_model import build_model
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.transformer import Source
 

@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 from hornbook.model.attention.batch_cache import BatchCache
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.build import build_model
-from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import (
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.build_model import build_model
+from hornbook.model.config.attention_config import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import (
     AlibiConfig,
     LearnedPositionsConfig,
     RelativeBucketsConfig,
     RopeConfig,
     SinusoidalPositionsConfig,
 )
-from hornbook.model.config.surgery import PrefixConfig, PromptConfig
+from hornbook.model.config.surgery_config import PrefixConfig, PromptConfig
 from hornbook.model.generate.generate import next_logits
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.adapters.prompt import prompt_length

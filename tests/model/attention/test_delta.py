@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta import DeltaAttention
+from hornbook.model.attention.key_value_cache import KVCache
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig
-from hornbook.model.context import Context
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import DeltaAttentionConfig, FullAttentionConfig
+from hornbook.model.forward_context import Context
 from hornbook.model.init.init import initialize
 
 WIDTH, TIME = 24, 150

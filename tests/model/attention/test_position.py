@@ -22,7 +22,7 @@ from hornbook.model.attention.position import (
     rotate,
 )
 from hornbook.model.attention.rope_scaling import attention_factor, scaled_frequencies
-from hornbook.model.config import position as config_position
+from hornbook.model.config import position_config as config_position
 
 CPU = torch.device("cpu")
 SCALINGS = [

@@ -4,9 +4,9 @@ from typing import Any, get_args
 
 import pytest
 
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.config.flops import operations_per_token
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from tests.model.config.test_saved_bytes import compare
 

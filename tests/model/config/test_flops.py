@@ -6,9 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from hornbook.model.attention import attend, attention
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.config.flops import NO_RECOMPUTE, StepOperations, operations_per_token, state_bytes, step_operations
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import keys_seen
 from hornbook.model.heads.replaced import GENERATED, Chosen

@@ -1,6 +1,6 @@
 import pytest
 
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters, embedding_rows, parameter_counts
 from hornbook.settings.resolve import resolve
 
@@ -41,7 +41,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("words", SHAPES.values(), ids=SHAPES)
 def test_the_arithmetic_equals_the_model(words: list[str]) -> None:
-    from hornbook.model.build import build_model
+    from hornbook.model.build_model import build_model
 
     config = resolve(None, ["model.layers=3", "model.width=48", "model.heads=4", *words], {}).recipe.model
     built = {name: parameter.numel() for name, parameter in build_model(config, 101).named_parameters()}
@@ -82,7 +82,7 @@ def test_the_arithmetic_equals_the_model(words: list[str]) -> None:
     ],
 )
 def test_both_stacks_count(words: list[str]) -> None:
-    from hornbook.model.build import build_model
+    from hornbook.model.build_model import build_model
 
     shape = [
         "model.kind=encoder_decoder",

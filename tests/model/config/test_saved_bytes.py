@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch, Detection, Source
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config.head import LMHead, MaskedHead
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.head_config import LMHead, MaskedHead
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import saved_bytes
 from hornbook.model.heads.label_heads import CHOOSABLE, END, START

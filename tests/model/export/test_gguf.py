@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import LMHead, ModelConfig
-from hornbook.model.config.position import NTKScaling, RopeConfig, YaRN
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import LMHead, ModelConfig
+from hornbook.model.config.position_config import NTKScaling, RopeConfig, YaRN
 from hornbook.model.export import gguf_model
 from hornbook.model.export.gguf import BLOCK, quantize, rounded
 from hornbook.model.export.gguf_certificate import Reading, problems_of

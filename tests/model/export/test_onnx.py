@@ -12,11 +12,11 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import Scoring
-from hornbook.model.config.attention import FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.head import ClassificationHead, SpanHead
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import LayerConfig, ModelConfig
-from hornbook.model.config.position import AlibiConfig, NoPositions, RopeConfig
+from hornbook.model.config.attention_config import FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.head_config import ClassificationHead, SpanHead
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import LayerConfig, ModelConfig
+from hornbook.model.config.position_config import AlibiConfig, NoPositions, RopeConfig
 from hornbook.model.export import onnx
 from hornbook.model.hf.hf import write_hf
 from tests.model.attention.reference import reference_attention

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import RopeConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import RopeConfig
 from hornbook.model.generate.beam import beam_search
 from hornbook.model.generate.generate import generate
 from hornbook.model.generate.sampling import score_token

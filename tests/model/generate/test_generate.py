@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import LMHead, ModelConfig
-from hornbook.model.config.position import RopeConfig
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import LMHead, ModelConfig
+from hornbook.model.config.position_config import RopeConfig
 from hornbook.model.generate.generate import Past, generate, next_logits, stream_text
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.storage.load import load_model

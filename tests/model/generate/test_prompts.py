@@ -5,9 +5,9 @@ import tokenizers
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config.head import MaskedHead
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.head_config import MaskedHead
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.generate.generate import generate
 from hornbook.model.generate.prompts import encode_prompt, encode_spelled, fill_masks
 from hornbook.model.init.init import initialize

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.generate.generate import generate
 from hornbook.model.generate.speculative import Draft, OtherModel, OwnBlocks, Tally, accept_or_replace, speculate
 from hornbook.model.heads.mtp import STATES

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hornbook.model.config.norm import LayerNormConfig
+from hornbook.model.config.norm_config import LayerNormConfig
 from hornbook.model.heads import head as head_module
 from hornbook.model.heads.head import ChunkedLoss, Head, Transform
 from hornbook.model.heads.losses import LossTerms, loss_and_grad_

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hornbook.model.config.head import ClassificationHead, RegressionHead, TokenClassificationHead
+from hornbook.model.config.head_config import ClassificationHead, RegressionHead, TokenClassificationHead
 from hornbook.model.heads.label_answers import Entity, best_span, entities, probabilities
 
 

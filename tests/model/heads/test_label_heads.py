@@ -9,19 +9,19 @@ import torch.nn.functional as F
 from pydantic import ValidationError
 from torch import Tensor
 
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.checks import model_problems
-from hornbook.model.config.head import (
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.head_config import (
     ClassificationHead,
     DenseTransform,
     RegressionHead,
     SpanHead,
     TokenClassificationHead,
 )
-from hornbook.model.config.mlp import PlainMLPConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.norm import LayerNormConfig
+from hornbook.model.config.mlp_config import PlainMLPConfig
+from hornbook.model.config.model_checks import model_problems
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.norm_config import LayerNormConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.heads.label_heads import CHOOSABLE, END, START, LabelHead
 from hornbook.model.init.init import initialize

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.config.model_config import LMHead, ModelConfig
 from hornbook.model.heads import head as head_module
 from hornbook.model.heads.head import lm_head
 from hornbook.model.heads.losses import LossTerms, loss_and_grad_

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads.mtp import Join
 from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Source, Transformer
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine

@@ -10,11 +10,11 @@ from torch.nn.functional import logsigmoid
 
 from hornbook.data.batch import CHOSEN, MISMATCHED, REJECTED, Batch, Compared, empty_microbatch, fill_rows
 from hornbook.data.config.preferences import DPO, IPO, KTO, ORPO, Comparing, Reward
-from hornbook.model.build import build_model
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.head import RegressionHead
-from hornbook.model.config.mlp import ExpertsConfig, GLUConfig
-from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.head_config import RegressionHead
+from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig
+from hornbook.model.config.model_config import LMHead, ModelConfig
 from hornbook.model.heads.preference import _orpo, _Sums
 from hornbook.model.init.init import initialize
 from hornbook.parallel.config import ParallelConfig

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hornbook.data.batch import Batch
 from hornbook.data.config.teacher import RelationTeacher
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads.relations import PAIRS, Watch, divergence, seen_tokens
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.operate import fill

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from hornbook.data.batch import Batch, Detection
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.replaced import SmallerGenerator
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.replaced_config import SmallerGenerator
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.replaced import CORRUPTED, Chosen, replaced
 from hornbook.model.init.init import initialize

@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from hornbook.errors import Exit, IntegrityError, UsageError
 from hornbook.files.extras import install_command
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import LMHead, ModelConfig
-from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.mlp_config import GLUConfig, PlainMLPConfig
+from hornbook.model.config.model_config import LMHead, ModelConfig
+from hornbook.model.config.position_config import LearnedPositionsConfig, RopeConfig
 from hornbook.model.hf import certificate
 from hornbook.model.hf.certificate import MissingTransformers, certify
-from hornbook.model.hf.config import identify
 from hornbook.model.hf.hf import left_out, read_hf, write_hf
+from hornbook.model.hf.hf_config import identify
 from hornbook.model.storage.load import load_model
 from tests.model.likenesses import gpt2_like
 from tests.model.parity import make_pair

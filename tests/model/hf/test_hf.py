@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.build import build_model
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.head import LMHead, MaskedHead
-from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.norm import LayerNormConfig
-from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
-from hornbook.model.hf.config import choose_architecture
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.build_model import build_model
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.head_config import LMHead, MaskedHead
+from hornbook.model.config.mlp_config import GLUConfig, PlainMLPConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.norm_config import LayerNormConfig
+from hornbook.model.config.position_config import LearnedPositionsConfig, RopeConfig
 from hornbook.model.hf.hf import read_hf, stored_bytes, write_hf
-from hornbook.model.hf.layout import parameter_shapes
+from hornbook.model.hf.hf_config import choose_architecture
+from hornbook.model.hf.hf_layout import parameter_shapes
 from hornbook.model.init.init import initial_values
 from hornbook.model.transformer import Transformer
 from hornbook.text.tokenizer.tokenizer import Tokenizer

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from hornbook.model.build import build_model
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.head import LMHead
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import RopeConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.head_config import LMHead
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import RopeConfig
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initialize
 from tests.conftest import write_tokenizer

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import head as config_head
-from hornbook.model.config import init as config_init
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.norm import LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config import head_config as config_head
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.norm_config import LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
 from hornbook.model.init.init import Own, check_overrides, initial_value, initial_values, initialize
 from hornbook.model.layers.norm import RMSNorm
 from hornbook.model.transformer import Transformer

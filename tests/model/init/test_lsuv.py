@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hornbook.model.build import build_model
-from hornbook.model.config import init as config_init
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
+from hornbook.model.build_model import build_model
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
 from hornbook.model.init.init import initialize, scale_to_unit_variance
 from hornbook.model.layers.linear import Linear
 from hornbook.model.transformer import Transformer

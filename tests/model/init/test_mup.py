@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import head as config_head
-from hornbook.model.config import init as config_init
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config.attention import FullAttentionConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config import head_config as config_head
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config.attention_config import FullAttentionConfig
 from hornbook.model.config.mup import derived_factors, learning_factors, unfit_for_mup, with_value
 from hornbook.model.init.init import initialize
 from hornbook.model.transformer import Transformer
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.rule import Factors
 from tests.optim.kinds import config_of
 

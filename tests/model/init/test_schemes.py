@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hornbook.model.build import build_model
-from hornbook.model.config import init as config_init
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.norm import OffsetRMSNormConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.norm_config import OffsetRMSNormConfig
 from hornbook.model.init.init import initial_value, initial_values, name_seed, truncated_std
 from hornbook.model.init.schemes import Matrix, distribution
 

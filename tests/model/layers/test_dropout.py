@@ -3,7 +3,7 @@
 import torch
 
 from hornbook.model.attention.mask import AttentionMask, RowPart
-from hornbook.model.context import Context
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.dropout import Dropout, embedding_noise, keep_mask, mix, row_keys, site_keys
 
 HALF = 2**23

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.layers.float8 import E4M3, E5M2, Float8, missing_float8, quantize, use_float8
 from hornbook.model.layers.linear import Linear
-from hornbook.run.machine.precision import settle_precision
+from hornbook.run.machine.choose_dtype import settle_precision
 from hornbook.settings.resolve import resolve
 
 Scaling = Literal["tensor", "row"]

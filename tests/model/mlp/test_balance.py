@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.context import Context
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.forward_context import Context
 from hornbook.model.mlp.balance import balance_loss, over_capacity, router_z_loss, row_loads
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.router import Routing, SigmoidRouter, load_direction

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hornbook.model.build import build_model
-from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import LayerConfig, ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig, PlainMLPConfig
+from hornbook.model.config.model_config import LayerConfig, ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.model.mlp.blend import set_activation
 from hornbook.model.mlp.mlp import Blend, activate

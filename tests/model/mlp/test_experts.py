@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.context import Context
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.dropout import row_keys
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import Weights, grouped_glu

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.head import LMHead
-from hornbook.model.config.mlp import PlainMLPConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.norm import LayerNormConfig
-from hornbook.model.config.position import LearnedPositionsConfig, RopeConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.head_config import LMHead
+from hornbook.model.config.mlp_config import PlainMLPConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.norm_config import LayerNormConfig
+from hornbook.model.config.position_config import LearnedPositionsConfig, RopeConfig
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.surgery.operate import build_operated, fill
 from hornbook.model.transformer import Transformer

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig, ParallelMTP
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig, ParallelMTP
 from hornbook.model.hf.hf import write_hf
 from hornbook.model.init.init import initialize
 from hornbook.model.surgery.folders import left_out, left_out_bytes, read_merged

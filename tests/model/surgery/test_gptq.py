@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.config.surgery import Grid, Integers
+from hornbook.model.config.surgery_config import Grid, Integers
 from hornbook.model.surgery.calibration import calibrate, second_moments
 from hornbook.model.surgery.quantization.gptq import DAMPING, gptq, output_error
 from hornbook.model.surgery.quantization.integers import encode, quantize, ranges

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.norm import LayerNormConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.norm_config import LayerNormConfig
 from hornbook.model.surgery.grow import Order, layer_sources, preserves, regrow, resized, upcycle, upcycled
 from hornbook.model.transformer import Source, Transformer
 

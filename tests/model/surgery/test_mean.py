@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import IntegrityError
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery import mean

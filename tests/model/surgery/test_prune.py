@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.mlp import GLUConfig
-from hornbook.model.config.model import LayerConfig, ModelConfig
-from hornbook.model.config.position import AlibiConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.mlp_config import GLUConfig
+from hornbook.model.config.model_config import LayerConfig, ModelConfig
+from hornbook.model.config.position_config import AlibiConfig
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.operate import fill
 from hornbook.model.surgery.prune import Importance, Meter, choose, prune, pruned, whole

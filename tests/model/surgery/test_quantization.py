@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config.surgery import FakeQuant, Grid, Integers, Lora, Nf4
+from hornbook.model.build_model import build_model
+from hornbook.model.config.surgery_config import FakeQuant, Grid, Integers, Lora, Nf4
 from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.adapters.lora import merged_tensors
 from hornbook.model.surgery.operate import operate

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.nn import Parameter
 
-from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, Clip, NormClip, ValueClip, ZScoreClip
+from hornbook.optim.config.clipping_config import AdaptiveClip, AnyClip, Clip, NormClip, ValueClip, ZScoreClip
 from hornbook.parallel.gradients.clipping import LEAST_DEVIATION, NORMAL, Clipping
 from hornbook.parallel.world import World
 from tests.parallel.cases import whole_shard

@@ -18,7 +18,7 @@ from hornbook.parallel.gradients.exact import (
     row_squares,
     tree_sum_,
 )
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.world import World
 from tests.parallel.cases import SIZES, as_hex, cut, leaves, whole_shard
 from tests.ranks import RankServer

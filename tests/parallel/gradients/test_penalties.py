@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.model.build import parameter_roles
-from hornbook.optim.build import decaying
+from hornbook.model.build_model import parameter_roles
+from hornbook.optim.build_optimizer import decaying
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.engine import Engine
 from tests.parallel.test_engine import gradients, make_batch, make_engine, split

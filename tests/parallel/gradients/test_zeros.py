@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from hornbook.model.build import parameter_roles
+from hornbook.model.build_model import parameter_roles
 from hornbook.model.layers.linear import Linear
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import SOAP, Adafactor, AdamW, Lion, Muon
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.zeros import Zeros
 from tests.parallel.test_engine import make_batch, make_engine

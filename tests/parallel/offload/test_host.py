@@ -16,14 +16,14 @@ from torch.nn import Parameter
 
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.layers.saved_tensors import Rebuilding, cheap
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel import fully_sharded
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.gradients.exact import exact_norm
-from hornbook.parallel.gradients.norm import norm_of_shards
+from hornbook.parallel.gradients.gradient_norm import norm_of_shards
 from hornbook.parallel.offload import host, offload
 from hornbook.parallel.offload.host import CopyStream, HostTensors, HostUpdate
 from hornbook.parallel.offload.offload import check_offload

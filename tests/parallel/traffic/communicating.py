@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.training.all_reduces import Message, all_reduce_, bytes_sent, double_tree, ring
 from hornbook.kernels.torch_versions import fsdp_groups
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import LMHead, ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.model_config import LMHead, ModelConfig
 from hornbook.model.init.init import initial_values
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.surgery.operate import build_operated, trained_parameters
 from hornbook.plan.counts.adapted import adapted
 from hornbook.plan.counts.share import rows_of
 from hornbook.plan.devices.hardware import Device
-from hornbook.plan.memory import RankMemory, estimate_memory
+from hornbook.plan.planned_memory import RankMemory, estimate_memory
 from hornbook.run.diagnose.simulate import Simulation, simulate
 from hornbook.settings.resolve import resolve
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import ModelConfig
-from hornbook.optim.build import build_optimizer
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.plan.counts.parameters import parameters_of, state_bytes_per_value
 from hornbook.settings.fields import Config

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hornbook.errors import UsageError
+from hornbook.plan.devices.device_rates import shares_of
 from hornbook.plan.devices.hardware import device_named, known_devices, parse_cluster, read_hardware, this_cluster
 from hornbook.plan.devices.names import TEMPLATE, typed
-from hornbook.plan.devices.rates import shares_of
 from hornbook.plan.planner import plan_run, price_of
 from hornbook.settings.resolve import resolve
 

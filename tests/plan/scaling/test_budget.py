@@ -17,7 +17,7 @@ from hornbook.plan.scaling.budget import BudgetPlan, Question, TextSource, plan_
 from hornbook.plan.scaling.laws import published_laws
 from hornbook.plan.scaling.money import Budget, parse_budgets, seconds_of
 from hornbook.plan.scaling.shape import count_as, shaped
-from hornbook.plan.search.result import Plan
+from hornbook.plan.search.plan_result import Plan
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 

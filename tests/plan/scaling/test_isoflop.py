@@ -5,7 +5,7 @@ import re
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.plan.planner import vocabulary
 from hornbook.plan.scaling.isoflop import doubts, isoflop_runs
 from hornbook.plan.scaling.laws import law_named

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from hornbook.plan.devices.hardware import parse_cluster
-from hornbook.plan.memory import estimate_memory
+from hornbook.plan.planned_memory import estimate_memory
 from hornbook.plan.planner import plan_run, settle, trainer_of, vocabulary
 from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import capacity
+from hornbook.plan.search.plan_result import capacity
 from hornbook.plan.search.space import Block, Layouts, Spread, divisors, problems
-from hornbook.plan.step import estimate_step
+from hornbook.plan.step_time import estimate_step
 from hornbook.settings.resolve import resolve
 
 SMALL = ["model.layers=6", "train.batch_tokens=196608", "train.sequence=4096", "train.compile=false"]

@@ -17,10 +17,10 @@ from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.bound import recipe_in_force, refuse_edited, why_foreign
 from hornbook.run.checkpoints.manifest import Manifest, read_manifest, write_manifest
 from hornbook.run.checkpoints.path import checkpoint_path
-from hornbook.run.doctor.verify import check_run
+from hornbook.run.doctor.check_run import check_run
 from hornbook.run.job.control import Request, write_request
 from hornbook.run.ledger.ledger import read_past
-from hornbook.run.loop import train
+from hornbook.run.loop import training_loop as train
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]

@@ -18,9 +18,9 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import verify_folder
-from hornbook.run.doctor.compare import compare_runs
-from hornbook.run.doctor.verify import check_run
-from hornbook.run.loop import train
+from hornbook.run.doctor.check_run import check_run
+from hornbook.run.doctor.compare_runs import compare_runs
+from hornbook.run.loop import training_loop as train
 from tests.processes import wait_until
 
 NEWEST = "step-00000012"

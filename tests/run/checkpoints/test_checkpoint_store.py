@@ -24,7 +24,7 @@ from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_fil
 from hornbook.run.checkpoints.checkpoint_store import HEADROOM, CheckpointStore
 from hornbook.run.checkpoints.manifest import MANIFEST, ValidationLoss, read_manifest, verify_folder
 from hornbook.run.checkpoints.path import check_weights, checkpoint_path, newest_verified
-from hornbook.run.doctor.compare import list_tensors, same_bytes
+from hornbook.run.doctor.compare_runs import list_tensors, same_bytes
 from hornbook.settings.training import CheckpointConfig
 
 FILES = ("config.json", "model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json", MANIFEST)

@@ -9,8 +9,8 @@ import pytest
 
 from hornbook.run.checkpoints import interval
 from hornbook.run.checkpoints.interval import FIRST_STEPS, best_interval, is_due
-from hornbook.run.ledger.failures import Uptime
 from hornbook.run.ledger.ledger import Interval
+from hornbook.run.ledger.uptime import Uptime
 from tests.run.launcher import Launcher
 
 Events = Callable[..., list[dict[str, Any]]]

@@ -16,8 +16,8 @@ from hornbook.files.run_directory import RunDir
 from hornbook.model.config.flops import SCORING_COST, operations_per_token
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.run.diagnose import estimate
-from hornbook.run.job.inputs import Inputs, open_inputs, vocabulary_warning
 from hornbook.run.job.job import Start
+from hornbook.run.job.run_inputs import Inputs, open_inputs, vocabulary_warning
 from hornbook.run.job.timekeeper import seconds_spent
 from hornbook.settings.resolve import resolve
 

@@ -4,9 +4,9 @@ import pytest
 
 from hornbook.errors import UsageError
 from hornbook.model.config.parameter_count import count_parameters
-from hornbook.plan.counts.held import held_values
+from hornbook.plan.counts.held_counts import held_values
 from hornbook.plan.devices.hardware import parse_cluster
-from hornbook.plan.memory import estimate_memory
+from hornbook.plan.planned_memory import estimate_memory
 from hornbook.run.diagnose.simulate import Simulation, simulate
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve

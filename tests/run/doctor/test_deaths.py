@@ -18,7 +18,7 @@ from hornbook.files.run_status import steps_that_count
 from hornbook.run.diagnose.nonfinite import recompute
 from hornbook.run.doctor import deaths
 from hornbook.run.doctor.deaths import classify, texts
-from hornbook.run.doctor.report import RunReport, diagnose_run
+from hornbook.run.doctor.run_report import RunReport, diagnose_run
 from hornbook.run.doctor.stacks import Frame, parse_stacks, read_stacks
 from hornbook.run.ledger.ledger import At, Ledger
 from tests.run.guard.poison import poison
@@ -44,7 +44,7 @@ Thread 0x00007f02 (most recent call first):
     ("file", "path"),
     [
         ("/home/a/hornbook/src/hornbook/parallel/world.py", "parallel/world.py"),
-        ("/env/lib/python3.12/site-packages/hornbook/run/loop/train.py", "run/loop/train.py"),
+        ("/env/lib/python3.12/site-packages/hornbook/run/loop/training_loop.py", "run/loop/training_loop.py"),
         ("/home/a/hornbook/.venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", ""),
         ("/home/a/hornbook/train.py", ""),
         ("/home/a/hornbook", ""),

@@ -11,7 +11,7 @@ import pytest
 from hornbook.run.guard.detectors import Drift, Overflows, Probes
 from hornbook.run.guard.guard import Guard, Seen
 from hornbook.run.guard.policy import Detection
-from hornbook.run.loop.recovery import other_remedy
+from hornbook.run.loop.guard_recovery import other_remedy
 from hornbook.settings.training import GuardConfig
 
 # BLOOM-176B, iterations 31214 to 31222, as published in its training chronicles (tr11-176B-ml, 2022-04-12).

@@ -10,7 +10,7 @@ import pytest
 
 from hornbook.errors import DivergedError, Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.doctor.verify import check_run
+from hornbook.run.doctor.check_run import check_run
 from hornbook.run.guard.guard import Guard, Seen
 from hornbook.run.job.control import Request, write_request
 from hornbook.run.ledger.ledger import Ledger

@@ -10,7 +10,7 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.job.inputs import open_loader
+from hornbook.run.job.run_inputs import open_loader
 from hornbook.settings.resolve import resolve
 from tests.conftest import write_corpus
 

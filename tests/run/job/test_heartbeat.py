@@ -26,7 +26,7 @@ from hornbook.run.job.heartbeat import (
 )
 from hornbook.run.launch.rank import QUIET_SECONDS
 from hornbook.run.ledger.ledger import At
-from hornbook.run.loop.train import longest_wait
+from hornbook.run.loop.training_loop import longest_wait
 
 
 def test_a_beat_says_where_the_rank_is() -> None:

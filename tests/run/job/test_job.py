@@ -10,8 +10,8 @@ from hornbook.files.run_directory import RunDir
 from hornbook.parallel.world import RankInfo
 from hornbook.run.job.control import Control, ControlRequests, Request, write_request
 from hornbook.run.job.heartbeat import Heartbeat
-from hornbook.run.job.inputs import open_inputs
 from hornbook.run.job.job import Job, Start
+from hornbook.run.job.run_inputs import open_inputs
 from hornbook.run.job.signals import StopSignals
 from hornbook.run.ledger.ledger import At, Ledger, RunWriter
 from hornbook.settings.resolve import resolve

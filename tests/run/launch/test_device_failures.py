@@ -11,7 +11,7 @@ from hornbook.errors import DoesNotFitError, Exit, HornbookError, LostDeviceErro
 from hornbook.files.run_directory import RunDir
 from hornbook.model.transformer import Transformer
 from hornbook.run.checkpoints.commit import newest_step
-from hornbook.run.doctor.report import diagnose_run
+from hornbook.run.doctor.run_report import diagnose_run
 from hornbook.run.job.heartbeat import Heartbeat
 from hornbook.run.launch.node import _error_of
 from hornbook.run.launch.rank import Failure, Report

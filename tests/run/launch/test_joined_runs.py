@@ -16,7 +16,7 @@ import pytest
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
-from hornbook.run.doctor.report import diagnose_run
+from hornbook.run.doctor.run_report import diagnose_run
 from tests.processes import free_port, wait_until
 from tests.run.launcher import Launcher, Started
 

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 TWO = ("parallel.data=2", "train.micro_batch=1", "checkpoint.background=false")
 PROGRAM = ("-m", "hornbook.cli.main")
 IMPATIENT = """
-import sys, hornbook.run.loop.train
+import sys, hornbook.run.loop.training_loop
 import hornbook.run.loop.async_checkpointer as saves
 from hornbook.cli.main import main
-hornbook.run.loop.train.MIN_TIMEOUT = hornbook.run.loop.train.MAX_TIMEOUT = saves.MIN_DEADLINE = 8.0
+hornbook.run.loop.training_loop.MIN_TIMEOUT = hornbook.run.loop.training_loop.MAX_TIMEOUT = saves.MIN_DEADLINE = 8.0
 sys.exit(main(sys.argv[1:]))
 """
 SETUP = """

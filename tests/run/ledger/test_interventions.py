@@ -13,8 +13,8 @@ from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.model.hf.hf import read_hf
 from hornbook.run.checkpoints.bound import recipe_in_force
-from hornbook.run.doctor.compare import compare_runs
-from hornbook.run.doctor.verify import check_run
+from hornbook.run.doctor.check_run import check_run
+from hornbook.run.doctor.compare_runs import compare_runs
 from hornbook.run.job.control import Request, write_request
 from hornbook.run.job.job import Start
 from hornbook.run.launch.launch import launch
@@ -126,7 +126,7 @@ def test_kills_make_no_difference(
 
 def kill_after(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """End the run without another save once `step` steps are done."""
-    from hornbook.run.loop import train
+    from hornbook.run.loop import training_loop as train
 
     original = train.take_step
 

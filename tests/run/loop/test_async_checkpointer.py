@@ -16,7 +16,7 @@ from hornbook.errors import Exit, StorageError
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.manifest import MANIFEST, verify_folder
-from hornbook.run.loop import train as train_module
+from hornbook.run.loop import training_loop as train_module
 from hornbook.run.loop.async_checkpointer import (
     MIN_DEADLINE,
     NICE,

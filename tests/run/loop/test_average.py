@@ -15,7 +15,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.folders import AVERAGE, read_merged
 from hornbook.parallel.offload import offload
-from hornbook.parallel.shard import Shard
+from hornbook.parallel.parameter_shard import Shard
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.state import _read_shards
 from hornbook.run.job.control import Request, write_request

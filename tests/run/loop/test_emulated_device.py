@@ -14,7 +14,7 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.job.start.init_from import InitFrom
-from hornbook.run.loop import train
+from hornbook.run.loop import training_loop as train
 from tests.helpers.emulated_tensor import Waits
 from tests.optim.kinds import KINDS
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hornbook.cli.main import main
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.model.surgery.adapters.files import tensors_digest
+from hornbook.model.surgery.adapters.adapter_files import tensors_digest
 from hornbook.model.surgery.folders import read_merged
 from hornbook.parallel.gradients.fisher import FisherFile
 from hornbook.run.job.control import Request, write_request

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from hornbook.errors import Exit, UsageError
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.model.config.head import TokenClassificationHead
+from hornbook.model.config.head_config import TokenClassificationHead
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.storage.load import load_model
 from hornbook.run.checkpoints.path import checkpoint_path

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.optim.config.clipping import NormClip
+from hornbook.optim.config.clipping_config import NormClip
 from hornbook.settings.resolve import ConfigError, resolve
 from tests.optim.kinds import KINDS, config_of
 from tests.run.launcher import Launcher

@@ -13,7 +13,7 @@ import torch
 
 from hornbook.data.batch import GlobalBatch
 from hornbook.errors import HardwareError
-from hornbook.optim.config.clipping import NormClip
+from hornbook.optim.config.clipping_config import NormClip
 from hornbook.run.checkpoints.state import State
 from hornbook.run.job.job import Job
 from hornbook.run.ledger.decisions import fold_named

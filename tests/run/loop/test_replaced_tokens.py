@@ -14,8 +14,8 @@ from hornbook.data.config.objectives import Masked
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, steps_that_count
-from hornbook.model.build import build_model
-from hornbook.model.config.head import TokenClassificationHead
+from hornbook.model.build_model import build_model
+from hornbook.model.config.head_config import TokenClassificationHead
 from hornbook.model.heads.replaced import GENERATED, Chosen
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.init.init import with_new_head

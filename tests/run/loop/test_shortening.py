@@ -16,7 +16,7 @@ from hornbook.run.job.job import Start
 from hornbook.run.job.timekeeper import Timekeeper
 from hornbook.run.ledger.step_report import Step
 from hornbook.run.ledger.training_length import Cut, TrainingLength
-from hornbook.run.loop.train import _keep_length
+from hornbook.run.loop.training_loop import _keep_length
 from hornbook.settings.resolve import resolve
 from tests.run.launcher import Launcher
 

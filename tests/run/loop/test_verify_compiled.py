@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hornbook.files.run_directory import RunDir
-from hornbook.run.doctor.compare import compare_runs
+from hornbook.run.doctor.compare_runs import compare_runs
 
 
 @pytest.mark.slow

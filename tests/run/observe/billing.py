@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import torch
 
-from hornbook.model.build import build_model
+from hornbook.model.build_model import build_model
 from hornbook.model.init.init import initialize
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.traffic.step_clock import Phase
 from hornbook.parallel.world import RankInfo, distributed
 from hornbook.run.diagnose.calibrate import random_batch
-from hornbook.run.job.inputs import Inputs
+from hornbook.run.job.run_inputs import Inputs
 from hornbook.run.ledger.step_report import Step
 from hornbook.run.observe import step_bill
 from hornbook.run.observe.slowdown import Slowdown

@@ -13,8 +13,8 @@ import pytest
 
 from hornbook.errors import DivergedError, Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.job.inputs import open_inputs
 from hornbook.run.job.job import Start
+from hornbook.run.job.run_inputs import open_inputs
 from hornbook.run.job.signals import StopSignals
 from hornbook.run.launch.launch import _follow
 from hornbook.run.ledger.ledger import At

@@ -14,7 +14,7 @@ from rich.console import ConsoleOptions
 
 from hornbook.run.job.signals import STOPPING
 from hornbook.run.ledger.step_report import Step
-from hornbook.run.machine.memory import Memory, memory_of
+from hornbook.run.machine.process_memory import Memory, memory_of
 from hornbook.run.observe.console import Console, Header, Watch, clock, si, sparkline
 from tests.terminal import Shown
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from hornbook.model.build import build_model
-from hornbook.model.config.head import MaskedHead
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.head_config import MaskedHead
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.run.observe.evaluation import Samples
 from hornbook.text.config.text import BPE

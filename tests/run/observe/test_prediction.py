@@ -13,8 +13,8 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.plan.devices.hardware import Cluster, parse_cluster, this_cluster
 from hornbook.plan.planner import plan_own
-from hornbook.plan.search import anchor
-from hornbook.plan.search.anchor import anchored, measured_runs
+from hornbook.plan.search import anchored_plan as anchor
+from hornbook.plan.search.anchored_plan import anchored, measured_runs
 from hornbook.run.observe import prediction
 from hornbook.run.observe.prediction import Outcome, compared
 from hornbook.settings.recipe import Recipe

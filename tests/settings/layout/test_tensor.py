@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import Freeze, Lora
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import Freeze, Lora
 from hornbook.parallel.config import ParallelConfig
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.training import TrainConfig

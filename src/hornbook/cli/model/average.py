@@ -12,7 +12,7 @@ from hornbook.errors import UsageError
 from hornbook.files.filesystem import require_local
 
 if TYPE_CHECKING:
-    from hornbook.model.config.model import ModelConfig
+    from hornbook.model.config.model_config import ModelConfig
 
 
 def average(

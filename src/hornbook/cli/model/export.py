@@ -23,7 +23,7 @@ from hornbook.errors import UsageError
 from hornbook.progress import Progress, progress_bar
 
 if TYPE_CHECKING:
-    from hornbook.model.config.model import ModelConfig
+    from hornbook.model.config.model_config import ModelConfig
     from hornbook.model.surgery.quantization.quantize import Sample
     from hornbook.model.transformer import Transformer
 
@@ -70,7 +70,7 @@ def export(
     The folder appears only when it is complete and certified; exit code 3 if the certificate fails. An adapter is
     merged into its base, unless you choose --to peft. eval and generate read what --quantize writes.
     """
-    from hornbook.model.surgery.adapters.files import base_of, is_adapter
+    from hornbook.model.surgery.adapters.adapter_files import base_of, is_adapter
     from hornbook.model.surgery.folders import read_generator, read_merged, without_padding
     from hornbook.run.checkpoints.path import checkpoint_path
 
@@ -101,7 +101,7 @@ def _export_hf(
     report: dict[str, Any], base: Path, config: Any, vocab: int, stream: Any, beside: Path, certificate: bool
 ) -> Result:
     """Write a Hugging Face folder, and ask transformers for its logits."""
-    from hornbook.model.hf.generation import is_foreign
+    from hornbook.model.hf.generation_config import is_foreign
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of
 
@@ -118,8 +118,8 @@ def _export_hf(
 
 
 def _plan(report: dict[str, Any], config: Any, vocab: int) -> Result:
-    from hornbook.model.hf.config import class_name, describe_class
     from hornbook.model.hf.hf import stored_bytes
+    from hornbook.model.hf.hf_config import class_name, describe_class
 
     name, size = class_name(config), stored_bytes(config, vocab, DTYPES[report["dtype"]])
     text = (
@@ -148,7 +148,7 @@ def _check_dtype(to: str, dtype: str, quantize: str | None) -> None:
 
 
 def _check_calibration(quantize: str | None, data: Path | None, *, act_order: bool) -> None:
-    from hornbook.model.config.surgery import Integers
+    from hornbook.model.config.surgery_config import Integers
     from hornbook.model.surgery.quantization.quantize import parse_format
 
     if data is None and act_order:
@@ -173,7 +173,7 @@ def _export_gguf(model: _Merged, report: dict[str, Any], wanted: bool, dry_run: 
     """Write model.gguf beside the tokenizer that it was made of, and ask the programs that read it."""
     from hornbook.model.export.gguf_certificate import certify_gguf
     from hornbook.model.export.gguf_model import FILE, plan_gguf, write_model
-    from hornbook.model.hf.tokenizer import copy_tokenizer
+    from hornbook.model.hf.hf_tokenizer import copy_tokenizer
 
     out, dtype = Path(report["out"]), report["dtype"]
     plan = plan_gguf(model.config, model.vocab, dtype, model.tokenizer, out.name)
@@ -197,11 +197,11 @@ def _export_gguf(model: _Merged, report: dict[str, Any], wanted: bool, dry_run: 
 
 def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run: bool) -> Result:
     """Write the file, config.json and the tokenizer, and ask onnxruntime for its logits."""
-    from hornbook.model.build import build_model
+    from hornbook.model.build_model import build_model
     from hornbook.model.export.onnx import FILE, certify_onnx, require_onnx, write_onnx
-    from hornbook.model.hf.config import to_json
-    from hornbook.model.hf.generation import is_foreign
-    from hornbook.model.hf.tokenizer import place_tokenizer, special_ids
+    from hornbook.model.hf.generation_config import is_foreign
+    from hornbook.model.hf.hf_config import to_json
+    from hornbook.model.hf.hf_tokenizer import place_tokenizer, special_ids
     from hornbook.model.storage.safetensors_folder import write_json
     from hornbook.model.surgery.operate import fill
 
@@ -226,7 +226,13 @@ def _export_onnx(source: _Merged, report: dict[str, Any], wanted: bool, dry_run:
 
 def _export_adapter(folder: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the adapter of a run or checkpoint as a folder of its own, which names the path of its base."""
-    from hornbook.model.surgery.adapters.files import AdapterSpec, adapter_config, is_adapter, read_meta, write_adapter
+    from hornbook.model.surgery.adapters.adapter_files import (
+        AdapterSpec,
+        adapter_config,
+        is_adapter,
+        read_meta,
+        write_adapter,
+    )
     from hornbook.model.surgery.adapters.prefix import without_network
     from hornbook.model.surgery.folders import read_operated
 
@@ -273,7 +279,7 @@ class _Calibration(NamedTuple):
 
 def _export_quantized(folder: Path, out: Path, form: str, given: _Calibration | None, *, dry_run: bool) -> Result:
     """Write a model with quantized weights in its blocks; eval and generate read it."""
-    from hornbook.model.build import build_model
+    from hornbook.model.build_model import build_model
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.operate import fill
     from hornbook.model.surgery.quantization.quantize import parse_format, quantize_model, write_quantized

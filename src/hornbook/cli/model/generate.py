@@ -112,13 +112,13 @@ def generate(
 
 def load_speaker(target: Path, device: str) -> "Loaded":
     """A model with a tokenizer and a head that predicts tokens, ready to generate. Raises UsageError for any other."""
-    from hornbook.model.config.head import LabelHeadConfig
-    from hornbook.model.config.replaced import ReplacedHead
-    from hornbook.model.layers.packed import pack, packed_bytes
+    from hornbook.model.config.head_config import LabelHeadConfig
+    from hornbook.model.config.replaced_config import ReplacedHead
+    from hornbook.model.layers.packed_linear import pack, packed_bytes
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.device import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.machine.memory import available_bytes
+    from hornbook.run.machine.process_memory import available_bytes
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     if loaded.tokenizer is None:

@@ -11,7 +11,7 @@ from hornbook.cli.shell import DryRun
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornbook.model.config.model import ModelConfig
+    from hornbook.model.config.model_config import ModelConfig
 
 
 def grow(
@@ -38,7 +38,7 @@ def grow(
     dry_run: DryRun = False,
 ) -> Result:
     """Make a copy of a model with more or fewer layers, or with experts, to start `hornbook train --from` with."""
-    from hornbook.model.config.mlp import ExpertsConfig
+    from hornbook.model.config.mlp_config import ExpertsConfig
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.grow import preserves, regrow, resized, upcycle, upcycled

@@ -32,7 +32,7 @@ def import_(
     Decoders, masked encoders and encoder-decoders; docs/parity.md lists the architectures.
     Only safetensors are read, never pickles. Exit code 3 if a file is damaged or the certificate fails.
     """
-    from hornbook.model.hf.generation import is_foreign
+    from hornbook.model.hf.generation_config import is_foreign
     from hornbook.model.hf.hf import left_out, read_hf, write_hf
     from hornbook.model.surgery.folders import decoder_start_of
 
@@ -65,7 +65,7 @@ def import_(
 def _folder_of(source: Path) -> Path:
     """The model folder, or a run's newest checkpoint; else UsageError with the way to get a model."""
     from hornbook.files.run_directory import RunDir
-    from hornbook.model.surgery.adapters.files import is_adapter
+    from hornbook.model.surgery.adapters.adapter_files import is_adapter
     from hornbook.run.checkpoints.path import HOW_TO_GET, checkpoint_path
 
     if not source.is_dir():
@@ -85,7 +85,7 @@ def _folder_of(source: Path) -> Path:
 
 def _without_tokenizer(source: Path) -> str:
     """Name the tokenizer files of a folder without tokenizer.json, and the remedy."""
-    from hornbook.model.hf.tokenizer import OTHER_FORMS
+    from hornbook.model.hf.hf_tokenizer import OTHER_FORMS
 
     forms = [name for name in OTHER_FORMS if (source / name).exists()]
     remedy = "so generate, eval and chat cannot read text: put the tokenizer.json of the model there"
@@ -102,11 +102,11 @@ def _without_tokenizer(source: Path) -> str:
 
 def _extend(source: Path, file: Path, out: Path, *, dry_run: bool) -> Result:
     """Write the model and its tokenizer with new tokens, whose embedding rows are the means of their pieces."""
-    from hornbook.model.hf.generation import is_foreign
+    from hornbook.model.hf.generation_config import is_foreign
     from hornbook.model.hf.hf import read_hf, write_hf
-    from hornbook.model.hf.tokenizer import SETTINGS
+    from hornbook.model.hf.hf_tokenizer import SETTINGS
     from hornbook.model.surgery.folders import decoder_start_of
-    from hornbook.model.surgery.vocabulary import extended, pieces_of, write_extended_tokenizer
+    from hornbook.model.surgery.grown_vocabulary import extended, pieces_of, write_extended_tokenizer
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     if not (source / "tokenizer.json").exists():

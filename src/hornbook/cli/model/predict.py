@@ -62,7 +62,7 @@ def predict(
 
 def _load(target: Path, device: str) -> "Loaded":
     """A model with a head for labels and a tokenizer. Raises UsageError for any other."""
-    from hornbook.model.config.head import LabelHeadConfig
+    from hornbook.model.config.head_config import LabelHeadConfig
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.device import choose_device
     from hornbook.run.checkpoints.path import checkpoint_path

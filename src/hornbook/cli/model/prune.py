@@ -13,7 +13,7 @@ from hornbook.errors import UsageError, quoted
 from hornbook.progress import progress_bar
 
 if TYPE_CHECKING:
-    from hornbook.model.config.model import ModelConfig
+    from hornbook.model.config.model_config import ModelConfig
     from hornbook.model.surgery.prune import Importance, Stream
     from hornbook.model.surgery.sparsity import Pattern
 
@@ -90,7 +90,7 @@ def _sparse(
     text: SampleText, config: "ModelConfig", vocab: int, tensors: "Stream", pattern: "Pattern", rows: int
 ) -> "tuple[Stream, float]":
     """Parameters of a model with zeros, and their share; rows: of text that inputs are measured on, 0 for none."""
-    from hornbook.model.build import build_model
+    from hornbook.model.build_model import build_model
     from hornbook.model.surgery.operate import fill
     from hornbook.model.surgery.sparsity import sparsify
 

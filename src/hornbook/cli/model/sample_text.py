@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from hornbook.data.batch import Batch
-    from hornbook.model.config.model import ModelConfig
+    from hornbook.model.config.model_config import ModelConfig
     from hornbook.model.transformer import Transformer
     from hornbook.parallel.engine import Engine
     from hornbook.settings.recipe import Recipe
@@ -55,7 +55,7 @@ class SampleText:
 
     def engine(self, folder: Path) -> "tuple[Engine, ModelConfig]":
         """The model of a folder, in float32 on one device; adapters merged and nothing frozen, but for codes."""
-        from hornbook.model.build import build_model
+        from hornbook.model.build_model import build_model
         from hornbook.model.storage.load import load_model
         from hornbook.model.surgery.folders import read_merged
         from hornbook.model.surgery.operate import fill

@@ -41,10 +41,10 @@ def serve(
     way has ended; a second one at once.
     """
     from hornbook.serve.app import build_app
-    from hornbook.serve.engine import Engine
     from hornbook.serve.limits import Limits
     from hornbook.serve.server import Address, serve_app
     from hornbook.serve.service import Service
+    from hornbook.serve.serving_engine import Engine
 
     key = _key()
     with progress_bar() as progress:
@@ -91,7 +91,7 @@ def _context(loaded: "Loaded", wanted: int | None) -> int:
 
 def _check_memory(loaded: "Loaded", needed: int, slots: int) -> None:
     """Raise DoesNotFitError unless full slots find room: a server that dies of it takes all texts with it."""
-    from hornbook.run.machine.memory import free_memory
+    from hornbook.run.machine.process_memory import free_memory
 
     free = free_memory(next(loaded.model.parameters()).device)
     if needed > free:

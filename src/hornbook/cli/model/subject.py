@@ -63,7 +63,7 @@ class Subject:
 
 def open_subject(target: Path, tasks: str = "", *, average: bool = False) -> Subject:
     """The newest checkpoint of a run, a checkpoint or a model, on the best device of this machine."""
-    from hornbook.model.config.replaced import ReplacedHead
+    from hornbook.model.config.replaced_config import ReplacedHead
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize

@@ -78,7 +78,7 @@ def budget_result(
     from hornbook.plan.scaling.budget import Question, plan_budget
     from hornbook.plan.scaling.laws import published_laws
     from hornbook.plan.scaling.money import parse_budgets
-    from hornbook.plan.search.anchor import anchored
+    from hornbook.plan.search.anchored_plan import anchored
 
     if _given(resolved, "train.tokens") and resolved.origins["train.tokens"] == COMMAND_LINE:
         raise UsageError("--budget and train.tokens both say how long to train: leave one out")

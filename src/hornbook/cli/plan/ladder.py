@@ -100,7 +100,7 @@ def _seconds(recipe: "Recipe") -> float | None:
     """Of the steps of a run on this machine, as planned; None for parts that the planner does not know."""
     from hornbook.plan.devices.hardware import parse_cluster
     from hornbook.plan.planner import plan_run
-    from hornbook.plan.search.anchor import anchored
+    from hornbook.plan.search.anchored_plan import anchored
 
     try:
         here = parse_cluster("this")
@@ -182,7 +182,7 @@ def _require_same(run: RunDir, wanted: "Recipe") -> None:
     """Raise UsageError where a run that is there is of other settings or data than the ladder's."""
     from hornbook.data.corpus import open_corpus
     from hornbook.run.checkpoints.bound import recipe_in_force
-    from hornbook.run.job.start.teacher import pin_teacher
+    from hornbook.run.job.start.run_teacher import pin_teacher
     from hornbook.run.machine.environment import check_data_lock
     from hornbook.settings.resolve import Resolved
     from hornbook.settings.resume_rules import resume_changes

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hornbook.plan.devices.hardware import Cluster
-    from hornbook.plan.search.result import Plan
+    from hornbook.plan.search.plan_result import Plan
     from hornbook.settings.recipe import Recipe
     from hornbook.settings.resolve import Resolved
 
@@ -147,7 +147,7 @@ def _with_data(resolved: "Resolved", data: Path | None) -> "Resolved":
 
 def _applied(file: Path, words: Words, found: "Plan") -> str:
     """Write the best layout into a recipe, and say so."""
-    from hornbook.plan.search.apply import write_layout
+    from hornbook.plan.search.apply_plan import write_layout
     from hornbook.plan.search.space import PARTS
 
     target, overrides = split_target(words)
@@ -180,7 +180,7 @@ def _compared(
     fixed = fixed_parts(resolved) if search else {}
     found = plan_run(resolved.recipe, devices, search=search, fixed=fixed, price=price, top=top, float8=float8)
     if devices.machine:  # runs may have measured it
-        from hornbook.plan.search.anchor import anchored
+        from hornbook.plan.search.anchored_plan import anchored
 
         found = anchored(found, resolved.recipe, devices)
     return resolved, found

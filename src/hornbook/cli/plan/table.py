@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hornbook.cli.result import columns
-from hornbook.plan.search.advice import verdict
+from hornbook.plan.search.layout_advice import verdict
 from hornbook.plan.search.numbers import dollars, duration, short, step_time
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from hornbook.plan.search.result import Layout, Plan
+    from hornbook.plan.search.plan_result import Layout, Plan
 
 BAR = 34
 """Characters of a bar as long as the device's memory."""

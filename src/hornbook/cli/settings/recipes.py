@@ -64,7 +64,7 @@ def show(words: Words = None) -> Result:
     """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
     from hornbook.model.config.flops import operations_per_token, state_bytes
     from hornbook.model.config.parameter_count import parameter_counts
-    from hornbook.plan.counts.held import held_values
+    from hornbook.plan.counts.held_counts import held_values
     from hornbook.settings.layout.world import smallest_world
 
     if split_target(words)[0] is None:

@@ -13,7 +13,7 @@ from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
-    from hornbook.run.doctor.report import RunReport
+    from hornbook.run.doctor.run_report import RunReport
     from hornbook.run.machine.checks import Check
 
 WIDTH = 110
@@ -55,7 +55,7 @@ def doctor(
 
         found = recompute(RunDir(run), step)
         return Result(asdict(found), str(found), Exit.DONE if found.finite else Exit.DIVERGED)
-    from hornbook.run.doctor.report import diagnose_run
+    from hornbook.run.doctor.run_report import diagnose_run
 
     report = diagnose_run(RunDir(run))
     return Result(report.to_json(), describe(report), report.code)

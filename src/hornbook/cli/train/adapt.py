@@ -23,7 +23,7 @@ from hornbook.settings.sources import COMMAND_LINE
 
 if TYPE_CHECKING:
     from hornbook.data.corpus import Corpus
-    from hornbook.run.diagnose.transfer import Adaptation, Chains
+    from hornbook.run.diagnose.domain_transfer import Adaptation, Chains
     from hornbook.studio.frontier import Dot
 
     Runs = dict[tuple[float, int], list[RunDir]]
@@ -171,7 +171,7 @@ def _chains(model: str, runs: "Runs", texts: "list[Corpus]") -> "Chains":
     import numpy as np
 
     from hornbook.run.checkpoints.bound import recipe_in_force
-    from hornbook.run.diagnose.transfer import Chain, Chains
+    from hornbook.run.diagnose.domain_transfer import Chain, Chains
 
     names = [corpus.root.name for corpus in texts]
     recipe = recipe_in_force(next(iter(runs.values()))[0])
@@ -194,7 +194,7 @@ def _chains(model: str, runs: "Runs", texts: "list[Corpus]") -> "Chains":
 
 def _adaptation(runs: "Runs", shares: list[float], seeds: list[int]) -> "Adaptation":
     from hornbook.run.checkpoints.bound import recipe_in_force
-    from hornbook.run.diagnose.transfer import DOMAINS, Adaptation, Stage, domain_losses
+    from hornbook.run.diagnose.domain_transfer import DOMAINS, Adaptation, Stage, domain_losses
 
     stages: list[Stage] = []
     for share in shares:
@@ -235,7 +235,7 @@ def _report(out: Path, found: "Adaptation | Chains", model: Path, domain: Sequen
 
 def _dots(found: "Adaptation | Chains") -> "list[Dot]":
     """Loss on general text and on the domain: before, and with each share of replay."""
-    from hornbook.run.diagnose.transfer import Adaptation, SeedMean, share_name
+    from hornbook.run.diagnose.domain_transfer import Adaptation, SeedMean, share_name
     from hornbook.studio.frontier import Dot
 
     if isinstance(found, Adaptation):

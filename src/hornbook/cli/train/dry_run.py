@@ -19,18 +19,18 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     """
     from hornbook.data.loader.loader import repetition_warnings, seen_text
     from hornbook.model.config.parameter_count import count_parameters
-    from hornbook.model.hf.config import describe_class
+    from hornbook.model.hf.hf_config import describe_class
     from hornbook.model.surgery.operate import trained_parameters
     from hornbook.parallel.device import choose_device
     from hornbook.parallel.offload.offload import check_offload
     from hornbook.run.diagnose.estimate import estimate, saved_bytes
     from hornbook.run.job.continuing import rate_jump
-    from hornbook.run.job.inputs import vocabulary_warning
     from hornbook.run.job.job import course_of
     from hornbook.run.job.micro_batch import settle_micro_batch
+    from hornbook.run.job.run_inputs import vocabulary_warning
     from hornbook.run.launch.launch import check_start, read_inputs
     from hornbook.run.ledger.ledger import Monotone, read_past
-    from hornbook.run.machine.precision import describe_precision, settle_precision
+    from hornbook.run.machine.choose_dtype import describe_precision, settle_precision
 
     device, settled = choose_device(resolved.recipe.train.device), settle_micro_batch(settle_precision(resolved))
     check_offload(settled.recipe.parallel.offload, device, settled.recipe.optim)

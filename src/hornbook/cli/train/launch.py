@@ -180,6 +180,6 @@ def _over_ssh(
     ssh_commands(replace(job, nodes=len(every)), every, ssh)  # names of spares that are none, or are there twice
     if dry_run:
         return Result({"on": "ssh", "commands": commands}, ssh_script(commands))
-    from hornbook.run.launch.remote import run_again
+    from hornbook.run.launch.remote_machines import run_again
 
     return run_again(hosts, spares, restarts, lambda found: ssh_commands(fewer(len(found)), found, ssh))

@@ -13,7 +13,7 @@ from hornbook.files.durable import write_atomic
 from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
-    from hornbook.studio.history import History
+    from hornbook.studio.curve_history import History
 
 
 def plot(
@@ -30,7 +30,7 @@ def plot(
     shows the values under the pointer. Neither needs a network. A run that cannot be read is named and left out.
     """
     from hornbook.studio.chart import page, picture
-    from hornbook.studio.layout import make_chart
+    from hornbook.studio.page_layout import make_chart
 
     if out.suffix not in (".svg", ".html"):
         raise UsageError(f"--out {out}: the name must end with .svg (a picture) or .html (a page)")
@@ -49,7 +49,7 @@ def _read(paths: list[Path], x: Literal["step", "tokens"]) -> tuple[list["Histor
     """(histories of the readable runs, with distinct names; path -> problem of the others)."""
     from rich.markup import escape
 
-    from hornbook.studio.history import read_history
+    from hornbook.studio.curve_history import read_history
 
     found: dict[Path, History] = {}
     problems: dict[str, str] = {}

@@ -24,7 +24,7 @@ def reference(
     """
     load_torch()
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.job.start.reference import compute_references
+    from hornbook.run.job.start.run_reference import compute_references
 
     recipe = resolve_words(words, f"data.path={data}").recipe
     with progress_bar() as progress:

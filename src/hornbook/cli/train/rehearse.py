@@ -64,7 +64,7 @@ def rehearse(
 def _play(resolved: "Resolved", folder: Path, *, quick: bool) -> "Iterator[Played]":
     from hornbook.run.diagnose.rehearsal.cases import all_cases
     from hornbook.run.diagnose.rehearsal.play import Rehearsal
-    from hornbook.run.diagnose.rehearsal.scale import STEPS, ranks_here, scale_down
+    from hornbook.run.diagnose.rehearsal.scaled_recipe import STEPS, ranks_here, scale_down
 
     resolved = scale_down(resolved, ranks_here())
     rehearsal = Rehearsal(resolved, folder)

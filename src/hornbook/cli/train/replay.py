@@ -16,8 +16,8 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
-    from hornbook.run.diagnose.replay import ReplayPlan
-    from hornbook.run.doctor.compare import Comparison
+    from hornbook.run.diagnose.replay_run import ReplayPlan
+    from hornbook.run.doctor.compare_runs import Comparison
 
 
 def replay(
@@ -46,8 +46,8 @@ def replay(
     if list_:
         return _listed(directory)
     load_torch()
-    from hornbook.run.diagnose.replay import plan_replay, replay_run
-    from hornbook.run.doctor.compare import compare_runs
+    from hornbook.run.diagnose.replay_run import plan_replay, replay_run
+    from hornbook.run.doctor.compare_runs import compare_runs
 
     plan = plan_replay(directory, from_, to, without)
     keep = nullcontext(out) if out is not None else tempfile.TemporaryDirectory(prefix="hornbook-replay-")
@@ -62,7 +62,7 @@ def replay(
 
 
 def _listed(run: RunDir) -> Result:
-    from hornbook.run.diagnose.replay import list_decisions
+    from hornbook.run.diagnose.replay_run import list_decisions
 
     found = list_decisions(run)
     rows = [

@@ -22,7 +22,7 @@ def seal(
 
     Each file has its SHA-256 in SEAL.json, whose own SHA-256, the head, stands for all: it is what to keep or sign.
     """
-    from hornbook.run.diagnose.seal import check_seal, seal_run
+    from hornbook.run.diagnose.seal_run import check_seal, seal_run
 
     if check:
         if out is not None or weights:

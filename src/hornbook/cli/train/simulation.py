@@ -20,7 +20,7 @@ def simulate_rank(resolved: "Resolved", world: int | None, rank: int) -> Result:
     from hornbook.run.diagnose.simulate import simulate
     from hornbook.run.job.micro_batch import settle_micro_batch, vocabulary_rows
     from hornbook.run.launch.settle import settle_ranks
-    from hornbook.run.machine.precision import settle_precision
+    from hornbook.run.machine.choose_dtype import settle_precision
 
     if not vocabulary_rows(resolved.recipe):
         raise UsageError("the size of the vocabulary is that of the data: give --model.vocab N, or --data DATA")
@@ -79,7 +79,7 @@ def trace_layout(recipe: "Recipe", vocab: int, layout: "Layout") -> Traced:
     kernels of a CPU, differ from it by what the parts say they keep. Raises UsageError for what a trace cannot foresee.
     """
     from hornbook.plan.devices.hardware import this_cpu
-    from hornbook.plan.memory import estimate_memory
+    from hornbook.plan.planned_memory import estimate_memory
     from hornbook.run.diagnose.simulate import foreseeable, simulate
 
     train = recipe.train.model_copy(update={"micro_batch": layout.micro_batch})

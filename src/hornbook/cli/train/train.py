@@ -71,7 +71,7 @@ def train(
     from hornbook.run.checkpoints.path import checkpoint_path
     from hornbook.run.job.job import Start
     from hornbook.run.job.start.init_from import init_from_import, keep_model
-    from hornbook.run.job.start.reference import keep_reference, with_reference
+    from hornbook.run.job.start.run_reference import keep_reference, with_reference
 
     if resume not in (None, "auto"):
         raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")

@@ -10,8 +10,8 @@ from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
-    from hornbook.run.doctor.compare import Comparison
-    from hornbook.run.doctor.verify import Checkup
+    from hornbook.run.doctor.check_run import Checkup
+    from hornbook.run.doctor.compare_runs import Comparison
 
 
 def verify(
@@ -25,8 +25,8 @@ def verify(
 
     With one run, check its ledger, checkpoints and data for damage. Exit code 0 if whole, 3 if damaged.
     """
-    from hornbook.run.doctor.compare import compare_runs
-    from hornbook.run.doctor.verify import check_run
+    from hornbook.run.doctor.check_run import check_run
+    from hornbook.run.doctor.compare_runs import compare_runs
 
     if run_b is None:
         checkup = check_run(RunDir(run_a), read_data=data)

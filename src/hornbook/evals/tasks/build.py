@@ -7,7 +7,7 @@ from hornbook.errors import UsageError
 from hornbook.evals.config import GenerationFile, OwnTask, TaskConfig, WrittenFile
 from hornbook.evals.task import Task, TaskContext
 from hornbook.evals.tasks import files, probes
-from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.config.head_config import LabelHeadConfig
 
 MAKERS: dict[str, Callable[[Any, TaskContext], Task]] = {
     "cloze": probes.cloze,

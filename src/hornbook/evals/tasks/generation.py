@@ -14,8 +14,8 @@ from hornbook.evals.config import GenerationFile, OwnTask, WrittenFile
 from hornbook.evals.items import ItemScores, digest_of
 from hornbook.evals.metrics import answer_scores
 from hornbook.evals.task import Model, TaskContext
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.context import Memory
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.forward_context import Memory
 from hornbook.model.generate.beam import beam_search
 from hornbook.model.generate.generate import generate, next_logits
 from hornbook.model.transformer import Source, Transformer

@@ -11,12 +11,12 @@ from hornbook.kernels.team import supports
 from hornbook.model.attention.attend import attend
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.position import Layout, Rope, Rotation, rotate
-from hornbook.model.config import model as config
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.norm import RMSNormConfig
-from hornbook.model.context import Context
+from hornbook.model.config import model_config as config
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.norm_config import RMSNormConfig
 from hornbook.model.cpu.heads import SplitHeads
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.dropout import AttentionDropout, layer_number, site_keys
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm

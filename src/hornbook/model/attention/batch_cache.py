@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.key_tables import KeyTables
+from hornbook.model.attention.key_value_cache import KVCache
 from hornbook.model.cpu.cached import takes, write_columns
 from hornbook.model.layers.transfer import to_device
 

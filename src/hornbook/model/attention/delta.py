@@ -26,11 +26,11 @@ from hornbook.errors import UsageError
 from hornbook.kernels.torch_versions import uncompiled
 from hornbook.model.attention.delta_rule import chunked_delta_rule, recurrent_delta_rule
 from hornbook.model.attention.mask import DocumentLengths
-from hornbook.model.config import init as config_init
-from hornbook.model.config import model as config
-from hornbook.model.config.attention import DeltaAttentionConfig
-from hornbook.model.config.norm import RMSNormConfig
-from hornbook.model.context import Context
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import model_config as config
+from hornbook.model.config.attention_config import DeltaAttentionConfig
+from hornbook.model.config.norm_config import RMSNormConfig
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.norm import RMSNorm, widened
 from hornbook.model.layers.transfer import to_device

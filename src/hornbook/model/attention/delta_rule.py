@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hornbook.model.config.attention import DELTA_CHUNK as CHUNK
+from hornbook.model.config.attention_config import DELTA_CHUNK as CHUNK
 
 Keys = Float[Tensor, "batch heads time key_dim"]
 Values = Float[Tensor, "batch heads time value_dim"]

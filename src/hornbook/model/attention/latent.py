@@ -16,11 +16,11 @@ from hornbook.model.attention.attend import FEW_QUERIES, attend
 from hornbook.model.attention.attention import SITE, dropped, split_heads
 from hornbook.model.attention.position import Rope, Rotation, rotate
 from hornbook.model.attention.rope_scaling import yarn_mscale
-from hornbook.model.config import model as config
-from hornbook.model.config import position as config_position
-from hornbook.model.config.attention import LatentAttentionConfig
-from hornbook.model.config.norm import RMSNormConfig
-from hornbook.model.context import Context
+from hornbook.model.config import model_config as config
+from hornbook.model.config import position_config as config_position
+from hornbook.model.config.attention_config import LatentAttentionConfig
+from hornbook.model.config.norm_config import RMSNormConfig
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.dropout import layer_number
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.norm import RMSNorm

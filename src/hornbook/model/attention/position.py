@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.rope_scaling import scaled_frequencies
-from hornbook.model.config import position as config_position
+from hornbook.model.config import position_config as config_position
 from hornbook.model.layers.transfer import to_device
 
 Lengths = list[tuple[int, ...]]

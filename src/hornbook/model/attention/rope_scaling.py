@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hornbook.model.config import position as config_position
+from hornbook.model.config import position_config as config_position
 
 Frequencies = Float[Tensor, " half"]
 

@@ -10,10 +10,10 @@ activations, convolutions and what is computed again for lack of memory are not 
 
 from dataclasses import dataclass
 
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import method
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.parallel.config import BlockRecompute, NoRecompute, ParallelConfig, Recompute
 
 FLOAT32 = 4
@@ -159,7 +159,7 @@ def state_bytes(
     """Bytes each process holds of weights and gradients, each `item_bytes` per value, and of the optimizer's moments,
     with no parameter frozen, between two microbatches of a step.
 
-    parameters: what it would hold if data ranks shared nothing (`hornbook.plan.counts.held.held_values`). Where
+    parameters: what it would hold if data ranks shared nothing (`hornbook.plan.counts.held_counts.held_values`). Where
     moments are sharded and weights are not, the rank's share of the weights is held beside the whole ones: it is what
     the optimizer updates. moments: bytes of them before they are sharded; by default about what the optimizer says of
     a model of that size.

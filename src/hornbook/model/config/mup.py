@@ -27,10 +27,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.head import LMHead
-from hornbook.model.config.init import MuP
-from hornbook.model.config.model import ModelConfig, PreNorm
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.head_config import LMHead
+from hornbook.model.config.init_config import MuP
+from hornbook.model.config.model_config import ModelConfig, PreNorm
 from hornbook.optim.config.rule import Factors
 from hornbook.settings.fields import Config
 

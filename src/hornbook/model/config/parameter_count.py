@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hornbook.model.config.model import ModelConfig, Parallel
+from hornbook.model.config.model_config import ModelConfig, Parallel
 
 
 def count_parameters(config: ModelConfig, vocab: int) -> int:

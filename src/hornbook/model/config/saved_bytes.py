@@ -9,9 +9,9 @@ what the largest of them holds while it is.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import ModelConfig, Parallel
-from hornbook.model.config.norm import NormConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import ModelConfig, Parallel
+from hornbook.model.config.norm_config import NormConfig
 from hornbook.model.config.part import Rows, method
 from hornbook.parallel.config import BlockRecompute, Recompute
 

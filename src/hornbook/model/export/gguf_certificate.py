@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import RopeConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import RopeConfig
 from hornbook.model.export.gguf import Dtype, rounded
 from hornbook.model.export.gguf_model import FILE, GgufPlan
 from hornbook.model.hf.certificate import Compared

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from hornbook.errors import UsageError
 from hornbook.files.durable import storage_errors
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import LinearScaling, NoScaling, RopeConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import LinearScaling, NoScaling, RopeConfig
 from hornbook.model.export.gguf import BLOCK, FILE_TYPES, Dtype, TensorInfo, Value, write_gguf
 from hornbook.model.export.gguf_tokenizer import tokenizer_metadata
-from hornbook.model.hf.config import choose_architecture
-from hornbook.model.hf.layout import lay_out, stored_shape
+from hornbook.model.hf.hf_config import choose_architecture
+from hornbook.model.hf.hf_layout import lay_out, stored_shape
 
 FILE = "model.gguf"
 _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

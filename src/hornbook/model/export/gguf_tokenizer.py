@@ -6,8 +6,8 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.files.strict_json import parse_json
 from hornbook.model.export.gguf import Value
-from hornbook.model.hf.generation import FILE as GENERATION
-from hornbook.model.hf.generation import end_ids, foreign_ids, is_foreign, prompt_prefix
+from hornbook.model.hf.generation_config import FILE as GENERATION
+from hornbook.model.hf.generation_config import end_ids, foreign_ids, is_foreign, prompt_prefix
 from hornbook.text.tokenizer.bpe.tables import find_merges
 from hornbook.text.tokenizer.special_tokens import read_settings
 from hornbook.text.tokenizer.tokenizer import Tokenizer

@@ -27,8 +27,8 @@ from hornbook.files.extras import install_command
 from hornbook.model.attention.attention import FullAttention
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import ScoringOptions, scoring_of
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.replaced import ReplacedHead
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.replaced_config import ReplacedHead
 from hornbook.model.hf.certificate import Compared
 from hornbook.model.storage.safetensors_folder import write_json
 from hornbook.model.transformer import Transformer

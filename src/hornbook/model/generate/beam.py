@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.context import Memory
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.forward_context import Memory
 from hornbook.model.generate.sampling import REMOVED
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Transformer

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.context import Memory
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.forward_context import Memory
 from hornbook.model.generate.sampling import REMOVED, Sampling, TokenCounts, choose_token
 from hornbook.model.generate.text_stream import StopStrings, TextStream
 from hornbook.model.layers.transfer import to_device

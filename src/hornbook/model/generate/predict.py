@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.model.config.head import (
+from hornbook.model.config.head_config import (
     ClassificationHead,
     LabelHeadConfig,
     RegressionHead,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.context import Memory
+from hornbook.model.forward_context import Memory
 from hornbook.model.transformer import Source, Transformer
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 

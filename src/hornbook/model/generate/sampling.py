@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hornbook.errors import DivergedError, UsageError
 from hornbook.kernels.team import supports
-from hornbook.model.cpu.sampling import draw_tokens, outside_nucleus
+from hornbook.model.cpu.cpu_sampling import draw_tokens, outside_nucleus
 from hornbook.model.layers.transfer import to_device
 
 REMOVED = float("-inf")

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.attention.cache import KVCache
 from hornbook.model.attention.delta import DeltaAttention
+from hornbook.model.attention.key_value_cache import KVCache
 from hornbook.model.generate.generate import next_logits
 from hornbook.model.generate.sampling import (
     REMOVED,

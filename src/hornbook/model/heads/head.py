@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
-from hornbook.model.config.head import CHUNK_BYTES, DEVICE_SHARE, LMHead, MaskedHead
-from hornbook.model.config.mlp import Activation
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.head_config import CHUNK_BYTES, DEVICE_SHARE, LMHead, MaskedHead
+from hornbook.model.config.mlp_config import Activation
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads.losses import LossAndGrad, LossTerms, SoftTargets, distillation, loss_and_grad_
 from hornbook.model.layers.embedding import Embedding
 from hornbook.model.layers.linear import Change, Linear, Product

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hornbook.model.config.head import ClassificationHead, LabelHeadConfig, RegressionHead
+from hornbook.model.config.head_config import ClassificationHead, LabelHeadConfig, RegressionHead
 
 
 def text_place(kind: str) -> int:

@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
-from hornbook.model.config import head as config_head
-from hornbook.model.config.init import NormalValues
-from hornbook.model.context import Context
+from hornbook.model.config import head_config as config_head
+from hornbook.model.config.init_config import NormalValues
+from hornbook.model.forward_context import Context
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.losses import SoftTargets
 from hornbook.model.layers.dropout import Dropout, mix

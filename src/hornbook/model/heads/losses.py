@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hornbook.kernels.team import supports
-from hornbook.model.cpu.loss import cross_entropy_with_terms_
+from hornbook.model.cpu.cpu_loss import cross_entropy_with_terms_
 from hornbook.model.cpu.softmax import cross_entropy_
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from hornbook.model.attention.mask import DocumentLengths, RowPart
 from hornbook.model.attention.position import Lengths
-from hornbook.model.context import Auxiliary, Context
+from hornbook.model.forward_context import Auxiliary, Context
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.transfer import to_device
 

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.config.init import NormalValues
+from hornbook.model.config.init_config import NormalValues
 from hornbook.model.generate.sampling import drawn
 from hornbook.model.heads.head import Head, chunk_rows
 from hornbook.model.layers.dropout import site_keys, uniform

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.extras import install_command
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads.label_answers import text_place
-from hornbook.model.hf.config import identify, why_native
 from hornbook.model.hf.hf import left_out, read_hf
+from hornbook.model.hf.hf_config import identify, why_native
 from hornbook.model.hf.remote.source import FILE as FILE_OF_CODE
 from hornbook.model.hf.remote.source import remote_class
-from hornbook.model.hf.tables.vocabulary import Architecture
+from hornbook.model.hf.tables.vocabulary_names import Architecture
 from hornbook.model.hf.texts import TokenizerFigures, compare_texts, compare_tokenizers
 from hornbook.model.storage.load import Loaded, load_model
 from hornbook.model.storage.safetensors_folder import named, read_json, write_json

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import ModelConfig
 
 FREE = (
     "vocab",

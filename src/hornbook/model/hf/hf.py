@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import storage_errors
 from hornbook.files.safetensors import Entry
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.hf.config import choose_architecture, from_json, identify, to_json
-from hornbook.model.hf.generation import foreign_generation, foreign_ids, own_generation
-from hornbook.model.hf.layout import (
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.hf.generation_config import foreign_generation, foreign_ids, own_generation
+from hornbook.model.hf.hf_config import choose_architecture, from_json, identify, to_json
+from hornbook.model.hf.hf_layout import (
     Layout,
     expected_shapes,
     joined,
@@ -30,9 +30,9 @@ from hornbook.model.hf.layout import (
     slices_of,
     stored_shape,
 )
+from hornbook.model.hf.hf_tokenizer import place_tokenizer, special_ids
 from hornbook.model.hf.remote import source as remote
-from hornbook.model.hf.tables.vocabulary import Architecture
-from hornbook.model.hf.tokenizer import place_tokenizer, special_ids
+from hornbook.model.hf.tables.vocabulary_names import Architecture
 from hornbook.model.storage.safetensors_folder import (
     DTYPES,
     SHARD_BYTES,

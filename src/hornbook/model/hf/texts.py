@@ -11,7 +11,7 @@ from torch import nn
 from hornbook.errors import HornbookError
 from hornbook.model.generate.generate import generate
 from hornbook.model.generate.prompts import encode_prompt
-from hornbook.model.hf.generation import is_foreign
+from hornbook.model.hf.generation_config import is_foreign
 from hornbook.model.storage.load import Loaded
 from hornbook.text.tokenizer.chat_template import Message, read_chat_template
 from hornbook.text.tokenizer.tokenizer import Tokenizer

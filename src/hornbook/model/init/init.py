@@ -15,11 +15,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import init as config_init
-from hornbook.model.config import model as config
-from hornbook.model.config.init import Distribution
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import model_config as config
+from hornbook.model.config.init_config import Distribution
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.init.schemes import Matrix, distribution
 from hornbook.model.layers.linear import Linear
 

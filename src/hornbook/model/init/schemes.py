@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hornbook.model.config import init as config_init
-from hornbook.model.config import model as config
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.init import Distribution, NormalValues
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config import model_config as config
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.init_config import Distribution, NormalValues
 
 STREAM_WRITERS = {("attention", "out"), ("cross", "out"), ("mlp", "down")}
 """Sublayer and last part of the names of projections that write to the residual stream."""

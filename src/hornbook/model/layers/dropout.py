@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, MIX_SECOND
 from hornbook.kernels.team import supports
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.context import Context
-from hornbook.model.cpu.dropout import DropoutFunction, drop_probabilities
+from hornbook.model.cpu.cpu_dropout import DropoutFunction, drop_probabilities
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.transfer import to_device
 
 SITES = 64

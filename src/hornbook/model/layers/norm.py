@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.kernels.team import supports
-from hornbook.model.config import init as config_init
-from hornbook.model.config.norm import BatchNormConfig, LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
-from hornbook.model.cpu.norm import RMSNormFunction
+from hornbook.model.config import init_config as config_init
+from hornbook.model.config.norm_config import BatchNormConfig, LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
+from hornbook.model.cpu.cpu_norm import RMSNormFunction
 from hornbook.model.layers.saved_tensors import applied, cheap
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.mlp import GLU, MLP, Blend
 from hornbook.model.transformer import Transformer

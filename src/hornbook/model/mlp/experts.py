@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.context import Auxiliary, Context
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.forward_context import Auxiliary, Context
 from hornbook.model.mlp.balance import SumParts, balance_loss, over_capacity, router_z_loss, row_loads
 from hornbook.model.mlp.grouped import GroupedProduct, Weights, grouped_glu
 from hornbook.model.mlp.mlp import GLU, Blend

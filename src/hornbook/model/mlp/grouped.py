@@ -23,8 +23,8 @@ from torch import Tensor
 
 from hornbook.kernels.team import supports
 from hornbook.kernels.torch_versions import uncompiled
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.cpu.experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.cpu.cpu_experts import sum_rows, weighted_swiglu, weighted_swiglu_backward
 from hornbook.model.layers.products import linear, matmul, mm_into
 from hornbook.model.mlp.mlp import Blend, activate
 

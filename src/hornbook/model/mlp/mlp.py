@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.kernels.team import supports
-from hornbook.model.config import mlp as config_mlp
+from hornbook.model.config import mlp_config as config_mlp
 from hornbook.model.cpu.gate import SwiGLUDown, SwiGLUFunction
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.layers.saved_tensors import applied, cheap

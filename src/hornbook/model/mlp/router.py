@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.context import Context
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.dropout import SITES, layer_number, site_keys, uniform
 from hornbook.model.layers.norm import widened
 

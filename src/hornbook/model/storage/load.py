@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from hornbook.errors import IntegrityError
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.hf.generation import end_ids, prompt_prefix
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.hf.generation_config import end_ids, prompt_prefix
 from hornbook.model.surgery.folders import read_operated
 from hornbook.model.surgery.quantization.quantize import is_quantized, read_quantized
 from hornbook.model.transformer import Transformer

@@ -17,7 +17,7 @@ class Added(nn.Module):
     """A part that surgery hung on a model."""
 
     role: ClassVar[str] = "matrix"
-    """Of its own parameters (`hornbook.model.build.parameter_roles`)."""
+    """Of its own parameters (`hornbook.model.build_model.parameter_roles`)."""
 
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """(parameter, value float32 on the CPU) of each of its parameters, inner ones too, before training.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.block import Stream
-from hornbook.model.context import Context
+from hornbook.model.forward_context import Context
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.products import linear
 from hornbook.model.transformer import Transformer

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.config import model as config
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.config import model_config as config
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.init.init import initial_value
 from hornbook.model.init.schemes import STREAM_WRITERS
 from hornbook.settings.recipe import Recipe, cross_check

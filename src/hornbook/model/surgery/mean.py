@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hornbook.errors import IntegrityError
 from hornbook.files.durable import storage_errors
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.hf import create_hf, fill_hf
 from hornbook.model.storage.tensor_slices import TensorSlice, whole
 

@@ -1,7 +1,7 @@
 """Surgery: `operate(model, steps)` changes a built model in place, before it is spread over devices.
 
 The base's names and values stay; what is added has names of its own below the layers it hangs on. Values come as a
-stream: the base's, and right after a layer's weight those of the modules on it (`hornbook.model.surgery.values`).
+stream: the base's, and right after a layer's weight those of the modules on it (`hornbook.model.surgery.added_values`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config import surgery as config
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import SurgeryStep
+from hornbook.model.build_model import build_model
+from hornbook.model.config import surgery_config as config
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import SurgeryStep
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.surgery.added import matching
-from hornbook.model.surgery.values import added_parameters, with_added
+from hornbook.model.surgery.added_values import added_parameters, with_added
 from hornbook.model.transformer import Transformer
 
 

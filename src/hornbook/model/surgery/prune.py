@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.mlp import GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.mlp_config import GLUConfig, PlainMLPConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.transformer import Transformer
 
 Stream = Iterable[tuple[str, Tensor]]

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.config.surgery import LINEARS, Sparse
+from hornbook.model.config.surgery_config import LINEARS, Sparse
 from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.calibration import Report, calibrate, squares

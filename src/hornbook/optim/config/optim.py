@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from hornbook.optim.config.adamw import AdamW8bitRule, AdamWRule
+from hornbook.optim.config.adamw_config import AdamW8bitRule, AdamWRule
 from hornbook.optim.config.classic_rules import (
     AdafactorRule,
     AdagradRule,
@@ -15,9 +15,9 @@ from hornbook.optim.config.classic_rules import (
     SGDRule,
 )
 from hornbook.optim.config.matrix_rules import MuonRule, SoapRule
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.config.rule import ITEM_BYTES, Shape, UpdateRule
-from hornbook.optim.config.schedule_free import ScheduleFree, ScheduleFreeSGD
+from hornbook.optim.config.schedule_free_config import ScheduleFree, ScheduleFreeSGD
 from hornbook.optim.config.schedules import Constant, Schedule
 from hornbook.settings.fields import open_to
 

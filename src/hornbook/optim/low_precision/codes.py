@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hornbook.optim.config.adamw import BLOCK
+from hornbook.optim.config.adamw_config import BLOCK
 
 DECADES = 7
 TINY = float(np.finfo(np.float32).tiny)

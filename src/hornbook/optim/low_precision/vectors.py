@@ -1,8 +1,8 @@
 """8-bit codes on a CPU with AVX-512 and VBMI, its permutations of bytes: tables in registers, where loops gather.
 
-`kernels.py` takes these for whole vectors where the CPU has them, and its own arithmetic for the rest and everywhere
-else, with the same bits. A gather from a table of 256 values takes a cycle or more for each of them; 64 bytes are
-looked up in two instructions, so the four bytes of 64 values in eight.
+`narrow_kernels.py` takes these for whole vectors where the CPU has them, and its own arithmetic for the rest and
+everywhere else, with the same bits. A gather from a table of 256 values takes a cycle or more for each of them; 64
+bytes are looked up in two instructions, so the four bytes of 64 values in eight.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Clipping: gradients of all ranks are limited as one process limits them (`hornbook.optim.config.clipping`)."""
+"""Clipping: gradients of all ranks are limited as one process limits them (`hornbook.optim.config.clipping_config`)."""
 
 import functools
 import math
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from hornbook.model.layers.transfer import to_device
-from hornbook.optim.config.clipping import AdaptiveClip, AnyClip, NormClip, StepLimits, ValueClip, ZScoreClip
+from hornbook.optim.config.clipping_config import AdaptiveClip, AnyClip, NormClip, StepLimits, ValueClip, ZScoreClip
 from hornbook.optim.foreach import foreach
 from hornbook.parallel.gradients.exact import fold_, row_squares
-from hornbook.parallel.gradients.norm import clip
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.gradients.gradient_norm import clip
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.world import Axis, World
 
 NOT_ADAPTIVE = frozenset({"embedding", "position", "head"})

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hornbook.data.batch import Batch
-from hornbook.model.context import Auxiliary
+from hornbook.model.forward_context import Auxiliary
 from hornbook.model.heads.replaced import CORRUPTED, GENERATED, Detector
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.transformer import Transformer

@@ -28,7 +28,7 @@ from torch.distributed import ProcessGroup
 from hornbook.errors import UsageError
 from hornbook.kernels.torch_versions import all_gather_single
 from hornbook.model.layers.transfer import to_device
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.world import AXES, DATA, World
 
 VECTOR = 16

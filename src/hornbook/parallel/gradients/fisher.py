@@ -24,7 +24,7 @@ from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.files.durable import publish_file, storage_errors, temporary_name
 from hornbook.files.safetensors import read_header, read_metadata
 from hornbook.model.storage.safetensors_folder import Reader
-from hornbook.model.surgery.adapters.files import tensors_digest
+from hornbook.model.surgery.adapters.adapter_files import tensors_digest
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.penalties import Anchor
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.traffic.traffic import Flow, sent_bytes
 from hornbook.parallel.world import Axis, World, others, wide_axes
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.model.layers.linear import Linear
-from hornbook.parallel.gradients.norm import sum_of_shards
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.gradients.gradient_norm import sum_of_shards
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.world import World
 
 

@@ -25,7 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from hornbook.errors import StorageError, UsageError
 from hornbook.model.layers.saved_tensors import Hooks, Rebuilding
 from hornbook.model.transformer import Transformer
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.config import DiskOffload, HostOffload, Offload
 from hornbook.parallel.offload.host import CopyStream, HostTensors, HostUpdate

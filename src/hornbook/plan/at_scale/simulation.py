@@ -11,10 +11,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from hornbook.errors import UsageError
-from hornbook.plan.at_scale.failures import Upkeep
+from hornbook.plan.at_scale.failure_costs import Upkeep
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.planner import plan_run
-from hornbook.plan.search.result import Layout
+from hornbook.plan.search.plan_result import Layout
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.model.config.head import LMHead, MaskedHead
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import (
+from hornbook.model.config.head_config import LMHead, MaskedHead
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import (
     AdapterStep,
     BottleneckConfig,
     Dora,

@@ -9,13 +9,13 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import ModelConfig, Parallel
-from hornbook.model.config.norm import NormConfig
+from hornbook.model.config.attention_config import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig, PlainMLPConfig
+from hornbook.model.config.model_config import ModelConfig, Parallel
+from hornbook.model.config.norm_config import NormConfig
 from hornbook.model.config.parameter_count import stacks_of
-from hornbook.model.config.position import AddedPositionPart
-from hornbook.optim.config.optimizer import OptimizerConfig
+from hornbook.model.config.position_config import AddedPositionPart
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.config.rule import ITEM_BYTES
 from hornbook.settings.fields import KEPT, ByIdentity, kept_by_config
 

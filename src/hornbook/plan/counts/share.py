@@ -1,18 +1,18 @@
 """What a rank computes of a model, as a configuration: its heads, its inner width, its part of each row.
 
-Of what does not divide evenly a rank has the larger part, as in `hornbook.plan.counts.held`.
+Of what does not divide evenly a rank has the larger part, as in `hornbook.plan.counts.held_counts`.
 """
 
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.model.config.attention import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.head import ClassificationHead, RegressionHead
-from hornbook.model.config.mlp import ExpertsConfig, GLUConfig, PlainMLPConfig
-from hornbook.model.config.model import LayerConfig, ModelConfig
+from hornbook.model.config.attention_config import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
+from hornbook.model.config.head_config import ClassificationHead, RegressionHead
+from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig, PlainMLPConfig
+from hornbook.model.config.model_config import LayerConfig, ModelConfig
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import SavedBytes, saved_bytes
-from hornbook.model.config.surgery import positions_ahead
+from hornbook.model.config.surgery_config import positions_ahead
 from hornbook.parallel.config import Offload
 from hornbook.settings.fields import kept_by_config
 from hornbook.settings.recipe import Recipe

@@ -44,7 +44,7 @@ def read_machine(pattern: str) -> list[dict[str, Any]]:
 
 
 def read_runs(pattern: str, name: str = "*.json") -> Iterator[dict[str, Any]]:
-    """What runs on such devices measured (`hornbook.plan.search.anchor.RunMeasured`), newest first; name: of a file,
+    """What runs on such devices measured (`RunMeasured` of `plan.search.anchored_plan`), newest first; name: of a file,
     or a pattern."""
     return _newest(pattern, f"runs/{name}")
 

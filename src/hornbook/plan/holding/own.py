@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from hornbook.model.config.flops import FLOAT32, state_bytes
-from hornbook.model.config.head import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.head_config import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
@@ -13,7 +13,7 @@ from hornbook.parallel.config import HostOffload
 from hornbook.plan.counts.adapted import adapted
 from hornbook.plan.counts.parameters import state_bytes_per_value
 from hornbook.plan.counts.share import cpu_runtime, gpu_runtime, labels_texts, left_on_device
-from hornbook.plan.counts.teacher import live_teacher, teacher_bytes
+from hornbook.plan.counts.teacher_counts import live_teacher, teacher_bytes
 from hornbook.plan.devices.hardware import Device
 from hornbook.settings.fields import kept_by_config
 from hornbook.settings.recipe import Recipe

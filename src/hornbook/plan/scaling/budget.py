@@ -29,7 +29,7 @@ from hornbook.plan.scaling.laws import (
 )
 from hornbook.plan.scaling.money import Budget, seconds_of
 from hornbook.plan.scaling.shape import count_as, shaped
-from hornbook.plan.search.advice import EPOCHS
+from hornbook.plan.search.layout_advice import EPOCHS
 from hornbook.plan.search.numbers import duration, figure, rounded_down
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe

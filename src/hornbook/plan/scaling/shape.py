@@ -2,7 +2,7 @@
 
 from math import log, sqrt
 
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import parameter_counts
 from hornbook.plan.planner import vocabulary
 from hornbook.plan.scaling.laws import Parameters

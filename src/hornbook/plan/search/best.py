@@ -2,7 +2,7 @@
 
 The time of a microbatch is known per `Block`; a step takes at least as long as its microbatches in a pipeline without
 messages over data ranks. Blocks whose bound is no better than what was found are not looked into, nor are spreads; the
-rest is estimated as it is (`plan.memory`, `plan.step`).
+rest is estimated as it is (`plan.planned_memory`, `plan.step_time`).
 """
 
 from collections.abc import Callable, Iterator
@@ -12,9 +12,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from hornbook.plan.devices.hardware import Cluster
-from hornbook.plan.memory import PhaseMemory, estimate_memory, fits_memory
+from hornbook.plan.planned_memory import PhaseMemory, estimate_memory, fits_memory
 from hornbook.plan.search.space import Block, Layouts, Spread
-from hornbook.plan.step import StepTime, estimate_step
+from hornbook.plan.step_time import StepTime, estimate_step
 from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe
 

@@ -7,7 +7,7 @@ from hornbook.errors import UsageError
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.devices.names import typed
 from hornbook.plan.search.best import Search
-from hornbook.plan.search.result import capacity
+from hornbook.plan.search.plan_result import capacity
 from hornbook.plan.search.space import Layouts
 from hornbook.plan.trainer import Trainer
 from hornbook.settings.recipe import Recipe

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from hornbook.model.config.mlp import ExpertsConfig
+from hornbook.model.config.mlp_config import ExpertsConfig
 from hornbook.model.config.parameter_count import stacks_of
-from hornbook.parallel.axes.pipeline.schedules import SPLIT, Schedule
+from hornbook.parallel.axes.pipeline.pass_orders import SPLIT, Schedule
 from hornbook.parallel.config import (
     FILL,
     BlockRecompute,

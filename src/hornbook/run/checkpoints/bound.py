@@ -15,7 +15,7 @@ from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.filesystem import exists, is_folder, list_folder
 from hornbook.files.journal import first_broken
 from hornbook.files.run_directory import RunDir
-from hornbook.model.config.replaced import HeadConfig
+from hornbook.model.config.replaced_config import HeadConfig
 from hornbook.run.checkpoints.manifest import Manifest
 from hornbook.run.ledger.interventions import Intervention, sorted_by_step
 from hornbook.run.ledger.ledger import Monotone, read_past, remedy

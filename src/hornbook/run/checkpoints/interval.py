@@ -2,7 +2,7 @@
 
 Saves hold the loop for `stall` seconds each; a failure, every MTBF hours, loses half an interval. The sum is least at
 T = sqrt(2 stall MTBF) (Young 1974; Daly 2006 gives higher orders). Stall and step time are rank 0's, measured at saves;
-the MTBF follows from `guard.mtbf` and the failures of the run so far (`hornbook.run.ledger.failures`). What
+the MTBF follows from `guard.mtbf` and the failures of the run so far (`hornbook.run.ledger.uptime`). What
 follows from all that is no function of the recipe, so the ledger has each new interval before it counts.
 """
 
@@ -11,8 +11,8 @@ import time
 
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.state import State
-from hornbook.run.ledger.failures import expected_mtbf
 from hornbook.run.ledger.ledger import Interval, Ledger
+from hornbook.run.ledger.uptime import expected_mtbf
 
 FIRST_STEPS = 20
 """Steps to the first save, at which there is something to measure."""

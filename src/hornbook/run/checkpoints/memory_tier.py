@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from hornbook.errors import IntegrityError
-from hornbook.model.config.surgery import adapter_of
+from hornbook.model.config.surgery_config import adapter_of
 from hornbook.parallel.world import AXES, World
 from hornbook.run.checkpoints.memory_copies import RankCopies
 from hornbook.run.checkpoints.state import State
 from hornbook.run.ledger.ledger import Ledger
 from hornbook.run.ledger.step_report import Step, is_due
-from hornbook.run.machine.memory import available_bytes
+from hornbook.run.machine.process_memory import available_bytes
 
 ON_TRIAL = 20
 """Steps after a start from a copy for which a loss or gradient that is not finite is blamed on the copy."""

@@ -17,7 +17,7 @@ from hornbook.files.safetensors import read_header
 from hornbook.model.storage.safetensors_folder import CODES
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.folders import AVERAGE, create_operated, fill_operated
-from hornbook.parallel.shard import Shard, of_all_stages
+from hornbook.parallel.parameter_shard import Shard, of_all_stages
 from hornbook.run.checkpoints.state import MOMENTS, ModelSpec, State
 
 Wait = Callable[[], None]

@@ -20,17 +20,17 @@ from hornbook.data.batch import GlobalBatch
 from hornbook.data.loader.loader import Loader
 from hornbook.errors import IntegrityError
 from hornbook.files.safetensors import read_header
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import SurgeryStep, adapter_of
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import SurgeryStep, adapter_of
 from hornbook.model.hf.hf import view_hf
 from hornbook.model.init.init import with_new_head
 from hornbook.model.mlp.blend import set_activation
 from hornbook.model.storage.safetensors_folder import CODES, Reader
 from hornbook.model.storage.tensor_slices import TensorSlice
-from hornbook.model.surgery.adapters.files import base_of, is_adapter
+from hornbook.model.surgery.adapters.adapter_files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
+from hornbook.model.surgery.added_values import added_parameters, with_added
 from hornbook.model.surgery.folders import AVERAGE, read_added
-from hornbook.model.surgery.values import added_parameters, with_added
 from hornbook.optim.average import WeightAverage, held_weights
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
@@ -38,10 +38,10 @@ from hornbook.parallel.convert import convert_state, update_size
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.noise_scale import NoiseScale
 from hornbook.parallel.owners import Owners
-from hornbook.parallel.shard import Shard, check_cover, of_all_stages, state_shards
+from hornbook.parallel.parameter_shard import Shard, check_cover, of_all_stages, state_shards
 from hornbook.parallel.world import World
 from hornbook.run.guard.guard import Guard
-from hornbook.run.layers.statistics import LayerStatistics
+from hornbook.run.layers.layer_statistics import LayerStatistics
 from hornbook.run.ledger.interventions import Course
 from hornbook.settings.recipe import Recipe
 

@@ -14,16 +14,16 @@ import torch
 
 from hornbook.data.batch import Batch
 from hornbook.kernels.ahead import compile_ahead
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.init.init import initialize
 from hornbook.model.layers.precision import choose_precision
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import parallelize
-from hornbook.run.job.inputs import model_jobs
+from hornbook.run.job.run_inputs import model_jobs
 from hornbook.settings.training import TrainConfig
 
 

@@ -15,20 +15,20 @@ from hornbook.model.config.flops import FLOAT32, SCORING_COST, operations_per_to
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.layers.transfer import fetch
 from hornbook.model.surgery.operate import trained_parameters
-from hornbook.optim.config.clipping import AnyClip
+from hornbook.optim.config.clipping_config import AnyClip
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.parallel.world import distributed
-from hornbook.plan.counts.held import held_values
+from hornbook.plan.counts.held_counts import held_values
 from hornbook.plan.devices.hardware import this_cpu
-from hornbook.plan.memory import estimate_memory
+from hornbook.plan.planned_memory import estimate_memory
 from hornbook.run.checkpoints.state import State
-from hornbook.run.job.inputs import Inputs, compile_for
+from hornbook.run.job.run_inputs import Inputs, compile_for
 from hornbook.run.ledger.training_length import TrainingLength
-from hornbook.run.loop.train import build_state
+from hornbook.run.loop.training_loop import build_state
 from hornbook.run.machine.checks import matmul_rate, timed
-from hornbook.run.machine.memory import free_memory, memory_of
+from hornbook.run.machine.process_memory import free_memory, memory_of
 from hornbook.settings.training import TrainConfig
 
 MICROBATCH_SECONDS = 10.0

@@ -21,13 +21,13 @@ from hornbook.parallel.world import distributed
 from hornbook.run.checkpoints.bound import base_recipe
 from hornbook.run.checkpoints.state import State
 from hornbook.run.diagnose.weights_at import newest_before
-from hornbook.run.job.inputs import open_inputs
 from hornbook.run.job.job import Job, Start, silent_job
+from hornbook.run.job.run_inputs import open_inputs
 from hornbook.run.ledger.interventions import Course
 from hornbook.run.ledger.ledger import read_past
 from hornbook.run.ledger.step_report import count_skips
-from hornbook.run.loop.recovery import StepJudge, open_guard
-from hornbook.run.loop.train import build_state, compute_gradients, take_step
+from hornbook.run.loop.guard_recovery import StepJudge, open_guard
+from hornbook.run.loop.training_loop import build_state, compute_gradients, take_step
 from hornbook.settings.resolve import Resolved
 
 

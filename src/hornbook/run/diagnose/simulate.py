@@ -25,13 +25,13 @@ from hornbook.kernels.torch_versions import (
     FakeTensorMode,
     without_modes,
 )
-from hornbook.model.build import build_model, parameter_roles
+from hornbook.model.build_model import build_model, parameter_roles
 from hornbook.model.config.mup import learning_factors
 from hornbook.model.layers.products import is_widened
 from hornbook.model.mlp import grouped
 from hornbook.model.surgery.operate import operate
 from hornbook.model.surgery.quantization import nf4
-from hornbook.optim.build import build_optimizer
+from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.axes.pipeline.cuts import settle_cuts
 from hornbook.parallel.config import NoOffload
@@ -40,7 +40,7 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import AXES, World, axis_sizes, open_meshes
 from hornbook.plan.counts.share import labels_texts
-from hornbook.run.diagnose.tracker import Collective, StepTracker
+from hornbook.run.diagnose.step_tracker import Collective, StepTracker
 from hornbook.run.observe.memory_log import SavedWatch
 from hornbook.settings.recipe import Recipe
 

@@ -6,15 +6,15 @@ from hornbook.errors import UsageError
 from hornbook.files.filesystem import is_folder
 from hornbook.files.run_directory import RunDir
 from hornbook.model.storage.load import load_model
+from hornbook.model.surgery.added_values import with_added
 from hornbook.model.surgery.operate import build_operated
-from hornbook.model.surgery.values import with_added
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.run.checkpoints.bound import recipe_in_force, why_foreign
 from hornbook.run.checkpoints.commit import list_checkpoints, step_of
 from hornbook.run.checkpoints.manifest import verify_folder
-from hornbook.run.job.inputs import Inputs, open_inputs
+from hornbook.run.job.run_inputs import Inputs, open_inputs
 from hornbook.run.job.start.init_from import InitFrom
 from hornbook.run.ledger.ledger import Monotone, read_past
 from hornbook.settings.recipe import Recipe

@@ -12,8 +12,8 @@ from hornbook.errors import IntegrityError
 from hornbook.files.filesystem import is_file, is_folder, list_folder
 from hornbook.run.checkpoints.commit import list_checkpoints
 from hornbook.run.checkpoints.manifest import read_manifest
-from hornbook.run.doctor.history import RunHistory, at_step, gigabytes
-from hornbook.run.doctor.rules import Diagnosis, Text
+from hornbook.run.doctor.curve_rules import Diagnosis, Text
+from hornbook.run.doctor.run_history import RunHistory, at_step, gigabytes
 from hornbook.run.doctor.stacks import read_stacks
 
 ENDED_BADLY = ("fail",)

@@ -23,7 +23,7 @@ from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.bound import recipe_in_force
 from hornbook.run.checkpoints.lineage import lineage_of
-from hornbook.run.job.inputs import open_loader
+from hornbook.run.job.run_inputs import open_loader
 from hornbook.run.ledger.ledger import read_past, replay
 
 

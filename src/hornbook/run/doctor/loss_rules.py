@@ -1,4 +1,4 @@
-"""Rules over the loss of a run: plateau, saddle, oscillation, high rate, overfitting, nothing learned (`rules.py`)."""
+"""Rules over the loss of a run: plateau, saddle, oscillation, high rate, overfitting, nothing learned."""
 
 import numpy as np
 

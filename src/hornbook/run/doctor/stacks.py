@@ -100,4 +100,4 @@ def parse_stacks(text: str) -> Sequence[Frame]:
 
 def _is_loop(frames: Sequence[Frame]) -> tuple[int, int]:
     own = [each for each in frames if each.own]
-    return sum(each.own == "run/loop/train.py" for each in own), len(own)
+    return sum(each.own == "run/loop/training_loop.py" for each in own), len(own)

@@ -11,8 +11,8 @@
 | D3 | rises slowly | cumulative sum over losses of 500 to 1,500 steps before; held-out text confirms it twice |
 | D4 | cannot be represented | three overflows in a row once the fp16 scale was found, or a scale of 1 |
 
-z counts robust deviations of the loss, or of the logarithm of the gradient norm, from the median (`statistics.py`). The
-thresholds were measured on recorded noise of real runs, whose tails are heavy.
+z counts robust deviations of the loss, or of the logarithm of the gradient norm, from the median
+(`robust_statistics.py`). The thresholds were measured on recorded noise of real runs, whose tails are heavy.
 """
 
 import math
@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from hornbook.run.guard.statistics import RobustWindow, middle_of, theil_sen
+from hornbook.run.guard.robust_statistics import RobustWindow, middle_of, theil_sen
 
 SPIKE_LOSS_Z, SPIKE_NORM_Z, RUN_UP = 6.0, 8.0, 4
 """A spike: the loss now, and the gradient norm within so many steps."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hornbook.optim.config.clipping import StepLimits
+from hornbook.optim.config.clipping_config import StepLimits
 from hornbook.run.guard.detectors import (
     ABOVE_Z,
     RUN_UP,
@@ -22,8 +22,8 @@ from hornbook.run.guard.detectors import (
     SpikeWatch,
 )
 from hornbook.run.guard.policy import Detection, Rule, Spans
+from hornbook.run.guard.robust_statistics import TrendWindow, middle_of
 from hornbook.run.guard.settings import HARD, SettingsWatch
-from hornbook.run.guard.statistics import TrendWindow, middle_of
 from hornbook.settings.training import GuardConfig
 
 ARMED_AFTER = 64

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hornbook.run.guard.policy import Rule, Spans
-from hornbook.run.guard.statistics import RobustWindow, middle_of
+from hornbook.run.guard.robust_statistics import RobustWindow, middle_of
 
 NEWEST = 16
 """Losses whose median is compared with the one before a change."""

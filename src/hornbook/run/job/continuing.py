@@ -8,8 +8,8 @@ from hornbook.files.filesystem import exists
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.bound import base_recipe
 from hornbook.run.checkpoints.state import read_counters
-from hornbook.run.job.inputs import Inputs, open_loader
 from hornbook.run.job.job import Start, course_of
+from hornbook.run.job.run_inputs import Inputs, open_loader
 from hornbook.run.job.timekeeper import seconds_spent
 from hornbook.run.ledger.interventions import Course, sorted_by_step
 from hornbook.run.ledger.ledger import LENGTH_SETTINGS, Monotone

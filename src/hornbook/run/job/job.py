@@ -11,7 +11,7 @@ from hornbook.run.checkpoints.memory_copies import CopyMemory, RankCopies
 from hornbook.run.job.control import Control
 from hornbook.run.job.deadline import Deadline
 from hornbook.run.job.heartbeat import Heartbeat
-from hornbook.run.job.inputs import Inputs, resumed_length
+from hornbook.run.job.run_inputs import Inputs, resumed_length
 from hornbook.run.job.signals import StopSignals
 from hornbook.run.job.start.init_from import InitFrom
 from hornbook.run.ledger.interventions import Course, sorted_by_step

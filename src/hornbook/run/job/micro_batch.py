@@ -21,13 +21,13 @@ from hornbook.model.heads.head import device_chunk_bytes
 from hornbook.parallel.config import BETWEEN
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.offload.offload import moves_activations
-from hornbook.plan.counts.held import held_values
+from hornbook.plan.counts.held_counts import held_values
 from hornbook.plan.counts.share import activation_bytes, left_on_device, rows_of
 from hornbook.plan.holding.own import head_bytes
 from hornbook.progress import size_text
 from hornbook.run.checkpoints.state import State
 from hornbook.run.job.job import Job
-from hornbook.run.machine.memory import free_memory
+from hornbook.run.machine.process_memory import free_memory
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 from hornbook.text.tokenizer.tokenizer import Tokenizer

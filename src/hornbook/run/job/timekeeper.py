@@ -12,8 +12,8 @@ from typing import Any
 from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.ledger.step_report import Step
+from hornbook.run.ledger.token_costs import EVEN, Work
 from hornbook.run.ledger.training_length import TrainingLength
-from hornbook.run.ledger.work import EVEN, Work
 
 WINDOW = 20
 """Number of newest steps whose mean predicts the next ones."""

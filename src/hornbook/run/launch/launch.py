@@ -20,7 +20,7 @@ from hornbook.files.filesystem import is_file
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock, process_identity
 from hornbook.files.secrets import holds_secret
-from hornbook.model.hf.layout import parameter_shapes
+from hornbook.model.hf.hf_layout import parameter_shapes
 from hornbook.model.init.init import check_overrides
 from hornbook.parallel.device import check_device, choose_device, gpu_identity
 from hornbook.parallel.offload.offload import check_offload
@@ -33,29 +33,29 @@ from hornbook.run.job.control import refuse_if_held
 from hornbook.run.job.directory import check_directory
 from hornbook.run.job.fault_plan import check_plan, check_steps
 from hornbook.run.job.heartbeat import Heartbeat
-from hornbook.run.job.inputs import Inputs, compile_for, open_inputs
 from hornbook.run.job.job import Job, Start, steered_job
 from hornbook.run.job.micro_batch import settle_micro_batch
+from hornbook.run.job.run_inputs import Inputs, compile_for, open_inputs
 from hornbook.run.job.signals import StopNow, StopSignals
-from hornbook.run.job.start.anchor import check_anchor
 from hornbook.run.job.start.init_from import check_tokenizer
-from hornbook.run.job.start.teacher import pin_teacher, teach
+from hornbook.run.job.start.run_anchor import check_anchor
+from hornbook.run.job.start.run_teacher import pin_teacher, teach
 from hornbook.run.launch.consistency import compare_ranks, rank_facts
 from hornbook.run.launch.launcher_env import Node, launched, ranks_per_node
 from hornbook.run.launch.links import check_links
 from hornbook.run.launch.node import run_node
-from hornbook.run.launch.recovery import with_remedy, with_world
 from hornbook.run.launch.rendezvous import await_rank0, rank0_first, wait_until
 from hornbook.run.launch.self_watch import watching_itself
 from hornbook.run.launch.settle import settle_ranks
+from hornbook.run.launch.slot_recovery import with_remedy, with_world
 from hornbook.run.launch.standby import StandbyPlan
 from hornbook.run.launch.supervisor import Supervisor, preload
 from hornbook.run.ledger.interventions import SettingChange, ends_interventions, with_changes
 from hornbook.run.ledger.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.ledger.training_length import check_schedule, sets_schedule
-from hornbook.run.loop.train import Ready, train
+from hornbook.run.loop.training_loop import Ready, train
+from hornbook.run.machine.choose_dtype import settle_precision
 from hornbook.run.machine.environment import check_data_lock
-from hornbook.run.machine.precision import settle_precision
 from hornbook.run.observe.alerts import Alerts, await_deliveries
 from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.settings.layout.world import warning_about_nodes

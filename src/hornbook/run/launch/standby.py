@@ -16,12 +16,12 @@ from hornbook.errors import Exit
 from hornbook.parallel.world import RankInfo
 from hornbook.run.checkpoints.memory_copies import CopyMemory
 from hornbook.run.job.heartbeat import Heartbeat, shared_heartbeats
-from hornbook.run.job.inputs import Inputs
 from hornbook.run.job.job import Job
+from hornbook.run.job.run_inputs import Inputs
 from hornbook.run.job.signals import StopSignals, stop_signals_blocked
 from hornbook.run.launch.rank import Rank, end_ranks, fork_rank, wait_for_ends
 from hornbook.run.ledger.ledger import At
-from hornbook.run.loop.train import Ready, get_ready
+from hornbook.run.loop.training_loop import Ready, get_ready
 
 Follow = Callable[[int, int], Job]
 """In a rank of this number: the job of an attempt that the supervisor has begun."""

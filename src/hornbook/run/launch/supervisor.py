@@ -36,7 +36,7 @@ from hornbook.run.launch.rank import (
     keep_evidence,
     look_at,
 )
-from hornbook.run.launch.recovery import SlotKeeper
+from hornbook.run.launch.slot_recovery import SlotKeeper
 from hornbook.run.launch.standby import Standby, StandbyPlan
 from hornbook.run.ledger.ledger import At, Ledger, Position
 from hornbook.settings.recipe import Recipe

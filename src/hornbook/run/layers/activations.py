@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hornbook.data.batch import Batch
 from hornbook.model.attention.attend import Heads, attend, tables_of
 from hornbook.model.attention.mask import AttentionMask
-from hornbook.model.config.mlp import Activation
+from hornbook.model.config.mlp_config import Activation
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.heads.replaced import Detector
 from hornbook.model.layers.products import linear

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hornbook.model.layers.transfer import fetch
 from hornbook.parallel.engine import Engine
-from hornbook.parallel.gradients.norm import divisions_of, sum_over_axes
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.gradients.gradient_norm import divisions_of, sum_over_axes
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.world import Axis
 
 SAMPLED = 2**18

@@ -13,11 +13,11 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from hornbook.errors import UsageError
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import adapter_of
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import adapter_of
 from hornbook.optim.config.batch_schedule import Batches
 from hornbook.optim.config.optim import AnyOptimizer
-from hornbook.optim.config.swap import REWARM_STEPS, carried_settings, kind_of_rule, rewarms
+from hornbook.optim.config.swap_config import REWARM_STEPS, carried_settings, kind_of_rule, rewarms
 from hornbook.run.ledger.training_length import TrainingLength
 from hornbook.settings.fields import Duration
 from hornbook.settings.recipe import Recipe, cross_check

@@ -25,9 +25,9 @@ from hornbook.files.run_directory import RunDir, StateRecord, checkpoint_name
 from hornbook.files.run_lock import process_identity
 from hornbook.files.secrets import hide_secrets
 from hornbook.run.ledger.decisions import Decision, decisions_of, fold_named
-from hornbook.run.ledger.failures import Uptime
 from hornbook.run.ledger.interventions import Intervention
 from hornbook.run.ledger.training_length import Cut
+from hornbook.run.ledger.uptime import Uptime
 
 LENGTH_SETTINGS = ("train.tokens", "train.epochs")
 """A change of one of these on resume sets the length anew, and cancels earlier cuts."""

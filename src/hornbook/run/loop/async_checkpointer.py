@@ -26,9 +26,9 @@ from hornbook.errors import StorageError
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints import bound
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
-from hornbook.run.checkpoints.exchange import Exchange
 from hornbook.run.checkpoints.interval import SaveInterval
 from hornbook.run.checkpoints.memory_tier import MemoryTier
+from hornbook.run.checkpoints.rank_exchange import Exchange
 from hornbook.run.checkpoints.snapshot import Buffers, Snapshot, take_snapshot
 from hornbook.run.checkpoints.state import State
 from hornbook.run.guard.policy import LEAST_BACK, WINDOW, Spans

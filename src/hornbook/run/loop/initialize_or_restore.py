@@ -19,11 +19,11 @@ from hornbook.data.loader.loader import Loader, repetition_warnings, seen_text
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import storage_errors, writing_folder
 from hornbook.files.filesystem import exists, is_file, list_folder
-from hornbook.model.config.head import describe_head
-from hornbook.model.config.surgery import adapter_of
+from hornbook.model.config.head_config import describe_head
+from hornbook.model.config.surgery_config import adapter_of
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.init.init import scale_to_unit_variance, with_new_head
-from hornbook.model.surgery.adapters.files import base_of, check_base, is_adapter, read_meta, tensors_digest
+from hornbook.model.surgery.adapters.adapter_files import base_of, check_base, is_adapter, read_meta, tensors_digest
 from hornbook.parallel.axes.pipeline.forecast import plan_pipeline
 from hornbook.parallel.device import unseen_gpus, visible_gpus
 from hornbook.parallel.world import World
@@ -31,16 +31,16 @@ from hornbook.run.checkpoints import bound
 from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.checkpoints.state import State
 from hornbook.run.job.continuing import rate_jump
-from hornbook.run.job.inputs import vocabulary_warning
 from hornbook.run.job.job import Job
-from hornbook.run.job.start.anchor import hold_weights
+from hornbook.run.job.run_inputs import vocabulary_warning
 from hornbook.run.job.start.init_from import InitFrom
-from hornbook.run.job.start.teacher import join_teacher
+from hornbook.run.job.start.run_anchor import hold_weights
+from hornbook.run.job.start.run_teacher import join_teacher
 from hornbook.run.ledger.ledger import Monotone
 from hornbook.run.loop.async_checkpointer import AsyncCheckpointer, Restored
+from hornbook.run.machine.choose_dtype import slow_precision
 from hornbook.run.machine.environment import bits_depend_on, describe_environment
-from hornbook.run.machine.memory import held_by_others
-from hornbook.run.machine.precision import slow_precision
+from hornbook.run.machine.process_memory import held_by_others
 from hornbook.run.observe.observers import Observers
 from hornbook.settings.resolve import leaves
 from hornbook.settings.toml import dotted

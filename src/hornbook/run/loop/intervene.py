@@ -14,8 +14,8 @@ from hornbook.parallel.world import World
 from hornbook.run.checkpoints import bound
 from hornbook.run.checkpoints.state import State
 from hornbook.run.job.control import Request
-from hornbook.run.job.inputs import load_kernels
 from hornbook.run.job.job import Job
+from hornbook.run.job.run_inputs import load_kernels
 from hornbook.run.ledger.interventions import (
     ActivationBlend,
     Course,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from hornbook.data.batch import GlobalBatch
-from hornbook.optim.config.clipping import AnyClip, StepLimits
+from hornbook.optim.config.clipping_config import AnyClip, StepLimits
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.world import AXES
 from hornbook.run.checkpoints.state import State

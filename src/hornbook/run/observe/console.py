@@ -23,7 +23,7 @@ from rich.text import Text
 from hornbook.progress import Redraw, escape_controls
 from hornbook.run.job.signals import STOPPING
 from hornbook.run.ledger.step_report import Step
-from hornbook.run.ledger.work import EVEN, Work
+from hornbook.run.ledger.token_costs import EVEN, Work
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 40

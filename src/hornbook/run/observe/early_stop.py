@@ -16,7 +16,7 @@ from hornbook.files.run_status import evaluations, events, objective_of, steps_t
 from hornbook.optim.config.schedule import Axis, ScheduleConfig
 from hornbook.run.doctor.convergence import CONSTANT, constant_part, convergence
 from hornbook.run.doctor.curves import WINDOW, curves_of
-from hornbook.run.doctor.report import evaluated_series
+from hornbook.run.doctor.run_report import evaluated_series
 from hornbook.run.job.job import Job
 from hornbook.run.ledger.step_report import Step
 from hornbook.run.ledger.training_length import TrainingLength

@@ -11,8 +11,8 @@ from hornbook.errors import DivergedError, quoted
 from hornbook.evals.evaluate import Evaluator, Report
 from hornbook.evals.loss import LossScores
 from hornbook.files.run_status import evaluations, fullest
-from hornbook.model.config.head import LabelHeadConfig
-from hornbook.model.config.replaced import ReplacedHead
+from hornbook.model.config.head_config import LabelHeadConfig
+from hornbook.model.config.replaced_config import ReplacedHead
 from hornbook.model.generate.generate import generate
 from hornbook.model.generate.prompts import MASK, encode_prompt, encode_spelled, fill_masks
 from hornbook.parallel.engine import Engine

@@ -26,7 +26,7 @@ from hornbook.parallel.runner import Step as RunnerStep
 from hornbook.run.checkpoints.state import State
 from hornbook.run.job.job import Job
 from hornbook.run.ledger.step_report import Step, is_due
-from hornbook.run.machine.memory import memory_of
+from hornbook.run.machine.process_memory import memory_of
 
 LONGEST = 1000
 """Rows of a snapshot's table at most: those of the most bytes."""

@@ -14,17 +14,17 @@ from hornbook.files.journal import Appender
 from hornbook.files.run_directory import RunDir, StateRecord, Status
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints.state import State
-from hornbook.run.doctor.history import facts_of
-from hornbook.run.doctor.report import conclusion
-from hornbook.run.doctor.rules import Diagnosis
+from hornbook.run.doctor.curve_rules import Diagnosis
+from hornbook.run.doctor.run_history import facts_of
+from hornbook.run.doctor.run_report import conclusion
 from hornbook.run.job.job import Job
 from hornbook.run.ledger.interventions import Course
 from hornbook.run.ledger.ledger import Ledger, Position, RunWriter
 from hornbook.run.ledger.step_report import Step
+from hornbook.run.ledger.token_costs import work_of
 from hornbook.run.ledger.training_length import TrainingLength
-from hornbook.run.ledger.work import work_of
-from hornbook.run.machine.memory import memory_of
-from hornbook.run.machine.precision import describe_precision
+from hornbook.run.machine.choose_dtype import describe_precision
+from hornbook.run.machine.process_memory import memory_of
 from hornbook.run.observe.alerts import Alerts, to_stderr
 from hornbook.run.observe.console import Console, Header, Watch
 from hornbook.run.observe.evaluation import Evaluation, Samples

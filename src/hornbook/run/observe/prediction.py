@@ -18,12 +18,12 @@ from hornbook.parallel.world import World
 from hornbook.plan.devices.hardware import Cluster, device_of_driver, this_cpu
 from hornbook.plan.devices.measured import run_file
 from hornbook.plan.planner import plan_own
-from hornbook.plan.search.anchor import LEAST_STEPS, RunMeasured, anchored, step_recipe
-from hornbook.plan.search.result import Plan
+from hornbook.plan.search.anchored_plan import LEAST_STEPS, RunMeasured, anchored, step_recipe
+from hornbook.plan.search.plan_result import Plan
 from hornbook.run.job.job import Job
 from hornbook.run.ledger.ledger import Position
 from hornbook.run.ledger.step_report import Step
-from hornbook.run.machine.memory import memory_of
+from hornbook.run.machine.process_memory import memory_of
 from hornbook.run.machine.saved import device_name
 from hornbook.run.observe.console import Console
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
-from hornbook.parallel.shard import Shard
+from hornbook.parallel.parameter_shard import Shard
 from hornbook.parallel.world import AXES, World
 from hornbook.run.checkpoints.state import State
 from hornbook.run.ledger.ledger import Ledger

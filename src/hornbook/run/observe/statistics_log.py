@@ -14,8 +14,8 @@ from typing import Any, Self
 from hornbook.errors import IntegrityError
 from hornbook.files.journal import Appender, current_branch, read_records
 from hornbook.run.checkpoints.state import State
+from hornbook.run.doctor.curve_rules import RULES, Diagnosis, diagnosis
 from hornbook.run.doctor.curves import Facts, curves_of
-from hornbook.run.doctor.rules import RULES, Diagnosis, diagnosis
 from hornbook.run.ledger.step_report import Step
 
 PRECURSORS = ("attention_logits", "output_logits", "large_updates", "noisy_gradients")

@@ -17,7 +17,7 @@ from hornbook.model.config.flops import step_operations
 from hornbook.parallel.traffic.step_clock import PHASES
 from hornbook.parallel.traffic.traffic import TrafficReport
 from hornbook.parallel.world import AXES, World
-from hornbook.run.job.inputs import Inputs
+from hornbook.run.job.run_inputs import Inputs
 from hornbook.run.ledger.step_report import Step
 from hornbook.run.machine.peak import Peak, known_peak, num_devices
 from hornbook.run.observe.console import Console

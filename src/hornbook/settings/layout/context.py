@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from hornbook.model.config.head import LabelHeadPart
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.head_config import LabelHeadPart
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import ParallelConfig
 from hornbook.settings.training import TrainConfig

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from hornbook.model.config.mlp import ExpertsConfig
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.mlp_config import ExpertsConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import FILL, ParallelConfig, PipelineConfig, axis_ranks
 from hornbook.settings.layout.context import context_problems

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.settings.layout.context import norm_kinds

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads.label_answers import text_place
 from hornbook.model.hf.certificate import certify
-from hornbook.model.hf.config import choose_architecture, from_json
 from hornbook.model.hf.hf import write_hf
+from hornbook.model.hf.hf_config import choose_architecture, from_json
 from hornbook.model.hf.remote import source
 from hornbook.model.init.init import initialize
 from hornbook.model.storage.load import load_model

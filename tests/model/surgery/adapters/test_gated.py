@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.config.surgery import LlamaAdapter, LlamaAdapterV2
+from hornbook.model.config.surgery_config import LlamaAdapter, LlamaAdapterV2
 from hornbook.model.generate.generate import generate
-from hornbook.model.surgery.values import added_parameters
+from hornbook.model.surgery.added_values import added_parameters
 from hornbook.model.transformer import Transformer
 from tests.model.surgery.conftest import CONFIGS, Operated, ids, logits, spoil
 

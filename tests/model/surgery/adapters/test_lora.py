@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model, parameter_roles
-from hornbook.model.config.surgery import BottleneckConfig, Dora, Freeze, Lora
+from hornbook.model.build_model import build_model, parameter_roles
+from hornbook.model.config.surgery_config import BottleneckConfig, Dora, Freeze, Lora
 from hornbook.model.layers.linear import Linear, fused_linear
 from hornbook.model.surgery.adapters.lora import merged_tensors
+from hornbook.model.surgery.added_values import added_parameters
 from hornbook.model.surgery.operate import operate
-from hornbook.model.surgery.values import added_parameters
 from tests.model.surgery.conftest import CONFIGS, VOCAB, Operated, ids, logits, spoil
 
 STEPS = [

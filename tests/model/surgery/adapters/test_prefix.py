@@ -5,16 +5,16 @@ import torch
 
 from hornbook.errors import UsageError
 from hornbook.model.attention.attention import FullAttention
-from hornbook.model.attention.cache import KVCache
-from hornbook.model.build import build_model
-from hornbook.model.config.attention import FullAttentionConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import PrefixConfig
+from hornbook.model.attention.key_value_cache import KVCache
+from hornbook.model.build_model import build_model
+from hornbook.model.config.attention_config import FullAttentionConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import PrefixConfig
 from hornbook.model.generate.generate import generate
 from hornbook.model.surgery.adapters.prefix import without_network
 from hornbook.model.surgery.adapters.prompt import prompt_length
+from hornbook.model.surgery.added_values import added_parameters
 from hornbook.model.surgery.operate import build_operated, fill, operate
-from hornbook.model.surgery.values import added_parameters
 from hornbook.model.transformer import Transformer
 from tests.model.surgery.conftest import CONFIGS, VOCAB, Operated, ids, logits, spoil
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import LearnedPositionsConfig, PositionConfig, RopeConfig
-from hornbook.model.config.surgery import PromptConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import LearnedPositionsConfig, PositionConfig, RopeConfig
+from hornbook.model.config.surgery_config import PromptConfig
 from hornbook.model.generate.generate import generate
 from hornbook.model.init.init import initial_values
 from hornbook.model.surgery.adapters.prompt import prompt_length

@@ -11,7 +11,7 @@ import torch
 from hornbook.errors import HornbookError, IntegrityError, UsageError
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.adapters import reading
-from tests.model.surgery.adapters.test_files import assert_close_to, loaded_by_peft
+from tests.model.surgery.adapters.test_adapter_files import assert_close_to, loaded_by_peft
 from tests.model.surgery.conftest import ids, logits, spoil
 
 pytestmark = pytest.mark.filterwarnings(

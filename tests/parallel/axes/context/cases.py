@@ -11,8 +11,8 @@ from hornbook.model.attention.mask import AttentionMask, DocumentLengths, RowPar
 from hornbook.model.layers.dropout import AttentionDropout, row_keys, site_keys
 from hornbook.parallel.axes.context.all_to_all import AllToAllAttention
 from hornbook.parallel.axes.context.context import cut_rows
-from hornbook.parallel.axes.context.exchange import CONTEXT, Ring
-from hornbook.parallel.axes.context.layout import row_part
+from hornbook.parallel.axes.context.context_layout import row_part
+from hornbook.parallel.axes.context.part_exchange import CONTEXT, Ring
 from hornbook.parallel.axes.context.ring_attention import RingAttention
 from hornbook.parallel.axes.context.shift import shift_parts
 from hornbook.parallel.config import ParallelConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hornbook.parallel.axes.context.layout import by_cost, contiguous, head_tail
+from hornbook.parallel.axes.context.context_layout import by_cost, contiguous, head_tail
 from tests.parallel.axes.context.cases import CASES
 from tests.parallel.trajectory import CLIP, LAYOUTS, Result, Run, compare, perform
 from tests.ranks import RankServer

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from hornbook.model.mlp import grouped
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.parallel import world as world_module
-from hornbook.parallel.axes.expert import exchange as exchange_module
+from hornbook.parallel.axes.expert import token_exchange as exchange_module
 from hornbook.parallel.axes.expert.dispatch import Dispatcher
-from hornbook.parallel.axes.expert.exchange import Exchange
+from hornbook.parallel.axes.expert.token_exchange import Exchange
 from hornbook.parallel.axes.tensor.divide import portion
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo, World, distributed

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hornbook.parallel.axes.pipeline.messages import Key
-from hornbook.parallel.axes.pipeline.runner import PipelineRunner
+from hornbook.parallel.axes.pipeline.pipeline_runner import PipelineRunner
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import RankInfo, distributed
 from hornbook.settings.training import TrainConfig

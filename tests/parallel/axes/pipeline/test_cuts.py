@@ -6,7 +6,7 @@ from itertools import accumulate, combinations, pairwise
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.parallel.axes.pipeline import cuts
 from hornbook.parallel.axes.pipeline.cuts import cut_by_cost, stage_blocks, stage_costs
 from hornbook.parallel.config import ParallelConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hornbook.parallel.axes.pipeline.schedules import Schedule, plan
+from hornbook.parallel.axes.pipeline.pass_orders import Schedule, plan
 from hornbook.parallel.config import PipelineConfig
 from tests.parallel.axes.pipeline.staged import step_of
 from tests.parallel.layouts import EVERY, EXACT, FIGURES, HEADS

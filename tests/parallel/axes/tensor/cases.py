@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from hornbook.data.batch import Batch
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads.losses import LossTerms, loss_and_grad_
 from hornbook.model.init.init import initial_values
 from hornbook.parallel.axes.tensor.divide import portion
-from hornbook.parallel.axes.tensor.vocabulary import Vocabulary
+from hornbook.parallel.axes.tensor.divided_vocabulary import Vocabulary
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, distributed

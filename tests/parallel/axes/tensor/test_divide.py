@@ -3,11 +3,11 @@
 import pytest
 
 from hornbook.errors import UsageError
-from hornbook.model.build import build_model
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.build_model import build_model
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.parallel.axes.tensor.divide import Divider, Portion, portion
-from hornbook.parallel.axes.tensor.tables import TABLES, Table
-from hornbook.parallel.shard import Division
+from hornbook.parallel.axes.tensor.division_tables import TABLES, Table
+from hornbook.parallel.parameter_shard import Division
 
 
 def test_portions_differ_by_one_at_most() -> None:

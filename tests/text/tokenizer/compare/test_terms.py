@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from hornbook.cli.main import main
-from hornbook.model.surgery.vocabulary import write_extended_tokenizer
+from hornbook.model.surgery.grown_vocabulary import write_extended_tokenizer
 from hornbook.text.tokenizer.compare.terms import mine_terms
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.differences import flatten
-from hornbook.model.hf.tables.labels import CODECS
-from hornbook.model.hf.tables.vocabulary import Json
+from hornbook.model.hf.tables.label_names import CODECS
+from hornbook.model.hf.tables.vocabulary_names import Json
 
 FILE = "modeling_hornbook.py"
 HEAD = '''"""A model that hornbook trained, for transformers 4.51 and later: torch and transformers are all it needs.

@@ -23,8 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.model.hf.differences import leaves
-from hornbook.model.hf.tables import labels, layers, rope, values
-from hornbook.model.hf.tables.vocabulary import ACTIVATIONS, Architecture, Codec, Form, Json, Key, Row
+from hornbook.model.hf.tables import config_values as values
+from hornbook.model.hf.tables import label_names as labels
+from hornbook.model.hf.tables import layer_names as layers
+from hornbook.model.hf.tables import rope
+from hornbook.model.hf.tables.vocabulary_names import ACTIVATIONS, Architecture, Codec, Form, Json, Key, Row
 
 NATIVE = "HornbookFor"
 """How names of classes begin that no table represents: the same files under our own names."""

@@ -3,9 +3,9 @@
 from typing import Any
 
 from hornbook.errors import IntegrityError, UsageError
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.position import RopeConfig, RopeScaling
-from hornbook.model.hf.tables.vocabulary import Codec, Json
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.position_config import RopeConfig, RopeScaling
+from hornbook.model.hf.tables.vocabulary_names import Codec, Json
 
 _FIELDS: dict[str, dict[str, tuple[str, Any]]] = {
     "linear": {"factor": ("factor", 1.0)},

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.config import surgery as config
+from hornbook.model.config import surgery_config as config
 from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.added import Added, keyed_uniform, matching_linears
 

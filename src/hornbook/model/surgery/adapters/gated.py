@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.attention.attention import FullAttention
-from hornbook.model.config.surgery import LlamaAdapter, LlamaAdapterV2
+from hornbook.model.config.surgery_config import LlamaAdapter, LlamaAdapterV2
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.products import matmul
 from hornbook.model.surgery.added import Added, keyed_normal, matching_linears

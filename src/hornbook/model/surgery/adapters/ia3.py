@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.config.surgery import Ia3Config
+from hornbook.model.config.surgery_config import Ia3Config
 from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.added import Mergeable, matching, matching_linears
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.config.surgery import Dora, Lora
+from hornbook.model.config.surgery_config import Dora, Lora
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.low_rank import Update
 from hornbook.model.layers.products import linear

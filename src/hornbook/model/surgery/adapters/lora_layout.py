@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.surgery import Dora, Ia3Config, Lora
-from hornbook.model.hf.config import choose_architecture
-from hornbook.model.hf.layout import Layout, Placed, lay_out, part_of, slices_of
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.surgery_config import Dora, Ia3Config, Lora
+from hornbook.model.hf.hf_config import choose_architecture
+from hornbook.model.hf.hf_layout import Layout, Placed, lay_out, part_of, slices_of
 from hornbook.model.storage.tensor_slices import TensorSlice
 
 PREFIX = "base_model.model."

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.attention.attention import FullAttention
-from hornbook.model.config.surgery import PrefixConfig, SurgeryStep
-from hornbook.model.context import Prefix
+from hornbook.model.config.surgery_config import PrefixConfig, SurgeryStep
+from hornbook.model.forward_context import Prefix
 from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.adapters.prompt import STD, forward_ahead
 from hornbook.model.surgery.added import Added, keyed_normal, keyed_uniform

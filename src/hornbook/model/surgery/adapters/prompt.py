@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hornbook.model.attention.position import Lengths
-from hornbook.model.config import surgery as config
+from hornbook.model.config import surgery_config as config
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.surgery.added import Added, keyed_normal
 

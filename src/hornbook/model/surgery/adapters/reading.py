@@ -9,13 +9,13 @@ from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.safetensors import read_header
-from hornbook.model.config import surgery
-from hornbook.model.config.head import LabelHeadConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.hf.config import choose_architecture
-from hornbook.model.hf.layout import lay_out
+from hornbook.model.config import surgery_config as surgery
+from hornbook.model.config.head_config import LabelHeadConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.hf.hf_config import choose_architecture
+from hornbook.model.hf.hf_layout import lay_out
 from hornbook.model.storage.safetensors_folder import Reader, mismatches, named, read_json, refuse_mismatches
-from hornbook.model.surgery.adapters.files import CONFIG, WEIGHTS, AdapterSpec, placements, read_meta
+from hornbook.model.surgery.adapters.adapter_files import CONFIG, WEIGHTS, AdapterSpec, placements, read_meta
 from hornbook.model.surgery.adapters.lora_layout import (
     PREFIX,
     Placement,

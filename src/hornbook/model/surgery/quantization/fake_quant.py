@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hornbook.model.config.surgery import FakeQuant, Grid
+from hornbook.model.config.surgery_config import FakeQuant, Grid
 from hornbook.model.layers.linear import Linear
 from hornbook.model.surgery.added import Added, matching_linears
 from hornbook.model.surgery.quantization.integers import check_group, largest_code, num_shares, quantize, shares

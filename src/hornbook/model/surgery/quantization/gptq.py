@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from hornbook.errors import UsageError
-from hornbook.model.config.surgery import Grid
+from hornbook.model.config.surgery_config import Grid
 from hornbook.model.surgery.quantization.integers import Quantized, encode, ranges, shares
 
 DAMPING = 0.01

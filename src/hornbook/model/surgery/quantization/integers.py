@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.kernels.team import supports
-from hornbook.model.config.surgery import Grid
+from hornbook.model.config.surgery_config import Grid
 from hornbook.model.cpu import four_bits
 from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.transfer import to_device

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from hornbook.model.config.surgery import Nf4
+from hornbook.model.config.surgery_config import Nf4
 from hornbook.model.layers.transfer import to_device
 from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.quantization.integers import check_group, pack, put_code, restored

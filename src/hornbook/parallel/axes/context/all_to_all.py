@@ -17,8 +17,8 @@ from torch import Tensor
 from hornbook.model.attention.attend import attend
 from hornbook.model.attention.mask import AttentionMask, RowPart
 from hornbook.model.attention.tiled_attention import ScoringOptions, scoring_of
-from hornbook.parallel.axes.context.exchange import CONTEXT, AllToAll
-from hornbook.parallel.axes.context.layout import order, places
+from hornbook.parallel.axes.context.context_layout import order, places
+from hornbook.parallel.axes.context.part_exchange import CONTEXT, AllToAll
 from hornbook.parallel.world import World
 
 

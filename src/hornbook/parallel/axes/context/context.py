@@ -22,8 +22,8 @@ from hornbook.model.layers.transfer import to_device
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.transformer import Transformer
 from hornbook.parallel.axes.context.all_to_all import AllToAllAttention
-from hornbook.parallel.axes.context.exchange import CONTEXT, Ring, SumOfParts
-from hornbook.parallel.axes.context.layout import order, row_part
+from hornbook.parallel.axes.context.context_layout import order, row_part
+from hornbook.parallel.axes.context.part_exchange import CONTEXT, Ring, SumOfParts
 from hornbook.parallel.axes.context.ring_attention import RingAttention
 from hornbook.parallel.axes.context.shift import shift_parts
 from hornbook.parallel.config import ContextConfig

@@ -26,8 +26,8 @@ from hornbook.model.attention.tiled_attention import Scoring, ScoringOptions, sc
 from hornbook.model.cpu.softmax import diagonal_sums
 from hornbook.model.layers.dropout import AttentionDropout
 from hornbook.model.layers.products import matmul
-from hornbook.parallel.axes.context.exchange import Passing, Ring
-from hornbook.parallel.axes.context.plan import Tile, plan_tiles
+from hornbook.parallel.axes.context.part_exchange import Passing, Ring
+from hornbook.parallel.axes.context.ring_plan import Tile, plan_tiles
 
 
 class RingAttention:

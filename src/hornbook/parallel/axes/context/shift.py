@@ -13,7 +13,7 @@ from torch import Tensor
 from hornbook.model.attention.mask import RowPart, Spans
 from hornbook.model.heads.mtp import shifted
 from hornbook.model.layers.transfer import to_device
-from hornbook.parallel.axes.context.exchange import CONTEXT
+from hornbook.parallel.axes.context.part_exchange import CONTEXT
 from hornbook.parallel.world import World
 
 

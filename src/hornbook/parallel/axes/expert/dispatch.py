@@ -20,16 +20,16 @@ from torch import Tensor, nn
 
 from hornbook.kernels.team import supports
 from hornbook.kernels.torch_versions import FakeTensor, uncompiled
-from hornbook.model.config import mlp as config_mlp
-from hornbook.model.cpu.experts import sum_rows
+from hornbook.model.config import mlp_config as config_mlp
+from hornbook.model.cpu.cpu_experts import sum_rows
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import Weights, grouped_glu
 from hornbook.model.mlp.mlp import Blend
 from hornbook.model.transformer import Transformer
-from hornbook.parallel.axes.expert.exchange import Exchange, Table
+from hornbook.parallel.axes.expert.token_exchange import Exchange, Table
 from hornbook.parallel.axes.tensor.divide import portion
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.shard import Division, Divisions
+from hornbook.parallel.parameter_shard import Division, Divisions
 from hornbook.parallel.world import World
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hornbook.parallel.axes.pipeline.stages import Layout
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.world import World
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hornbook.errors import UsageError
 from hornbook.model.config.flops import block_costs
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.settings.fields import kept_by_config
 

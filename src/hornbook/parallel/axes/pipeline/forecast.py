@@ -6,9 +6,9 @@ from functools import lru_cache
 from itertools import pairwise
 from operator import ge
 
-from hornbook.model.config.model import ModelConfig
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.parallel.axes.pipeline.cuts import Bounds, stage_costs
-from hornbook.parallel.axes.pipeline.schedules import (
+from hornbook.parallel.axes.pipeline.pass_orders import (
     Schedule,
     bubble,
     chart,

@@ -5,7 +5,7 @@ until their gradient comes back; gradients until as many later ones are sent as 
 the oldest of them. No schedule comes to a stop there. A receive is posted before it is needed. Hidden states and
 gradients, down the ranks and up, have a process group each: so on a back-end without tags (NCCL), where messages
 between two ranks are matched by their order, no message waits behind one of another kind; and within a kind ranks
-receive in the order in which others send (`tests/parallel/axes/pipeline/test_schedules.py`).
+receive in the order in which others send (`tests/parallel/axes/pipeline/test_pass_orders.py`).
 """
 
 from collections.abc import Sequence

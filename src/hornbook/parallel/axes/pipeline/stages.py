@@ -14,13 +14,13 @@ from typing import Any
 from torch import Tensor
 
 from hornbook.model.attention.mask import as_tuples
-from hornbook.model.context import Auxiliary, Context, Memory
+from hornbook.model.forward_context import Auxiliary, Context, Memory
 from hornbook.model.layers.embedding import InputLayers
 from hornbook.model.transformer import Source, Stack, Transformer, add_auxiliary
 from hornbook.parallel.axes.pipeline.cuts import Bounds, cut_by_cost
-from hornbook.parallel.axes.pipeline.schedules import Schedule, rank_of, stages_of
+from hornbook.parallel.axes.pipeline.pass_orders import Schedule, rank_of, stages_of
 from hornbook.parallel.config import ParallelConfig
-from hornbook.parallel.shard import Division, Divisions
+from hornbook.parallel.parameter_shard import Division, Divisions
 from hornbook.parallel.world import World
 
 

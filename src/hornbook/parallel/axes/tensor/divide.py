@@ -7,8 +7,8 @@ from typing import NamedTuple
 from torch import nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.axes.tensor.tables import Table, Unit
-from hornbook.parallel.shard import Division, Divisions
+from hornbook.parallel.axes.tensor.division_tables import Table, Unit
+from hornbook.parallel.parameter_shard import Division, Divisions
 from hornbook.parallel.world import AXES, Axis
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hornbook.parallel.axes.tensor.collectives import AXIS
-from hornbook.parallel.shard import ParameterShard
+from hornbook.parallel.axes.tensor.tensor_collectives import AXIS
+from hornbook.parallel.parameter_shard import ParameterShard
 from hornbook.parallel.world import World
 
 Partial = dict[str, tuple[int, int]]

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hornbook.model.context import Auxiliary, Context
+from hornbook.model.forward_context import Auxiliary, Context
 from hornbook.model.heads.mtp import MultiToken
 from hornbook.model.layers.dropout import Dropout
 from hornbook.model.transformer import Stack
-from hornbook.parallel.axes.tensor.collectives import AXIS, gather, join, scatter, split
+from hornbook.parallel.axes.tensor.tensor_collectives import AXIS, gather, join, scatter, split
 from hornbook.parallel.world import World
 
 

@@ -16,8 +16,8 @@ from hornbook.data.batch import Batch, GlobalBatch
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.world import distributed
 from hornbook.run.checkpoints.state import State
-from hornbook.run.job.inputs import Inputs
-from hornbook.run.loop.train import build_state
+from hornbook.run.job.run_inputs import Inputs
+from hornbook.run.loop.training_loop import build_state
 
 LEAST_ROWS = 4
 

@@ -19,15 +19,15 @@ from hornbook.model.layers.products import is_widened
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.run.diagnose.bench.accumulation import compare_accumulation
-from hornbook.run.diagnose.bench.step import measure_step, operations_of, whole_step
+from hornbook.run.diagnose.bench.step_bench import measure_step, operations_of, whole_step
 from hornbook.run.diagnose.bench.synthetic import write_synthetic
 from hornbook.run.diagnose.bench.worker import on_ranks
-from hornbook.run.job.inputs import Inputs, compile_for, open_inputs, open_loader
 from hornbook.run.job.micro_batch import settle_micro_batch
+from hornbook.run.job.run_inputs import Inputs, compile_for, open_inputs, open_loader
 from hornbook.run.launch.launcher_env import launcher_rank
 from hornbook.run.machine.checks import matmul_rate
+from hornbook.run.machine.choose_dtype import describe_precision, settle_precision
 from hornbook.run.machine.peak import Peak, known_peak, num_devices
-from hornbook.run.machine.precision import describe_precision, settle_precision
 from hornbook.run.machine.rates import DTYPES, measure_machine
 from hornbook.run.machine.saved import device_name, machine_file, step_file, write
 from hornbook.settings.recipe import Recipe

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hornbook.run.checkpoints.state import State
-from hornbook.run.machine.memory import memory_of
+from hornbook.run.machine.process_memory import memory_of
 
 
 class MemoryMeter:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hornbook.errors import UsageError
 from hornbook.files.artifact import write_json
-from hornbook.model.config.head import LabelHeadConfig
+from hornbook.model.config.head_config import LabelHeadConfig
 from hornbook.settings.recipe import Recipe
 from hornbook.text.tokenizer.shards import describe_shard, dtype_for, writing_shard
 from hornbook.text.tokenizer.tokenizer import Tokenizer

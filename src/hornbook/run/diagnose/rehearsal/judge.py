@@ -6,8 +6,8 @@ import math
 from hornbook.files.durable import TEMPORARY
 from hornbook.files.journal import current_branch, read_records
 from hornbook.files.run_directory import RunDir
-from hornbook.run.doctor.compare import compare_runs
-from hornbook.run.doctor.verify import check_run
+from hornbook.run.doctor.check_run import check_run
+from hornbook.run.doctor.compare_runs import compare_runs
 
 
 def differences(reference: RunDir, run: RunDir, steps: int) -> list[str]:

@@ -19,15 +19,15 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.diagnose.rehearsal.cases import Case
 from hornbook.run.diagnose.rehearsal.judge import differences, not_finite
-from hornbook.run.diagnose.rehearsal.scale import STEPS
+from hornbook.run.diagnose.rehearsal.scaled_recipe import STEPS
 from hornbook.run.job.control import stop_file
 from hornbook.run.job.faults import FaultInjector
-from hornbook.run.job.inputs import compile_for
 from hornbook.run.job.job import Start
+from hornbook.run.job.run_inputs import compile_for
 from hornbook.run.launch.launch import launch, read_inputs
 from hornbook.run.launch.rank import die_with
 from hornbook.run.launch.supervisor import preload
-from hornbook.run.machine.precision import settle_precision
+from hornbook.run.machine.choose_dtype import settle_precision
 from hornbook.settings.resolve import Resolved, override, resolve
 from hornbook.settings.sources import command_line_source
 

@@ -14,17 +14,17 @@ from hornbook.data.corpus import Corpus
 from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.files.filesystem import is_file, is_folder
 from hornbook.files.run_directory import RunDir
-from hornbook.model.build import build_model
-from hornbook.model.config.head import LabelHeadConfig
-from hornbook.model.config.model import ModelConfig
-from hornbook.model.config.replaced import ReplacedHead
+from hornbook.model.build_model import build_model
+from hornbook.model.config.head_config import LabelHeadConfig
+from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.replaced_config import ReplacedHead
 from hornbook.model.hf.hf import read_hf
-from hornbook.model.surgery.adapters.files import is_adapter
+from hornbook.model.surgery.adapters.adapter_files import is_adapter
 from hornbook.run.checkpoints.lineage import describe_source
 from hornbook.run.checkpoints.manifest import verify_folder
 from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.checkpoints.state import State, read_counters
-from hornbook.run.job.inputs import labelled_head
+from hornbook.run.job.run_inputs import labelled_head
 from hornbook.run.job.start.new_norms import NORM, fit_gains
 from hornbook.run.ledger.ledger import read_past
 from hornbook.settings.recipe import Recipe, cross_check
