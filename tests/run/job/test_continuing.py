@@ -118,7 +118,12 @@ def test_a_finished_run_is_given_more_data(tmp_path: Path, finished: Path, capsy
     assert max(rates) == pytest.approx(0.02, rel=0.01)
     assert rates[2:] == sorted(rates[2:], reverse=True)
     assert rates[-1] == pytest.approx(0.0002, rel=0.2)
-    assert main(["resume", str(child), "-n"]) == Exit.DONE
+    assert planned["epochs"] == {name: pytest.approx(1.0) for name in planned["epochs"]}, "of the new text"
+    assert "steps see all of your" in planned["seen"]
+    assert planned["seen"] in RunDir(child).log.read_text()
+    capsys.readouterr()
+    assert main(["resume", str(child), "-n", "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["seen"] == planned["seen"]
 
 
 def test_more_data_with_a_length_and_a_schedule_of_their_own(

@@ -28,6 +28,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     from hornbook.run.job.job import course_of
     from hornbook.run.job.micro_batch import settle_micro_batch
     from hornbook.run.job.run_inputs import vocabulary_warning
+    from hornbook.run.job.start.init_from import InitFrom
     from hornbook.run.launch.launch import check_start, read_inputs
     from hornbook.run.ledger.ledger import Monotone, read_past
     from hornbook.run.machine.choose_dtype import describe_precision, settle_precision
@@ -39,6 +40,8 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
     recipe, loader = inputs.recipe, inputs.loader
     (at, spent), past = _progress(run, start), read_past(run) if start.mode == "resume" else Monotone()
     length = course_of(inputs, past, start).to_end().length
+    initial = start.init_from or InitFrom.from_record(past.init_from)
+    other = 0 if initial is None else initial.other_text
     every, steps, pipeline = recipe.checkpoint.every, length.steps_from(0), _pipeline(recipe, inputs.vocab)
     return {
         "run": str(run.path),
@@ -53,9 +56,9 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
         "tokenizer": inputs.tokenizer.vocab_size,
         "device": f"{device} ({recipe.train.device})" if str(device) != recipe.train.device else str(device),
         "data": loader.index.describe(),
-        "seen": seen_text(loader, length.tokens, steps),
+        "seen": seen_text(loader, length.tokens - other, length.steps_from(other)),
         "data_tokens": sum(loader.index.source_tokens.values()),
-        "epochs": loader.index.epochs(length.tokens),
+        "epochs": loader.index.epochs(length.tokens - other),
         "tokens": length.tokens,
         "steps": steps,
         "length": length.describe(),
@@ -67,7 +70,7 @@ def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: 
         "warnings": [
             *([pipeline["warning"]] if pipeline and pipeline["warning"] else []),
             *loader.index.notes,
-            *repetition_warnings(loader.index.epochs(length.tokens)),
+            *repetition_warnings(loader.index.epochs(length.tokens - other)),
             *filter(None, [vocabulary_warning(inputs), rate_jump(inputs, run, start, past, at)]),
         ],
         "files": [str(path) for path in _files(run, tensorboard=recipe.log.tensorboard)],

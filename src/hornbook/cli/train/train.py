@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -194,9 +193,8 @@ def fork(
         resolved = override(Resolved(old, resolved.origins), given)
     init_from = init_from_fork(parent, at, old, resolved.recipe)
     if data is not None:
-        words, skipped = more_data(resolved, parent, init_from.checkpoint)
+        words, init_from = more_data(resolved, parent, init_from)
         resolved = override(resolved, [command_line_source(words)])
-        init_from = replace(init_from, skipped_ranges=skipped)
     if resolved.origins.get("name", "") != COMMAND_LINE:
         resolved = Resolved(resolved.recipe.model_copy(update={"name": out.name}), resolved.origins | {"name": "--out"})
     return run_job(

@@ -1,6 +1,7 @@
 """Runs that continue: with other settings, with data that were moved, or with more data."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hornbook.errors import UsageError, quoted
@@ -10,6 +11,7 @@ from hornbook.run.checkpoints.bound import base_recipe
 from hornbook.run.checkpoints.state import read_counters
 from hornbook.run.job.job import Start, course_of
 from hornbook.run.job.run_inputs import Inputs, open_loader
+from hornbook.run.job.start.init_from import InitFrom
 from hornbook.run.job.timekeeper import seconds_spent
 from hornbook.run.ledger.interventions import Course, sorted_by_step
 from hornbook.run.ledger.ledger import LENGTH_SETTINGS, Monotone
@@ -71,13 +73,13 @@ def rate_jump(inputs: Inputs, run: RunDir, start: Start, past: Monotone, at: tup
     )
 
 
-def more_data(resolved: Resolved, run: RunDir, checkpoint: Path) -> tuple[list[str], tuple[tuple[int, int], ...]]:
-    """(settings with which a fork of `run` trains on the text of `data.path`, samples that it leaves out).
+def more_data(resolved: Resolved, run: RunDir, init_from: InitFrom) -> tuple[list[str], InitFrom]:
+    """(settings with which a fork of `run` trains on the text of `data.path`, what it then starts from).
 
     Unless given on the command line: one pass over the text after the checkpoint's tokens, and a rate that rises there
-    and falls once more. The samples left out lead to the next pass over the text, which is then read as a whole.
+    and falls once more. Samples are left out that lead to the next pass over the text, which is then read as a whole.
     """
-    recipe, counters = resolved.recipe, read_counters(checkpoint)
+    recipe, counters = resolved.recipe, read_counters(init_from.checkpoint)
     assert recipe.data.path is not None
     consumed, index = int(counters["tokens"]), open_loader(recipe, recipe.data.path, prefetch=False).index
     given = {key for key, origin in resolved.origins.items() if origin == COMMAND_LINE}
@@ -95,7 +97,8 @@ def more_data(resolved: Resolved, run: RunDir, checkpoint: Path) -> tuple[list[s
         words += [f"optim.schedule.{key}={value}" for key, value in _rewarmed(recipe, consumed, rise).items()]
     rows = index.epoch_tokens(1) // recipe.train.sequence
     clock = int(counters["clock"])
-    return words, ((clock, -(-clock // rows) * rows),)
+    skipped = ((clock, -(-clock // rows) * rows),)
+    return words, replace(init_from, skipped_ranges=skipped, other_text=consumed)
 
 
 def _rewarmed(recipe: Recipe, consumed: int, rise: int) -> dict[str, str]:

@@ -89,7 +89,10 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     if start.changes or stale:
         job.write_recipe()  # after the ledger: a kill between the two loses nothing
     checkpointer.pass_on_notes(state)
-    for line in [*_lines(job, state, environment, restored, init_from), *([f"warning: {jump}"] if jump else [])]:
+    for line in [
+        *_lines(job, state, environment, restored, init_from, initial),
+        *([f"warning: {jump}"] if jump else []),
+    ]:
         observers.note(line)
     if zeros is not None:
         observers.note(f"{zeros:.1%} of the weights of sparse layers are 0 and stay so")
@@ -139,9 +142,14 @@ def _initialize(job: Job, state: State) -> None:
 
 
 def _lines(
-    job: Job, state: State, environment: dict[str, Any], restored: Restored | None, init_from: InitFrom | None
+    job: Job,
+    state: State,
+    environment: dict[str, Any],
+    restored: Restored | None,
+    init_from: InitFrom | None,
+    initial: InitFrom | None,
 ) -> Iterator[str]:
-    """The lines for people before the first step."""
+    """The lines for people before the first step. initial: what the run started from, in this attempt or an earlier."""
     source = restored.source if restored is not None else init_from and init_from.checkpoint
     if source is not None:
         yield f"step {state.step:,} restored from {source} (attempt {job.ledger.attempt})"
@@ -158,8 +166,9 @@ def _lines(
         trained, total = state.engine.num_trained, state.engine.num_parameters
         yield f"{trained:,} of {total:,} parameters are trained ({', '.join(s.kind for s in job.recipe.surgery)})"
     yield from _pipeline_lines(job)
-    loader, tokens = job.inputs.loader, job.length.tokens
-    yield f"data: {seen_text(loader, tokens, job.length.steps_from(0))}"
+    other = 0 if initial is None else initial.other_text
+    loader, tokens = job.inputs.loader, job.length.tokens - other
+    yield f"data: {seen_text(loader, tokens, job.length.steps_from(other))}"
     if len(loader.index.sources) > 1:
         yield f"data: {_mixture(loader, tokens)}"
     if unused := vocabulary_warning(job.inputs):

@@ -44,11 +44,14 @@ class InitFrom:
     """Samples [from, to) that the parent skipped, where the new run reads the data in the same order."""
     new_head: bool = False
     """Whether the head differs from the checkpoint's and starts from initial values."""
+    other_text: int = 0
+    """Tokens on the run's clock that were read from other data than the run's."""
 
     def record(self) -> dict[str, Any]:
         """Its description, as the ledger holds it."""
         checkpoint = self.checkpoint.resolve()
         record = {"kind": self.kind, "checkpoint": str(checkpoint), "source": describe_source(checkpoint)}
+        record |= {"other_text": self.other_text} if self.other_text else {}
         return record | ({"new_head": True} if self.new_head else {})
 
     def fields(self) -> dict[str, Any]:
@@ -60,7 +63,8 @@ class InitFrom:
         """Inverse of `record`."""
         if record is None:
             return None
-        return cls(record["kind"], Path(record["checkpoint"]), new_head=record.get("new_head", False))
+        more = {name: record[name] for name in ("new_head", "other_text") if name in record}
+        return cls(record["kind"], Path(record["checkpoint"]), **more)
 
     def load(self, state: State) -> str:
         """Read the checkpoint into the state of a new run; returns a line about what it did not have, or "".
