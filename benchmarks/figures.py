@@ -18,7 +18,6 @@ from benchmarks.training import throughput as throughput_table
 
 DOCS = Path(__file__).parent.parent / "docs"
 MIB = 2**20
-FIGURES = ("losses", "norms", "weights")
 BOUND, OURS = "matrix products alone", "hornbook"
 
 
@@ -94,42 +93,6 @@ def loader(found: dict[str, Any]) -> list[str]:
         *rows_of(["", "million tokens per CPU second", "x DataLoader"], rows),
         f"Seek to sample one billion: {found['seek_to_sample_1e9_milliseconds']:.3f} ms (goal: under 10).",
         "",
-    )
-
-
-def parallel(found: dict[str, Any]) -> list[str]:
-    """Many ranks beside one process."""
-    shown = [row for row in found["rows"] if row["world"] > 1]
-    rows = [
-        (
-            row["precision"],
-            row["layout"] + ("" if row["tied"] else ", untied"),
-            row["world"],
-            *(row["difference"][name] for name in FIGURES),
-            "yes" if row["kept"] else "NO",
-        )
-        for row in shown
-    ]
-    limits = [(name, *(limit.get(figure, "") for figure in FIGURES)) for name, limit in found["limits"].items()]
-    orders = [(f"bf16, {name} order", *(each[figure] for figure in FIGURES)) for name, each in found["orders"].items()]
-    costs = [
-        (row["layout"], row["world"], row["plain_seconds"], row["exact_seconds"], row["ratio"], row["cpu_ratio"])
-        for row in found["cost"]
-    ]
-    equal = sum(row["equal"] for row in found["exact"])
-    return section(
-        "Parallel equals single",
-        f"`python -m benchmarks.training.parallel`: {found['steps']} steps of a tiny model on forked ranks of one",
-        "thread, against one process: dropout, clipping that bites, microbatches of unequal weight, tied weights.",
-        "Largest relative differences of losses, norms before clipping and final weights (of a parameter's largest).",
-        "The limit in bf16 is three times what two orders of the same microbatches make in one process: the order of",
-        "the grid, and the opposite order or the tree of the exact mode.",
-        *rows_of(["", "ranks", "losses", "norms", "weights", "kept"], [(f"{a}, {b}", *rest) for a, b, *rest in rows]),
-        *rows_of(["limit", *FIGURES], limits),
-        *rows_of(["two orders", *FIGURES], orders),
-        f"Exact mode: {equal} of {len(found['exact'])} layouts on 2 and 4 ranks have the losses, norms and weights of",
-        "one process to the bit. Its cost on a model of width 256: the best of interleaved steps, and processor time.",
-        *rows_of(["", "ranks", "plain, s", "exact, s", "exact / plain", "of processor time"], costs),
     )
 
 
@@ -327,7 +290,7 @@ PAGES: dict[str, tuple[str, Sequence[str | Callable[[dict[str, Any]], list[str]]
             *adapt_page.SECTIONS,
             "memory",
             loader,
-            parallel,
+            "parallel",
             "checkpoint",
             kill,
             kill_ranks,
@@ -346,6 +309,7 @@ PAGES: dict[str, tuple[str, Sequence[str | Callable[[dict[str, Any]], list[str]]
             "cold_start",
             quickstart_matrix,
             serve_page.serve,
+            "serve_storm",
             serve_page.clients,
         ),
     ),
@@ -355,12 +319,18 @@ PAGES: dict[str, tuple[str, Sequence[str | Callable[[dict[str, Any]], list[str]]
 }
 
 
+def writer_of(name: str) -> Callable[[dict[str, Any]], list[str]]:
+    """The function that makes the section of a benchmark's results."""
+    sections = (each for _, sections in PAGES.values() for each in sections if not isinstance(each, str))
+    return next(each for each in sections if each.__name__ == name)
+
+
 def with_machine(lines: list[str], found: dict[str, Any]) -> list[str]:
     """A section, whose heading is followed by the machine that all its tables are of."""
     heading, *rest = lines
     facts, final = found.get("machine"), found.get("final")
     capped = ": AVX2 alone" if "by variables" in (facts or {}).get("instruction_set", "") else ""
-    last = [f"Final: `{final['program']}` was removed after commit {final['commit']}.", ""] if final else []
+    last = [f"Final: `{final['program']}` was removed after commit {final['commit']}."] if final else []
     return [heading + capped, "", machine_line(facts), *last, *rest]
 
 

@@ -39,6 +39,15 @@ def write(name: str, figures: dict[str, Any]) -> Path:
     return path
 
 
+def show(name: str, figures: dict[str, Any], *, keep: bool = True) -> None:
+    """Print the section of a page that these figures make; keep: also write the file of results."""
+    from benchmarks.figures import writer_of
+
+    print(*writer_of(name)(figures), sep="\n", flush=True)
+    if keep:
+        print(f"written: {write(name, figures)}")
+
+
 def known(name: str) -> dict[str, Any]:
     """Figures on file that a machine like this one measured, on whatever day; else none."""
     path = RESULTS / f"{name}.json"

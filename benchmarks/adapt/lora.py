@@ -20,7 +20,6 @@ import torch
 from benchmarks import cpus, report
 from benchmarks.contenders.processes import ROOT, Contender, Process, compare, interleave
 
-NAME = "lora"
 SHAPE = {"rows": 4, "sequence": 512, "vocab": 8192}
 ADAPTER = {"rank": 16, "alpha": 32, "lr": 1e-3}
 TARGETS = {
@@ -76,22 +75,6 @@ def measure(targets: str, precision: str, rounds: int, clock: str) -> dict[str, 
     return {**found, **facts}
 
 
-def show(name: str, found: dict[str, Any]) -> None:
-    """Print one case."""
-    rows = [
-        (
-            each,
-            rate,
-            found["ours_over"][each],
-            found["peak_bytes"][each] / 2**20,
-            found["above_idle_bytes"][each] / 2**20,
-        )
-        for each, rate in found["tokens_per_second"].items()
-    ]
-    print(report.table([name, "tokens/s", "hornbook is x", "peak MiB", "MiB above idle"], rows), flush=True)
-    print("first and last losses", found["first_loss"], found["last_loss"], "\n", flush=True)
-
-
 def main(quick: bool = False, busy: bool = False) -> None:
     """All cases, printed; written to benchmarks/results unless quick, which takes fewer rounds.
 
@@ -105,9 +88,8 @@ def main(quick: bool = False, busy: bool = False) -> None:
         for targets in TARGETS:
             found = measure(targets, precision, 2 if quick else 7, clock)
             figures["cases"].setdefault(targets, {})[precision] = found
-            show(f"{targets}, {precision}", found)
-    if not quick:
-        print(f"wrote {report.write(NAME, figures)}")
+            print(targets, precision, found["ours_over"], found["first_loss"], found["last_loss"], flush=True)
+    report.show("lora", figures, keep=not quick)
 
 
 if __name__ == "__main__":

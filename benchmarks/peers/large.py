@@ -24,7 +24,7 @@ Loss = Callable[[Tensor], Tensor]
 def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tensor], float]:
     """The calls of the training loop, with the recipe's own settings."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from benchmarks.peers.batches import cut, make_batch
+    from benchmarks.peers.batches import cut, make_batch, train_step
     from hornbook.kernels.team import keep_freed_memory
     from hornbook.model.build_model import build_model, parameter_roles
     from hornbook.model.init.init import initial_values
@@ -47,11 +47,8 @@ def hornbook_step(spec: dict[str, Any], device: torch.device) -> Callable[[Tenso
     count = shape["rows"] * shape["sequence"]
 
     def step(tokens: Tensor) -> float:
-        engine.zero_gradients()
-        losses = engine.forward_backward([make_batch(rows) for rows in cut(tokens, spec["micro_batch"])], count)
-        engine.clip_gradients(1.0)
-        engine.step(optimizer)
-        return float(losses["loss"]) / count
+        microbatches = [make_batch(rows) for rows in cut(tokens, spec["micro_batch"])]
+        return train_step(engine, optimizer, microbatches, count)
 
     return step
 

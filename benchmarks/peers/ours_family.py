@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.peers import family_data
+from benchmarks.peers.batches import batch_of, positions, train_step
 from benchmarks.peers.worker import serve
 from hornbook.data.batch import Batch, Source
 from hornbook.kernels.team import keep_freed_memory
@@ -19,11 +20,6 @@ from hornbook.parallel.parallelize import parallelize
 from hornbook.settings.training import TrainConfig
 
 
-def positions(lengths: list[tuple[int, ...]]) -> torch.Tensor:
-    """Place of each token in its document."""
-    return torch.stack([torch.cat([torch.arange(length) for length in row]) for row in lengths])
-
-
 def make_batch(rows: family_data.Rows) -> Batch:
     """The step as the data room hands it on."""
     counted = rows.labels != family_data.IGNORED
@@ -31,16 +27,7 @@ def make_batch(rows: family_data.Rows) -> Batch:
     if rows.source is not None:
         whole = [(rows.source.shape[1],)] * len(rows.source)
         source = Source(rows.source, positions(whole), whole)
-    return Batch(
-        tokens=rows.tokens,
-        targets=torch.where(counted, rows.labels, 0),
-        weights=counted.float(),
-        positions=positions(rows.lengths),
-        document_lengths=rows.lengths,
-        samples=torch.arange(len(rows.tokens)),
-        sources=torch.zeros(len(rows.tokens), dtype=torch.int64),
-        source=source,
-    )
+    return batch_of(rows.tokens, torch.where(counted, rows.labels, 0), counted.float(), rows.lengths, source)
 
 
 def main() -> None:
@@ -58,12 +45,7 @@ def main() -> None:
         nonlocal number
         number += 1
         batch = make_batch(family_data.make(spec["family"], tokens, spec["documents"]))
-        count = float(batch.weights.sum())
-        engine.zero_gradients()
-        losses = engine.forward_backward([batch], count, key=(1, number))
-        engine.clip_gradients(1.0)
-        engine.step(optimizer)
-        return float(losses["loss"]) / count
+        return train_step(engine, optimizer, [batch], float(batch.weights.sum()), key=(1, number))
 
     serve(step, spec["shape"])
 

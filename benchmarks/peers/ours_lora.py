@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.peers.batches import batch_of, train_step
 from benchmarks.peers.worker import serve
-from hornbook.data.batch import Batch
 from hornbook.kernels.team import keep_freed_memory
 from hornbook.model.build_model import parameter_roles
 from hornbook.model.config.surgery_config import Lora, Nf4
@@ -32,29 +32,16 @@ def main() -> None:
     engine.load_stream(with_added(model, stream, 1, None))
     trained = {name: each for name, each in engine.named_parameters.items() if each.requires_grad}
     optimizer = build_optimizer(trained, parameter_roles(model), AdamW(lr=spec["lr"], weight_decay=0.0))
-    shape = spec["shape"]
-    places = torch.arange(shape["sequence"]).repeat(shape["rows"], 1)
     number = 0
 
     def step(tokens: torch.Tensor) -> float:
         nonlocal number
         number += 1
-        batch = Batch(
-            tokens=tokens[:, :-1].contiguous(),
-            targets=tokens[:, 1:].contiguous(),
-            weights=torch.ones(places.shape),
-            positions=places,
-            document_lengths=[(shape["sequence"],)] * shape["rows"],
-            samples=torch.arange(shape["rows"]),
-            sources=torch.zeros(shape["rows"], dtype=torch.int64),
-        )
-        engine.zero_gradients()
-        losses = engine.forward_backward([batch], float(places.numel()), key=(1, number))
-        engine.clip_gradients(1.0)
-        engine.step(optimizer)
-        return float(losses["loss"]) / places.numel()
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        batch = batch_of(inputs, targets, torch.ones(inputs.shape))
+        return train_step(engine, optimizer, [batch], float(inputs.numel()), key=(1, number))
 
-    serve(step, shape, trained=sum(each.numel() for each in trained.values()))
+    serve(step, spec["shape"], trained=sum(each.numel() for each in trained.values()))
 
 
 main()

@@ -9,15 +9,14 @@ points; `benchmarks.plan.timing` holds sources out.
 
 import argparse
 import math
-import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.plan.published import Published, published
-from benchmarks.plan.timing import read_points
+from benchmarks.plan.timing import read_points, spread
 from benchmarks.report import table, write
 from hornbook.plan.planned_memory import estimate_memory
 from hornbook.plan.step_time import estimate_step
@@ -49,16 +48,6 @@ def peak_bytes(point: Published, *, by_driver: bool) -> int:
     return max(each.peak.total - (0 if by_driver else each.peak.runtime) for each in found)
 
 
-def middle(values: Iterable[float | None]) -> tuple[int, float, float, float]:
-    """(number, median error, 90th percentile, median with its sign), errors as shares."""
-    known = [each for each in values if each is not None]
-    if not known:
-        return 0, math.nan, math.nan, math.nan
-    sizes = sorted(math.expm1(abs(each)) for each in known)
-    tenth = sizes[min(math.ceil(0.9 * len(sizes)) - 1, len(sizes) - 1)]
-    return len(known), statistics.median(sizes), tenth, math.expm1(statistics.median(known))
-
-
 def report(errors: Sequence[Error]) -> dict[str, Any]:
     """Errors by source, and over all of them."""
     groups: dict[str, list[Error]] = defaultdict(list)
@@ -70,9 +59,8 @@ def report(errors: Sequence[Error]) -> dict[str, Any]:
     for name, rows in groups.items():
         entry = {}
         for what in ("time", "memory"):
-            count, median, tenth, sign = middle(getattr(each, what) for each in rows)
-            if count:
-                entry[what] = {"points": count, "median": median, "p90": tenth, "bias": sign}
+            if known := [getattr(each, what) for each in rows if getattr(each, what) is not None]:
+                entry[what] = spread(known)
         found[name] = entry
     return found
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.peers.bpe import CASES
 from benchmarks.peers.environment import ROOT, peer_python
-from benchmarks.report import table, write
+from benchmarks.report import show
 
 ROUNDS = 5
 PEERS = {"train": ("rustbpe", "tokenizers"), "encode": ("tiktoken", "tokenizers")}
@@ -106,20 +106,8 @@ def run(quick: bool = False) -> dict[str, Any]:
         for work, peers in PEERS.items():
             figures[work] = {peer: compare(work, peer, folder, rounds, [work])[work] for peer in peers}
         figures["cases"] = compare("encode", "tiktoken", folder, rounds, list(CASES))
-    show(figures)
-    if not quick:
-        print(f"written: {write('refinery_bpe', figures)}")
+    show("refinery_bpe", figures, keep=not quick)
     return figures
-
-
-def show(figures: dict[str, Any]) -> None:
-    """The comparisons as a table."""
-    rows: list[list[object]] = []
-    for work, peers in (*((work, figures[work]) for work in PEERS), ("case", figures["cases"])):
-        for name, found in peers.items():
-            rows.append([work, name, found["ours"], found["peer"], found["ratio"], found["identical"]])
-    print(f"{figures['documents']} documents, {figures['bytes'] / 1e6:.1f} MB")
-    print(table(["work", "peer or case", "ours, CPU s", "peer, CPU s", "ratio", "identical"], rows))
 
 
 if __name__ == "__main__":

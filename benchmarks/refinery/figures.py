@@ -34,26 +34,6 @@ def refinery_pipeline(found: dict[str, Any]) -> list[str]:
     ]
 
 
-_FITTED = [
-    "What was fitted to this corpus, and what was not:",
-    "",
-    "* `boilerplate`: its lines were written after reading the rules, which were then extended until they knew them.",
-    "  The unseen lines were written later, to be worded otherwise, without a look at the rules, and no rule was",
-    "  changed for them: they say what becomes of a line without a known phrase; pages have lines of both sorts.",
-    "* E-mail addresses, telephone numbers and keys: a quarter have forms that the patterns were not written for; the",
-    "  unseen forms came later, and no pattern was changed for them.",
-    "* Test items: `max_share = 0.3`, the lengths of items, and that passages share no run of 13 words were settled in",
-    "  trial runs of this corpus.",
-    "* The wide setting of `near_dedup` was the second that was tried. Its run is the one with exceptions, too. Two",
-    "  thirds of its wrong finds are documents that hold planted lines, for they share the sentences around the data;",
-    "  a third are documents that share half of their text.",
-    "* Terms are invented, and four look-alikes stand beside each planted term of a category: more than text has. In",
-    "  Chinese and Japanese a term is found within other words, as in four of the look-alikes; `exceptions` name these",
-    "  four, so their rows say that the option works, not how far a list of one's own would reach.",
-    "",
-]
-
-
 def refinery_bpe(found: dict[str, Any]) -> list[str]:
     """BPE training and encoding beside rustbpe, tiktoken and tokenizers."""
     goals = {("train", "rustbpe"): 2.5, ("train", "tokenizers"): 7, ("encode", "tiktoken"): 2.5}

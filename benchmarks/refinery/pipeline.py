@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.peers.environment import ROOT, peer_python
-from benchmarks.report import table, with_range, write
+from benchmarks.report import show
 
 DATA = ROOT.parent / "shared" / "data"
 SOURCES = ("cppreference", "git-doc", "handbook-en-US", "linux-doc-6.1", "python3.11", "vim")
@@ -193,27 +193,8 @@ def run(quick: bool = False) -> dict[str, Any]:
         samples = {part: write_raw(folder / part, every * (4 if quick else 1)) for part, every in SAMPLES.items()}
         found = measure(folder, whole, samples, 1 if quick else ROUNDS)
     figures = {"load_average": [load, os.getloadavg()[0]], **whole, "samples": samples, "steps": STEPS, **found}
-    show(figures)
-    if not quick:
-        print(f"written: {write('refinery_pipeline', figures)}")
+    show("refinery_pipeline", figures, keep=not quick)
     return figures
-
-
-def show(figures: dict[str, Any]) -> None:
-    """Tables."""
-    print(f"{figures['documents']} documents, {figures['megabytes']:.1f} MB; stock: {figures['samples']['sample']}")
-    columns = [
-        figures[f"{name}{part}"] for part in ("", "_beyond_few") for name in ("megabytes_per_cpu_second", "times")
-    ]
-    rows = [[name, *(with_range(column.get(name, 1.0)) for column in columns)] for name in columns[0]]
-    print(table(["", "MB / CPU s", "ours is x", "beyond the start", "ours is x"], rows))
-    kept = [
-        [name, stage, *found[stage].values(), *found["tokens"]]
-        for name, found in figures["documents_kept"].items()
-        for stage in STAGES
-    ]
-    print(table(["beside", "stage", "ours", "theirs", "both", "our tokens", "their tokens"], kept))
-    print(figures["cpu_seconds"])
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.serve import client
 from benchmarks.serve.servers import SERVERS, Server, left_out, library_text, make_model
 
 TOKENS = 64
@@ -43,12 +43,55 @@ def prompts(count: int, seed: int) -> list[str]:
     return [text[start : start + draw.randrange(50, 401)] for start in starts]
 
 
-async def load(server: Server, texts: list[list[str]]) -> list[client.Answered]:
+@dataclass
+class Answered:
+    """What came of a streamed request, in seconds from its start."""
+
+    status: int
+    first: float = 0.0
+    """Until the first token."""
+    total: float = 0.0
+    chunks: list[float] = field(default_factory=list)
+    """When each token came."""
+    text: str = ""
+    reason: str | None = None
+    """Why the text ended, as the server says."""
+
+
+async def stream(port: int, path: str, body: dict[str, Any]) -> Answered:
+    """Send a request for a stream over a connection of its own, and time its tokens."""
+    start, data = time.perf_counter(), json.dumps(body | {"stream": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    with closing(writer):
+        writer.write(head.encode() + data)
+        await writer.drain()
+        found = Answered(int((await reader.readline()).split()[1]))
+        while (await reader.readline()).strip():
+            pass
+        while line := await reader.readline():
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            choice = next(iter(chunk.get("choices") or [{}]))
+            found.reason = choice.get("finish_reason") or found.reason or chunk.get("error")
+            if choice.get("text"):
+                found.chunks.append(time.perf_counter() - start)
+                found.text += choice["text"]
+        found.total = time.perf_counter() - start
+        found.first = found.chunks[0] if found.chunks else found.total
+        return found
+
+
+async def load(server: Server, texts: list[list[str]]) -> list[Answered]:
     """Answers to the prompts of each client, which asks one after the other."""
 
-    async def ask(mine: list[str]) -> list[client.Answered]:
+    async def ask(mine: list[str]) -> list[Answered]:
         body = {"model": server.name, "max_tokens": TOKENS, "temperature": 0}
-        return [await client.stream(server.port, PATH, body | {"prompt": server.before + each}) for each in mine]
+        return [await stream(server.port, PATH, body | {"prompt": server.before + each}) for each in mine]
 
     return [answer for answers in await asyncio.gather(*map(ask, texts)) for answer in answers]
 

@@ -7,16 +7,8 @@ from benchmarks.serve.clients import HEADER, table
 
 
 def serve(found: dict[str, Any]) -> list[str]:
-    """Speed and latency by clients, beside other servers, and what became of requests of all sorts."""
-    lines = section("Serving")
-    if "speed" in found:
-        lines += _speed(found["speed"])
-    if "robustness" in found:
-        lines += _storm(found["robustness"])
-    return lines
-
-
-def _speed(found: dict[str, Any]) -> list[str]:
+    """Speed and latency by clients, beside other servers."""
+    found = found["speed"]
     rows = [
         (
             clients,
@@ -31,27 +23,18 @@ def _speed(found: dict[str, Any]) -> list[str]:
     ]
     header = ["clients", "", "tokens/s", "hornbook is x", "equal answers"]
     header += ["first token p50 ms", "p95", "between tokens p50 ms", "p95", "whole answer p50 ms", "p95"]
-    return [
+    return section(
+        "Serving",
         "`python -m benchmarks.serve.load`: a model of 8 layers, 384 wide, with a vocabulary of 8,192, float32, over",
         "HTTP to clients that stream 64 tokens each behind 50 to 400 characters; servers in turn, on equal threads.",
         "llama.cpp's server in Python answers one request at a time. One padded batch: transformers generates for all",
         f"clients' prompts at once, without a server. Load of the machine before: {found['load_average_before']:.1f}.",
         *(f"Left out: {name} ({why})." for name, why in found["left_out"].items()),
         *rows_of(header, rows),
-    ]
+    )
 
 
 KINDS = ("first_ms", "token_ms", "whole_ms")
-
-
-def _storm(found: dict[str, Any]) -> list[str]:
-    left, statuses = found["left"], [(kind, count) for kind, count in found["statuses"].items()]
-    return [
-        f"`python -m benchmarks.serve.storm`: {found['requests']:,} requests, 64 at a time, to 8 slots and a queue of",
-        f"24: by kind and status. Afterwards {left['running']} texts ran and {left['waiting']} waited, the process had",
-        f"grown by {found['grown_mib']:.1f} MiB, and a greedy text was as before: {found['same_answer_after']}.",
-        *rows_of(["kind and status", "requests"], statuses),
-    ]
 
 
 def clients(found: dict[str, Any]) -> list[str]:

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 MODEL, VOCAB = "model", 8192
 TRAIN_BYTES = 2_000_000
 """Of this Python's library, of which the tokenizer is made and prompts are cut."""
@@ -27,7 +25,6 @@ PYTHON = "BENCH_SERVE_PYTHON"
 class Server:
     """Where it listens, and how it wants to be asked."""
 
-    process: psutil.Process
     port: int
     name: str = MODEL
     """Of the model."""
@@ -94,7 +91,7 @@ def hornbook(model: Path, *words: str) -> Iterator[Server]:
         try:
             lines = iter(process.stderr.readline, "")
             port = next(int(found[1]) for line in lines if (found := re.search(r"127\.0\.0\.1:(\d+)/v1", line)))
-            yield Server(psutil.Process(process.pid), port)
+            yield Server(port)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, "the server did not end as it should"
         finally:
@@ -110,7 +107,7 @@ def transformers(model: Path, *words: str) -> Iterator[Server]:
     command += ["--device", "cpu", "--dtype", "float32", *words]
     with _process(command, HF_HUB_OFFLINE="1") as process:
         _wait(process, f"http://127.0.0.1:{port}/health")
-        yield Server(psutil.Process(process.pid), port, str(model), "<|endoftext|>")
+        yield Server(port, str(model), "<|endoftext|>")
 
 
 def continuous(model: Path):
@@ -131,7 +128,7 @@ def llama_cpp(model: Path) -> Iterator[Server]:
     command += ["--n_threads", threads, "--n_threads_batch", threads]
     with _process(command) as process:
         _wait(process, f"http://127.0.0.1:{port}/v1/models")
-        yield Server(psutil.Process(process.pid), port)
+        yield Server(port)
 
 
 SERVERS: dict[str, tuple[Callable[..., contextlib.AbstractContextManager[Server]], str]] = {

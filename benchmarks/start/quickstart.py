@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.report import table, write
+from benchmarks.report import show
 from benchmarks.start import quickstart_matrix
 
 LIMIT_SECONDS = 180
@@ -33,11 +33,7 @@ def run() -> dict[str, Any]:
         "within_limit": first["seconds"] <= LIMIT_SECONDS,
         "same_numbers": all(again[0][key] == again[1][key] for key in SAME),
     }
-    rows = [(key, first[key]) for key in ("size", "tokens", "seconds", "loss", "bits_per_byte")]
-    rows += [(f"baseline: {name}", value) for name, value in first["baselines"].items()]
-    rows += [("same size and seed, same numbers", figures["same_numbers"])]
-    print(table(["quickstart", "figure"], rows))
-    write("quickstart", figures)
+    show("quickstart", figures)
     return figures
 
 

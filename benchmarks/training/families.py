@@ -80,21 +80,6 @@ def measure(case: dict[str, Any], precision: str, rounds: int, steps: int) -> di
     return {**found, "above_states_bytes": peaks, "rounds": rounds, "steps_per_round": steps}
 
 
-def show(name: str, precision: str, found: dict[str, Any]) -> None:
-    """Print one case."""
-    rows = [
-        (each, rate, found["ours_over"][each], mebibytes(found, each), found["first_loss"][each] or "")
-        for each, rate in found["tokens_per_second"].items()
-    ]
-    header = [f"{name}, {precision}", "tokens/s", "hornbook is x", "MiB above states", "first loss"]
-    print(report.table(header, rows), "\n", flush=True)
-
-
-def mebibytes(found: dict[str, Any], name: str) -> float | str:
-    """Peak memory above the states; the bound has none of interest."""
-    return found["above_states_bytes"][name] / 2**20 if name in found["above_states_bytes"] else ""
-
-
 def run(quick: bool = False) -> dict[str, Any]:
     """All cases, printed and written to benchmarks/results/families.json; quick takes fewer rounds."""
     rounds, steps = (1, 1) if quick else (5, 1)
@@ -103,9 +88,8 @@ def run(quick: bool = False) -> dict[str, Any]:
         for name, case in CASES.items():
             found = measure(case, precision, rounds, steps)
             figures["cases"].setdefault(name, {})[precision] = found
-            show(name, precision, found)
-    if not quick:
-        print(f"wrote {report.write('families', figures)}")
+            print(name, precision, found["ours_over"], flush=True)
+    report.show("families", figures, keep=not quick)
     return figures
 
 

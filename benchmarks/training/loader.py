@@ -24,7 +24,7 @@ import torch
 
 from benchmarks import cpus
 from benchmarks.peers.environment import ROOT, peer_python
-from benchmarks.report import table, write
+from benchmarks.report import show
 from hornbook.data.config.data import DataConfig
 from hornbook.data.corpus import Corpus
 from hornbook.data.loader.loader import Loader, build_loader
@@ -188,8 +188,7 @@ def run() -> dict[str, Any]:
             figures = _run(Path(folder))
     finally:
         torch.set_num_threads(threads)
-    show(figures)
-    write("loader", figures)
+    show("loader", figures)
     return figures
 
 
@@ -232,19 +231,6 @@ def _run(folder: Path) -> dict[str, Any]:
         "rows": ROWS,
         "sequence": SEQUENCE,
     }
-
-
-def show(figures: dict[str, Any]) -> None:
-    """Print the figures."""
-    rates, ratios = figures["million_tokens_per_cpu_second"], figures["ratio_to_dataloader"]
-    print(table(["form", "Mtokens / CPU s", "x DataLoader"], [[name, rates[name], ratios[name]] for name in rates]))
-    print(f"seek to sample 1e9 and take 8 rows: {figures['seek_to_sample_1e9_milliseconds']:.2f} ms")
-    first = figures["first_pass_cpu_seconds"]
-    print(
-        f"first pass over {TOKENS:,} tokens: {first['checked']:.4f} CPU s, {first['not_checked']:.4f} unchecked:"
-        f" {first['added_nanoseconds_per_token']:.3f} ns a token"
-    )
-    print(f"verify checksums: {figures['verify_gigabytes_per_cpu_second']:.1f} GB / CPU s")
 
 
 if __name__ == "__main__":

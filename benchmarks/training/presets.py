@@ -74,7 +74,8 @@ def make_batch(recipe: Recipe, rows: int, vocab: int) -> Any:
     """Random tokens as the recipe's model learns from them: continued, masked, answered to, or labelled."""
     import torch
 
-    from hornbook.data.batch import Batch, Source
+    from benchmarks.peers.batches import batch_of
+    from hornbook.data.batch import Source
 
     sequence, places = recipe.train.sequence, torch.arange(recipe.train.sequence)
     tokens, source = torch.randint(0, vocab, (rows, sequence)), None
@@ -89,16 +90,7 @@ def make_batch(recipe: Recipe, rows: int, vocab: int) -> Any:
     if recipe.model.head.kind == "classification":
         weights, targets = torch.zeros(tokens.shape), torch.zeros_like(tokens)
         weights[:, 0] = 1
-    return Batch(
-        tokens=tokens,
-        targets=targets,
-        weights=weights,
-        positions=places.expand(rows, -1),
-        document_lengths=[(len(places),)] * rows,
-        samples=torch.arange(rows),
-        sources=torch.zeros(rows, dtype=torch.int64),
-        source=source,
-    )
+    return batch_of(tokens, targets, weights, source=source)
 
 
 class Trained:

@@ -1,6 +1,6 @@
 """Parallel equals single: short training runs on 2, 3 and 4 ranks against one process.
 
-The whole table, 20 steps of every layout and number of ranks, is `python -m benchmarks.training.parallel`.
+The whole table, 20 steps of every layout, is `python -m benchmarks.training.layouts`.
 """
 
 import math

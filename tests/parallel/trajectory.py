@@ -1,5 +1,5 @@
 """Short training runs on any number of ranks, and how two of them differ: parity tests and
-`benchmarks.training.parallel`.
+`benchmarks.training.layouts`.
 
 Everything that may go wrong on many ranks is in them: dropout, clipping that bites, microbatches of unequal weight, a
 last microbatch with fewer rows, tied weights.
