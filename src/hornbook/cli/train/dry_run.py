@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 def describe_job(resolved: "Resolved", run: RunDir, start: "Start", *, measure: bool = False) -> dict[str, Any]:
-    """The data, model, length and files of a run. Raises what the launch would raise, and writes nothing.
-
-    measure: compute some microbatches to estimate memory and time.
-    """
+    """Data, model, length and files of a run; `measure` adds estimates. Raise what the launch would raise."""
     from hornbook.data.loader.loader import repetition_warnings, seen_text
     from hornbook.model.config.parameter_count import count_parameters
     from hornbook.model.hf.hf_config import describe_class
