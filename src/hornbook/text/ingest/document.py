@@ -202,10 +202,11 @@ def keep_provenance(document: Document, options: ReadOptions) -> None:
 
 
 def _as_text(value: Any) -> str:
-    if value is None or isinstance(value, Mapping):
-        return ""
-    if isinstance(value, list | tuple):
-        return ", ".join(filter(None, map(_as_text, value)))
+    if not isinstance(value, str):  # asked first, since most are
+        if value is None or isinstance(value, Mapping):
+            return ""
+        if isinstance(value, list | tuple):
+            return ", ".join(filter(None, map(_as_text, value)))
     text = str(value)[:_FIELD_LIMIT]
     return text if is_valid_unicode(text) else ""
 

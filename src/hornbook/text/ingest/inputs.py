@@ -285,7 +285,7 @@ def _listed(source: str, url: str, layout: str, named: Sequence[str]) -> list[In
 
 def _without_query(path: str) -> str:
     """An address of the web without its query, which may be a signature; other paths unchanged."""
-    return re.split(r"[?#]", path, maxsplit=1)[0] if re.match("https?://", path) else path
+    return re.split(r"[?#]", path, maxsplit=1)[0] if path.startswith(("http://", "https://")) else path
 
 
 def _url_names(system: Any, path: str) -> list[str]:

@@ -24,7 +24,7 @@ READERS = {
     "csv": "formats.tables.cells:read",
     "tsv": "formats.tables.cells:read",
     "parquet": "formats.tables.columns:read_parquet",
-    "arrow": "formats.tables.arrow:read_arrow",
+    "arrow": "formats.tables.columns:read_arrow",
     "html": "formats.web.html:read",
     "pdf": "formats.office:read",
     "docx": "formats.office:read",

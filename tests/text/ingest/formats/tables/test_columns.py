@@ -1,6 +1,5 @@
 """Arrow as datasets keep it on disk, nested fields, and the way of licence, url and date into every document."""
 
-import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.document import Document, ReadOptions, Rejected
-from hornbook.text.ingest.formats.tables.page_sizes import Chunk, InPieces, parquet_pages
+from hornbook.text.ingest.formats.tables import decoder
 from hornbook.text.ingest.inputs import list_inputs
 from hornbook.text.ingest.readers import read_file
 
@@ -157,19 +156,20 @@ CELL = 80 * 2**20
 
 @pytest.mark.parametrize("form", ["parquet", "stream"])
 def test_a_cell_that_expands_without_measure_is_not_decoded(read_bytes: Any, form: str):
-    table = pa.table({"text": pa.array(["a" * CELL], pa.large_string())})
-    sink = pa.BufferOutputStream()
-    if form == "parquet":
-        pq.write_table(table, sink, compression="zstd")
-    else:
-        packed = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_stream(sink, table.schema, options=packed) as writer:
-            writer.write_table(table)
-    data = sink.getvalue().to_pybytes()
-    del table, sink
+    tables = [pa.table({"text": pa.array([text], pa.large_string())}) for text in ("a" * CELL, "seen")]
+    out, schema, zstd = pa.BufferOutputStream(), tables[0].schema, pa.ipc.IpcWriteOptions(compression="zstd")
+    stream = form == "stream"
+    writer = (
+        pa.ipc.new_stream(out, schema, options=zstd) if stream else pq.ParquetWriter(out, schema, compression="zstd")
+    )
+    with writer:
+        writer.write_table(tables[0])
+        writer.write_table(tables[1])
+    data = out.getvalue().to_pybytes()
+    del tables, out, writer
     before = pa.total_allocated_bytes()
-    (row,) = read_bytes({"parquet": "a.parquet", "stream": "a.arrow"}[form], data)
-    assert row.kind == {"parquet": "parquet bomb", "stream": "arrow bomb"}[form]
+    row, after = read_bytes({"parquet": "a.parquet", "stream": "a.arrow"}[form], data)
+    assert (row.kind, after.text) == ({"parquet": "parquet bomb", "stream": "arrow bomb"}[form], "seen")
     assert str(CELL)[:4] in row.reason
     assert pa.total_allocated_bytes() - before < CELL
 
@@ -205,12 +205,12 @@ def test_an_absurd_length_is_damage_of_the_file(read_bytes: Any):
     assert row.kind == "damaged arrow"
 
 
-@pytest.mark.parametrize(
-    "header", [b"\x15\x00\x15\x02\x15\x02\x25\x02\x00", b"\x1c" * 40, b"\x19\xff" * 20, b"\x15\x00\x00", b""]
-)
-def test_a_damaged_header_of_a_page_is_a_value_error(header: bytes):
-    with pytest.raises(ValueError, match=r"header|nested|unknown"):
-        list(parquet_pages(InPieces(io.BytesIO(header)), Chunk("a", 0, 100)))
+@pytest.mark.parametrize(("form", "name"), [("parquet", "a.parquet"), ("stream", "a.arrow")])
+def test_a_table_at_which_the_decoder_dies_is_damage(read_bytes: Any, monkeypatch: Any, form: str, name: str):
+    monkeypatch.setattr(decoder, "PROGRAM", Path("no-such-program.py"))
+    monkeypatch.setattr(decoder, "IDLE", [])
+    (row,) = read_bytes(name, written(pa.table({"text": ["a"]}), form))
+    assert row.reason == f"damaged {name[2:]}: the process that decodes it died"
 
 
 @pytest.mark.parametrize("form", ["stream", "parquet"])

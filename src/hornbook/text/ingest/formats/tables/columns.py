@@ -1,20 +1,24 @@
-"""Tables of columns: parquet, batch by batch; and rows of batches, which Arrow's streams have too (`arrow`)."""
+"""Tables of columns: parquet by row groups, Arrow by batches; a row of either becomes a document.
+
+`datasets.save_to_disk` writes Arrow streams of the stored rows in order, so its folders are read as they are. An Arrow
+file is read as the stream in it: its footer only repeats where the batches are.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hornbook.text.ingest.charsets import UnfitRow, why_not_utf8
 from hornbook.text.ingest.compressions import Stream
 from hornbook.text.ingest.document import DAMAGE, ReadOptions, Row, fields_document, reject, short, too_long
-from hornbook.text.ingest.formats.tables.page_sizes import Chunk, Excess, InPieces, parquet_chunks, parquet_pages
+from hornbook.text.ingest.formats.tables.decoder import Table, Undecoded
 from hornbook.text.ingest.inputs import InputFile
 from hornbook.text.ingest.lines import BEGINNING, open_input
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 2**26
-"""Most rows that are decoded at once, and the most bytes that they may take."""
+"""Most rows that are copied at once, and the most bytes that they may take."""
 _TEXTS = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 
 Read = Callable[[pa.RecordBatch, int], Iterator[Iterable[Row]]]
@@ -36,14 +40,12 @@ def read_row_groups(file: InputFile, columns: Callable[[pa.Schema], list[str]], 
     columns: those that `read` asks for; raises UnfitRow where a table of this schema cannot be read.
     """
     part, parts = file.part
-    with open_input(file) as handle:
-        source = InPieces(handle)
+    with open_input(file) as handle, closing(Table(handle, "parquet")) as table:
         rows = 1
         try:
-            table = pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=False)
-            rows = table.metadata.num_rows
-            names = columns(table.schema_arrow)
-            chunks = parquet_chunks(source)
+            table.open()
+            rows = table.rows
+            names = columns(table.schema)
         except UnfitRow as why:
             if not part:  # the first part says so for all
                 yield reject(file, 0, str(why), size=file.size, rows=max(rows, 1))
@@ -51,59 +53,68 @@ def read_row_groups(file: InputFile, columns: Callable[[pa.Schema], list[str]], 
         except DAMAGE as error:
             yield reject(file, 0, f"damaged parquet: {short(error)}", size=file.size, rows=max(rows, 1))
             return
-        groups, first = min(table.num_row_groups, len(chunks)), 1
+        groups, first = len(table.groups), 1
         ours = range(groups * part // parts, groups * (part + 1) // parts)
-        for group in range(groups):  # of all parts, since `first` is the number of the group's first row in the file
-            size = table.metadata.row_group(group).num_rows
+        for group, size in enumerate(table.groups):  # of all parts, since `first` is the group's first row in the file
             if group in ours:
-                batches = _batches(source, table, group, chunks[group], names)
-                yield from _read_group(file, group, first, size, batches, read)
+                yield from _read_group(file, group, first, size, table.batches(group, names), read)
             first += size
         if first - 1 != rows and not part:
             yield reject(file, 0, f"damaged parquet: the footer counts {rows} rows, its row groups {first - 1}")
 
 
-def _batches(
-    source: InPieces, table: pq.ParquetFile, group: int, chunks: list[Chunk], names: list[str]
-) -> Iterator[pa.RecordBatch]:
-    size = rows_at_once(source, chunks, names)
-    yield from table.iter_batches(batch_size=size, row_groups=[group], columns=names)
-
-
 def _read_group(
-    file: InputFile, group: int, first: int, rows: int, batches: Iterator[pa.RecordBatch], read: Read
+    file: InputFile, group: int, first: int, rows: int, batches: Iterator[pa.RecordBatch | Undecoded], read: Read
 ) -> Iterator[Row]:
     """Row group number `group`, which has rows first..first + rows - 1 of the file."""
     done = 0
+    problem = f"damaged parquet: row group {group}, it ends early"
     try:
         for batch in batches:
+            if isinstance(batch, Undecoded):
+                kind = "parquet bomb" if batch.is_bomb else "damaged parquet"
+                problem = f"{kind}: row group {group}, {batch.reason}"
+                break
             for rows_of_one in read(batch, first + done):
                 yield from rows_of_one
                 done += 1
-        problem = f"damaged parquet: row group {group}, it ends early"
-    except Excess as error:
-        problem = f"parquet bomb: row group {group}, {error}"
     except DAMAGE as error:
         problem = f"damaged parquet: row group {group}, {short(error)}"
     if done < rows:
         yield reject(file, first + done, problem, rows=rows - done)
 
 
-def rows_at_once(source: InPieces, chunks: list[Chunk], names: list[str]) -> int:
-    """Rows of a row group to decode at once, so that memory stays bounded by `_BATCH_BYTES` and a page.
+def read_arrow(file: InputFile, _: Stream, options: ReadOptions) -> Iterator[Row]:
+    """An Arrow stream, or an Arrow file; a damaged batch is one `Rejected` that counts all of its rows."""
+    with open_input(file) as handle, closing(Table(handle, "arrow")) as table:
+        try:
+            table.open()
+            names = wanted_columns(table.schema, options)
+        except UnfitRow as why:
+            rows = sum(batch.rows if isinstance(batch, Undecoded) else len(batch) for batch in table.batches(0, []))
+            yield reject(file, 0, str(why), size=file.size, rows=max(1, rows))
+            return
+        except DAMAGE as error:
+            raise UnfitRow(f"damaged arrow: {short(error)}") from error
+        first = 1
+        for batch in table.batches(0, names):
+            if isinstance(batch, Undecoded):
+                kind, size = "arrow bomb" if batch.is_bomb else "damaged arrow", max(1, batch.rows)
+                yield reject(file, first, f"{kind}: {batch.reason}", rows=size)
+            else:
+                size = len(batch)
+                yield from _arrow_rows(file, batch, first, options)
+            first += size
 
-    A value is never longer than its page. Raises as `parquet_pages`.
-    """
-    rows = _BATCH_ROWS
-    for chunk in chunks:
-        if not any(chunk.path == name or chunk.path.startswith(f"{name}.") for name in names):
-            continue
-        whole, largest, shared = 0, 1, False
-        for size, repeats in parquet_pages(source, chunk):
-            whole, largest, shared = whole + size, max(largest, size), shared or repeats
-        if shared or whole > _BATCH_BYTES:
-            rows = min(rows, max(1, _BATCH_BYTES // largest))
-    return rows
+
+def _arrow_rows(file: InputFile, batch: pa.RecordBatch, first: int, options: ReadOptions) -> Iterator[Row]:
+    done = 0
+    try:
+        for row in batch_rows(file, batch, first, options):
+            done += 1
+            yield row
+    except DAMAGE as error:
+        yield reject(file, first + done, f"damaged arrow: {short(error)}", rows=len(batch) - done)
 
 
 def _check_text_column(schema: pa.Schema, name: str) -> None:
@@ -156,9 +167,8 @@ def _table_row(file: InputFile, row: int, value: pa.Buffer | None, fields: dict[
         return reject(file, row, "text is not a string: it is null")
     if value.size > options.max_bytes:
         return too_long(file, row, value.size, options, value[:BEGINNING].to_pybytes())
-    data = value.to_pybytes()
     try:
-        text = data.decode()
+        text = str(value, "utf-8")
     except UnicodeDecodeError as error:
-        return reject(file, row, why_not_utf8(error), data)
+        return reject(file, row, why_not_utf8(error), value.to_pybytes())
     return fields_document(file, row, text, fields, options)
