@@ -7,6 +7,7 @@ draw of its share, which is the best that is possible.
 """
 
 import difflib
+import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,20 +35,18 @@ def block_counts(weights: Sequence[float]) -> Int64[np.ndarray, " sources"]:
 
 def block_pattern(counts: Int64[np.ndarray, " sources"]) -> Int32[np.ndarray, " 4096"]:
     """Source of each draw in a block: within one draw of each source's share after every prefix (Tijdeman 1980)."""
-    pattern = np.zeros(BLOCK, np.int32)
-    used = np.flatnonzero(counts)
-    if len(used) == 1:
-        pattern[:] = used[0]
-        return pattern
-    share, slack = counts[used], 2 * len(used) - 2
-    taken = np.zeros(len(used), np.int64)
+    slack = max(1, 2 * np.count_nonzero(counts) - 2)
+    # One entry per draw. The terms of release and deadline are multiplied by BLOCK * slack, so that they are integers.
+    source = np.repeat(np.arange(len(counts)), counts)
+    earlier = BLOCK * slack * (np.arange(BLOCK) - np.repeat(np.cumsum(counts) - counts, counts))
+    release = -((BLOCK + earlier) // (-slack * counts[source])) - 1
+    deadline = (BLOCK * (slack - 1) + earlier) / counts[source]
+    coming = sorted(zip(release.tolist(), deadline.tolist(), source.tolist(), strict=True), reverse=True)
+    pattern, released = np.zeros(BLOCK, np.int32), list[tuple[float, int]]()
     for draw in range(BLOCK):
-        # All terms are multiplied by BLOCK * slack, so that they are integers.
-        lag = (share * (draw + 1) - BLOCK * taken) * slack
-        deadline = np.where(lag >= BLOCK, (BLOCK * (slack - 1) - lag) / share, np.inf)
-        chosen = int(np.argmin(deadline))
-        pattern[draw] = used[chosen]
-        taken[chosen] += 1
+        while coming and coming[-1][0] <= draw:
+            heapq.heappush(released, coming.pop()[1:])
+        _, pattern[draw] = heapq.heappop(released)
     return pattern
 
 

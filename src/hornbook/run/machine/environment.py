@@ -83,6 +83,7 @@ def bits_depend_on(environment: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def package_version(package: str) -> str | None:
     """Version of an installed package; None where it is not installed."""
     try:
