@@ -35,12 +35,15 @@ class Constant(WarmedSchedule):
         return 1.0
 
 
-class Linear(WarmedSchedule):
+class _Floored(WarmedSchedule):
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Least factor; most kinds reach it at the end of the run."""
+
+
+class Linear(_Floored):
     """Straight line from the peak to `floor` x peak."""
 
     kind: Literal["linear"] = "linear"
-    floor: float = Field(default=0.0, ge=0, le=1)
-    """Factor at the end of the run."""
 
     def curve(self, progress: float) -> float:
         return 1.0 - (1.0 - self.floor) * progress
@@ -57,20 +60,18 @@ class Cosine(WarmedSchedule):
         return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-class Polynomial(WarmedSchedule):
+class Polynomial(_Floored):
     """From the peak to `floor` x peak as a power of the share of the run that is left."""
 
     kind: Literal["polynomial"] = "polynomial"
     power: Number = Field(default=1.0, gt=0)
     """1 is a straight line; larger ones fall earlier."""
-    floor: float = Field(default=0.0, ge=0, le=1)
-    """Factor at the end of the run."""
 
     def curve(self, progress: float) -> float:
         return self.floor + (1.0 - self.floor) * (1.0 - progress) ** self.power
 
 
-class Exponential(WarmedSchedule):
+class Exponential(_Floored):
     """The same factor over equal lengths of the run."""
 
     kind: Literal["exponential"] = "exponential"
@@ -78,8 +79,6 @@ class Exponential(WarmedSchedule):
     """The rate is multiplied by it over each `every`."""
     every: Duration | None = None
     """A length, such as `"1000 steps"`; by default all of the run after the warm-up."""
-    floor: float = Field(default=0.0, ge=0, le=1)
-    """Smallest factor."""
 
     def after_warmup(self, tokens: float, warmup: float, axis: Axis) -> float:
         length = max(axis.total - warmup, 1) if self.every is None else axis.tokens(self.every)
@@ -90,12 +89,10 @@ class Exponential(WarmedSchedule):
         yield from length_problems(axis, "every", self.every)
 
 
-class WSD(WarmedSchedule):
+class WSD(_Floored):
     """Warm-up, stable, decay: the peak rate until the last `decay_share` of the run, then down to `floor`."""
 
     kind: Literal["wsd"] = "wsd"
-    floor: float = Field(default=0.0, ge=0, le=1)
-    """Factor at the end of the run."""
     decay_share: float = Field(default=0.2, gt=0, le=1)
     """Share of the steps after warm-up that decay."""
     decay: Duration | None = None
@@ -177,7 +174,7 @@ class Power(_PowerLaw):
         return ratio**self.exponent
 
 
-class Steps(WarmedSchedule):
+class Steps(_Floored):
     """Down in steps, by a factor or by an amount, at given points or after equal lengths."""
 
     kind: Literal["step"] = "step"
@@ -189,8 +186,6 @@ class Steps(WarmedSchedule):
     """Where the rate steps down, from the beginning of the run, such as `["50%", "75%"]` or `["30000 steps"]`."""
     every: Duration | None = None
     """Length between steps, from the end of the warm-up on, in place of `points`."""
-    floor: float = Field(default=0.0, ge=0, le=1)
-    """Smallest factor."""
 
     def after_warmup(self, tokens: float, warmup: float, axis: Axis) -> float:
         if self.every is None:
