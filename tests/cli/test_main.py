@@ -1,6 +1,5 @@
 """The frame of the command line: the table of commands, help, mistyped commands, words in any order."""
 
-import importlib
 import os
 import re
 import statistics
@@ -33,13 +32,24 @@ def test_the_commands_are_those_of_the_design() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_is_where_the_table_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     entry = COMMANDS[name]
-    assert hasattr(importlib.import_module(f"hornbook.cli.{entry.module}"), entry.function)
     assert main([name, "--help"]) == Exit.DONE
     printed = capsys.readouterr()
     assert f"hornbook {name}" in printed.out
     assert printed.err == ""
+    assert re.search(r"\bverbs?\b", printed.out, re.IGNORECASE) is None
+    if name in ("resume", "fork"):
+        assert f"hornbook {name} [OPTIONS] RUN [--section.key value]..." in printed.out
+        assert "RECIPE" not in printed.out.partition("Examples:")[0]
+    if entry.examples:
+        assert printed.out.endswith("Examples:\n" + "".join(f"  {line}\n" for line in entry.examples))
+        assert list(missing_words("```\n" + "\n".join(entry.examples) + "\n```")) == []
+    if entry.settings:
+        common = COMMON_SETTINGS[entry.settings]
+        assert set(common) <= set(settings())
+        assert all(f"--{key}" in printed.out for key in common)
+        assert "Common settings (--help-all shows all)" in printed.out
 
 
 def test_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,28 +69,6 @@ def test_help_is_a_command_too(words: list[str], capsys: pytest.CaptureFixture[s
     text = capsys.readouterr().out
     assert main([*words, "--help"]) == Exit.DONE
     assert capsys.readouterr().out == text
-
-
-@pytest.mark.parametrize("name", [name for name, entry in COMMANDS.items() if entry.examples])
-def test_help_ends_with_examples_that_are_right(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == Exit.DONE
-    text, examples = capsys.readouterr().out, COMMANDS[name].examples
-    assert text.endswith("Examples:\n" + "".join(f"  {line}\n" for line in examples))
-    assert list(missing_words("```\n" + "\n".join(examples) + "\n```")) == []
-
-
-@pytest.mark.parametrize("name", ["resume", "fork"])
-def test_resume_and_fork_take_a_run(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == Exit.DONE
-    text = capsys.readouterr().out
-    assert f"hornbook {name} [OPTIONS] RUN [--section.key value]..." in text
-    assert "RECIPE" not in text.partition("Examples:")[0]
-
-
-def test_no_help_speaks_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ["", *COMMANDS]:
-        assert main([*name.split(), "--help"]) == Exit.DONE
-        assert re.search(r"\bverbs?\b", capsys.readouterr().out, re.IGNORECASE) is None
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,16 +166,6 @@ def test_two_recipes_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 # --- help of commands with settings
-
-
-@pytest.mark.parametrize("name", [name for name, entry in COMMANDS.items() if entry.settings])
-def test_help_shows_what_people_change_most(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    common = COMMON_SETTINGS[COMMANDS[name].settings]
-    assert set(common) <= set(settings())
-    assert main([name, "--help"]) == Exit.DONE
-    text = capsys.readouterr().out
-    assert all(f"--{key}" in text for key in common)
-    assert "Common settings (--help-all shows all)" in text
 
 
 @pytest.mark.parametrize("words", [["--help-all"], ["--help", "all"]])

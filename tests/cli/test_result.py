@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 from rich.table import Table
 
 from hornbook.cli.main import COMMANDS, build_command, load_command, main
-from hornbook.cli.result import Command, CommandGroup, Json, Result, Results, columns, show, table
+from hornbook.cli.result import Command, CommandGroup, Json, Options, Result, Results, columns, show, table
 from hornbook.errors import Exit
 from hornbook.model.generate import generate as generating
 from hornbook.run.observe.console import Console, Header
@@ -38,6 +39,22 @@ def test_a_result_is_text_or_one_json_object(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert json.loads(out) == {"name": "x", "a": "\u2603", "b": [1, None], "c": "d"}
     assert out.count("\n") == 1
+
+
+@dataclass(frozen=True)
+class Shared(Options):
+    name: Annotated[str, typer.Option(help="A name.")]
+    count: Annotated[int, typer.Option(min=1)] = 2
+
+
+def test_fields_of_shared_options_are_options_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    def sample(word: str, *, shared: Shared, last: bool = False) -> Result:
+        return Result({"word": word, "last": last, **vars(shared)})
+
+    assert call(sample, "w", "--name", "x", "--json") == Exit.DONE
+    assert json.loads(capsys.readouterr().out) == {"word": "w", "name": "x", "count": 2, "last": False}
+    with pytest.raises(Exception, match="name"):
+        call(sample, "w")
 
 
 def test_every_command_has_an_option_for_json() -> None:

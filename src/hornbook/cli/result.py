@@ -4,6 +4,7 @@ stdout has the answer: its text, or with `--json` one JSON object on one line. s
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import json
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -67,9 +68,28 @@ class CommandGroup(typer.Typer):
         return decorate
 
 
+class Options:
+    """Base of dataclasses whose fields are options: those of a command, or those that several commands share."""
+
+
+def _flat(signature: inspect.Signature) -> tuple[inspect.Signature, dict[str, type[Options]]]:
+    """(the signature with the fields of each `Options` in its place, the class of each by parameter)."""
+    flat, groups = list[inspect.Parameter](), dict[str, type[Options]]()
+    for each in signature.parameters.values():
+        if not (isinstance(each.annotation, type) and issubclass(each.annotation, Options)):
+            flat.append(each)
+            continue
+        groups[each.name], hints = each.annotation, get_type_hints(each.annotation, include_extras=True)
+        for field in dataclasses.fields(each.annotation):  # pyright: ignore[reportArgumentType]
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            kind, annotation = inspect.Parameter.KEYWORD_ONLY, hints[field.name]
+            flat.append(inspect.Parameter(field.name, kind, default=default, annotation=annotation))
+    return signature.replace(parameters=flat), groups
+
+
 def _printing(function: Command) -> Callable[..., Exit]:
     """A function that prints what `function` returns; it has an option `--json`, its own or that of `function`."""
-    signature = inspect.signature(function)
+    signature, groups = _flat(inspect.signature(function))
     takes_json = "as_json" in signature.parameters
 
     @functools.wraps(function)
@@ -77,12 +97,14 @@ def _printing(function: Command) -> Callable[..., Exit]:
         _require_local(signature, given)
         if takes_json:
             given["as_json"] = as_json
+        for name, group in groups.items():
+            given[name] = group(**{key: given.pop(key) for key in vars(group)["__dataclass_fields__"]})
         return show(function(**given), as_json=as_json)
 
     if not takes_json:
         option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
         signature = signature.replace(parameters=[*signature.parameters.values(), option])
-        command.__annotations__ = function.__annotations__ | {"as_json": Json}
+    command.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
     vars(command)["__signature__"] = signature
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     command.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)  # a terminal breaks lines elsewhere

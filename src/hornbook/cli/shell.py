@@ -94,6 +94,11 @@ def say(text: str) -> None:
     people().print(text)
 
 
+def runs_folder() -> Path:
+    """$HORNBOOK_RUNS, or else ./runs."""
+    return Path(os.environ.get("HORNBOOK_RUNS", "runs"))
+
+
 def split_target(words: Sequence[str] | None, what: str = "recipe or run directory") -> tuple[str | None, list[str]]:
     """(the one positional word or None, overrides `key=value`) of a command's free words."""
     targets, overrides = split_targets(words)

@@ -32,11 +32,10 @@ class Service:
     """A model by its name, its engine, and what requests to it mean."""
 
     def __init__(self, loaded: Loaded, name: str, engine: Engine) -> None:
-        assert loaded.tokenizer is not None
         self.name, self.engine, self.limits = name, engine, engine.limits
-        self.tokenizer = loaded.tokenizer
+        self.tokenizer = loaded.require_tokenizer()
         self.created = int(time.time())
-        self._template = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
+        self._template = read_chat_template(loaded.tokenizer_folder, self.tokenizer)
         self._stop, self._prefix = loaded.ends, loaded.prefix
         turn_end = None if self._template is None else self._template.turn_end()
         self._chat_stop = self._stop if turn_end is None else self._stop | {turn_end}

@@ -41,13 +41,12 @@ class Engine:
     """Generates texts in a thread of its own, from `start` to `close`."""
 
     def __init__(self, loaded: Loaded, limits: Limits, publish: Publish | None = None) -> None:
-        assert loaded.tokenizer is not None
-        self._model, self._tokenizer, self.limits = loaded.model, loaded.tokenizer, limits
+        self._model, self._tokenizer, self.limits = loaded.model, loaded.require_tokenizer(), limits
         self._device = next(loaded.model.parameters()).device
         self.publish: Publish = publish or _deliver
         """Called with the events of a step, in the engine's thread."""
         self._ahead = prompt_length(loaded.model)
-        self._reader = PromptReader(loaded.model, loaded.tokenizer, limits.prefill)
+        self._reader = PromptReader(loaded.model, self._tokenizer, limits.prefill)
         self._cache = BatchCache(limits.slots, limits.context + self._ahead)
         self._running: list[Text] = []
         """The text of each row of the cache."""

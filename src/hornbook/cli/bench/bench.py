@@ -1,81 +1,84 @@
 """`hornbook bench`: what this machine can do, and where the time of a recipe's step goes."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hornbook.cli.bench.sweep import combinations, is_swept, refusal_text, sweep, sweep_text
 from hornbook.cli.bench.text import accumulation_text, loader_text, machine_text, step_text
-from hornbook.cli.result import Result
+from hornbook.cli.result import Options, Result
 from hornbook.cli.shell import DryRun, Words, resolve_words, split_targets
 from hornbook.errors import UsageError
+from hornbook.parallel.config import FILL, axis_ranks
 from hornbook.progress import progress_bar
-
-if TYPE_CHECKING:
-    from hornbook.settings.recipe import Recipe
+from hornbook.settings.layout.world import smallest_world
+from hornbook.settings.recipe import Recipe
 
 SECONDS = 20.0
 
 
-def bench(
-    words: Words = None,
-    *,
-    data: Annotated[
-        Path | None, typer.Option(help="A folder written by `hornbook tokenize`; else random tokens.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(help="Time for the measured steps of a recipe.")] = SECONDS,
-    folder: Annotated[Path, typer.Option(help="A folder on the disk to measure.")] = Path(),
-    loader: Annotated[bool, typer.Option("--loader", help="Measure the loader alone, beside the step's need.")] = False,
+@dataclass(frozen=True)
+class BenchOptions(Options):
+    """What to measure, and for how long."""
+
+    data: Annotated[Path | None, typer.Option(help="A folder written by `hornbook tokenize`; else random tokens.")] = (
+        None
+    )
+    seconds: Annotated[float, typer.Option(help="Time for the measured steps of a recipe.")] = SECONDS
+    folder: Annotated[Path, typer.Option(help="A folder on the disk to measure.")] = Path()
+    loader: Annotated[bool, typer.Option("--loader", help="Measure the loader alone, beside the step's need.")] = False
     accumulation: Annotated[
         bool, typer.Option("--accumulation", help="Compare one big batch with ragged microbatches, in figures.")
-    ] = False,
-    sweep_: Annotated[
+    ] = False
+    sweep: Annotated[
         list[str] | None,
-        typer.Option(
-            "--sweep", metavar="KEY=A,B", help="Measure every combination of settings; more words KEY=A,B too."
-        ),
-    ] = None,
+        typer.Option(metavar="KEY=A,B", help="Measure every combination of settings; more words KEY=A,B too."),
+    ] = None
     world: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Ranks: what the axis of [parallel] that is -1 fills.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the measurements to this file too, as JSON.")] = None,
-    dry_run: DryRun = False,
-) -> Result:
+    ] = None
+    out: Annotated[Path | None, typer.Option(help="Write the measurements to this file too, as JSON.")] = None
+    dry_run: DryRun = False
+
+
+def bench(words: Words = None, *, options: BenchOptions) -> Result:
     """Measure this machine, then the step of a recipe: shares of its time, tokens/s, MFU, memory.
 
     Without a recipe only the machine is measured. The results are kept in the user's cache for the planner and for the
     MFU of runs; each recipe is measured in a fresh process, on its own data or on random tokens. An axis of -1 gets
     the ranks of --world, else of the devices of this machine, and a line says how many were measured.
     """
+    seconds, folder, data = options.seconds, options.folder, options.data
+    loader, accumulation, world = options.loader, options.accumulation, options.world
     if seconds <= 0:
         raise UsageError(f"--seconds {seconds:g}: give a time above 0")
     if not folder.is_dir():
         raise UsageError(f"--folder {folder} is no folder: name one on the disk to measure")
-    if loader + accumulation + bool(sweep_) > 1:
+    if loader + accumulation + bool(options.sweep) > 1:
         raise UsageError("--loader, --accumulation and --sweep are measurements of their own: give one of them")
-    free, swept = _parted(words, sweep_)
+    free, swept = _parted(words, options.sweep)
     free += [] if data is None else [f"data.path={data}"]
     named = bool(split_targets(free)[0]) or any("data.path" in word for word in free)
     if not named and (loader or accumulation or swept):
         raise UsageError("name the recipe to measure: hornbook bench RECIPE")
     if swept:
-        return _sweep(free, combinations(swept), seconds, out, world=world, dry_run=dry_run)
+        return _sweep(free, combinations(swept), options)
     parts = ["accumulation"] if accumulation else ["loader", "step"] if loader else ["machine", "step"][: 1 + named]
     recipe, filled = _recipe(free, world)
-    if dry_run:
+    if options.dry_run:
         text = "\n".join([f"would measure {recipe.name}: {', '.join(parts)}", *filled])
         return Result({"measures": parts, "recipe": recipe.name, "ranks": recipe.parallel.world}, text)
     found = _measure_all(parts, recipe, folder.resolve(), seconds)
-    return _result(found, "\n\n".join([*filled, *(_TEXTS[part](found) for part in parts if part in _TEXTS)]), out)
+    return _result(
+        found, "\n\n".join([*filled, *(_TEXTS[part](found) for part in parts if part in _TEXTS)]), options.out
+    )
 
 
-def _recipe(words: list[str], world: int | None) -> "tuple[Recipe, list[str]]":
+def _recipe(words: list[str], world: int | None) -> tuple[Recipe, list[str]]:
     """(The recipe with a number in place of -1, a line that says which and why if there was one)."""
-    from hornbook.parallel.config import FILL, axis_ranks
-    from hornbook.settings.layout.world import smallest_world
-
     given = resolve_words(words)
     key = next((key for key, size in axis_ranks(given.recipe.parallel).items() if size == FILL), None)
     if key is None and world is None:
@@ -124,21 +127,13 @@ def _sweep_plan(rows: list[dict[str, Any]]) -> Result:
     return Result({"combinations": found}, "\n".join(lines))
 
 
-def _sweep(
-    free: list[str],
-    chosen: list[dict[str, str]],
-    seconds: float,
-    out: Path | None,
-    *,
-    world: int | None,
-    dry_run: bool,
-) -> Result:
-    filled = dict[str, None]()
+def _sweep(free: list[str], chosen: list[dict[str, str]], options: BenchOptions) -> Result:
+    filled, world = dict[str, None](), options.world
 
     def words_of(settings: dict[str, str]) -> list[str]:
         return [*free, *(f"{key}={value}" for key, value in settings.items())]
 
-    if dry_run:
+    if options.dry_run:
         return _sweep_plan(sweep(chosen, lambda settings: _plan(words_of(settings), world)))
     with progress_bar() as progress:
         counted = iter(range(len(chosen)))
@@ -147,15 +142,15 @@ def _sweep(
             progress("combinations", next(counted), len(chosen))
             recipe, lines = _recipe(words_of(settings), world)
             filled.update(dict.fromkeys(lines))
-            return _measure("step", recipe, seconds=seconds)
+            return _measure("step", recipe, seconds=options.seconds)
 
         rows = sweep(chosen, measure)
     if not any(row["step"] for row in rows):
         raise UsageError("every combination was refused:\n" + sweep_text(rows))
-    return _result({"sweep": rows}, "\n".join([*filled, sweep_text(rows)]), out)
+    return _result({"sweep": rows}, "\n".join([*filled, sweep_text(rows)]), options.out)
 
 
-def _measure_all(parts: Sequence[str], recipe: "Recipe", folder: Path, seconds: float) -> dict[str, Any]:
+def _measure_all(parts: Sequence[str], recipe: Recipe, folder: Path, seconds: float) -> dict[str, Any]:
     more = {"machine": {"folder": str(folder)}, "accumulation": {}}
     found = {}
     with progress_bar() as progress:
@@ -165,7 +160,7 @@ def _measure_all(parts: Sequence[str], recipe: "Recipe", folder: Path, seconds: 
     return found
 
 
-def _measure(what: str, recipe: "Recipe", **more: Any) -> dict[str, Any]:
+def _measure(what: str, recipe: Recipe, **more: Any) -> dict[str, Any]:
     from hornbook.run.diagnose.bench.worker import measure
 
     return measure(what, recipe, **more)

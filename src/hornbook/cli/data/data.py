@@ -1,7 +1,6 @@
 """`hornbook data RUN@STEP | where | affected`: the documents of a step, and the steps of a document."""
 
 import json
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from hornbook.cli.result import CommandGroup, Result, columns
-from hornbook.cli.shell import say
+from hornbook.cli.shell import runs_folder
 from hornbook.cli.train.runs import step_place
 from hornbook.errors import Exit, HornbookError, UsageError
 from hornbook.files.run_directory import RunDir
@@ -84,7 +83,7 @@ def where(
     exposures, unread = _exposures(name, runs)
     found = {run: each for run, each in exposures.items() if each.known}
     if not found and not unread:
-        raise UsageError(f"no run in {_folder(runs)} has a document with the id or origin {name!r} in its data")
+        raise UsageError(f"no run in {runs or runs_folder()} has a document with the id or origin {name!r} in its data")
     value = {
         str(run.path): {
             "documents": [asdict(document) for document in each.documents],
@@ -128,21 +127,18 @@ def affected(
     """
     exposures, unread = _exposures(name, runs)
     if not unread and not any(each.known for each in exposures.values()):
-        raise UsageError(f"no run in {_folder(runs)} has a source or a document {name!r} in its data")
+        raise UsageError(f"no run in {runs or runs_folder()} has a source or a document {name!r} in its data")
     touched = {run: (each, each.first) for run, each in exposures.items() if each.first is not None}
     rows = [(str(run.path), [str(path) for path in _checkpoints(run, first)]) for run, (_, first) in touched.items()]
     value = {"name": name, "runs": [{"run": run, "checkpoints": paths} for run, paths in rows], "unreadable": unread}
     lines = [f"{run}: {len(paths)} checkpoints\n" + "\n".join(f"  {path}" for path in paths) for run, paths in rows]
     began = [f"{run.path}: {text}" for run, each in exposures.items() if each.first is None for text in _began(each)]
-    text = "\n".join([*lines, _advice(name, exposures)]) if rows else f"no run in {_folder(runs)} was trained on {name}"
+    text = (
+        "\n".join([*lines, _advice(name, exposures)])
+        if rows
+        else f"no run in {runs or runs_folder()} was trained on {name}"
+    )
     return Result(value, "\n".join([text, *began, *_unread(unread)]), _code(unread))
-
-
-@app.command(hidden=True)
-def remove(name: str, runs: Runs = None) -> Result:
-    """The former name of `affected`."""
-    say("[yellow]note[/] `data remove` removes nothing; its new name is `data affected`")
-    return affected(name, runs)
 
 
 def _advice(name: str, exposures: "Mapping[RunDir, Exposure]") -> str:
@@ -168,9 +164,10 @@ def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure],
     """(exposure of each run to a document or source; run -> problem of the unreadable runs)."""
     from hornbook.run.doctor.exposure import Tracer
 
-    runs = find_runs(_folder(folder))
+    folder = folder or runs_folder()
+    runs = find_runs(folder)
     if not runs:
-        raise UsageError(f"{_folder(folder)} holds no run: name a run or a folder of runs with --runs")
+        raise UsageError(f"{folder} holds no run: name a run or a folder of runs with --runs")
     tracer, found, unread = Tracer(name, runs), {}, {}
     for run in runs:
         try:
@@ -182,10 +179,6 @@ def _exposures(name: str, folder: Path | None) -> "tuple[dict[RunDir, Exposure],
 
 def _checkpoints(run: RunDir, first: int) -> list[Path]:
     return [path for path in reversed(list_checkpoints(run.checkpoints)) if (step_of(path) or 0) >= first]
-
-
-def _folder(runs: Path | None) -> Path:
-    return runs or Path(os.environ.get("HORNBOOK_RUNS", "runs"))
 
 
 def _ranges(steps: Sequence[int]) -> str:

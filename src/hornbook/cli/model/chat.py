@@ -10,21 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hornbook.cli.model.generate import (
-    FrequencyPenalty,
-    Greedy,
-    MaxTokens,
-    MinP,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    Stop,
-    Temperature,
-    TopK,
-    TopP,
-    load_speaker,
-    speed_text,
-)
+from hornbook.cli.model.generate import MaxTokens, SamplingOptions, Stop, load_speaker, speed_text
 from hornbook.cli.result import Json, Result, Results, write
 from hornbook.cli.shell import Device, Target, read_utf8, require_utf8, say
 from hornbook.errors import UsageError
@@ -44,15 +30,7 @@ def chat(
     *,
     system: Annotated[str | None, typer.Option(help="A system message; needs a chat template.")] = None,
     tokens: MaxTokens = 256,
-    seed: Seed = 0,
-    greedy: Greedy = False,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 50,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
+    options: SamplingOptions,
     stop: Stop = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -64,10 +42,7 @@ def chat(
     /reset starts anew, /quit or Ctrl-D ends, Ctrl-C stops an answer and keeps the session. stdout has the answers,
     stderr everything else. --json prints one object per turn.
     """
-    from hornbook.model.generate.sampling import Sampling
-
-    penalties = repetition_penalty, presence_penalty, frequency_penalty
-    sampling = Sampling(temperature, top_k, top_p, greedy, seed, min_p, *penalties)
+    sampling = options.sampling()
     loaded = load_speaker(target, device)
     if loaded.config.kind != "decoder":
         raise UsageError(
@@ -101,8 +76,6 @@ class Turns:
     """A conversation by a chat template. `about` is the kind of model, for people; tokens in `stop` end an answer."""
 
     def __init__(self, loaded: "Loaded", template: "ChatTemplate", system: str | None) -> None:
-        tokenizer = loaded.tokenizer
-        assert tokenizer is not None
         self._template, self._system = template, system
         ends = {*loaded.ends, template.turn_end()}
         self.about = "the model answers by its chat template"
@@ -135,8 +108,7 @@ class OneText:
     """The one text that a base model and a person write in turns; each line of the person starts a new line of it."""
 
     def __init__(self, loaded: "Loaded") -> None:
-        assert loaded.tokenizer is not None
-        self._tokenizer = loaded.tokenizer
+        self._tokenizer = loaded.require_tokenizer()
         self.about = (
             "a base model: no chat template came with its tokenizer, so it continues the text you write together "
             "(an empty line lets it continue)"
@@ -174,8 +146,7 @@ Conversation = Turns | OneText
 def _conversation(loaded: "Loaded", system: str | None) -> Conversation:
     from hornbook.text.tokenizer.chat_template import read_chat_template
 
-    assert loaded.tokenizer is not None
-    template = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
+    template = read_chat_template(loaded.tokenizer_folder, loaded.require_tokenizer())
     if template is not None:
         return Turns(loaded, template, None if system is None else require_utf8(system))
     if system is not None:
@@ -227,8 +198,7 @@ class Speaker:
         """Pieces of the answer as they are generated; appends their token ids to `ids`. Each turn has its own seed."""
         from hornbook.model.generate.generate import generate, stream_text
 
-        tokenizer, before = self._loaded.tokenizer, self._conversation.tokens()
-        assert tokenizer is not None
+        tokenizer, before = self._loaded.require_tokenizer(), self._conversation.tokens()
         sampling = replace(self._sampling, seed=(self._sampling.seed + self._turns) % 2**63)
         made = generate(
             self._loaded.model,

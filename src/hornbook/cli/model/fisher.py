@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hornbook.cli.model.subject import text_of
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, Target
 from hornbook.errors import UsageError
@@ -32,23 +33,16 @@ def fisher(
 
     Train on other text with `--from RUN --train.loss.anchor.kind ewc --train.loss.anchor.fisher FILE`.
     """
-    from hornbook.cli.model.subject import recipe_of
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.gradients.fisher import write_fisher
     from hornbook.run.checkpoints.path import checkpoint_path
-    from hornbook.run.job.start.init_from import check_tokenizer
-    from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     folder = checkpoint_path(target)
     loaded = load_model(folder)
     if (loaded.config.kind, loaded.config.head.kind) != ("decoder", "lm"):
         raise UsageError(f"{folder} is no causal language model: the Fisher information is taken of those alone")
-    recipe = recipe_of(folder, loaded)
-    if (path := recipe.data.path if data is None else str(data)) is None:
-        raise UsageError(f"{folder} belongs to no run, so there is no text: give --data DATA")
-    check_tokenizer(folder, Tokenizer.load(Path(path) / "tokenizer"))
+    recipe, path, sequence = text_of(folder, loaded, data)
     own = recipe.data if data is None else recipe.data.model_copy(update={"weights": {}, "stages": []})
-    sequence = min(recipe.train.sequence, loaded.config.position.length)
     value: dict[str, Any] = {"source": str(folder), "out": str(out), "rows": rows}
     if out.is_dir():
         raise UsageError(f"--out {out}: a folder is there: name a file")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hornbook.cli.result import Json, Result, Results, write
+from hornbook.cli.result import Json, Options, Result, Results, write
 from hornbook.cli.shell import Device, Target, read_utf8, require_utf8, say
 from hornbook.errors import UsageError
 from hornbook.progress import escape_controls
@@ -23,30 +23,65 @@ if TYPE_CHECKING:
     from hornbook.text.tokenizer.chat_template import ChatTemplate
 
 MaxTokens = Annotated[int, typer.Option(min=0, help="Maximum number of tokens to generate.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same text.")]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Always choose the most likely token.")]
-Temperature = Annotated[float, typer.Option(help="Below 1 more predictable, above 1 more varied; 0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 means all.")]
-TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")]
-MinP = Annotated[float, typer.Option(help="Sample from tokens at least this share as likely as the likeliest.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: tokens of prompt and text become less likely.")]
-PresencePenalty = Annotated[float, typer.Option(help="Subtracted from the logits of generated tokens.")]
-FrequencyPenalty = Annotated[float, typer.Option(help="The same, once for each time that a token was generated.")]
-Speculative = Annotated[
-    bool, typer.Option("--speculative", help="Draft tokens by the model's multi-token prediction; check them at once.")
-]
-DraftModel = Annotated[
-    Path | None,
-    typer.Option("--draft", metavar="MODEL", help="Draft tokens by this smaller model; check them at once."),
-]
-DRAFT_TOKENS = 4
-DraftTokens = Annotated[
-    int | None, typer.Option(min=1, max=64, help=f"With --draft: tokens drafted at a time ({DRAFT_TOKENS}).")
-]
-Chat = Annotated[
-    bool, typer.Option("--chat", help="Each prompt is a user's message, answered by the model's chat template.")
-]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; repeatable.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingOptions(Options):
+    """How tokens are chosen: the fields of `Sampling`."""
+
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always choose the most likely token.")] = False
+    temperature: Annotated[float, typer.Option(help="Below 1 more predictable, above 1 more varied; 0 is greedy.")] = (
+        0.8
+    )
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 means all.")] = 50
+    top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0
+    min_p: Annotated[float, typer.Option(help="Sample from tokens at least this share as likely as the likeliest.")] = (
+        0.0
+    )
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: tokens of prompt and text become less likely.")
+    ] = 1.0
+    presence_penalty: Annotated[float, typer.Option(help="Subtracted from the logits of generated tokens.")] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option(help="The same, once for each time that a token was generated.")
+    ] = 0.0
+
+    def sampling(self) -> "Sampling":
+        """Raises UsageError for a value that is out of bounds."""
+        from hornbook.model.generate.sampling import Sampling
+
+        return Sampling(**dataclasses.asdict(self))
+
+
+DRAFT_TOKENS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions(Options):
+    """What else decides the tokens of a text."""
+
+    stop: Stop = None
+    logprobs: Annotated[
+        int | None, typer.Option(min=0, max=100, help="With --json: log-probabilities, and so many likely tokens.")
+    ] = None
+    beams: Annotated[
+        int, typer.Option(min=1, help="Beams of beam search, which ends at the model's positions; 1: sampling.")
+    ] = 1
+    length_penalty: Annotated[
+        float, typer.Option(help="With --beams: above 0 prefers longer texts, below 0 shorter ones.")
+    ] = 1.0
+    speculative: Annotated[
+        bool,
+        typer.Option("--speculative", help="Draft tokens by the model's multi-token prediction; check them at once."),
+    ] = False
+    draft: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="Draft tokens by this smaller model; check them at once.")
+    ] = None
+    draft_tokens: Annotated[
+        int | None, typer.Option(min=1, max=64, help=f"With --draft: tokens drafted at a time ({DRAFT_TOKENS}).")
+    ] = None
 
 
 def generate(
@@ -55,30 +90,12 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option("-p", "--prompt", help="The text to continue; without it, each line of stdin.")
     ] = None,
-    chat: Chat = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Each prompt is a user's message, answered by the model's chat template.")
+    ] = False,
     tokens: MaxTokens = 128,
-    seed: Seed = 0,
-    greedy: Greedy = False,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 50,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    stop: Stop = None,
-    logprobs: Annotated[
-        int | None, typer.Option(min=0, max=100, help="With --json: log-probabilities, and so many likely tokens.")
-    ] = None,
-    beams: Annotated[
-        int, typer.Option(min=1, help="Beams of beam search, which ends at the model's positions; 1: sampling.")
-    ] = 1,
-    length_penalty: Annotated[
-        float, typer.Option(help="With --beams: above 0 prefers longer texts, below 0 shorter ones.")
-    ] = 1.0,
-    speculative: Speculative = False,
-    draft: DraftModel = None,
-    draft_tokens: DraftTokens = None,
+    options: SamplingOptions,
+    search: SearchOptions,
     device: Device = "auto",
     as_json: Json = False,
 ) -> Results:
@@ -90,18 +107,13 @@ def generate(
     Text ends at the model's end-of-text token. When it fills the model's positions, it continues from its second half.
     Without -p, each line of stdin is a prompt of its own. --json prints one object per prompt.
     """
-    from hornbook.model.generate.sampling import Sampling
-
-    penalties = repetition_penalty, presence_penalty, frequency_penalty
-    sampling = Sampling(temperature, top_k, top_p, greedy, seed, min_p, *penalties)
-    if beams > 1 and (logprobs is not None or sampling.penalises or min_p):
+    sampling = options.sampling()
+    if search.beams > 1 and (search.logprobs is not None or sampling.penalises or sampling.min_p):
         raise UsageError("--beams searches for the likeliest text: leave out --logprobs, --min-p and penalties")
-    if beams > 1 and (speculative or draft):
+    if search.beams > 1 and (search.speculative or search.draft):
         raise UsageError("--beams keeps several texts at once: leave out --speculative and --draft")
     loaded = load_speaker(target, device)
-    drafter = _drafter(loaded, draft, draft_tokens, speculative=speculative)
-    template = _chat_template(loaded) if chat else None
-    wanted = Wanted(tokens, sampling, Beam(beams, length_penalty), tuple(stop or ()), logprobs, drafter, template)
+    wanted = Wanted(tokens, sampling, search, _drafter(loaded, search), _chat_template(loaded) if chat else None)
     for each in _prompts(prompt):
         if loaded.config.kind == "encoder":
             yield _fill(loaded, each)
@@ -121,8 +133,7 @@ def load_speaker(target: Path, device: str) -> "Loaded":
     from hornbook.run.machine.process_memory import available_bytes
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
-    if loaded.tokenizer is None:
-        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so it cannot read or write text")
+    loaded.require_tokenizer()
     if isinstance(loaded.config.head, LabelHeadConfig):
         raise UsageError(
             f"{loaded.folder}: its head {loaded.config.head.kind!r} predicts labels: use `hornbook predict`"
@@ -138,24 +149,12 @@ def load_speaker(target: Path, device: str) -> "Loaded":
 
 
 @dataclasses.dataclass(frozen=True)
-class Beam:
-    """Beam search with more than one beam; sampling with one."""
-
-    beams: int
-    length_penalty: float
-
-
-@dataclasses.dataclass(frozen=True)
 class Wanted:
     """What to make of each prompt."""
 
     max_tokens: int
     sampling: "Sampling"
-    beam: Beam
-    stop: tuple[str, ...]
-    """Strings that end the text."""
-    logprobs: int | None
-    """How many likely tokens to tell beside each; None: no log-probabilities."""
+    search: SearchOptions
     drafter: "Drafter | None" = None
     """Proposes tokens that the model checks several at a time."""
     template: "ChatTemplate | None" = None
@@ -164,25 +163,24 @@ class Wanted:
     """Of the drafts of the prompt at hand."""
 
 
-def _drafter(loaded: "Loaded", draft: Path | None, count: int | None, *, speculative: bool) -> "Drafter | None":
+def _drafter(loaded: "Loaded", search: SearchOptions) -> "Drafter | None":
     """What drafts tokens, if anything does. Raises UsageError for a draft model of another tokenizer."""
     from hornbook.model.generate.speculative import OtherModel, OwnBlocks, refuse_unsuited
 
-    if speculative and draft is not None:
+    draft, count = search.draft, search.draft_tokens
+    if search.speculative and draft is not None:
         raise UsageError(
             "--draft names a model that drafts in place of the model's own blocks: leave out --speculative"
         )
     if draft is None and count is not None:
         raise UsageError("--draft-tokens is of a draft model: name one, --draft MODEL, or leave it out")
-    if not speculative and draft is None:
+    if not search.speculative and draft is None:
         return None
     refuse_unsuited(loaded.model)
     if draft is None:
         return OwnBlocks(loaded.model)
     other = load_speaker(draft, str(next(loaded.model.parameters()).device))
-    assert loaded.tokenizer is not None
-    assert other.tokenizer is not None
-    if other.tokenizer.digest != loaded.tokenizer.digest:
+    if other.require_tokenizer().digest != loaded.require_tokenizer().digest:
         raise UsageError(f"--draft {draft}: its tokenizer is another one: drafts need the same tokens")
     return OtherModel(other.model, count or DRAFT_TOKENS, other.config.position.length)
 
@@ -191,8 +189,7 @@ def _chat_template(loaded: "Loaded") -> "ChatTemplate":
     """Raises UsageError where the model has none, or is no decoder."""
     from hornbook.text.tokenizer.chat_template import read_chat_template
 
-    assert loaded.tokenizer is not None
-    found = read_chat_template(loaded.tokenizer_folder, loaded.tokenizer)
+    found = read_chat_template(loaded.tokenizer_folder, loaded.require_tokenizer())
     if found is None or loaded.config.kind != "decoder":
         lacks = "has no chat template" if found is None else f"is an {loaded.config.kind.replace('_', '-')}"
         raise UsageError(f"{loaded.folder} {lacks}, and --chat asks a decoder by its template: leave it out")
@@ -227,7 +224,7 @@ def _respond(loaded: "Loaded", prompt: str, wanted: Wanted, *, as_json: bool, ec
         from hornbook.model.generate.speculative import Tally
 
         wanted = dataclasses.replace(wanted, tally=Tally())
-    start, ends = time.perf_counter(), StopStrings(wanted.stop)
+    start, ends = time.perf_counter(), StopStrings(tuple(wanted.search.stop or ()))
     if echo and not as_json:
         write(prompt)
     for piece in _stream(loaded, prompt, wanted, ends, ids, scores):
@@ -239,7 +236,7 @@ def _respond(loaded: "Loaded", prompt: str, wanted: Wanted, *, as_json: bool, ec
     ended = ended if ends.found is None else "stop text"
     record = {"prompt": prompt, "text": "".join(pieces), "tokens": len(ids), "ids": ids}
     record |= dataclasses.asdict(wanted.sampling) | {"ended": ended, "seconds": round(seconds, 3)}
-    if wanted.logprobs is not None:
+    if wanted.search.logprobs is not None:
         record["logprobs"] = [_shown_score(loaded, score) for score in scores[: len(ids)]]
     report = [speed_text(len(ids), seconds, ended)]
     if wanted.tally is not None:
@@ -250,8 +247,8 @@ def _respond(loaded: "Loaded", prompt: str, wanted: Wanted, *, as_json: bool, ec
 
 
 def _shown_score(loaded: "Loaded", score: "TokenScore") -> dict[str, Any]:
-    assert loaded.tokenizer is not None
-    likely = [{"id": token, "text": loaded.tokenizer.decode([token]), "logprob": at} for token, at in score.top]
+    decode = loaded.require_tokenizer().decode
+    likely = [{"id": token, "text": decode([token]), "logprob": at} for token, at in score.top]
     return {"id": score.token, "logprob": score.log_probability, "top": likely}
 
 
@@ -266,8 +263,7 @@ def _fill(loaded: "Loaded", prompt: str) -> Result:
 
     from hornbook.model.generate.prompts import encode_spelled, fill_masks
 
-    tokenizer = loaded.tokenizer
-    assert tokenizer is not None
+    tokenizer = loaded.require_tokenizer()
     tokens = encode_spelled(tokenizer, prompt)
     found = fill_masks(loaded.model, tokens, tokenizer.special.mask, tokenizer.vocab_size)
     for each in found:
@@ -292,8 +288,7 @@ def _stream(
     from hornbook.model.surgery.folders import decoder_start_of
     from hornbook.text.tokenizer.chat_template import Message
 
-    tokenizer = loaded.tokenizer
-    assert tokenizer is not None
+    tokenizer = loaded.require_tokenizer()
     alone = loaded.model.encoder is None
     stop = (*loaded.ends,) if alone else (tokenizer.end_id,)
     if wanted.template is None:
@@ -302,7 +297,7 @@ def _stream(
     else:
         begun = Prompt(wanted.template.encode([Message("user", prompt)]))
         stop += () if (end := wanted.template.turn_end()) is None else (end,)
-    if wanted.beam.beams == 1 and (note := _cut_note(loaded, len(begun.tokens))):
+    if wanted.search.beams == 1 and (note := _cut_note(loaded, len(begun.tokens))):
         say(note)
     made = _tokens(loaded, begun, wanted, stop, scores)
 
@@ -335,14 +330,15 @@ def _tokens(
     from hornbook.model.generate.speculative import speculate
     from hornbook.model.surgery.adapters.prompt import prompt_length
 
-    assert loaded.tokenizer is not None
-    vocab, max_tokens, beam, top = loaded.tokenizer.vocab_size, wanted.max_tokens, wanted.beam, wanted.logprobs
-    if beam.beams > 1 and max_tokens:
+    vocab, max_tokens, search = loaded.require_tokenizer().vocab_size, wanted.max_tokens, wanted.search
+    top = search.logprobs
+    if search.beams > 1 and max_tokens:
         room = loaded.config.position.length - len(begun.tokens) - prompt_length(loaded.model)
         best, *_ = beam_search(
             loaded.model,
             begun.tokens,
-            **dataclasses.asdict(beam),
+            beams=search.beams,
+            length_penalty=search.length_penalty,
             max_tokens=min(max_tokens, max(room, 1)),
             stop=stop,
             memory=begun.memory,

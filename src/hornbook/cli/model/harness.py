@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornbook.cli.result import Result
+from hornbook.cli.result import Result, table
 from hornbook.errors import UsageError
 from hornbook.progress import Progress
 
@@ -25,11 +25,9 @@ def evaluate_with_harness(
 
     folder = checkpoint_path(target)
     loaded = load_model(folder, average=average)
-    if loaded.tokenizer is None:
-        raise UsageError(f"{folder} has no tokenizer.json, so it cannot be asked texts")
     engine = parallelize(loaded.model, ParallelConfig(), TrainConfig(device="auto", precision="fp32"))
     context = ModelContext(
-        tokenizer=loaded.tokenizer,
+        tokenizer=loaded.require_tokenizer(),
         sequence=loaded.config.position.length,
         micro_batch=TrainConfig().micro_rows,
         seed=0,
@@ -58,14 +56,10 @@ def _metrics(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _table(title: str, results: dict[str, dict[str, float]]) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=title)
-    for column in ("task", "metric", "value", "standard error"):
-        table.add_column(column, justify="left" if column in ("task", "metric") else "right")
+    made = table(title, ["task", "metric"], ["value", "standard error"])
     for task, metrics in results.items():
         for name, value in metrics.items():
             if not name.endswith("_se") and name != "sample_len":
                 error = metrics.get(f"{name}_se")
-                table.add_row(task, name, f"{value:.4f}", "" if error is None else f"{error:.4f}")
-    return table
+                made.add_row(task, name, f"{value:.4f}", "" if error is None else f"{error:.4f}")
+    return made

@@ -77,8 +77,7 @@ def _load(target: Path, device: str) -> "Loaded":
             f"{loaded.folder}: its head {kind!r} {does} fine-tune it with `hornbook train --from` and another "
             "model.head.kind"
         )
-    if loaded.tokenizer is None:
-        raise UsageError(f"{loaded.folder}: it has no tokenizer.json, so it cannot read text")
+    loaded.require_tokenizer()
     return loaded
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli.model.subject import text_of
 from hornbook.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from hornbook.model.config.model_config import ModelConfig
     from hornbook.model.transformer import Transformer
     from hornbook.parallel.engine import Engine
-    from hornbook.settings.recipe import Recipe
 
 TOKENS = 32_768
 """Held-out tokens of each source that losses are of."""
@@ -35,22 +35,13 @@ class SampleText:
 
     def __init__(self, folder: Path, data: Path | None) -> None:
         """Raises UsageError where there is none, IntegrityError where it was made with another tokenizer."""
-        from hornbook.cli.model.subject import recipe_of
         from hornbook.data.config.data import DataConfig
         from hornbook.data.loader.loader import build_loader
         from hornbook.model.storage.load import load_model
-        from hornbook.run.job.start.init_from import check_tokenizer
-        from hornbook.text.tokenizer.tokenizer import Tokenizer
 
-        loaded = load_model(folder)
-        recipe = recipe_of(folder, loaded)
-        if (path := recipe.data.path if data is None else str(data)) is None:
-            raise UsageError(f"{folder} belongs to no run, so there is no text: give --data DATA")
-        check_tokenizer(folder, Tokenizer.load(Path(path) / "tokenizer"))
-        self._recipe: Recipe = recipe
-        self._sequence = min(recipe.train.sequence, loaded.config.position.length)
-        config = DataConfig(document_mask=recipe.data.document_mask)
-        sizes = {"sequence": self._sequence, "micro_batch": 1, "seed": recipe.seed}
+        self._recipe, path, self._sequence = text_of(folder, load_model(folder), data)
+        config = DataConfig(document_mask=self._recipe.data.document_mask)
+        sizes = {"sequence": self._sequence, "micro_batch": 1, "seed": self._recipe.seed}
         self._index = build_loader(config, path, **sizes, prefetch=False).index
 
     def engine(self, folder: Path) -> "tuple[Engine, ModelConfig]":

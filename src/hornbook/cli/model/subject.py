@@ -71,8 +71,7 @@ def open_subject(target: Path, tasks: str = "", *, average: bool = False) -> Sub
 
     folder = checkpoint_path(target)
     loaded = load_model(folder, average=average)
-    if loaded.tokenizer is None:
-        raise UsageError(f"{folder} has no tokenizer.json, so text cannot be scored")
+    tokenizer = loaded.require_tokenizer()
     if isinstance(loaded.config.head, ReplacedHead) and loaded.model.generator is None:
         raise UsageError(
             f"{folder} tells replaced tokens, and the generator that replaces them is left out of it: score the run "
@@ -80,8 +79,8 @@ def open_subject(target: Path, tasks: str = "", *, average: bool = False) -> Sub
         )
     recipe = recipe_of(folder, loaded, tasks)
     train = recipe.train.model_copy(update={"device": "auto"})
-    engine = parallelize(loaded.model, ParallelConfig(), train, num_tokens=loaded.tokenizer.vocab_size)
-    return Subject(folder, loaded, loaded.tokenizer, recipe, engine)
+    engine = parallelize(loaded.model, ParallelConfig(), train, num_tokens=tokenizer.vocab_size)
+    return Subject(folder, loaded, tokenizer, recipe, engine)
 
 
 def recipe_of(folder: Path, loaded: "Loaded", tasks: str = "") -> "Recipe":
@@ -106,10 +105,24 @@ def recipe_of(folder: Path, loaded: "Loaded", tasks: str = "") -> "Recipe":
         update["eval"] = (recipe or Recipe()).eval.model_copy(update={"tasks": chosen})
     if recipe is not None:
         return recipe.model_copy(update=update)
-    assert loaded.tokenizer is not None
-    pairs = Span() if loaded.tokenizer.special.sentinels else Infill()
+    pairs = Span() if loaded.require_tokenizer().special.sentinels else Infill()
     objective = {"decoder": Causal(), "encoder": Masked(), "encoder_decoder": pairs}[loaded.config.kind]
     return Recipe(train=TrainConfig(sequence=WINDOW), data=DataConfig(objective=objective)).model_copy(update=update)
+
+
+def text_of(folder: Path, loaded: "Loaded", data: Path | None) -> "tuple[Recipe, str, int]":
+    """(the recipe of a model, its prepared text or `data`, tokens of a row).
+
+    Raises UsageError where there is no text, IntegrityError where it was made with another tokenizer.
+    """
+    from hornbook.run.job.start.init_from import check_tokenizer
+    from hornbook.text.tokenizer.tokenizer import Tokenizer
+
+    recipe = recipe_of(folder, loaded)
+    if (path := recipe.data.path if data is None else str(data)) is None:
+        raise UsageError(f"{folder} belongs to no run, so there is no text: give --data DATA")
+    check_tokenizer(folder, Tokenizer.load(Path(path) / "tokenizer"))
+    return recipe, path, min(recipe.train.sequence, loaded.config.position.length)
 
 
 def _kinds(names: str) -> str:

@@ -2,54 +2,62 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
+from rich.markup import escape
 
-from hornbook.cli.plan.table import price_text, room, wrapped
-from hornbook.cli.result import Result, columns
+from hornbook.cli.plan.table import halved, price_text, room, wrapped
+from hornbook.cli.result import Options, Result
 from hornbook.cli.shell import split_target
 from hornbook.errors import Exit, UsageError
+from hornbook.model.config.parameter_count import rounded_rows
+from hornbook.plan.devices.hardware import Cluster
+from hornbook.plan.planner import Plan, plan_run, price_of
+from hornbook.plan.scaling.budget import BudgetPlan, Choice, Question, TextSource, plan_budget
+from hornbook.plan.scaling.compute import nearest
+from hornbook.plan.scaling.laws import FittedLaw, SumLaw, published_laws
+from hornbook.plan.scaling.money import parse_budgets
+from hornbook.plan.scaling.shape import shaped
+from hornbook.plan.search.anchored_plan import anchored
 from hornbook.plan.search.numbers import dollars, duration, figure, short, spelled
-
-if TYPE_CHECKING:
-    from hornbook.plan.devices.hardware import Cluster
-    from hornbook.plan.scaling.budget import BudgetPlan, Choice, TextSource
-    from hornbook.plan.scaling.laws import FittedLaw
-    from hornbook.settings.recipe import Recipe
-    from hornbook.settings.resolve import Resolved
+from hornbook.settings.fields import parse_number
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
 
 COMMAND_LINE = "command line"
 _INDEX = "tokens/index.json"
 
 
-Budgets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--budget", metavar="'$500'|3d|1e19", help="What to train with money, time or operations; repeatable."
-    ),
-]
-Size = Annotated[
-    str | None, typer.Option("--size", metavar="PARAMETERS", help="A decoder of about so many: 350M, 1.5b.")
-]
-LawFile = Annotated[
-    Path | None, typer.Option("--law", metavar="FILE", help="With a budget: the law that `ladder fit` wrote, too.")
-]
-PreparedText = Annotated[
-    Path | None, typer.Option("--data", metavar="DATA", help="Prepared data: of epochs, or that there is for a budget.")
-]
-Served = Annotated[
-    str | None, typer.Option("--serve", metavar="TOKENS", help="With a budget: tokens that the model will serve.")
-]
+@dataclass(frozen=True)
+class BudgetOptions(Options):
+    """A budget, and what is known about its run."""
+
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'$500'|3d|1e19", help="What to train with money, time or operations; repeatable."),
+    ] = None
+    size: Annotated[str | None, typer.Option(metavar="PARAMETERS", help="A decoder of about so many: 350M, 1.5b.")] = (
+        None
+    )
+    law: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With a budget: the law that `ladder fit` wrote, too.")
+    ] = None
+    data: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="Prepared data: of epochs, or that there is for a budget.")
+    ] = None
+    serve: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="With a budget: tokens that the model will serve.")
+    ] = None
 
 
-def sized(words: Sequence[str] | None, resolved: "Resolved", size: str | None) -> "Resolved":
+def sized(words: Sequence[str] | None, resolved: Resolved, size: str | None) -> Resolved:
     """The recipe with a model of `--size`. Raises UsageError where something else says how large it is."""
     if size is None:
         return resolved
-    from hornbook.plan.scaling.shape import shaped
 
     target, _ = split_target(words)
     if target is not None or _says_size(resolved):
@@ -59,45 +67,36 @@ def sized(words: Sequence[str] | None, resolved: "Resolved", size: str | None) -
 
 def budget_result(
     words: Sequence[str] | None,
-    resolved: "Resolved",
-    cluster: "Cluster",
-    budgets: Sequence[str],
+    resolved: Resolved,
+    cluster: Cluster,
+    options: BudgetOptions,
     *,
-    fixed: bool = False,
     price: float | None = None,
-    law: Path | None = None,
-    data: Path | None = None,
-    serve: str | None = None,
     explain: bool = False,
 ) -> Result:
     """What the laws make of a budget on a cluster; exit code 4 where the model of the answer does not fit on it.
 
-    fixed: the recipe's model is the one to train, as it is where the words name a recipe or a width.
+    With --size the recipe's model is the one to train, as it is where the words name a recipe or a width.
     """
-    from hornbook.plan.planner import Plan, plan_run, price_of
-    from hornbook.plan.scaling.budget import Question, plan_budget
-    from hornbook.plan.scaling.laws import published_laws
-    from hornbook.plan.scaling.money import parse_budgets
-    from hornbook.plan.search.anchored_plan import anchored
-
     if _given(resolved, "train.tokens") and resolved.origins["train.tokens"] == COMMAND_LINE:
         raise UsageError("--budget and train.tokens both say how long to train: leave one out")
-    resolved, text = _with_text(resolved, data)
+    fixed, law = options.size is not None, options.law
+    resolved, text = _with_text(resolved, options.data)
     named = split_target(words)[0] is not None or (not fixed and _says_size(resolved))
     if not named and not cluster.device.is_cpu and not _given(resolved, "train.compile"):
         resolved = with_train(resolved, compile=True)  # as one trains on a GPU who wants the most for the money
     hour, source = price_of(cluster, price)
     question = Question(
-        budget=parse_budgets(budgets),
+        budget=parse_budgets(options.budget or ()),
         cluster=cluster,
         price=hour or None,
         price_source=source,
         unique=None if text is None else text.tokens,
-        serve=None if serve is None else _count("--serve", serve),
+        serve=None if options.serve is None else _count("--serve", options.serve),
         text=text,
     )
 
-    def planner(recipe: "Recipe", *, remedy: bool) -> Plan:
+    def planner(recipe: Recipe, *, remedy: bool) -> Plan:
         found = plan_run(recipe, cluster, search=cluster.has_choice, top=1, remedy=remedy)
         return anchored(found, recipe, cluster)
 
@@ -112,15 +111,14 @@ def budget_result(
     return _result(found, explain=explain)
 
 
-def _result(found: "BudgetPlan", *, explain: bool) -> Result:
-    from rich.markup import escape
+def _result(found: BudgetPlan, *, explain: bool) -> Result:
 
     notes = [f"[yellow]![/] {escape(text)}" for text in found.warnings]
     code = Exit.DONE if found.main.fits else Exit.DOES_NOT_FIT
     return Result(budget_json(found), budget_text(found, explain=explain, room=room()), code=code, notes=notes)
 
 
-def _with_text(resolved: "Resolved", data: Path | None) -> "tuple[Resolved, TextSource | None]":
+def _with_text(resolved: Resolved, data: Path | None) -> tuple[Resolved, TextSource | None]:
     """(the recipe with the vocabulary of prepared text, unless it has one; what was measured of the text)."""
     if data is None:
         return resolved, None
@@ -131,22 +129,21 @@ def _with_text(resolved: "Resolved", data: Path | None) -> "tuple[Resolved, Text
     return resolved, text
 
 
-def with_train(resolved: "Resolved", **changes: object) -> "Resolved":
+def with_train(resolved: Resolved, **changes: object) -> Resolved:
     """The recipe with other settings of `[train]`."""
     train = resolved.recipe.train.model_copy(update=changes)
     return replace(resolved, recipe=resolved.recipe.model_copy(update={"train": train}))
 
 
-def _says_size(resolved: "Resolved") -> bool:
+def _says_size(resolved: Resolved) -> bool:
     return any(_given(resolved, f"model.{name}") for name in ("layers", "width", "heads"))
 
 
-def _given(resolved: "Resolved", key: str) -> bool:
+def _given(resolved: Resolved, key: str) -> bool:
     return resolved.origins.get(key, "default") != "default"
 
 
 def _count(option: str, text: str) -> float:
-    from hornbook.settings.fields import parse_number
 
     value = parse_number(text)
     if not isinstance(value, int | float) or value < 1:
@@ -154,12 +151,8 @@ def _count(option: str, text: str) -> float:
     return float(value)
 
 
-def read_law(path: Path) -> "FittedLaw":
+def read_law(path: Path) -> FittedLaw:
     """The law that `hornbook ladder fit --out` wrote. Raises UsageError."""
-    from pydantic import ValidationError
-
-    from hornbook.plan.scaling.laws import FittedLaw
-
     try:
         return FittedLaw.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -172,14 +165,11 @@ def read_law(path: Path) -> "FittedLaw":
         ) from error
 
 
-def measured_text(data: Path) -> "tuple[TextSource, int]":
+def measured_text(data: Path) -> tuple[TextSource, int]:
     """(what preparation kept of the text of a data folder, and the tokens of it; rows of an embedding for them).
 
     Raises UsageError.
     """
-    from hornbook.model.config.parameter_count import rounded_rows
-    from hornbook.plan.scaling.budget import TextSource
-
     funnel, index, train = _read_json(data / "funnel.json"), _read_json(data / _INDEX), train_tokens(data)
     try:
         total = funnel["total"]
@@ -213,7 +203,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 # ---- What people and programs read
 
 
-def budget_json(found: "BudgetPlan") -> dict[str, Any]:
+def budget_json(found: BudgetPlan) -> dict[str, Any]:
     """All of it, with what follows from it."""
     value = found.model_dump(mode="json")
     value["choices"] = [_choice_json(each) for each in found.choices]
@@ -223,19 +213,19 @@ def budget_json(found: "BudgetPlan") -> dict[str, Any]:
     return value
 
 
-def _choice_json(choice: "Choice") -> dict[str, Any]:
+def _choice_json(choice: Choice) -> dict[str, Any]:
     value = choice.model_dump(mode="json", exclude={"law": {"samples"}})
     return value | {"ratio": choice.ratio, "operations": choice.operations}
 
 
-def budget_text(found: "BudgetPlan", *, explain: bool = False, room: int | None = None) -> str:
+def budget_text(found: BudgetPlan, *, explain: bool = False, room: int | None = None) -> str:
     """The answer for people, advice first; explain: with the sources of laws and rules. room: characters of a line."""
     question, main = found.question, found.main
     rows = [["  law", "parameters", "tokens", "per parameter", "loss", "band", "time", "cost", "MFU", "layout"]]
     if found.own is not None:
         rows.append(_row("> this model", found.own))
     rows += [_row(f"{'>' if each is main else ' '} {each.law.name}", each) for each in found.choices]
-    lines = [_verdict(found), "", _header(found), *_main_lines(found), "", _table(rows, room), ""]
+    lines = [_verdict(found), "", _header(found), *_main_lines(found), "", halved(rows, 6, room), ""]
     lines.append("> described above; parameters as each law counts them: all, or * without embeddings; operations are")
     lines[-1] += " 6 N D with that N"
     lines.append(f"band: what {_names(found)} expect of the model, in nats per token")
@@ -248,7 +238,7 @@ def budget_text(found: "BudgetPlan", *, explain: bool = False, room: int | None 
     return "\n".join(wrapped(each, room) for each in lines)
 
 
-def _verdict(found: "BudgetPlan") -> str:
+def _verdict(found: BudgetPlan) -> str:
     """The model of the answer in a sentence."""
     main, cluster = found.main, found.question.cluster
     model = f"{short(main.parameters)} parameters on {short(main.tokens)} tokens"
@@ -259,16 +249,7 @@ def _verdict(found: "BudgetPlan") -> str:
     return f"Train {model}: {spelled(main.seconds)}{cost} on {cluster}{loss}"
 
 
-def _table(rows: list[list[str]], room: int | None) -> str:
-    """The table, or where it is wider than `room` two: of the models, and of their training."""
-    text = columns(rows)
-    if room is None or max(map(len, text.splitlines())) <= room:
-        return text
-    return f"{columns([row[:6] for row in rows])}\n\n{columns([[row[0], *row[6:]] for row in rows])}"
-
-
-def _names(found: "BudgetPlan") -> str:
-    from hornbook.plan.scaling.laws import FittedLaw, SumLaw
+def _names(found: BudgetPlan) -> str:
 
     laws = [each.law for each in found.choices]
     summed = [law.name for law in laws if isinstance(law, SumLaw) and not isinstance(law, FittedLaw)]
@@ -276,7 +257,7 @@ def _names(found: "BudgetPlan") -> str:
     return f"{', '.join(summed[:-1])} and {summed[-1]}{own}"
 
 
-def _header(found: "BudgetPlan") -> str:
+def _header(found: BudgetPlan) -> str:
     budget, cluster = found.question.budget, found.question.cluster
     words = []
     if budget.dollars is not None:
@@ -289,7 +270,7 @@ def _header(found: "BudgetPlan") -> str:
     return f"budget: {' and '.join(words)}; cluster: {cluster}{time}"
 
 
-def _row(name: str, each: "Choice") -> list[str]:
+def _row(name: str, each: Choice) -> list[str]:
     mark = "" if each.law.parameters == "all" else "*"
     return [
         name,
@@ -305,10 +286,8 @@ def _row(name: str, each: "Choice") -> list[str]:
     ]
 
 
-def _main_lines(found: "BudgetPlan") -> list[str]:
+def _main_lines(found: BudgetPlan) -> list[str]:
     """The model of the answer: shape, compute, batch and rate, text, serving."""
-    from hornbook.plan.scaling.compute import nearest
-
     main = found.main
     near = nearest(main.operations)
     name = main.law.name if found.own is None else "this model"

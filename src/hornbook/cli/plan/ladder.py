@@ -11,6 +11,7 @@ from subprocess import DEVNULL, Popen
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from hornbook.cli.child import command, require_done
 from hornbook.cli.result import CommandGroup, Result, columns
@@ -19,11 +20,20 @@ from hornbook.errors import Exit, HornbookError, IntegrityError, StoppedError, U
 from hornbook.files.durable import writing
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import evaluations, find_runs, fullest, steps_that_count, summarize
+from hornbook.model.config.parameter_count import embedding_rows
+from hornbook.plan.devices.hardware import parse_cluster
+from hornbook.plan.planner import plan_run
+from hornbook.plan.scaling.compute import published_compute
+from hornbook.plan.scaling.money import parse_budgets
+from hornbook.plan.scaling.shape import count_as
+from hornbook.plan.search.anchored_plan import anchored
 from hornbook.plan.search.numbers import duration, figure, short
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
+from hornbook.settings.resume_rules import resume_changes
 
 if TYPE_CHECKING:
     from hornbook.plan.scaling.ladder import LadderFit, Rung
-    from hornbook.settings.recipe import Recipe
 
 app = CommandGroup(
     help="Fit a scaling law to runs of several sizes; compute of published models.",
@@ -58,7 +68,6 @@ def run(
     """
     from hornbook.data.corpus import Corpus
     from hornbook.plan.scaling.isoflop import doubts, isoflop_runs
-    from hornbook.plan.scaling.money import parse_budgets
 
     resolved = resolve_words(words, f"data.path={data}")
     budgets = [parse_budgets([each], "--compute").operations for each in compute]
@@ -96,12 +105,8 @@ def run(
     return Result(value, columns([header, *rows]), notes=notes)
 
 
-def _seconds(recipe: "Recipe") -> float | None:
+def _seconds(recipe: Recipe) -> float | None:
     """Of the steps of a run on this machine, as planned; None for parts that the planner does not know."""
-    from hornbook.plan.devices.hardware import parse_cluster
-    from hornbook.plan.planner import plan_run
-    from hornbook.plan.search.anchored_plan import anchored
-
     try:
         here = parse_cluster("this")
         best = anchored(plan_run(recipe, here, remedy=False), recipe, here).best
@@ -146,10 +151,7 @@ def fit(
     The runs share data, tokenizer and recipe but for size and tokens, and each has finished its schedule. Eight runs of
     three sizes and three lengths are the least; intervals are of 200 bootstrap samples.
     """
-    from rich.markup import escape
-
     from hornbook.plan.scaling.ladder import fit_ladder
-    from hornbook.plan.scaling.money import parse_budgets
 
     budget = None if compute is None else parse_budgets([compute], "--compute").operations
     if compute is not None and budget is None:
@@ -178,14 +180,12 @@ LAST_BITS = ("train.compile*", "parallel.*", "guard.*")
 without faults."""
 
 
-def _require_same(run: RunDir, wanted: "Recipe") -> None:
+def _require_same(run: RunDir, wanted: Recipe) -> None:
     """Raise UsageError where a run that is there is of other settings or data than the ladder's."""
     from hornbook.data.corpus import open_corpus
     from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.run.job.start.run_teacher import pin_teacher
     from hornbook.run.machine.environment import check_data_lock
-    from hornbook.settings.resolve import Resolved
-    from hornbook.settings.resume_rules import resume_changes
 
     there = recipe_in_force(run)
     changes = [
@@ -207,10 +207,9 @@ def _require_same(run: RunDir, wanted: "Recipe") -> None:
         )
 
 
-def _with_rows_of(data: Path, recipe: "Recipe") -> "Recipe":
+def _with_rows_of(data: Path, recipe: Recipe) -> Recipe:
     """The recipe with as many rows of the embedding as its runs will have on this data, unless it says how many."""
     from hornbook.data.corpus import Corpus
-    from hornbook.model.config.parameter_count import embedding_rows
 
     rows = embedding_rows(recipe.model, Corpus.open(data).vocab_size)
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab": rows})})
@@ -248,7 +247,6 @@ def _directories(paths: Iterable[Path]) -> list[RunDir]:
 def _rung(run: RunDir, *, held_out: bool, bare: bool) -> tuple["Rung", str | None]:
     """(a finished run, which rows its loss is of). Raises UsageError where it has no such loss."""
     from hornbook.plan.scaling.ladder import Rung
-    from hornbook.plan.scaling.shape import count_as
     from hornbook.run.checkpoints.bound import recipe_in_force
 
     summary = summarize(run)
@@ -323,8 +321,6 @@ def published(
     dry_run: DryRun = False,
 ) -> Result:
     """Show the training compute of BERT, RoBERTa, T5 and GPT-3 in petaFLOP/s-days (table D.1, arXiv 2005.14165)."""
-    from hornbook.plan.scaling.compute import published_compute
-
     found = published_compute()
     if out is not None and out.suffix != ".svg":
         raise UsageError(f"--out {out}: the name must end with .svg")

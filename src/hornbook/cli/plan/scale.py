@@ -1,24 +1,17 @@
 """`hornbook plan --scale`: tables and a picture of how a run scales, simulated."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from hornbook.cli.plan.table import folded, room, wrapped
-from hornbook.cli.result import Result, columns
+from hornbook.cli.plan.table import halved, room, wrapped
+from hornbook.cli.result import Result
 from hornbook.errors import Exit, UsageError
+from hornbook.files.durable import writing
+from hornbook.plan.at_scale.simulation import Point, Scaling, device_counts, simulate_scaling
+from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.search.numbers import duration, short, step_time
+from hornbook.plan.search.space import fixed_parts
+from hornbook.settings.resolve import Resolved
 
-if TYPE_CHECKING:
-    from hornbook.plan.at_scale.simulation import Curve, Point, Scaling
-    from hornbook.plan.devices.hardware import Cluster
-    from hornbook.settings.resolve import Resolved
-
-Scale = Annotated[
-    str | None, typer.Option(metavar="8..100000", help="Simulate weak and strong scaling over such devices.")
-]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="With --scale: a picture to write (.svg).")]
 TITLES = {
     "strong": "strong scaling: the batch stays as it is",
     "weak": "weak scaling: each device keeps its tokens",
@@ -27,16 +20,13 @@ STEP_COLUMNS = "devices", "layout", "batch", "step", "compute", "messages", "bub
 RUN_COLUMNS = "tokens/s", "efficiency", "MFU", "fails every", "save every", "goodput", "time"
 
 
-def scale_result(resolved: "Resolved", cluster: "Cluster", span: str | None, plot: Path | None) -> Result:
+def scale_result(resolved: Resolved, cluster: Cluster, span: str | None, plot: Path | None) -> Result:
     """The tables of both kinds of scaling; `plot`: an SVG file to write. Exit code 4: no point fits.
 
     What the command line sets of a layout stays, the rest is chosen for each number of devices.
 
     Raises UsageError.
     """
-    from hornbook.files.durable import writing
-    from hornbook.plan.at_scale.simulation import device_counts, simulate_scaling
-    from hornbook.plan.search.space import fixed_parts
     from hornbook.studio.scale_chart import scale_picture
 
     if span is None:
@@ -53,11 +43,12 @@ def scale_result(resolved: "Resolved", cluster: "Cluster", span: str | None, plo
     return Result(found.model_dump(mode="json"), scaling_text(found, room()), code=code, notes=notes)
 
 
-def scaling_text(found: "Scaling", room: int | None = None) -> str:
+def scaling_text(found: Scaling, room: int | None = None) -> str:
     """The tables for people; room: characters of a line."""
     lines = [f"{found.name} on {found.cluster.device.name}: a simulation, nothing of it was measured"]
     for curve in found.curves:
-        lines += ["", TITLES[curve.kind], _table(curve, room)]
+        rows = [[*STEP_COLUMNS, *RUN_COLUMNS], *map(_row, curve.points)]
+        lines += ["", TITLES[curve.kind], halved(rows, len(STEP_COLUMNS), room)]
     none = f"no point fits {found.cluster.device.name}: --cluster 8xH100 names other devices and their machines"
     lines += ["", f"failures as {found.mtbf_source}" if found.mtbf_source else none]
     return "\n".join(
@@ -65,17 +56,7 @@ def scaling_text(found: "Scaling", room: int | None = None) -> str:
     )
 
 
-def _table(curve: "Curve", room: int | None) -> str:
-    """One table, or where it is wider than `room` two: of a step, and of the run."""
-    rows = [[*STEP_COLUMNS, *RUN_COLUMNS], *map(_row, curve.points)]
-    text = columns(rows)
-    if room is None or max(map(len, text.splitlines())) <= room:
-        return text
-    steps, runs = ([row[: len(STEP_COLUMNS)] for row in rows], [[row[0], *row[len(STEP_COLUMNS) :]] for row in rows])
-    return f"{columns(folded(steps, 1, room))}\n\n{columns(runs)}"
-
-
-def _row(point: "Point") -> list[str]:
+def _row(point: Point) -> list[str]:
     layout, upkeep, cells = point.layout, point.upkeep, [f"{point.devices:,}"]
     if layout is None or upkeep is None:
         reason = "does not fit" if layout is not None else "no layout divides the batch"

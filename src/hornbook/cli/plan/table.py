@@ -5,16 +5,13 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from rich.text import Text
 
 from hornbook.cli.result import columns
 from hornbook.plan.search.layout_advice import verdict
 from hornbook.plan.search.numbers import dollars, duration, short, step_time
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from hornbook.plan.search.plan_result import Layout, Plan
+from hornbook.plan.search.plan_result import Layout, Plan
 
 BAR = 34
 """Characters of a bar as long as the device's memory."""
@@ -48,7 +45,7 @@ LEAST_NAME = 16
 GIB = 2**30
 
 
-def plan_text(found: "Plan", *, explain: bool = False, room: int | None = None) -> str:
+def plan_text(found: Plan, *, explain: bool = False, room: int | None = None) -> str:
     """The table for people; room: characters of a line, for which bars are made shorter and names folded."""
     device = found.cluster.device
     duration = "" if found.tokens is None else f", {short(found.tokens)} tokens"
@@ -110,6 +107,14 @@ def folded(rows: Sequence[list[str]], column: int, room: int | None) -> list[lis
     return found
 
 
+def halved(rows: Sequence[list[str]], at: int, room: int | None) -> str:
+    """The table, or where it is wider than `room` two: its first `at` columns, and the first one with the others."""
+    text = columns(rows)
+    if room is None or max(map(len, text.splitlines())) <= room:
+        return text
+    return f"{columns(folded([row[:at] for row in rows], 1, room))}\n\n{columns([[row[0], *row[at:]] for row in rows])}"
+
+
 def wrapped(text: str, room: int | None) -> str:
     """A sentence on lines of `room` characters; a table, which has lines already, as it is."""
     if room is None or "\n" in text or len(text) <= room:
@@ -117,7 +122,7 @@ def wrapped(text: str, room: int | None) -> str:
     return textwrap.fill(text, room, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
-def _row(found: "Plan", each: "Layout") -> list[str]:
+def _row(found: Plan, each: Layout) -> list[str]:
     """The cells of a layout; that of the bar is empty."""
     peak, seconds, cost = each.worst.peak.total, found.seconds(each), found.cost(each)
     return [
@@ -133,13 +138,13 @@ def _row(found: "Plan", each: "Layout") -> list[str]:
     ]
 
 
-def _precision(found: "Plan", each: "Layout") -> str:
+def _precision(found: Plan, each: Layout) -> str:
     """The precision of a layout, where it tells layouts apart."""
     several = len({layout.precision for layout in found.layouts}) > 1 or each.precision == "float8"
     return f", {each.precision}" if several else ""
 
 
-def bar(layout: "Layout", capacity: int, width: int = BAR) -> str:
+def bar(layout: Layout, capacity: int, width: int = BAR) -> str:
     """A letter for each part of the device's memory, up to its end; + for what is beyond."""
     peak, text = layout.worst.peak, ""
     done = 0
@@ -154,10 +159,8 @@ def room() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def colored(table: str) -> "Text":
+def colored(table: str) -> Text:
     """The table with bars in the colours of their legend."""
-    from rich.text import Text
-
     by_letter = {letter: COLORS[name] for name, letter in LETTERS.items()}
     found = Text()
     first, *lines = table.splitlines()
@@ -175,7 +178,7 @@ def colored(table: str) -> "Text":
     return found
 
 
-def _explained(found: "Plan") -> list[str]:
+def _explained(found: Plan) -> list[str]:
     """Phases of the fullest rank, parts of a step, and what the figures rest on."""
     best = found.best
     worst = best.worst
@@ -202,7 +205,7 @@ def _explained(found: "Plan") -> list[str]:
     ]
 
 
-def _upkeep(found: "Plan") -> list[str]:
+def _upkeep(found: Plan) -> list[str]:
     """Failures, checkpoints and data."""
     upkeep, seconds = found.upkeep, found.seconds(found.best)
     if upkeep is None:

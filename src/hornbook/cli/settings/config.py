@@ -10,6 +10,9 @@ import typer
 from hornbook.cli.result import CommandGroup, Json, Result
 from hornbook.cli.shell import WORDS, Words, people, resolve_words, split_target, split_targets
 from hornbook.errors import UsageError
+from hornbook.files.durable import write_atomic
+from hornbook.settings.resolve import ConfigError, resolve
+from hornbook.settings.show import explain_text, explanation, json_schema
 
 app = CommandGroup(help="Show, explain and check settings.", no_args_is_help=True, add_completion=False)
 
@@ -27,9 +30,6 @@ def explain(
     words: Annotated[list[str], typer.Argument(metavar="KEY [RECIPE|RUN] [--section.key value]...")],
 ) -> Result:
     """Explain a setting: what it does, its type, limits and default, and where its value comes from."""
-    from hornbook.settings.resolve import resolve
-    from hornbook.settings.show import explain_text, explanation
-
     targets, overrides = split_targets(words)
     if not 1 <= len(targets) <= 2:
         raise UsageError("write hornbook config explain KEY [RECIPE], such as hornbook config explain optim.lr tiny")
@@ -41,8 +41,6 @@ def explain(
 @app.command()
 def schema() -> Result:
     """Print the JSON schema of recipes, for editors and forms."""
-    from hornbook.settings.show import json_schema
-
     found = json_schema()
     return Result(found, json.dumps(found, indent=2, ensure_ascii=False))
 
@@ -57,8 +55,6 @@ def check(
 
     A former name of a setting is no problem: it keeps working, and a line says the present name.
     """
-    from hornbook.settings.resolve import ConfigError, resolve
-
     target, overrides = split_target(words)
     if target is None:
         raise UsageError("name a recipe: hornbook config check RECIPE")
@@ -77,7 +73,6 @@ def check(
 
 def _mend(path: Path) -> list[str]:
     """Replace former names of settings in a recipe file of valid TOML; prints and returns a line for each."""
-    from hornbook.files.durable import write_atomic
     from hornbook.settings.renamed import mend
 
     if not path.is_file():

@@ -12,11 +12,18 @@ import typer
 from hornbook.cli.result import CommandGroup, Result
 from hornbook.cli.shell import WORDS, DryRun, Words, resolve_words, split_target
 from hornbook.errors import UsageError, quoted
+from hornbook.model.config.flops import Operations, operations_per_token, state_bytes
+from hornbook.model.config.parameter_count import count_parameters, embedding_rows, parameter_counts
+from hornbook.model.config.saved_bytes import SavedBytes
+from hornbook.plan.counts.held_counts import held_values
+from hornbook.plan.counts.share import activation_bytes
+from hornbook.plan.search import numbers
+from hornbook.settings.layout.world import smallest_world
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.recipe_files import shipped_recipes
+from hornbook.settings.resolve import resolve
 
 if TYPE_CHECKING:
-    from hornbook.model.config.flops import Operations
-    from hornbook.model.config.saved_bytes import SavedBytes
-    from hornbook.settings.recipe import Recipe
     from hornbook.settings.training import TrainConfig
 
 app = CommandGroup(help="List, show and copy the shipped recipes.", no_args_is_help=True, add_completion=False)
@@ -31,8 +38,6 @@ WIDTH = 100
 @app.command("ls")
 def list_recipes() -> Result:
     """List all recipes by family, with their size and training length."""
-    from hornbook.settings.recipe_files import shipped_recipes
-
     rows = [summary(name, text) for name, text in shipped_recipes().items()]
     rows.sort(key=_place)
     return Result({"recipes": rows}, "\n".join(table(rows)))
@@ -62,11 +67,6 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
 @app.command(context_settings=WORDS)
 def show(words: Words = None) -> Result:
     """Print all settings of a recipe, and its parameters, operations per token, bytes of state and steps."""
-    from hornbook.model.config.flops import operations_per_token, state_bytes
-    from hornbook.model.config.parameter_count import parameter_counts
-    from hornbook.plan.counts.held_counts import held_values
-    from hornbook.settings.layout.world import smallest_world
-
     if split_target(words)[0] is None:
         raise UsageError("name a recipe: `hornbook recipes ls` lists them")
     resolved = resolve_words(words)
@@ -103,7 +103,7 @@ def parameter_line(counts: dict[str, int]) -> str:
     return f"{sum(counts.values()):,} parameters: {parts}"
 
 
-def operation_line(name: str, operations: "Operations", sequence: int) -> str:
+def operation_line(name: str, operations: Operations, sequence: int) -> str:
     """Operations per token, and the convention by which they are counted."""
     return (
         f"{short(operations.total)} FLOPs per {name}, forward and backward: {short(operations.matrices)} in matrices "
@@ -119,17 +119,15 @@ def state_line(state: dict[str, int], ranks: int) -> str:
     return f"{gigabytes(sum(state.values()))} of state{where}: {parts} (float32)"
 
 
-def _kept(recipe: "Recipe", vocab: int) -> "SavedBytes | None":
+def _kept(recipe: Recipe, vocab: int) -> SavedBytes | None:
     """Bytes kept for backward of a microbatch; None where they are not known before the model runs."""
-    from hornbook.plan.counts.share import activation_bytes
-
     try:
         return activation_bytes(recipe, vocab, recipe.train.micro_rows)
     except UsageError:
         return None
 
 
-def activation_line(kept: "SavedBytes", train: "TrainConfig") -> str:
+def activation_line(kept: SavedBytes, train: "TrainConfig") -> str:
     """Bytes that a microbatch keeps until its backward pass."""
     parts = {"blocks": kept.blocks, "head": kept.head, "the rest": kept.ends + kept.shared}
     shown = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items())
@@ -158,8 +156,6 @@ def copy(
     dry_run: DryRun = False,
 ) -> Result:
     """Copy a recipe to a file for you to edit."""
-    from hornbook.settings.recipe_files import shipped_recipes
-
     if name not in shipped_recipes():
         family = [known for known in shipped_recipes() if known.startswith(name)]
         close = family[:3] or get_close_matches(name, shipped_recipes(), n=2)
@@ -178,9 +174,6 @@ def copy(
 
 def summary(name: str, text: str) -> dict[str, Any]:
     """The row of a recipe in `ls`; `about` is the first comment line of the file."""
-    from hornbook.model.config.parameter_count import count_parameters
-    from hornbook.settings.resolve import resolve
-
     recipe = resolve(name, environ={}).recipe
     about = text.splitlines()[0].lstrip("# ")
     count = count_parameters(recipe.model, rows_of(recipe))
@@ -190,16 +183,9 @@ def summary(name: str, text: str) -> dict[str, Any]:
 
 def rows_of(recipe: Any) -> int:
     """Number of embedding rows of a recipe, as far as it is known before the tokenizer exists."""
-    from hornbook.model.config.parameter_count import embedding_rows
-
     return embedding_rows(recipe.model, getattr(recipe.text.tokenizer, "vocab", 0))
 
 
 def short(number: float | None) -> str:
     """A count with a suffix: 124M, 1.24B, 15T."""
-    if number is None:
-        return "-"
-    for unit, name in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if number >= unit:
-            return f"{number / unit:.3g}{name}"
-    return f"{number:g}"
+    return "-" if number is None else numbers.short(number).replace(" ", "")

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from hornbook.cli.child import hornbook
 from hornbook.cli.result import Result, table
 from hornbook.cli.shell import Words, resolve_words, say
 from hornbook.cli.train.training import load_torch
 from hornbook.errors import Exit
+from hornbook.settings.resolve import Resolved, override
+from hornbook.settings.sources import command_line_source
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from hornbook.run.diagnose.rehearsal.play import Played
-    from hornbook.settings.resolve import Resolved
 
 TEXT_BYTES, VALIDATION, VOCAB = 200_000, 0.1, 512
 """Size of the text, the share of its documents that is held out, tokens of the tokenizer."""
@@ -37,9 +38,6 @@ def rehearse(
 
     Each run must end equal to one that nobody touched, bit for bit. Exit code 0 if all do, 3 if one does not.
     """
-    from hornbook.settings.resolve import override
-    from hornbook.settings.sources import command_line_source
-
     resolved = resolve_words(words, "train.micro_batch=1")  # that size is scaled anyway, and suits any layout
     load_torch()
     with tempfile.TemporaryDirectory(prefix="hornbook-rehearsal-") as temporary:
@@ -61,7 +59,7 @@ def rehearse(
     return Result(value | {"cases": cases}, text, code, report=[describe(played)])
 
 
-def _play(resolved: "Resolved", folder: Path, *, quick: bool) -> "Iterator[Played]":
+def _play(resolved: Resolved, folder: Path, *, quick: bool) -> "Iterator[Played]":
     from hornbook.run.diagnose.rehearsal.cases import all_cases
     from hornbook.run.diagnose.rehearsal.play import Rehearsal
     from hornbook.run.diagnose.rehearsal.scaled_recipe import STEPS, ranks_here, scale_down
@@ -98,10 +96,8 @@ def verdict(played: "Played") -> str:
     return "skipped" if played.skipped else "FAILED" if played.problems else "ok"
 
 
-def describe(played: "list[Played]") -> "Table":
+def describe(played: "list[Played]") -> Table:
     """The table for people."""
-    from rich.markup import escape
-
     made = table("rehearsal", ["", "case", "expected", "what happened"], ["seconds lost"], fold=True)
     for each in played:
         told = each.skipped or "; ".join([each.happened, *each.problems])

@@ -1,6 +1,5 @@
 """`hornbook runs ls | show | compare`: the status and the results of runs, read from their directories."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hornbook.cli.result import CommandGroup, Result, columns
+from hornbook.cli.shell import runs_folder
 from hornbook.cli.train.plot import plot
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.filesystem import require_local
@@ -43,7 +43,7 @@ def list_runs(
     folder: Annotated[Path | None, typer.Argument(help="Folder of runs; by default $HORNBOOK_RUNS, or ./runs.")] = None,
 ) -> Result:
     """List the runs in a folder, with their status."""
-    place = folder or Path(os.environ.get("HORNBOOK_RUNS", "runs"))
+    place = folder or runs_folder()
     if folder is not None and not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
     rows = [summarize(run) for run in find_runs(place)]

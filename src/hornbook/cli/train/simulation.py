@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 from hornbook.cli.result import Result, columns
 from hornbook.errors import UsageError
+from hornbook.plan.devices.hardware import this_cpu
+from hornbook.plan.planned_memory import estimate_memory
+from hornbook.plan.planner import Layout
 from hornbook.progress import progress_bar, size_text
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import Resolved
 
 if TYPE_CHECKING:
-    from hornbook.plan.planner import Layout
     from hornbook.run.diagnose.simulate import Simulation
-    from hornbook.settings.recipe import Recipe
-    from hornbook.settings.resolve import Resolved
 
 
-def simulate_rank(resolved: "Resolved", world: int | None, rank: int) -> Result:
+def simulate_rank(resolved: Resolved, world: int | None, rank: int) -> Result:
     """Memory by category and collectives of a step of one rank; nothing is computed, and no data is read."""
     from hornbook.run.diagnose.simulate import simulate
     from hornbook.run.job.micro_batch import settle_micro_batch, vocabulary_rows
@@ -72,14 +74,12 @@ class Traced:
         return {"layout": self.layout, "rank": self.rank, "rows": rows, "notes": self.notes, "seconds": self.seconds}
 
 
-def trace_layout(recipe: "Recipe", vocab: int, layout: "Layout") -> Traced:
+def trace_layout(recipe: Recipe, vocab: int, layout: Layout) -> Traced:
     """A layout of a plan against a step of its fullest rank on fake tensors; recipe: with a known precision.
 
     What is planned is counted for such a step too: the layout's figures for a GPU with compiled or fused parts, or for
     kernels of a CPU, differ from it by what the parts say they keep. Raises UsageError for what a trace cannot foresee.
     """
-    from hornbook.plan.devices.hardware import this_cpu
-    from hornbook.plan.planned_memory import estimate_memory
     from hornbook.run.diagnose.simulate import foreseeable, simulate
 
     train = recipe.train.model_copy(update={"micro_batch": layout.micro_batch})

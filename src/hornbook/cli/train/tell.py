@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import ValidationError
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, split_targets
 from hornbook.errors import UsageError, quoted
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import summarize
+from hornbook.settings.resolve import Resolved
 
 if TYPE_CHECKING:
     from hornbook.run.job.control import Request
@@ -90,7 +92,6 @@ def _step(at: str | None, now: int) -> int | None:
 
 
 def _request(action: str, settings: list[str], reason: str, at_step: int | None, spans: dict[str, str]) -> "Request":
-    from pydantic import ValidationError
 
     from hornbook.run.job.control import Request
 
@@ -108,7 +109,6 @@ def _changes(run: RunDir, settings: list[str]) -> "tuple[SettingChange, ...]":
     """The changes of the recipe in force now; what is wrong with them is said before anything is written."""
     from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.run.ledger.interventions import propose
-    from hornbook.settings.resolve import Resolved
 
     return propose(Resolved(recipe_in_force(run), {}), settings)
 

@@ -1,4 +1,4 @@
-"""`hornbook train | resume | fork`: train a model, continue a run, or start one from a checkpoint of another."""
+"""`hornbook train | resume | fork | reference`: train a model, continue a run, or start one from another."""
 
 import os
 import time
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.result import Result
-from hornbook.cli.shell import DryRun, RunWords, Words, resolve_words, say, split_target
+from hornbook.cli.shell import DryRun, RunWords, Words, resolve_words, runs_folder, say, split_target
 from hornbook.cli.train.simulation import simulate_rank
 from hornbook.cli.train.training import load_torch, run_job
-from hornbook.errors import Exit, UsageError
+from hornbook.errors import Exit, UsageError, quoted
 from hornbook.files.run_directory import RunDir
-from hornbook.settings.recipe import Recipe
-from hornbook.settings.resolve import Resolved, resolve
-from hornbook.settings.sources import COMMAND_LINE
+from hornbook.progress import progress_bar
+from hornbook.settings.resolve import Resolved, override, resolve
+from hornbook.settings.sources import COMMAND_LINE, command_line_source, environment_source
 from hornbook.text.config.labels import Dialogue
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def train(
     resolved = resolve_words(words, *extra)
     if rank is not None:
         return simulate_rank(resolved, world, rank)
-    run = RunDir(out or default_folder(resolved.recipe))
+    run = RunDir(out or runs_folder() / resolved.recipe.name)
     if resume == "auto" and run.recipe.is_file():
         before = recipe_in_force(run)
         resolved = keep_reference(resolved, before)
@@ -117,11 +117,6 @@ def rate_text(resolved: Resolved) -> str:
     given = given or (origin != "default" and isinstance(resolved.recipe.text.labels, Dialogue))  # recipes to fine-tune
     hint = "" if given else "; it may suit training from scratch only: --optim.lr VALUE sets another"
     return f"learning rate {resolved.recipe.optim.lr:g} ({origin}){hint}"
-
-
-def default_folder(recipe: Recipe) -> Path:
-    """NAME in $HORNBOOK_RUNS, or else in ./runs."""
-    return Path(os.environ.get("HORNBOOK_RUNS", "runs")) / recipe.name
 
 
 def deadline(until: str | None, *, dry_run: bool) -> float | None:
@@ -178,8 +173,6 @@ def fork(
     from hornbook.run.job.continuing import more_data
     from hornbook.run.job.job import Start
     from hornbook.run.job.start.init_from import checkpoint_step, init_from_fork
-    from hornbook.settings.resolve import override
-    from hornbook.settings.sources import command_line_source, environment_source
 
     parent, overrides = _named_run(words, "hornbook fork RUN --out RUN2")
     if not parent.recipe.is_file():
@@ -200,6 +193,28 @@ def fork(
     return run_job(
         resolved, RunDir(out), Start(init_from=init_from, until=end), dry_run=dry_run, settings_of_a_run=True
     )
+
+
+def reference(
+    words: Words = None,
+    *,
+    data: Annotated[Path, typer.Option(help="A folder written by `hornbook tokenize`, of preferences or ratings.")],
+    from_: Annotated[Path, typer.Option("--from", metavar="RUN|CHECKPOINT", help="The reference model.")],
+) -> Result:
+    """Compute what the reference model says of every answer, once, and keep it beside the data (DATA/reference).
+
+    Give the recipe and settings of the run to come: its rows, its precision and its objective.
+    """
+    load_torch()
+    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.job.start.run_reference import compute_references
+
+    recipe = resolve_words(words, f"data.path={data}").recipe
+    with progress_bar() as progress:
+        found = compute_references(recipe, checkpoint_path(from_), progress)
+    lines = [f"{source}: {path}" for source, path in found["files"].items()]
+    text = "\n".join([f"reference {found['digest']} ({found['reference']})", *lines])
+    return Result(found, text, notes=[f"next: hornbook train RECIPE --data {quoted(data)} --from {quoted(from_)}"])
 
 
 def _named_run(words: list[str] | None, usage: str) -> tuple[RunDir, list[str]]:

@@ -5,6 +5,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from hornbook.cli.result import Result
 from hornbook.cli.shell import people
 from hornbook.cli.train.dry_run import describe_job, summary_text
@@ -13,11 +15,11 @@ from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import fullest, newest_evaluation
 from hornbook.progress import progress_bar
 from hornbook.run.checkpoints.commit import newest_step
+from hornbook.settings.resolve import Resolved
 from hornbook.text.config.labels import Dialogue
 
 if TYPE_CHECKING:
     from hornbook.run.job.job import Start
-    from hornbook.settings.resolve import Resolved
 
 
 def load_torch() -> None:
@@ -28,7 +30,7 @@ def load_torch() -> None:
 
 
 def run_job(
-    resolved: "Resolved",
+    resolved: Resolved,
     run: RunDir,
     start: "Start",
     *,
@@ -41,8 +43,6 @@ def run_job(
     world: the number of ranks that was asked for; None: that of the recipe, a launcher, or this machine.
     settings_of_a_run: whether settings come from the files of a run, which somebody else may have made.
     """
-    from rich.markup import escape
-
     from hornbook.run.job.start.known_alerts import keep_alerts, refuse_unknown_alerts
     from hornbook.run.launch.launch import launch
     from hornbook.run.launch.launcher_env import Node, launched
@@ -81,7 +81,7 @@ def ending(result: dict[str, Any]) -> str:
     return f"{result['status'] or 'ended'} {at}: {result['run']}"
 
 
-def next_text(resolved: "Resolved", run: RunDir, status: str | None) -> str:
+def next_text(resolved: Resolved, run: RunDir, status: str | None) -> str:
     """A line with the commands to run next."""
     if status != "finished":
         return f"next: hornbook resume {quoted(run.path)}"

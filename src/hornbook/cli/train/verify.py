@@ -1,4 +1,4 @@
-"""`hornbook verify`: compare two runs bit for bit, or check one for damage."""
+"""`hornbook verify | seal`: compare two runs bit for bit, check one for damage, or keep what proves what it was."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hornbook.cli.result import Result
-from hornbook.errors import Exit
+from hornbook.errors import Exit, UsageError, quoted
 from hornbook.files.run_directory import RunDir
 
 if TYPE_CHECKING:
@@ -29,18 +29,43 @@ def verify(
     from hornbook.run.doctor.compare_runs import compare_runs
 
     if run_b is None:
-        checkup = check_run(RunDir(run_a), read_data=data)
-        value = {"whole": checkup.ok, "findings": [vars(finding) for finding in checkup.findings]}
-        return Result(value, describe_checkup(checkup), Exit.DONE if checkup.ok else Exit.INTEGRITY)
+        return _checkup(check_run(RunDir(run_a), read_data=data))
     comparison = compare_runs(RunDir(run_a), RunDir(run_b))
     code = Exit.DONE if comparison.equal else Exit.INTEGRITY
     return Result(comparison.to_json(), describe_comparison(comparison), code)
 
 
-def describe_checkup(checkup: "Checkup") -> str:
+def seal(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run that has ended; with --check, a seal.")],
+    *,
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder to write.")] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="With the newest checkpoint.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check a seal. Exit code 0 if whole, 3 if not.")] = False,
+) -> Result:
+    """Write recipe, environment, digests of the data, ledger, metrics and manifests of a run into one folder.
+
+    Each file has its SHA-256 in SEAL.json, whose own SHA-256, the head, stands for all: it is what to keep or sign.
+    """
+    from hornbook.run.diagnose.seal_run import check_seal, seal_run
+
+    if check:
+        if out is not None or weights:
+            raise UsageError("--check reads a seal: leave --out and --weights out")
+        return _checkup(check_seal(run))
+    if out is None:
+        raise UsageError(f"hornbook seal {quoted(run)} needs --out FOLDER")
+    made = seal_run(RunDir(run).must_exist(), out, weights=weights)
+    size = sum(each["bytes"] for each in made["files"].values())
+    text = f"{out}: {len(made['files']):,} files, {size:,} bytes\nhead {made['head']}"
+    return Result({"seal": str(out), "head": made["head"], "files": len(made["files"]), "bytes": size}, text)
+
+
+def _checkup(checkup: "Checkup") -> Result:
     """One line per check."""
     lines = [f"{'ok  ' if finding.ok else 'FAIL'}  {finding.what:<14}  {finding.text}" for finding in checkup.findings]
-    return "\n".join([*lines, "whole" if checkup.ok else "damaged"])
+    value = {"whole": checkup.ok, "findings": [vars(finding) for finding in checkup.findings]}
+    text = "\n".join([*lines, "whole" if checkup.ok else "damaged"])
+    return Result(value, text, Exit.DONE if checkup.ok else Exit.INTEGRITY)
 
 
 def describe_comparison(comparison: "Comparison") -> str:

@@ -45,13 +45,13 @@ def predict(loaded: Loaded, queries: Sequence[Query]) -> Iterator[Finding]:
     """What the model says of each, in order. Raises UsageError where a question leaves its context no room."""
     head = loaded.config.head
     assert isinstance(head, LabelHeadConfig)
-    assert loaded.tokenizer is not None
+    tokenizer = loaded.require_tokenizer()
     if isinstance(head, SpanHead):
-        yield from _answers(loaded, loaded.tokenizer, queries)
+        yield from _answers(loaded, tokenizer, queries)
     elif isinstance(head, TokenClassificationHead):
-        yield from _tags(loaded, loaded.tokenizer, head, queries)
+        yield from _tags(loaded, tokenizer, head, queries)
     else:
-        yield from _labels(loaded, loaded.tokenizer, head, queries)
+        yield from _labels(loaded, tokenizer, head, queries)
 
 
 # ---- Labels of texts

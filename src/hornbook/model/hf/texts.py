@@ -115,8 +115,8 @@ def _compare_continuations(
     text: str, tokens: list[int], room: int, ours: Loaded, theirs: Any, problems: list[str]
 ) -> None:
     """Up to the first place at which two tokens are as likely, within rounding."""
-    assert ours.tokenizer is not None
-    ends, vocab = ours.ends, ours.tokenizer.vocab_size
+    tokenizer = ours.require_tokenizer()
+    ends, vocab = ours.ends, tokenizer.vocab_size
     found = list(generate(ours.model, tokens, max_tokens=room, stop=ends, vocab=vocab, greedy=True))
     row = torch.tensor([tokens])
     plain = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "temperature": None, "top_p": None}
@@ -128,7 +128,7 @@ def _compare_continuations(
         **plain,
         top_k=None,
         suppress_tokens=suppressed,
-        pad_token_id=ours.tokenizer.end_id,
+        pad_token_id=tokenizer.end_id,
     )
     other = made[0, len(tokens) :].tolist()
     other = other[: next((place for place, token in enumerate(other) if token in ends), len(other))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hornbook.errors import IntegrityError
+from hornbook.errors import IntegrityError, UsageError
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.generation_config import end_ids, prompt_prefix
 from hornbook.model.surgery.folders import read_operated
@@ -35,17 +35,21 @@ class Loaded:
         """Where the tokenizer's files are, if there are any: an adapter may have none of its own."""
         return self.folder if (self.folder / "tokenizer.json").exists() else self.base
 
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises UsageError where the folder has none."""
+        if self.tokenizer is None:
+            raise UsageError(f"{self.folder}: it has no tokenizer.json, so it cannot read or write text")
+        return self.tokenizer
+
     @cached_property
     def prefix(self) -> tuple[int, ...]:
         """Tokens before a prompt that a decoder continues."""
-        assert self.tokenizer is not None
-        return prompt_prefix(self.base, self.tokenizer)
+        return prompt_prefix(self.base, self.require_tokenizer())
 
     @cached_property
     def ends(self) -> frozenset[int]:
         """Tokens that end a text of a decoder."""
-        assert self.tokenizer is not None
-        return end_ids(self.base, self.tokenizer)
+        return end_ids(self.base, self.require_tokenizer())
 
 
 def load_model(
