@@ -91,6 +91,8 @@ def pairs(graph: dict[str, set[str]], level: int, room: str = "") -> set[tuple[s
 
     def part(module: str) -> str:
         names = module.split(".")
+        if level == 1 and (module == "hornbook.__main__" or names[1:2] == ["cli"]):
+            return "cli"
         is_base = level == 1 and (len(names) < 3 or names[1] in ("settings", "files") or names[2] == "config")
         return names[level] if len(names) > level + 1 and not is_base else ""
 

@@ -198,14 +198,6 @@ def test_a_run_that_cannot_be_read_is_named_and_hides_no_other(runs: Path, outpu
         assert f"{tmp_path / 'odd'}: unknown, because it cannot be read: " in text
 
 
-def test_the_former_name_of_affected_says_the_new_one(runs: Path, output: Output, capsys: pytest.CaptureFixture[str]):
-    capsys.readouterr()
-    assert main(["data", "remove", "notes", "--runs", str(runs)]) == 0
-    printed = capsys.readouterr()
-    assert "data affected" in printed.err
-    assert printed.out == output("affected", "notes", "--runs", runs)[1]
-
-
 def test_the_advice_of_affected_works(tmp_path: Path, output: Output, tiny_settings: tuple[str, ...]):
     """Followed to the letter, the document and its duplicates are gone from data and training; so is a source."""
     rows = [
