@@ -35,8 +35,8 @@ Thread 0x00007f02 (most recent call first):
   File "/env/torch/distributed/c10d_logger.py", line 81 in wrapper
   File "/env/hornbook/parallel/world.py", line 164 in all_reduce_sum
   File "/env/hornbook/parallel/engine.py", line 210 in _sum
-  File "/env/hornbook/run/train.py", line 191 in compute_gradients
-  File "/env/hornbook/run/train.py", line 130 in take_step
+  File "/env/hornbook/run/loop/training_loop.py", line 191 in compute_gradients
+  File "/env/hornbook/run/loop/training_loop.py", line 130 in take_step
 """
 
 
@@ -52,6 +52,16 @@ Thread 0x00007f02 (most recent call first):
 )
 def test_files_of_the_package_are_told_from_others_in_a_folder_of_its_name(file: str, path: str) -> None:
     assert Frame(file, 1, "f").own == path
+
+
+def test_paths_that_faulthandler_escapes_are_read() -> None:
+    """It writes ASCII alone, and the package may lie in a folder with other letters."""
+    (frame,) = parse_stacks(
+        "Current thread 0x00007f02 (most recent call first):\n"
+        r'  File "/\xdcbungen/\u65e5/\U0001f600/hornbook/parallel/world.py", line 164 in all_reduce_sum'
+    )
+    assert frame.file == "/Übungen/日/😀/hornbook/parallel/world.py"
+    assert frame.own == "parallel/world.py"
 
 
 @pytest.fixture(scope="module")

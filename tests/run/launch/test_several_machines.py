@@ -1,6 +1,7 @@
 """Runs on several machines, of which all are this one: one `hornbook train` per machine starts the ranks there."""
 
 import os
+import shlex
 import signal
 import stat
 import sys
@@ -145,8 +146,7 @@ def test_a_rank_that_dies_while_ranks_meet_ends_its_machine_at_once(words: list[
     assert "rank 2 was killed by SIGKILL" in machine.text
 
 
-FAKE_SSH = """#!{python}
-import os, sys
+FAKE_SSH = """import os, sys
 host, command = sys.argv[-2:]
 if host == "gone":
     print("ssh: connect to host gone port 22: Connection refused", file=sys.stderr)
@@ -160,11 +160,12 @@ def over_ssh(tmp_path: Path, launcher: Launcher) -> Callable[..., Started]:
     """Starts `hornbook launch --on ssh`, where ssh runs the command here."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
-    ssh.write_text(FAKE_SSH.format(python=sys.executable))
+    ssh.with_suffix(".py").write_text(FAKE_SSH)
+    ssh.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$0.py" "$@"\n')
     ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
 
     def start(hosts: str, words: Sequence[str], *more: str) -> Started:
-        program = f"{sys.executable} -m hornbook.cli.main"
+        program = f"{shlex.quote(sys.executable)} -m hornbook.cli.main"
         launch = ["launch", *words[1:], "--on", "ssh", "--nodes", "2", "--hosts", hosts, "--ranks", "2"]
         launch += ["--program", program, "--port", str(free_port()), *more]
         environ = {"HORNBOOK_SSH": str(ssh), "PYTHONPATH": os.pathsep.join(sys.path)}

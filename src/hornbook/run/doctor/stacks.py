@@ -15,6 +15,8 @@ _COLLECTIVES = re.compile(
     r"^(all_reduce|all_gather\w*|reduce_scatter\w*|broadcast\w*|barrier|all_to_all\w*|gather|scatter|send|recv|isend"
     r"|irecv|wait|batch_isend_irecv|monitored_barrier)$"
 )
+_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
+"""How faulthandler writes a character beyond ASCII."""
 _WAIT = re.compile(r"\.wait\(\)")
 _PACKAGE = Path(__file__).parents[2]
 
@@ -94,7 +96,8 @@ def parse_stacks(text: str) -> Sequence[Frame]:
         if _THREAD.match(line):
             threads.append([])
         elif (match := _FRAME.match(line)) and threads:
-            threads[-1].append(Frame(match["file"], int(match["line"]), match["function"]))
+            file = _ESCAPE.sub(lambda found: chr(int(found[found.lastindex or 0], 16)), match["file"])
+            threads[-1].append(Frame(file, int(match["line"]), match["function"]))
     return max(threads, key=_is_loop, default=[])
 
 
