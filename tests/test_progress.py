@@ -77,7 +77,7 @@ def test_kernels_are_compiled_by_forks_behind_a_bar_too(monkeypatch: pytest.Monk
 
 
 def test_a_signal_leaves_no_bar_and_no_hidden_cursor() -> None:
-    code = "import os, signal; from hornbook.progress import progress_bar; from hornbook.run.launch import signals; "
+    code = "import os, signal; from hornbook.progress import progress_bar; from hornbook.run.job import signals; "
     code += "signals.leave_early(); bars = progress_bar(); bars.__enter__()('load torch', 0, None); "
     code += "os.kill(os.getpid(), signal.SIGTERM)"
     with Terminal(80) as terminal, open(terminal.path, "wb") as stream:
