@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from hornbook.errors import UsageError
 from hornbook.model.config.model_config import ModelConfig
@@ -13,7 +12,7 @@ from hornbook.settings import renamed
 from hornbook.settings import resolve as resolving
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.recipe_files import shipped_recipes
-from hornbook.settings.renamed import mend, present_path, removed, renamed_settings
+from hornbook.settings.renamed import mend, present_path, renamed_settings
 from hornbook.settings.resolve import ConfigError, resolve
 from hornbook.settings.show import find_setting
 
@@ -180,32 +179,14 @@ def test_the_table_leads_from_no_setting_to_a_setting() -> None:
     fill-in-the-middle): whoever renames there must have the digests accept the former spelling too.
     """
     for key, entry in renamed_settings().items():
+        assert not key.startswith(("text.", "data.objective."))
         path = tuple(key.split("."))
-        assert removed(path) or not key.startswith(("text.", "data.objective."))
-        if removed(path):
-            assert {*entry} == {"always", "instead"}
-            with pytest.raises(UsageError, match="is no setting any more"):
-                find_setting(path)
-            continue
         if isinstance(entry, str):
             with pytest.raises(UsageError, match="no setting"):
                 find_setting(path)
             path = (*path[:-1], entry)
             assert present_path(path) == path
         assert find_setting(path)
-
-
-def test_a_removed_setting_is_read_with_the_value_that_always_holds_alone(tmp_path: Path) -> None:
-    text = "[guard]\nwindow = 256\nskip-norm_z = 12\n"
-    assert recipe_of(tmp_path, text, "log.sync_seconds=5") == recipe_of(tmp_path, "")
-    stored = Recipe().model_dump()
-    stored["guard"] |= {"window": 256, "skip_norm_z": 12.0}
-    assert Recipe.model_validate(stored) == Recipe()
-    with pytest.raises(ConfigError, match=r"skip_norm_z  is no setting any more[^\n]*\n[^\n]*twice guard\.clip_z"):
-        recipe_of(tmp_path, "[guard]\nskip_norm_z = 20\n")
-    stored["guard"]["window"] = 64
-    with pytest.raises(ValidationError, match="window"):
-        Recipe.model_validate(stored)
 
 
 def test_latent_attention_of_before(tmp_path: Path) -> None:

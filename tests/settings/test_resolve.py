@@ -391,6 +391,8 @@ def test_did_you_mean(word: str, meant: str) -> None:
         ("eval.prompt=\udcff", "is not UTF-8 text: '\\udcff'"),
         ("text.steps=x", "must be a table, not 'x'"),
         ("train=5", "must be a table, not '5'"),
+        ("guard.swaps=optim.clipp=0.3", "'optim.clipp' is no setting"),
+        ("guard.swaps=optim.clip", "'optim.clip' is no change"),
     ],
 )
 def test_texts(word: str, text: str) -> None:

@@ -243,7 +243,11 @@ class EvalConfig(Config):
 
     Where the next would pass it, tasks are left out; where that does not suffice, it comes later.
     """
+    sample_every: Count = Field(default=0, ge=0)
+    """Steps between samples of `prompt`; 0 means with each evaluation."""
     stop: StopConfig = NoStop()
     """When the run ends before its planned length, by its validation losses: `patience` or `converged`."""
     prompt: str = "The"
-    """What samples continue, with each evaluation; empty turns samples off."""
+    """What samples continue; empty turns samples off."""
+    sample_tokens: Count = Field(default=48, ge=1)
+    """Length of a sample."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from hornbook.settings.renamed import removed
 from hornbook.settings.schema import Array, Section, Shape, item_settings, settings, shapes_at
 from hornbook.settings.sources import COMMAND_LINE, Problem
 from hornbook.settings.toml import Path, dotted
@@ -42,9 +41,7 @@ def problem_of(item: ErrorDetails, path: Path, origin: str) -> Problem:
     if kind in ("literal_error", "union_tag_invalid"):
         close = difflib.get_close_matches(str(given)[:_LONGEST], re.findall(r'"([^"]*)"', text), n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else ""
-    if kind == "extra_forbidden" and (entry := removed(path)) is not None:
-        text, hint = "is no setting any more", entry["instead"]
-    elif kind == "extra_forbidden":
+    if kind == "extra_forbidden":
         close = difflib.get_close_matches(str(path[-1])[:_LONGEST], _names_beside(item["loc"]), n=1)
         hint = f"did you mean {close[0]}?" if close else ""
     if kind not in ("value_error", "too_short", "extra_forbidden") and not isinstance(given, dict):

@@ -12,7 +12,7 @@ from hornbook.model.config.surgery_config import ADAPTERS
 from hornbook.settings.errors import suggest
 from hornbook.settings.fields import parse_number
 from hornbook.settings.recipe import ALTERNATIVES, Recipe
-from hornbook.settings.renamed import is_idle, present_name, removed, renamed, with_present_names
+from hornbook.settings.renamed import present_name, renamed, with_present_names
 from hornbook.settings.schema import ROOT, Array, Leaf, Section, Shape, Table, defaults, field_name, shape_of
 from hornbook.settings.sources import Given, Problem, Source, parse_toml, split_quoted
 from hornbook.settings.toml import Path, dotted
@@ -134,11 +134,7 @@ class Merge:
             for name, below in value.items():
                 self._unknown((*path, name), below)
             return
-        if is_idle(path, _typed(value, Leaf(str))):
-            return
-        if (entry := removed(path)) is not None:
-            text, hint = "is no setting any more", entry["instead"]
-        elif (name := present_name(path)) is not None:
+        if (name := present_name(path)) is not None:
             text, hint = f"is now {name}, which is given too", "leave out one of the two"
         else:
             meant = suggest(dotted(path))

@@ -1,8 +1,7 @@
-"""Settings and values that were renamed, which keep working, and settings that were removed.
+"""Settings and values that were renamed: a former one keeps working.
 
-In recipes, the environment and the command line a line says the present name; files of runs and models are read
-without one. A removed setting is accepted with the value that now always holds, as files of earlier versions have it,
-and refused with any other, with what replaces it. `renamed.toml` is the table.
+In recipes, the environment and the command line a line says its present name; files of runs and models are read
+without one. `renamed.toml` is the table.
 """
 
 import tomllib
@@ -11,7 +10,6 @@ from functools import cache
 from pathlib import Path as File
 from typing import Any
 
-from hornbook.settings.fields import parse_number
 from hornbook.settings.toml import Path, dotted, quoted, tokens
 
 Note = Callable[[Path, str], None]
@@ -20,13 +18,12 @@ Note = Callable[[Path, str], None]
 
 @cache
 def renamed_settings() -> dict[str, Any]:
-    """Former dotted path -> present last part; dotted path -> former value -> present value; dotted path of a removed
-    setting -> `always`, the value that holds now, and `instead`, what to do. `*` is any one part."""
+    """Former dotted path -> present last part; dotted path -> former value -> present value. `*` is any one part."""
     return tomllib.loads(File(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _entry(path: Path, kind: type) -> Any:
-    """What the table has for a path, of one kind of entry: str for names, dict for values and removed settings."""
+    """What the table has for a path, of one kind of entry: str for names, dict for values."""
     for pattern, entry in renamed_settings().items():
         parts = pattern.split(".")
         if (
@@ -36,17 +33,6 @@ def _entry(path: Path, kind: type) -> Any:
         ):
             return entry
     return None
-
-
-def removed(path: Path) -> dict[str, Any] | None:
-    """`always` and `instead` of a removed setting; None where no such one was removed."""
-    entry = _entry((*path[:-1], str(path[-1]).replace("-", "_")), dict) or {}
-    return entry if "instead" in entry else None
-
-
-def is_idle(path: Path, value: Any) -> bool:
-    """Whether a setting was removed and the value is what now always holds."""
-    return (entry := removed(path)) is not None and parse_number(value) == entry["always"]
 
 
 def present_name(path: Path) -> str | None:
@@ -74,8 +60,6 @@ def with_present_names(tree: Any, path: Path = (), note: Note = lambda _path, _t
         return _present_value(path, tree, note)
     present: dict[str, Any] = {}
     for key, value in tree.items():
-        if is_idle((*path, key), value):
-            continue
         name = present_name((*path, key))
         if name is None or name in tree:
             name = key

@@ -7,7 +7,7 @@ collected and raised at once.
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,7 +21,8 @@ from hornbook.settings.errors import problem_of
 from hornbook.settings.merge import Merge, drop
 from hornbook.settings.recipe import Recipe, cross_check
 from hornbook.settings.recipe_files import read_recipe
-from hornbook.settings.schema import ROOT, Array, Section, Shape, Table, leaves, plain, shape_of
+from hornbook.settings.renamed import present_path
+from hornbook.settings.schema import ROOT, Array, Section, Shape, Table, leaves, plain, shape_of, shapes_at
 from hornbook.settings.sources import Problem, Source, command_line_source, environment_source, split_key
 from hornbook.settings.toml import Path, dotted
 
@@ -98,6 +99,7 @@ def _judge(merge: Merge) -> Resolved:
         comparable = _without(merge, faults)
     if comparable is not None:
         merge.problems += _cross_problems(merge, comparable, {dotted(path) for path in faults})
+        merge.problems += _unknown_swaps(merge, comparable)
     if merge.problems or recipe is None:
         raise ConfigError(merge.problems)
     return _with_factors(merge, recipe)
@@ -145,6 +147,28 @@ def _cross_problems(merge: Merge, recipe: Recipe, faulty: set[str]) -> list[Prob
             origins = [merge.origin(tuple(name.split("."))) for name in mentioned]
             problems.append(Problem(key, text, next((o for o in origins if o != "default"), "default")))
     return problems
+
+
+def _unknown_swaps(merge: Merge, recipe: Recipe) -> Iterator[Problem]:
+    """Changes in `guard.swaps` that no recipe could take: the guard passes over those that this run does not have."""
+    for word in recipe.guard.swaps:
+        key, equals, _ = word.partition("=")
+        path = present_path(split_key(key))
+        if not equals:
+            yield Problem(
+                "guard.swaps", f"{word!r} is no change", merge.origin(("guard", "swaps")), f"write '{key}=VALUE'"
+            )
+        elif not shapes_at(path) and not _has(recipe, path):
+            yield Problem("guard.swaps", f"{key!r} is no setting", merge.origin(("guard", "swaps")))
+
+
+def _has(recipe: Recipe, path: Path) -> bool:
+    """Whether this recipe has such a setting; a user's own part may."""
+    try:
+        _value(recipe, path)
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 def _fault_path(item: ErrorDetails) -> Path:

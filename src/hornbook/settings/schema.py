@@ -222,7 +222,7 @@ def _walk(shape: Section, prefix: str, present: Any, where: str) -> Iterator[Set
         values = present if isinstance(present, dict) and present.get("kind", "") == kind else defaults(model)
         docs = field_docs(model)
         for name, field in model.model_fields.items():
-            if name == "kind" and kind:
+            if name == "kind" and len(shape.kinds) > 1:
                 continue
             yield from _walk_field(field, prefix + name, values.get(name, REQUIRED), condition, docs.get(name, ""))
 

@@ -6,7 +6,7 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.settings.errors import suggest
 from hornbook.settings.recipe import Recipe
-from hornbook.settings.renamed import present_path, removed
+from hornbook.settings.renamed import present_path
 from hornbook.settings.schema import REQUIRED, Setting, Table, item_settings, leaves, plain, settings, shapes_at
 from hornbook.settings.sources import split_key
 from hornbook.settings.toml import Path, dotted, quoted
@@ -116,8 +116,6 @@ def find_setting(path: Path) -> list[Setting]:
     below = [name for name in known if name.startswith(key + ".")]
     if below:
         raise UsageError(f"{key} is a section; its settings are {', '.join(below)}")
-    if (entry := removed(path)) is not None:
-        raise UsageError(f"{key} is no setting any more: {entry['instead']}")
     meant = suggest(key)
     hint = f": did you mean {' or '.join(meant)}?" if meant else ""
     raise UsageError(f"there is no setting {key}{hint}")

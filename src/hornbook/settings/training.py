@@ -1,7 +1,7 @@
 """Configuration of the training run itself."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticKnownError
@@ -166,16 +166,21 @@ class GuardConfig(Config):
     mode: Literal["off", "observe", "safe", "auto"] = "safe"
     """`safe` clips and skips steps that stand far out, goes back to a checkpoint from before a divergence and leaves
     out its data, and pauses the run (exit code 5) where that does not help; `auto` may lower the learning rate and
-    change other settings before it pauses; `observe` writes to the ledger what `safe` would do; `off`."""
-    clip_z: Number = Field(default=6.0, gt=0)
-    """Gradients whose norm is beyond are clipped to three deviations over the median, and refused beyond twice that."""
-    window: ClassVar[int] = 256
+    change settings (`guard.swaps`) before it pauses; `observe` writes to the ledger what `safe` would do; `off`."""
+    window: Count = Field(default=256, ge=32)
     """Steps over which the deviation is taken; the median is that of the last 32."""
-    skip_loss_z: ClassVar[float] = 8.0
+    clip_z: Number = Field(default=6.0, gt=0)
+    """Gradients whose norm is beyond are clipped to three deviations over the median."""
+    skip_norm_z: Number = Field(default=12.0, gt=0)
+    """Updates whose gradient norm is beyond are refused."""
+    skip_loss_z: Number = Field(default=8.0, gt=0)
     """Updates whose loss is beyond are refused."""
     probe_every: Count = Field(default=250, ge=0)
     """Steps between losses of a fixed held-out batch, which confirm a slow divergence; 0: none. In runs of fewer than
     10,000 steps it is fewer, in proportion, and 50 at least."""
+    swaps: list[str] = Field(default=["optim.clip=0.3", "optim.beta2=0.95"])
+    """Settings that `auto` may change, as `hornbook tell` takes them: the next one each time that a lower learning
+    rate has not helped. One that the run does not have, or that changes nothing, is passed over."""
     max_skips: Count = Field(default=8, ge=0)
     """Updates in a row that are refused before the run goes back to a checkpoint, or stops with exit code 5."""
     max_restarts: Count = Field(default=3, ge=0)
@@ -193,41 +198,37 @@ class GuardConfig(Config):
     audit_every: Count = Field(default=0, ge=0)
     """Steps between audits, in which each rank computes a microbatch again, and one of its neighbour; 0: none."""
 
-    @property
-    def skip_norm_z(self) -> float:
-        """Updates whose gradient norm is beyond are refused."""
-        return 2 * self.clip_z
-
 
 MOST_PROFILED = 200
 """Steps of one trace: it is held in memory until its end."""
 _PROFILE = re.compile(r"(?P<first>\d+)-(?P<last>\d+)|(?P<count>\d+)( steps?)?")
 
 
-class _Tracker(Config):
-    project: str = Field(default="hornbook", min_length=1)
-    """The project that the run is shown in; MLflow calls it an experiment."""
-
-
-class WandbConfig(_Tracker):
+class WandbConfig(Config):
     """Weights & Biases, through its package."""
 
     kind: Literal["wandb"] = "wandb"
+    project: str = Field(default="hornbook", min_length=1)
+    """The project that the run is shown in."""
     mode: Literal["offline", "online"] | None = None
     """`offline` writes into RUN/wandb, for `wandb sync`; `online` sends what it gets. By default the environment's
     WANDB_MODE, else `offline`."""
 
 
-class TrackioConfig(_Tracker):
+class TrackioConfig(Config):
     """Trackio, through its package, into its own folder of this machine."""
 
     kind: Literal["trackio"] = "trackio"
+    project: str = Field(default="hornbook", min_length=1)
+    """The project that the run is shown in."""
 
 
-class MlflowConfig(_Tracker):
+class MlflowConfig(Config):
     """MLflow, through its package (extra `mlflow`), at the environment's MLFLOW_TRACKING_URI."""
 
     kind: Literal["mlflow"] = "mlflow"
+    project: str = Field(default="hornbook", min_length=1)
+    """The experiment that the run is shown in."""
 
 
 TrackerConfig = Annotated[WandbConfig | TrackioConfig | MlflowConfig, Field(discriminator="kind")]
@@ -303,6 +304,8 @@ class LogConfig(Config):
     profile: str = ""
     """Steps to trace with torch.profiler, `"100-104"`, or `"5 steps"` behind the first ten of an attempt; each rank
     writes a Chrome trace into RUN/profile. Only these steps are slower."""
+    sync_seconds: Number = Field(default=5.0, ge=0)
+    """Longest time metrics stay unsynced to disk."""
     memory_every: Count = Field(default=0, ge=0)
     """Steps between measurements of memory by category, lines of RUN/memory.jsonl; 0: none."""
     memory_snapshot: Count = Field(default=0, ge=0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hornbook.optim.config.batch_schedule import Batches, BatchStage, LinearBatchRamp, LinearRamp, NoRamp, StagedRamp
+from hornbook.optim.config.batch_schedule import Batches, BatchStage, LinearRamp, NoRamp, StagedRamp
 from hornbook.optim.config.schedules import Constant, Cosine
 from hornbook.settings.fields import Duration
 from hornbook.settings.resolve import ConfigError, resolve
@@ -69,7 +69,7 @@ def test_stages_follow_one_another(lengths: list[tuple[int, int]], end: int) -> 
 
 def test_every_size_for_as_many_steps() -> None:
     """As ModernBERT: sizes 10, 20, 30 for 100 steps each take 6,000 tokens."""
-    batches = LinearBatchRamp(start_tokens=10, over_tokens=6000, equal="steps").batches(40)
+    batches = LinearRamp(start_tokens=10, over_tokens=6000, equal="steps").batches(40)
     assert list(batches.runs()) == [(0, 10, 100), (1000, 20, 100), (3000, 30, 100), (6000, 40, float("inf"))]
 
 

@@ -15,7 +15,6 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.state import State
 from hornbook.run.guard import detectors, guard
-from hornbook.settings.training import GuardConfig
 from tests.run.guard.poison import poison
 
 Launch = Callable[..., Exit]
@@ -28,13 +27,8 @@ LONG = (
     "guard.mode=auto",
 )
 """140 steps of 4 samples."""
-
-
-@pytest.fixture(autouse=True)
-def _refuse_spikes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step is refused but one that spikes."""
-    monkeypatch.setattr(GuardConfig, "skip_norm_z", 1e6)
-    monkeypatch.setattr(GuardConfig, "skip_loss_z", 1e6)
+NO_SKIP = ("guard.skip_norm_z=1e6", "guard.skip_loss_z=1e6")
+"""No step is refused but one that spikes."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +56,7 @@ def test_a_slow_divergence_is_confirmed_by_held_out_text_and_left_out(
         monkeypatch.setattr(detectors, "DRIFT_LIMIT", 10.0)
         monkeypatch.setattr(guard, "DRIFT_FROM", 32)
     poison(({sample for sample in range(400, 520) if sample % 20 < 12}, -1.0))
-    words = (*LONG, "guard.clip_z=1e6", "guard.probe_every=10")
+    words = (*LONG, *NO_SKIP, "guard.clip_z=1e6", "guard.probe_every=10")
     assert launch_run(tmp_path / "run", *words) == Exit.DONE
     (back,) = events(tmp_path / "run", "rollback")
     assert back["rule"] == "D3"
@@ -93,8 +87,7 @@ def test_a_spike_that_lasts_is_left_out(
 
     monkeypatch.setattr(Loader, "take", taking)
     poison((range(360, 364), 1e3))
-    monkeypatch.setattr(GuardConfig, "window", 32)
-    assert launch_run(tmp_path / "run", *LONG, "optim.clip=0") == Exit.DONE
+    assert launch_run(tmp_path / "run", *LONG, *NO_SKIP, "guard.window=32", "optim.clip=0") == Exit.DONE
     (spike,) = events(tmp_path / "run", "spike")
     (back,) = events(tmp_path / "run", "rollback")
     assert (spike["step"], spike["onset"]) == (91, 91)

@@ -80,6 +80,13 @@ def test_it_judges_after_warm_up_and_enough_steps() -> None:
     assert guard_of().limits(1_000) is None  # it has seen nothing
 
 
+def test_the_smallest_window_judges_too() -> None:
+    guard = Guard(GuardConfig(window=32), steps=1_000, warmup=0)
+    for number, (loss, norm) in enumerate(noise(40), 1):
+        list(guard.judge(seen(number, loss, norm)))
+    assert guard.limits(41) is not None
+
+
 def test_random_text_is_refused_from_its_first_step_and_left_out_while_the_loss_falls() -> None:
     """Loss and norm of twelve batches of random tokens, as a small run had them: neither is far out by itself."""
     guard = guard_of()
@@ -226,7 +233,7 @@ def exp(guard: Guard, z: float) -> float:
 def test_new_text_whose_gradients_stand_out_is_learned_with_a_higher_limit(share: float) -> None:
     """The remedy that a pause names: of norms below what makes a spike (0.5), and of those that do (2)."""
     for limit, least, most in ((None, 9, 100), (60.0, 3, 3)):
-        config = GuardConfig() if limit is None else GuardConfig(clip_z=limit)
+        config = GuardConfig() if limit is None else GuardConfig(clip_z=limit, skip_norm_z=limit)
         guard, usual = Guard(config, steps=1_000, warmup=0), guard_of()
         last, bounds = warm(guard), usual.limits(warm(usual) + 1)
         assert bounds is not None
@@ -244,7 +251,7 @@ def test_new_text_whose_gradients_stand_out_is_learned_with_a_higher_limit(share
         assert least <= refused <= most
         assert (guard.pending is None) == (limit is not None)
         if guard.pending is not None:  # the pause says which limit would have let it pass
-            named = float(other_remedy(guard.pending, guard, "RUN").partition("--guard.clip_z ")[2].partition(":")[0])
+            named = float(other_remedy(guard.pending, guard, "RUN").partition("--guard.clip_z ")[2].split()[0])
             assert exp(guard, named) > norm
 
 

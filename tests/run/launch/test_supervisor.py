@@ -376,7 +376,7 @@ def test_ranks_that_would_share_a_gpu_are_told_at_once(tmp_path: Path, train: Tr
 
 def test_ranks_that_choose_other_tokens_go_on_with_those_of_rank_0(tmp_path: Path, train: Train) -> None:
     run = RunDir(tmp_path / "run")
-    settings = ("parallel.shard=everything", "eval.prompt=the", "train.tokens=300")
+    settings = ("parallel.shard=everything", "eval.prompt=the", "eval.sample_tokens=5", "train.tokens=300")
     other = {"do": "end token", "id": 0, "rank": 1, "phase": "sample"}
     started = train(run.path, *settings, faults=[other])
     assert started.wait() == Exit.DONE, started.text

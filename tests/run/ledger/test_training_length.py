@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hornbook.errors import UsageError
-from hornbook.optim.config.batch_schedule import LinearBatchRamp, NoRamp
+from hornbook.optim.config.batch_schedule import LinearRamp, NoRamp
 from hornbook.optim.config.schedules import WSD, Constant, Cosine, Linear, Schedule
 from hornbook.run.ledger.training_length import Cut, TrainingLength, training_length
 from hornbook.settings.fields import Duration
@@ -45,7 +45,7 @@ def test_the_last_step_is_stated() -> None:
 
 
 def test_the_sizes_of_a_ramp_are_stated() -> None:
-    ramp = LinearBatchRamp(start_tokens=20, over_tokens=50)
+    ramp = LinearRamp(start_tokens=20, over_tokens=50)
     text = "5 steps of 20 to 40 tokens (2 sizes, 40 from token 50 on), the last of 30: 130 tokens"
     assert TrainingLength(130, ramp.batches(40), 10).describe() == text
     assert (
@@ -55,7 +55,7 @@ def test_the_sizes_of_a_ramp_are_stated() -> None:
 
 def test_a_ramp_takes_whole_rows_to_the_last_token() -> None:
     train = TrainConfig(
-        tokens=995, sequence=10, batch_tokens=80, ramp=LinearBatchRamp(start_tokens=20, over_tokens=300), micro_batch=2
+        tokens=995, sequence=10, batch_tokens=80, ramp=LinearRamp(start_tokens=20, over_tokens=300), micro_batch=2
     )
     length, consumed, rows = training_length(train, no_epochs), 0, []
     while consumed < length.tokens:

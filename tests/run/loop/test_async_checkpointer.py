@@ -25,7 +25,6 @@ from hornbook.run.loop.async_checkpointer import (
     deadline,
     in_background,
 )
-from hornbook.run.observe import observers
 from tests.processes import wait_until
 
 Launch = Callable[..., Exit]
@@ -89,8 +88,7 @@ def test_metrics_are_on_disk_before_a_checkpoint_is(
 
     monkeypatch.setattr(Appender, "sync", noted_sync)
     monkeypatch.setattr(CheckpointStore, "save", noted_save)
-    monkeypatch.setattr(observers, "SYNC_SECONDS", 1000.0)
-    launch_run(tmp_path / "run")
+    launch_run(tmp_path / "run", "log.sync_seconds=1000")
     assert order[:6] == ["sync", "save"] * 3
 
 

@@ -26,6 +26,7 @@ SETTINGS = (
     "eval.every=4",
     "eval.tokens=100",
     "eval.prompt=the",
+    "eval.sample_tokens=4",
 )
 """11 steps of 12 microbatches and one of 9."""
 LAYOUTS = (

@@ -32,7 +32,7 @@ SPAN = (
 )
 EXPERTS = ('model.mlp={kind="experts", count=4, active=2, hidden=16}', "model.attention.kv_heads=1")
 KINDS = {"masked": (MASKED, "the [MASK] reads"), "span": (SPAN, "the <extra_id_0> reads"), "experts": (EXPERTS, "the")}
-COMMON = ("model.layers=2", "model.dropout=0.1", "eval.every=6", "eval.prompt=the model")
+COMMON = ("model.layers=2", "model.dropout=0.1", "eval.every=6", "eval.prompt=the model", "eval.sample_tokens=4")
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -18,10 +18,8 @@ from hornbook.run.job.job import Job, Start
 from hornbook.run.job.start.init_from import init_from_fork
 from hornbook.run.launch.launch import launch
 from hornbook.run.ledger.ledger import Ledger
-from hornbook.run.loop import guard_recovery
 from hornbook.run.loop.async_checkpointer import AsyncCheckpointer
 from hornbook.settings.resolve import resolve
-from hornbook.settings.training import GuardConfig
 from tests.run.guard.poison import Poison, poison
 from tests.run.launcher import Launcher
 
@@ -169,13 +167,15 @@ def test_two_ranks_agree_and_one_of_them_may_die(
     assert state_of(folders[0]) == state_of(folders[1])
 
 
-def test_the_ladder_to_its_end(
-    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ladder_to_its_end(tmp_path: Path, launch_run: Launch, events: Events) -> None:
     """All data from step 21 on is bad: it goes back, lowers the learning rate, clips more, and pauses."""
     undo = poison((range(80, 10_000), float("nan")))
-    monkeypatch.setattr(guard_recovery, "SWAPS", ["optim.momentum=0.5", "optim.clip=0.3"])
-    words = (*RUN, "guard.mode=auto", "optim.schedule.kind=constant")
+    words = (
+        *RUN,
+        "guard.mode=auto",
+        'guard.swaps=["optim.momentum=0.5", "optim.clip=0.3"]',
+        "optim.schedule.kind=constant",
+    )
     with pytest.raises(DivergedError, match="it went back 3 times") as error:
         launch_run(tmp_path / "run", *words)
     assert error.value.exit_code == 5
@@ -195,14 +195,11 @@ def test_the_ladder_to_its_end(
     assert launch_run(run.path, mode="resume") == Exit.DONE
 
 
-def test_a_swap_that_a_person_made_before_is_passed_over(
-    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guard_recovery, "SWAPS", ["optim.clip=0.3", "optim.clip=0.2"])
+def test_a_swap_that_a_person_made_before_is_passed_over(tmp_path: Path, launch_run: Launch, events: Events) -> None:
     poison((range(80, 10_000), float("nan")))
     run = RunDir(tmp_path / "run").create()
     write_request(run, Request(action="set", settings=["optim.clip=0.3"], at_step=6))
-    words = (*RUN, "guard.mode=auto")
+    words = (*RUN, "guard.mode=auto", 'guard.swaps=["optim.clip=0.3", "optim.clip=0.2"]')
     with pytest.raises(DivergedError, match="it went back 3 times"):
         launch_run(run.path, *words, "optim.schedule.kind=constant")
     last = events(run.path, "rollback")[-1]
@@ -237,12 +234,11 @@ def test_a_decision_may_be_left_out(tmp_path: Path, tiny_settings: tuple[str, ..
 
 
 def test_a_gradient_far_out_is_refused_and_one_that_stands_out_is_clipped(
-    tmp_path: Path, launch_run: Launch, events: Events, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, launch_run: Launch, events: Events
 ) -> None:
     """100 steps; then gradients are far too large in step 91, and too large in step 95."""
-    monkeypatch.setattr(GuardConfig, "skip_norm_z", 40.0)
     poison((range(360, 364), 1e12), (range(376, 380), 1e3))
-    words = ("train.tokens=12800", "checkpoint.every=90", "optim.clip=0")
+    words = ("train.tokens=12800", "checkpoint.every=90", "optim.clip=0", "guard.skip_norm_z=40")
     assert launch_run(tmp_path / "run", *words) == Exit.DONE
     steps = {each["step"]: each for each in read_records(RunDir(tmp_path / "run").metrics)}
     assert [step for step, each in steps.items() if each["skipped"]] == [91]

@@ -18,7 +18,7 @@ from tests.run.loop.test_outside_optimizer import stop_at
 
 Branch = Callable[[Path], list[dict[str, Any]]]
 Launch = Callable[..., Exit]
-WORDS = ("model.layers=5", "eval.every=4", "eval.tokens=100", "eval.prompt=The")
+WORDS = ("model.layers=5", "eval.every=4", "eval.tokens=100", "eval.prompt=The", "eval.sample_tokens=3")
 MORE = ("train.average=ema", "optim.clip=0.5")
 
 

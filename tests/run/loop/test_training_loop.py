@@ -112,6 +112,7 @@ def test_observers_change_no_bit(tmp_path: Path, launch_run: Launch, branch: Bra
         "model.dropout=0.1",
         "eval.every=1",
         "eval.prompt=the",
+        "eval.sample_every=1",
         "log.every=1",
     )
     assert len(list((tmp_path / "watched" / "evals").iterdir())) == 12

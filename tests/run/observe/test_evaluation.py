@@ -31,7 +31,7 @@ def test_an_encoder_fills_masks_of_the_prompt_or_one_at_its_end(prompt: str, pat
     initialize(model, config, seed=1)
     said, written = list[str](), list[dict[str, Any]]()
     recipe = SimpleNamespace(
-        eval=SimpleNamespace(every=0, prompt=prompt),
+        eval=SimpleNamespace(sample_every=0, every=0, prompt=prompt),
         model=config,
         parallel=SimpleNamespace(pipeline=SimpleNamespace(stages=1)),
     )

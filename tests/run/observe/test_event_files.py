@@ -45,7 +45,7 @@ def test_the_recipe_and_samples_are_there(tmp_path: Path, launch_run: Launch) ->
     )
 
     run = RunDir(tmp_path / "run")
-    assert launch_run(run.path, ON, "eval.every=6", "eval.prompt=the model") == Exit.DONE
+    assert launch_run(run.path, ON, "eval.every=6", "eval.prompt=the model", "eval.sample_tokens=3") == Exit.DONE
     found = EventAccumulator(str(run.tensorboard)).Reload()
     assert found.PluginTagToContent("text").keys() == {"recipe/text_summary", "sample/text_summary"}
     (recipe,) = found.Tensors("recipe/text_summary")

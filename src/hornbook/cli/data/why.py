@@ -121,7 +121,7 @@ def otherwise(value: dict[str, Any]) -> str:
         at = f"{quoted(value['run'])} --step {value['step']}"
         return f"it was not finite: `hornbook doctor {at}` computes it again and names the module"
     return (
-        "if its text is sound and only new to the run, raise guard.clip_z above its z_norm "
+        "if its text is sound and only new to the run, raise guard.clip_z and guard.skip_norm_z above its z_norm "
         "(events.jsonl), and it is learned"
     )
 

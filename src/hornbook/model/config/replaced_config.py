@@ -30,6 +30,8 @@ class SmallerGenerator(Part):
     kind: Literal["smaller"] = "smaller"
     share: Number = Field(default=0.25, gt=0, le=1)
     """Its heads, width and inner width over the model's; the paper finds a quarter to a half best (section 3.2)."""
+    activation: Activation = "gelu"
+    """Activation of its head."""
 
     def of(self, model: Model) -> Model:
         """Its configuration: what it reads are the vectors that the model's first block would read."""
@@ -44,7 +46,7 @@ class SmallerGenerator(Part):
                 "embedding": model.embedding.model_copy(update=plain | projected),
                 "position": model.position if model.position.kind == "rope" else NoPositions(),
                 "mlp": model.mlp.model_copy(update={"hidden": max(round(heads / model.heads * model.hidden), 1)}),
-                "head": MaskedHead(),
+                "head": MaskedHead(activation=self.activation),
             }
         )
 

@@ -8,7 +8,7 @@ ranges or another number of ranks cannot shift it. Sources: growth in equal incr
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Annotated, Literal
@@ -90,7 +90,7 @@ class NoRamp(_Ramp):
 
 
 class LinearRamp(_Ramp):
-    """In equal increments from few tokens of a row to `train.sequence`."""
+    """In equal increments from few tokens to all: of a batch (`train.batch_tokens`), or of a row (`train.sequence`)."""
 
     kind: Literal["linear"] = "linear"
     start_tokens: Count = Field(ge=1)
@@ -99,6 +99,8 @@ class LinearRamp(_Ramp):
     """Tokens by which it grows each time; by default `start_tokens`."""
     over_tokens: Count = Field(ge=1)
     """Tokens of training from which on it is full."""
+    equal: Literal["tokens", "steps"] = "tokens"
+    """Unit in which all sizes last equally long: `tokens` makes it a straight line over tokens."""
 
     @property
     def increment(self) -> int:
@@ -107,13 +109,9 @@ class LinearRamp(_Ramp):
 
     def levels(self, full: int) -> list[tuple[int, int]]:
         sizes = range(self.start_tokens, full, self.increment)
-        parts = list(accumulate(self.durations(sizes)))
+        parts = list(accumulate([1] * len(sizes) if self.equal == "tokens" else sizes))
         ends = [-(-self.over_tokens * part // parts[-1]) for part in parts]  # rounded up: no step comes too early
         return list(zip([0, *ends], [*sizes, full], strict=True))
-
-    def durations(self, sizes: range) -> Sequence[int]:
-        """How many tokens each size lasts, in any unit: all the same makes it a straight line over tokens."""
-        return [1] * len(sizes)
 
     def problems(self, full: int, of: str = "train.batch_tokens") -> Iterator[tuple[str, str]]:
         if self.start_tokens >= full:
@@ -124,16 +122,6 @@ class LinearRamp(_Ramp):
             yield key, f"{text} ({full:,}): what they add must be a multiple"
         elif len(range(self.start_tokens, full, self.increment)) > self.over_tokens:
             yield "over_tokens", "is less than one token for each size: raise it"
-
-
-class LinearBatchRamp(LinearRamp):
-    """In equal increments from a small batch to `train.batch_tokens`."""
-
-    equal: Literal["tokens", "steps"] = "tokens"
-    """Unit in which all sizes last equally long: `tokens` makes it a straight line over tokens."""
-
-    def durations(self, sizes: range) -> Sequence[int]:
-        return sizes if self.equal == "steps" else super().durations(sizes)
 
 
 class BatchStage(Config):
@@ -161,4 +149,4 @@ class StagedRamp(_Ramp):
             yield "stages", "stages must end at growing until_tokens"
 
 
-Ramp = Annotated[NoRamp | LinearBatchRamp | StagedRamp, Field(discriminator="kind")]
+Ramp = Annotated[NoRamp | LinearRamp | StagedRamp, Field(discriminator="kind")]

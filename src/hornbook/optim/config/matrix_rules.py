@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.optim.config.rule import AdamMoments, Shape, StateTensor, UpdateRule
+from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
 from hornbook.settings.fields import Count, Number, named
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class MuonRule(UpdateRule):
         return named("optim.muon:MuonUpdate")(groups, self)
 
 
-class SoapRule(AdamMoments):
+class SoapRule(UpdateRule):
     """Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al. 2024, arXiv 2409.11321, algorithm 3)."""
 
     whole: ClassVar = True
@@ -71,6 +71,8 @@ class SoapRule(AdamMoments):
     """Decay of the first moment."""
     beta2: Number = Field(default=0.95, ge=0, lt=1)
     """Decay of the second moment, and of the sums that the eigenbasis is of."""
+    eps: Number = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
     refresh_every: Count = Field(default=10, ge=1)
     """Steps between two updates of the eigenbasis (power iteration and QR)."""
     max_side: Count = Field(default=10_000, ge=0)
@@ -103,6 +105,9 @@ class SoapRule(AdamMoments):
             refresh = 4 * size * side + (4 + 8 / 3) * side**3
             found += present * (6 * size * side + refresh / self.refresh_every)
         return found
+
+    def group_settings(self, decayed: bool, factors: Factors) -> dict[str, float]:
+        return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         return named("optim.soap:SoapUpdate")(groups, self)

@@ -16,7 +16,7 @@ from hornbook.optim.config.classic_rules import (
 )
 from hornbook.optim.config.matrix_rules import MuonRule, SoapRule
 from hornbook.optim.config.optimizer_config import OptimizerConfig
-from hornbook.optim.config.rule import ITEM_BYTES, AdamMoments, Shape, UpdateRule
+from hornbook.optim.config.rule import ITEM_BYTES, Shape, UpdateRule
 from hornbook.optim.config.schedule_free_config import ScheduleFree, ScheduleFreeSGD
 from hornbook.optim.config.schedules import Constant, Schedule
 from hornbook.settings.fields import open_to
@@ -86,7 +86,8 @@ class SOAP(SoapRule, OptimizerConfig):
 
     def rule_for(self, role: str, shape: Shape) -> UpdateRule:
         if self.refusal(role, shape):
-            return AdamWRule(**{name: getattr(self, name) for name in AdamMoments.model_fields})
+            own = {name: getattr(self, name) for name in ("lr", "weight_decay", "beta1", "beta2", "eps")}
+            return AdamWRule(**own)
         return self if role == "matrix" else self.model_copy(update={"one_sided": True})
 
     def model_state_bytes(self, parameters: int) -> int:

@@ -149,19 +149,3 @@ class UpdateRule(Config):
                 size = item_bytes if each.dtype == "parameter" else ITEM_BYTES[each.dtype]
                 sizes += size * -(-parameters // max(each.block, 1))
         return sizes
-
-
-class AdamMoments(UpdateRule):
-    """Settings of the rules that keep Adam's two moments."""
-
-    lr: Number = Field(default=3e-4, gt=0)
-    """Peak learning rate."""
-    beta1: Number = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta2: Number = Field(default=0.95, ge=0, lt=1)
-    """Decay of the second moment."""
-    eps: Number = Field(default=1e-8, gt=0)
-    """Added to the root of the second moment."""
-
-    def group_settings(self, decayed: bool, factors: Factors) -> dict[str, float]:
-        return {**super().group_settings(decayed, factors), "eps": self.eps * factors.eps}

@@ -35,15 +35,12 @@ class Constant(WarmedSchedule):
         return 1.0
 
 
-class _Floored(WarmedSchedule):
-    floor: float = Field(default=0.0, ge=0, le=1)
-    """Least factor; most kinds reach it at the end of the run."""
-
-
-class Linear(_Floored):
+class Linear(WarmedSchedule):
     """Straight line from the peak to `floor` x peak."""
 
     kind: Literal["linear"] = "linear"
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Factor at the end of the run."""
 
     def curve(self, progress: float) -> float:
         return 1.0 - (1.0 - self.floor) * progress
@@ -60,18 +57,20 @@ class Cosine(WarmedSchedule):
         return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-class Polynomial(_Floored):
+class Polynomial(WarmedSchedule):
     """From the peak to `floor` x peak as a power of the share of the run that is left."""
 
     kind: Literal["polynomial"] = "polynomial"
     power: Number = Field(default=1.0, gt=0)
     """1 is a straight line; larger ones fall earlier."""
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Factor at the end of the run."""
 
     def curve(self, progress: float) -> float:
         return self.floor + (1.0 - self.floor) * (1.0 - progress) ** self.power
 
 
-class Exponential(_Floored):
+class Exponential(WarmedSchedule):
     """The same factor over equal lengths of the run."""
 
     kind: Literal["exponential"] = "exponential"
@@ -79,6 +78,8 @@ class Exponential(_Floored):
     """The rate is multiplied by it over each `every`."""
     every: Duration | None = None
     """A length, such as `"1000 steps"`; by default all of the run after the warm-up."""
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Smallest factor."""
 
     def after_warmup(self, tokens: float, warmup: float, axis: Axis) -> float:
         length = max(axis.total - warmup, 1) if self.every is None else axis.tokens(self.every)
@@ -89,10 +90,12 @@ class Exponential(_Floored):
         yield from length_problems(axis, "every", self.every)
 
 
-class WSD(_Floored):
+class WSD(WarmedSchedule):
     """Warm-up, stable, decay: the peak rate until the last `decay_share` of the run, then down to `floor`."""
 
     kind: Literal["wsd"] = "wsd"
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Factor at the end of the run."""
     decay_share: float = Field(default=0.2, gt=0, le=1)
     """Share of the steps after warm-up that decay."""
     decay: Duration | None = None
@@ -174,7 +177,7 @@ class Power(_PowerLaw):
         return ratio**self.exponent
 
 
-class Steps(_Floored):
+class Steps(WarmedSchedule):
     """Down in steps, by a factor or by an amount, at given points or after equal lengths."""
 
     kind: Literal["step"] = "step"
@@ -186,6 +189,8 @@ class Steps(_Floored):
     """Where the rate steps down, from the beginning of the run, such as `["50%", "75%"]` or `["30000 steps"]`."""
     every: Duration | None = None
     """Length between steps, from the end of the warm-up on, in place of `points`."""
+    floor: float = Field(default=0.0, ge=0, le=1)
+    """Smallest factor."""
 
     def after_warmup(self, tokens: float, warmup: float, axis: Axis) -> float:
         if self.every is None:

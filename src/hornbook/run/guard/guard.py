@@ -27,7 +27,7 @@ from hornbook.run.guard.settings import HARD, SettingsWatch
 from hornbook.settings.training import GuardConfig
 
 ARMED_AFTER = 64
-"""Steps after which it judges, if the warm-up of the learning rate is over."""
+"""Steps after which it judges, if the warm-up of the learning rate is over; fewer where `guard.window` is smaller."""
 CLIP_TO_Z = 3.0
 """Deviations over the median to which a large gradient is clipped."""
 LEAST_LOG_DEVIATION = 0.02

@@ -137,7 +137,7 @@ def decide(finding: Detection, past: Sequence[Decision], mode: str, spans: Spans
     done = {each.words for each in past if each.kind == "swap"}
     swap = next((each for each in swaps if each not in done), None)
     if swap is None:
-        return Action("pause", first, last, "no setting is left that the guard may change")
+        return Action("pause", first, last, "no setting is left that guard.swaps allows to change")
     return Action("rollback", first, last, f"{text}, with {swap}", swap=swap)
 
 

@@ -37,9 +37,6 @@ from hornbook.run.loop.async_checkpointer import AsyncCheckpointer
 from hornbook.run.loop.intervene import Intervener
 from hornbook.run.observe.observers import Observers
 
-SWAPS = ["optim.clip=0.3", "optim.beta2=0.95"]
-"""Settings that `auto` changes, the next one each time that a lower learning rate has not helped. One that the run does
-not have, or that changes nothing, is passed over."""
 PROBE_TOKENS = 65_536
 """Most tokens of the held-out batch; it is no larger than a batch of training."""
 
@@ -180,7 +177,7 @@ class StepJudge:
         """course: the settings in force, with what people and the guard changed on the way."""
         guard = self._state.guard
         assert guard is not None
-        words = SWAPS
+        words = guard.config.swaps
         if finding.rule == "rate":
             words = [f"optim.lr={course.recipe.optim.lr * LOWER_RATE:g}"]
         swaps = [word for word in words if self._changes(course, word)]
@@ -322,4 +319,7 @@ def other_remedy(finding: Detection, guard: Guard, run: str) -> str:
     if finding.rule != "D1b":
         return ""
     above = math.ceil(2 * max(guard.config.clip_z, *guard.state()["norm_zs"]))
-    return f"; if the text is sound and only new to the run, with --guard.clip_z {above}: then it is learned"
+    return (
+        f"; if the text is sound and only new to the run, with --guard.clip_z {above} --guard.skip_norm_z {above}: "
+        "then it is learned"
+    )

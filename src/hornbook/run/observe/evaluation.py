@@ -24,7 +24,7 @@ from hornbook.run.observe.console import Console
 from hornbook.settings.recipe import Recipe
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
-SAMPLE_TOKENS, SAMPLE_TEMPERATURE, SAMPLE_TOP_K = 48, 0.8, 50
+SAMPLE_TEMPERATURE, SAMPLE_TOP_K = 0.8, 50
 
 
 CATCH_UPS = 8
@@ -200,7 +200,7 @@ class Samples:
 
     def __init__(self, job: Job, engine: Engine, consoles: Sequence[Console]) -> None:
         self._job, self._engine, self._consoles = job, engine, consoles
-        self._every = job.recipe.eval.every
+        self._every = job.recipe.eval.sample_every or job.recipe.eval.every
         labelled = isinstance(job.recipe.model.head, LabelHeadConfig | ReplacedHead)  # such a model predicts no text
         staged = job.recipe.parallel.pipeline.stages > 1  # no rank has the whole model
         self._prompt = "" if labelled or staged else job.recipe.eval.prompt
@@ -233,7 +233,7 @@ class Samples:
                 model,
                 begun.tokens,
                 memory=begun.memory,
-                max_tokens=SAMPLE_TOKENS,
+                max_tokens=recipe.eval.sample_tokens,
                 temperature=SAMPLE_TEMPERATURE,
                 top_k=SAMPLE_TOP_K,
                 seed=recipe.seed,

@@ -38,8 +38,6 @@ from hornbook.run.observe.straggler import Straggler
 from hornbook.run.observe.trackers.packages import make_trackers
 from hornbook.run.observe.trackers.tracker import TrackerThread
 
-SYNC_SECONDS = 5.0  # longest time for which metrics stay unsynced to disk
-
 Observer = Callable[[Step], None]
 
 STATE_SECONDS = 1.0
@@ -177,7 +175,7 @@ def open_observers(job: Job, state: State, consoles: list[Console]) -> Iterator[
     with contextlib.ExitStack() as stack:
         output, lines = job.output, None
         if output.is_rank0:
-            lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=SYNC_SECONDS))
+            lines = stack.enter_context(Appender(job.run.metrics, sync_seconds=job.recipe.log.sync_seconds))
         state_file = stack.enter_context(StateFile(output, job.length.tokens))
         evaluation, samples = Evaluation(job, state.engine, consoles), Samples(job, state.engine, consoles)
         trackers: list[TrackerThread] = []

@@ -77,7 +77,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 def test_mlflow_gets_steps_evaluations_samples_and_the_recipe(
     tmp_path: Path, launch_run: Launch, client: Client, branch: Any
 ) -> None:
-    run, words = RunDir(tmp_path / "run"), ("eval.every=6", "eval.prompt=the model")
+    run, words = RunDir(tmp_path / "run"), ("eval.every=6", "eval.prompt=the model", "eval.sample_tokens=3")
     assert launch_run(run.path, ON, *words, "train.tokens=1280") == Exit.DONE
     path = max(run.checkpoints.glob("step-*"))
     path.rename(run.checkpoints / f"damaged-{path.name}")

@@ -108,7 +108,7 @@ def test_wandb_gets_samples_and_the_mode_of_the_environment(
 ) -> None:
     wandb = package()
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    words = ("eval.every=6", "eval.prompt=the model")
+    words = ("eval.every=6", "eval.prompt=the model", "eval.sample_tokens=3")
     assert launch_run(tmp_path / "run", ON, *words) == Exit.DONE
     ((row,), (last,)) = [metrics["sample"] for _, metrics in wandb.logged if "sample" in metrics]
     assert (row["step"], row["prompt"], last["step"]) == (6, "the model", 12)
