@@ -91,7 +91,7 @@ def _attribute_docs(definition: ast.ClassDef) -> dict[str, str]:
 
 
 def named(path: str) -> Any:
-    """What stands at `module:name` below `hornbook`. A configuration names so what it builds, and imports no engine."""
+    """The object at `module:name` below `hornbook`: a configuration names what it builds, and imports no engine."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(f"hornbook.{module}"), name)
 

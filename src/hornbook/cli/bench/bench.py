@@ -22,7 +22,7 @@ SECONDS = 20.0
 
 @dataclass(frozen=True)
 class BenchOptions(Options):
-    """What to measure, and for how long."""
+    """Options of a measurement: its subject and its time."""
 
     data: Annotated[Path | None, typer.Option(help="A folder written by `hornbook tokenize`; else random tokens.")] = (
         None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalOptions(Options):
-    """What models are scored on."""
+    """Options of an evaluation: text, tasks and output."""
 
     data: Annotated[
         list[str] | None, typer.Option(help="Text to score instead of the run's validation shards; may be repeated.")

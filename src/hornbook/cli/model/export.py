@@ -32,7 +32,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 @dataclass(frozen=True)
 class ExportOptions(Options):
-    """What to write."""
+    """Options of an export: folder, format and dtypes."""
 
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; new or empty.")]
     to: Annotated[

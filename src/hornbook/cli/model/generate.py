@@ -60,7 +60,7 @@ DRAFT_TOKENS = 4
 
 @dataclasses.dataclass(frozen=True)
 class SearchOptions(Options):
-    """What else decides the tokens of a text."""
+    """Options of decoding beside those of sampling: stop texts, beams, drafts."""
 
     stop: Stop = None
     logprobs: Annotated[

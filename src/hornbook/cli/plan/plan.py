@@ -177,7 +177,7 @@ def _filled(resolved: Resolved, devices: Cluster) -> Resolved:
 
 
 def claim_result(recipe: Recipe, cluster: Cluster, claim: str) -> Result:
-    """What the claim is by each convention. Raises UsageError."""
+    """The claimed MFU, recomputed by each convention. Raises UsageError."""
     recipe = settle(recipe, cluster)
     found = recompute_claim(claim, recipe, vocabulary(recipe), cluster)
     rows = [["counted as", "TFLOP a step", "step", "of the peak", "MFU (causal)"]]

@@ -100,7 +100,7 @@ def recipe_text(size: Size, raw: Path) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a measured step of the smallest size says. Times are in seconds."""
+    """Times of this machine in seconds, by a measured step of the smallest size."""
 
     start: float
     """To start a process that can compute, the unit of everything but training."""

@@ -36,7 +36,7 @@ what counts as the usual at least."""
 
 @dataclass(frozen=True)
 class Text:
-    """What `curve_rules.toml` says of a rule."""
+    """Texts of a rule in `curve_rules.toml`."""
 
     title: str
     severity: Severity
@@ -70,7 +70,7 @@ def table() -> str:
 
 
 def judge(curves: Curves) -> list[Diagnosis]:
-    """What the rules find, in the order of `curve_rules.toml`."""
+    """Findings of the rules, in the order of `curve_rules.toml`."""
     return [diagnosis(name, evidence) for name in texts() if (evidence := RULES[name](curves))]
 
 

@@ -181,7 +181,7 @@ def end_ranks(ranks: Sequence[Rank]) -> None:
 
 
 class Look(NamedTuple):
-    """What a look at some ranks finds."""
+    """State of some ranks at one moment."""
 
     running: list[Rank]
     failed: list[Rank]

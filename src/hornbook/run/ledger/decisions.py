@@ -1,4 +1,4 @@
-"""What the records of the guard say: its decisions, and the ranks that computing again has named alone.
+"""Records of the guard: its decisions, and the ranks that computing again has named alone.
 
 The first passing fault of a rank may be chance, the next is no accident.
 """
