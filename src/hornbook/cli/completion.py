@@ -56,7 +56,7 @@ def complete() -> int:
 
 
 def completions(table: Table, before: Sequence[str], word: str) -> list[str]:
-    """Words that `word` may become after the words `before`; empty where the shell should complete the name of a file."""
+    """Words that `word` may become after the words `before`; empty where the shell should complete a file name."""
     while before and (before[0].startswith("-") or before[0] == "help"):
         before = before[1:]
     names, depth = [name.split() for name in table["commands"]], len(before)

@@ -89,10 +89,7 @@ def initialize_or_restore(job: Job, state: State, checkpointer: AsyncCheckpointe
     if start.changes or stale:
         job.write_recipe()  # after the ledger: a kill between the two loses nothing
     checkpointer.pass_on_notes(state)
-    for line in [
-        *_lines(job, state, environment, restored, init_from, initial),
-        *([f"warning: {jump}"] if jump else []),
-    ]:
+    for line in [*_lines(job, state, environment, restored, initial), *([f"warning: {jump}"] if jump else [])]:
         observers.note(line)
     if zeros is not None:
         observers.note(f"{zeros:.1%} of the weights of sparse layers are 0 and stay so")
@@ -142,14 +139,10 @@ def _initialize(job: Job, state: State) -> None:
 
 
 def _lines(
-    job: Job,
-    state: State,
-    environment: dict[str, Any],
-    restored: Restored | None,
-    init_from: InitFrom | None,
-    initial: InitFrom | None,
+    job: Job, state: State, environment: dict[str, Any], restored: Restored | None, initial: InitFrom | None
 ) -> Iterator[str]:
     """The lines for people before the first step. initial: what the run started from, in this attempt or an earlier."""
+    init_from = None if restored is not None else initial
     source = restored.source if restored is not None else init_from and init_from.checkpoint
     if source is not None:
         yield f"step {state.step:,} restored from {source} (attempt {job.ledger.attempt})"
