@@ -160,8 +160,10 @@ def test_level_0_loads_no_engine() -> None:
     assert loaded_after("\n".join(f"import {name}" for name in names)) == set()
 
 
-def test_text_and_plan_load_no_torch() -> None:
+def test_text_and_plan_and_the_doctor_load_no_torch() -> None:
     names = {name for name in MODULES if level_of(name) <= ROOMS["text"] or room_of(name) == "plan"}
+    names |= {name for name in MODULES if name.startswith("hornbook.run.doctor.")}
+    names -= {"hornbook.run.doctor.exposure"}  # it makes batches again
     names -= {"hornbook.kernels.torch_versions"}  # what the engine needs of torch's private names
     assert "torch" not in loaded_after("\n".join(f"import {name}" for name in names))
 

@@ -21,14 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from hornbook.data.corpus import Corpus
+from hornbook.data.corpus import Corpus, check_data_lock
 from hornbook.files.journal import chain, current_branch, read_records, verify_chain
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_lock import RunLock
 from hornbook.files.safetensors import read_header
 from hornbook.model.hf.hf import left_out, read_hf
 from hornbook.run.machine.deep.cordon import CordonList
-from hornbook.run.machine.environment import check_data_lock
 from hornbook.settings.resolve import resolve
 from hornbook.text.config.text import SourceConfig
 from hornbook.text.ingest.document import ReadOptions

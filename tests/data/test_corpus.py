@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hornbook.data.corpus import Corpus, _allow_open_files
+from hornbook.data.corpus import Corpus, _allow_open_files, check_data_lock
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.text.tokenizer.shards import describe_shard, writing_shard
 from tests.data.conftest import restate
@@ -184,3 +184,28 @@ def test_a_limit_that_the_system_does_not_raise_is_left(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, resource.RLIM_INFINITY))
     monkeypatch.setattr(resource, "setrlimit", refuse)
     _allow_open_files(10_000)
+
+
+LOCK = {"tokenizer": "t", "shards": {"a": "1", "b": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        ({"tokenizer": "u", "shards": {"a": "1", "b": "2"}}, "the tokenizer"),
+        ({"tokenizer": "t", "shards": {"a": "1"}}, "shard b is gone"),
+        ({"tokenizer": "t", "shards": {"a": "1", "b": "2", "c": "3"}}, "shard c is new"),
+        ({"tokenizer": "t", "shards": {"a": "1", "b": "9"}}, "shard b"),
+    ],
+)
+def test_changed_data_is_named(tmp_path: Path, now: dict, text: str) -> None:
+    path = tmp_path / "data.lock"
+    path.write_text(json.dumps(LOCK))
+    check_data_lock(path, LOCK)
+    with pytest.raises(IntegrityError, match=text):
+        check_data_lock(path, now)
+
+
+def test_a_missing_lock_is_an_integrity_error(tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match="cannot be read"):
+        check_data_lock(tmp_path / "data.lock", LOCK)

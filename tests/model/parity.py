@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hornbook.files.json_files import read_json
 from hornbook.model.attention.key_value_cache import KVCache
 from hornbook.model.build_model import build_model
 from hornbook.model.config.head_config import LabelHeadConfig
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.hf import read_hf, write_hf
 from hornbook.model.hf.hf_config import identify
-from hornbook.model.storage.safetensors_folder import read_json
 from hornbook.model.transformer import Source, Transformer
 from tests.model.architectures import DRAWS, LABEL_DRAWS, VOCAB
 

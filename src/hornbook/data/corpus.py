@@ -6,7 +6,7 @@ documents are. The shards of one source in one split form a `Stream`, a line of 
 
 import contextlib
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,14 @@ _labels: TypeAdapter[LabelsConfig] = TypeAdapter(LabelsConfig)
 
 REPLAY = "replay-"
 """What names of sources of an earlier training begin with."""
+
+
+class _DataLock(FileRecord):
+    """The part of data.lock that is checked."""
+
+    tokenizer: str
+    shards: dict[str, str]
+    """Name of a shard -> digest."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +215,27 @@ class Corpus:
                 raise IntegrityError(f"{shard.path('.idx')}: document ends do not ascend: {REMEDY}")
             if progress is not None:
                 progress(shard.name)
+
+
+def check_data_lock(path: Path, current: Mapping[str, Any]) -> None:
+    """Raise IntegrityError if the data is not what `data.lock` recorded at the start of the run."""
+    try:
+        locked = read_record(path, _DataLock, "restore the file, or `hornbook fork` a new run")
+    except OSError as error:
+        raise IntegrityError(f"{path} cannot be read: {error}") from error
+    problems = []
+    if locked.tokenizer != current["tokenizer"]:
+        problems.append("the tokenizer")
+    before, after = locked.shards, current["shards"]
+    problems += [f"shard {name} is gone" for name in before if name not in after]
+    problems += [f"shard {name} is new" for name in after if name not in before]
+    problems += [f"shard {name}" for name in before if name in after and before[name] != after[name]]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise IntegrityError(
+            f"the data is not what this run began with ({', '.join(problems[:3])}{more}): restore it, or "
+            "`hornbook fork` a new run onto the new data"
+        )
 
 
 def open_corpus(config: DataConfig, path: Path | str) -> Corpus:

@@ -47,6 +47,17 @@ def is_own_folder(path: Path) -> bool:
     return is_folder(path) and not path.is_symlink()
 
 
+def regular_size(path: Path) -> int:
+    """Bytes of a regular file (through symlinks, as the hub's cache has them); IntegrityError otherwise."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise IntegrityError(f"{path}: cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise IntegrityError(f"{path}: not a regular file")
+    return status.st_size
+
+
 def list_folder(folder: Path, pattern: str = "*") -> list[Path]:
     """Entries directly in a folder whose names match, sorted, hidden ones too. Raises OSError, also if it is absent."""
     return sorted(folder / name for name in os.listdir(folder) if fnmatchcase(name, pattern))

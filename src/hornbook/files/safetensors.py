@@ -7,7 +7,6 @@ offsets and repeated keys are checked before anything is mapped. A pickle is ref
 
 import json
 import os
-import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hornbook.errors import IntegrityError
-from hornbook.files.filesystem import open_inside
+from hornbook.files.filesystem import open_inside, regular_size
 from hornbook.files.strict_json import InvalidJson, parse_json
 
 MAX_HEADER_BYTES = 64 * 2**20
@@ -62,17 +61,6 @@ def read_header_inside(folder: Path, name: str) -> dict[str, Entry]:
         raise IntegrityError(f"{folder / name}: cannot be read: {error.strerror}") from error
     with os.fdopen(file, "rb") as stream:
         return _parse(folder / name, stream)[0]
-
-
-def regular_size(path: Path) -> int:
-    """Bytes of a regular file (through symlinks, as the hub's cache has them); IntegrityError otherwise."""
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise IntegrityError(f"{path}: cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise IntegrityError(f"{path}: not a regular file")
-    return status.st_size
 
 
 def make_header(

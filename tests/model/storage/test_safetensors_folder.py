@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from hornbook.errors import IntegrityError, StorageError
+from hornbook.files.json_files import read_json, write_json
 from hornbook.files.safetensors import read_header
-from hornbook.model.storage.safetensors_folder import Reader, list_tensors, plan_shards, read_json, write_json
+from hornbook.model.storage.safetensors_folder import Reader, list_tensors, plan_shards
 
 A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from hornbook.errors import StorageError
+from hornbook.files.json_files import write_json
 from hornbook.files.safetensors import read_header
 from hornbook.model.config.attention_config import FullAttentionConfig
 from hornbook.model.config.head_config import LMHead
@@ -28,7 +29,7 @@ from hornbook.model.config.position_config import RopeConfig
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf, write_hf
 from hornbook.model.hf.hf_config import choose_architecture
 from hornbook.model.hf.hf_layout import lay_out, parameter_shapes
-from hornbook.model.storage.safetensors_folder import CODES, list_tensors, plan_shards, write_json
+from hornbook.model.storage.safetensors_folder import CODES, list_tensors, plan_shards
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file, create_tensors, runs
 from tests.model.likenesses import gpt2_like
 

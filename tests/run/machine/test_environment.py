@@ -1,4 +1,4 @@
-"""env.json and data.lock."""
+"""env.json."""
 
 import json
 import subprocess
@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hornbook.errors import IntegrityError
 from hornbook.parallel.world import World
 from hornbook.run.machine import environment
-from hornbook.run.machine.environment import bits_depend_on, check_data_lock, describe_environment, git_state
-
-LOCK = {"tokenizer": "t", "shards": {"a": "1", "b": "2"}}
+from hornbook.run.machine.environment import bits_depend_on, describe_environment, git_state
 
 
 def test_the_environment_names_versions_threads_and_seed_but_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,25 +55,3 @@ def test_git_state_is_commit_and_whether_changed(tmp_path: Path) -> None:
     assert (len(state["commit"]), state["changed"]) == (40, False)
     (tmp_path / "file").write_text("2")
     assert (git_state(tmp_path) or {})["changed"]
-
-
-@pytest.mark.parametrize(
-    ("now", "text"),
-    [
-        ({"tokenizer": "u", "shards": {"a": "1", "b": "2"}}, "the tokenizer"),
-        ({"tokenizer": "t", "shards": {"a": "1"}}, "shard b is gone"),
-        ({"tokenizer": "t", "shards": {"a": "1", "b": "2", "c": "3"}}, "shard c is new"),
-        ({"tokenizer": "t", "shards": {"a": "1", "b": "9"}}, "shard b"),
-    ],
-)
-def test_changed_data_is_named(tmp_path: Path, now: dict, text: str) -> None:
-    path = tmp_path / "data.lock"
-    path.write_text(json.dumps(LOCK))
-    check_data_lock(path, LOCK)
-    with pytest.raises(IntegrityError, match=text):
-        check_data_lock(path, now)
-
-
-def test_a_missing_lock_is_an_integrity_error(tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match="cannot be read"):
-        check_data_lock(tmp_path / "data.lock", LOCK)

@@ -190,12 +190,12 @@ def _export_gguf(model: _Merged, options: ExportOptions, report: dict[str, Any])
 
 def _export_onnx(source: _Merged, options: ExportOptions, report: dict[str, Any]) -> Result:
     """Write the file, config.json and the tokenizer, and ask onnxruntime for its logits."""
+    from hornbook.files.json_files import write_json
     from hornbook.model.build_model import build_model
     from hornbook.model.export.onnx import FILE, certify_onnx, require_onnx, write_onnx
     from hornbook.model.hf.generation_config import is_foreign
     from hornbook.model.hf.hf_config import to_json
     from hornbook.model.hf.hf_tokenizer import place_tokenizer, special_ids
-    from hornbook.model.storage.safetensors_folder import write_json
     from hornbook.model.surgery.operate import fill
 
     config, out = source.config, options.out

@@ -182,10 +182,9 @@ without faults."""
 
 def _require_same(run: RunDir, wanted: Recipe) -> None:
     """Raise UsageError where a run that is there is of other settings or data than the ladder's."""
-    from hornbook.data.corpus import open_corpus
+    from hornbook.data.corpus import check_data_lock, open_corpus
     from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.run.job.start.run_teacher import pin_teacher
-    from hornbook.run.machine.environment import check_data_lock
 
     there = recipe_in_force(run)
     changes = [

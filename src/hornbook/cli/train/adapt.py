@@ -122,12 +122,11 @@ def _texts(folders: Sequence[Path]) -> "list[Corpus]":
 def _check_run(run: RunDir, words: Sequence[str], model: Path) -> None:
     """Raise what the start of a new run would; IntegrityError where the data of one that is there changed since."""
     from hornbook.cli.train.dry_run import describe_job
-    from hornbook.data.corpus import open_corpus
+    from hornbook.data.corpus import check_data_lock, open_corpus
     from hornbook.run.checkpoints.bound import recipe_in_force
     from hornbook.run.job.job import Start
     from hornbook.run.job.start.init_from import init_from_import
     from hornbook.run.launch.settle import settle_ranks
-    from hornbook.run.machine.environment import check_data_lock
 
     if status_of(run) == "new":
         resolved, init_from = init_from_import(resolve_words(words), model)

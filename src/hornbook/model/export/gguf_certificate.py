@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
+from hornbook.files.json_files import write_json
 from hornbook.model.build_model import build_model
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.position_config import RopeConfig
@@ -26,7 +27,6 @@ from hornbook.model.export.gguf_model import FILE, GgufPlan
 from hornbook.model.hf.certificate import Compared
 from hornbook.model.hf.tables.rope import write_scaling
 from hornbook.model.hf.texts import TEXTS
-from hornbook.model.storage.safetensors_folder import write_json
 from hornbook.model.surgery.operate import fill
 from hornbook.model.transformer import Transformer
 from hornbook.text.tokenizer.tokenizer import Tokenizer

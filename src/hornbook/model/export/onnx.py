@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.files.extras import install_command
+from hornbook.files.json_files import write_json
 from hornbook.model.attention.attention import FullAttention
 from hornbook.model.attention.mask import AttentionMask
 from hornbook.model.attention.tiled_attention import ScoringOptions, scoring_of
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.replaced_config import ReplacedHead
 from hornbook.model.hf.certificate import Compared
-from hornbook.model.storage.safetensors_folder import write_json
 from hornbook.model.transformer import Transformer
 
 FILE = "onnx/model.onnx"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.extras import install_command
+from hornbook.files.json_files import read_json, write_json
 from hornbook.model.config.mlp_config import ExpertsConfig
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.heads.label_answers import text_place
@@ -29,7 +30,7 @@ from hornbook.model.hf.remote.source import remote_class
 from hornbook.model.hf.tables.vocabulary_names import Architecture
 from hornbook.model.hf.texts import TokenizerFigures, compare_texts, compare_tokenizers
 from hornbook.model.storage.load import Loaded, load_model
-from hornbook.model.storage.safetensors_folder import named, read_json, write_json
+from hornbook.model.storage.safetensors_folder import named
 from hornbook.model.transformer import Source
 
 TOLERANCE = 1e-5

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from hornbook.errors import HornbookError
+from hornbook.files.json_files import read_json
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.tables.vocabulary_names import Json
-from hornbook.model.storage.safetensors_folder import read_json
 from hornbook.text.tokenizer.chat_template import read_chat_template
 from hornbook.text.tokenizer.special_tokens import template_prefix
 from hornbook.text.tokenizer.tokenizer import Tokenizer

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.durable import storage_errors
+from hornbook.files.json_files import read_json, write_json
 from hornbook.files.safetensors import Entry
 from hornbook.model.config.mlp_config import ExpertsConfig
 from hornbook.model.config.model_config import ModelConfig
@@ -40,9 +41,7 @@ from hornbook.model.storage.safetensors_folder import (
     list_tensors,
     mismatches,
     named,
-    read_json,
     refuse_mismatches,
-    write_json,
 )
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_tensors, whole
 from hornbook.text.tokenizer.tokenizer import Tokenizer

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from hornbook.files.safetensors import regular_size
+from hornbook.files.filesystem import regular_size
+from hornbook.files.json_files import read_json, write_json
 from hornbook.model.config.head_config import LabelHeadConfig
 from hornbook.model.config.model_config import ModelConfig
-from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.text.tokenizer.files import name_special_tokens
 from hornbook.text.tokenizer.special_tokens import SAME_AS
 from hornbook.text.tokenizer.tokenizer import Tokenizer

@@ -4,7 +4,6 @@ A checkpoint from elsewhere is untrusted input: names in an index must be plain 
 checked before anything is mapped (`files/safetensors.py`).
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -15,15 +14,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hornbook.errors import IntegrityError
-from hornbook.files.durable import storage_errors
 from hornbook.files.filesystem import exists, is_folder
-from hornbook.files.safetensors import PICKLE_SUFFIXES, Entry, read_header, regular_size
-from hornbook.files.strict_json import InvalidJson, parse_json
+from hornbook.files.json_files import read_json
+from hornbook.files.safetensors import PICKLE_SUFFIXES, Entry, read_header
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 """Tensors of one file at most (a single larger tensor gets a file of its own)."""
-MAX_JSON_BYTES = 64 * 2**20
 _PLAIN_NAME = re.compile(r"[^/\\\0]*\.safetensors")
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Of weights."""
@@ -31,20 +28,6 @@ CODES = {each: code for code, each in DTYPES.items()}
 CODES |= {torch.float64: "F64", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16"}
 CODES |= {torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
 """Of other tensors too, as the format spells them."""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from an untrusted file; IntegrityError naming the file if it is anything else."""
-    size = regular_size(path)
-    if size > MAX_JSON_BYTES:
-        raise IntegrityError(f"{path}: {size} bytes are too many for a configuration")
-    try:
-        content = parse_json(path.read_bytes())
-    except InvalidJson as error:
-        raise IntegrityError(f"{path}: not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise IntegrityError(f"{path}: a JSON object is expected, found {type(content).__name__}")
-    return content
 
 
 def list_tensors(folder: Path) -> dict[str, Entry]:
@@ -137,12 +120,6 @@ def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> dict[str,
         return {SINGLE: shards[0]}
     total = len(shards)
     return {f"model-{i:05d}-of-{total:05d}.safetensors": names for i, names in enumerate(shards, 1)}
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Sorted, indented, with a final newline: the same content gives the same bytes."""
-    with storage_errors(path):
-        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def named(names: Iterable[str], limit: int = 5) -> str:

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from hornbook.files.durable import sync_file
+from hornbook.files.json_files import write_json
 from hornbook.files.safetensors import ITEM_BYTES, Entry, make_header
-from hornbook.model.storage.safetensors_folder import CODES, INDEX, SINGLE, plan_shards, write_json
+from hornbook.model.storage.safetensors_folder import CODES, INDEX, SINGLE, plan_shards
 
 CHUNK_BYTES = 16 << 20
 """Longest single write: ranks that write to one file take turns."""

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.json_files import read_json, write_json
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery_config as surgery
 from hornbook.model.config.model_config import ModelConfig
@@ -27,7 +28,7 @@ from hornbook.model.hf.generation_config import is_foreign
 from hornbook.model.hf.hf import create_hf, fill_hf, read_hf, view_hf
 from hornbook.model.hf.hf_config import exported
 from hornbook.model.hf.hf_layout import parameter_shapes
-from hornbook.model.storage.safetensors_folder import Reader, read_json, write_json
+from hornbook.model.storage.safetensors_folder import Reader
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.model.surgery.adapters.adapter_files import (
     AdapterSpec,

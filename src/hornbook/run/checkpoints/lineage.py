@@ -15,8 +15,8 @@ from hornbook.errors import IntegrityError
 from hornbook.files.durable import storage_errors
 from hornbook.files.filesystem import is_file
 from hornbook.files.journal import read_records
+from hornbook.files.json_files import read_json, write_json
 from hornbook.files.run_directory import RunDir
-from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.run.checkpoints.commit import step_of
 from hornbook.run.ledger.ledger import read_past
 

@@ -164,8 +164,7 @@ def _check_checkpoint(run: RunDir, past: Monotone, folder: Path) -> str:
 
 
 def _check_data(run: RunDir, read: bool) -> str:
-    from hornbook.data.corpus import open_corpus
-    from hornbook.run.machine.environment import check_data_lock
+    from hornbook.data.corpus import check_data_lock, open_corpus
 
     data = recipe_in_force(run).data
     if (path := data.path) is None:

@@ -17,7 +17,6 @@ from hornbook.run.doctor.convergence import MIN_POINTS, Convergence, convergence
 from hornbook.run.doctor.curve_rules import Diagnosis, judge, not_judged
 from hornbook.run.doctor.curves import WINDOW, Curves, curves_of
 from hornbook.run.doctor.deaths import examine
-from hornbook.run.doctor.exposure import loader_of
 from hornbook.run.doctor.run_history import RunHistory, read_history
 
 TOLD = ("start", "resume", "restart", "shorten", "micro_batch", "intervention", "checkpoint_damaged", "warning", "fail")
@@ -174,6 +173,8 @@ def stalled_shards(history: RunHistory, steps: int = 200) -> str:
     ]
     worst = sorted(newest, key=lambda each: -each["data_seconds"])[:WORST]
     try:
+        from hornbook.run.doctor.exposure import loader_of  # batches are of torch, which no other finding needs
+
         index = loader_of(history.run).index
         counts = Counter(shard for step in worst for shard in _shards(index, step))
     except (HornbookError, OSError):  # the data is gone, or damaged: that is told elsewhere

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from hornbook.data.corpus import check_data_lock
 from hornbook.errors import Exit, UsageError
 from hornbook.files.ballast import reserve
 from hornbook.files.filesystem import is_file
@@ -55,7 +56,6 @@ from hornbook.run.ledger.ledger import At, Ledger, RunWriter, read_past
 from hornbook.run.ledger.training_length import check_schedule, sets_schedule
 from hornbook.run.loop.training_loop import Ready, train
 from hornbook.run.machine.choose_dtype import settle_precision
-from hornbook.run.machine.environment import check_data_lock
 from hornbook.run.observe.alerts import Alerts, await_deliveries
 from hornbook.run.observe.trackers.packages import require_trackers
 from hornbook.settings.layout.world import warning_about_nodes

@@ -1,4 +1,4 @@
-"""The environment of a run (`env.json`) and the check of its data (`data.lock`).
+"""The environment of a run (`env.json`).
 
 Only environment variables from a list of names are recorded: others may hold secrets. What looks like a secret in
 these, or in the command, is hidden.
@@ -17,9 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from hornbook.errors import IntegrityError
 from hornbook.files.artifact import digest_file, digest_of
-from hornbook.files.file_records import FileRecord, read_record
 from hornbook.files.filesystem import walk_files
 from hornbook.files.secrets import hide_secrets
 from hornbook.parallel.world import World
@@ -116,32 +114,3 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 def _git(folder: Path, *words: str) -> str:
     done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
     return done.stdout.strip()
-
-
-class _DataLock(FileRecord):
-    """The part of data.lock that is checked."""
-
-    tokenizer: str
-    shards: dict[str, str]
-    """Name of a shard -> digest."""
-
-
-def check_data_lock(path: Path, current: Mapping[str, Any]) -> None:
-    """Raise IntegrityError if the data is not what `data.lock` recorded at the start of the run."""
-    try:
-        locked = read_record(path, _DataLock, "restore the file, or `hornbook fork` a new run")
-    except OSError as error:
-        raise IntegrityError(f"{path} cannot be read: {error}") from error
-    problems = []
-    if locked.tokenizer != current["tokenizer"]:
-        problems.append("the tokenizer")
-    before, after = locked.shards, current["shards"]
-    problems += [f"shard {name} is gone" for name in before if name not in after]
-    problems += [f"shard {name} is new" for name in after if name not in before]
-    problems += [f"shard {name}" for name in before if name in after and before[name] != after[name]]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise IntegrityError(
-            f"the data is not what this run began with ({', '.join(problems[:3])}{more}): restore it, or "
-            "`hornbook fork` a new run onto the new data"
-        )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hornbook.errors import IntegrityError
 from hornbook.files.durable import storage_errors
+from hornbook.files.json_files import read_json, write_json
 from hornbook.files.safetensors import read_header, read_metadata
 from hornbook.model.config import surgery_config as surgery
 from hornbook.model.config.head_config import LabelHeadConfig
@@ -24,7 +25,6 @@ from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.hf_config import choose_architecture
 from hornbook.model.hf.hf_layout import lay_out
 from hornbook.model.hf.hf_tokenizer import copy_tokenizer
-from hornbook.model.storage.safetensors_folder import read_json, write_json
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file, whole
 from hornbook.model.surgery.adapters.lora_layout import (
     PREFIX,

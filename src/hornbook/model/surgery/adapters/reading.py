@@ -8,13 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.json_files import read_json
 from hornbook.files.safetensors import read_header
 from hornbook.model.config import surgery_config as surgery
 from hornbook.model.config.head_config import LabelHeadConfig
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.hf.hf_config import choose_architecture
 from hornbook.model.hf.hf_layout import lay_out
-from hornbook.model.storage.safetensors_folder import Reader, mismatches, named, read_json, refuse_mismatches
+from hornbook.model.storage.safetensors_folder import Reader, mismatches, named, refuse_mismatches
 from hornbook.model.surgery.adapters.adapter_files import CONFIG, WEIGHTS, AdapterSpec, placements, read_meta
 from hornbook.model.surgery.adapters.lora_layout import (
     PREFIX,

@@ -18,13 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hornbook.errors import IntegrityError, UsageError
+from hornbook.files.json_files import read_json, write_json
 from hornbook.files.safetensors import read_header
 from hornbook.model.build_model import build_model
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.surgery_config import Integers, Nf4
 from hornbook.model.hf.hf_tokenizer import copy_tokenizer
 from hornbook.model.layers.linear import Linear
-from hornbook.model.storage.safetensors_folder import Reader, mismatches, read_json, refuse_mismatches, write_json
+from hornbook.model.storage.safetensors_folder import Reader, mismatches, refuse_mismatches
 from hornbook.model.surgery.added import matching_linears
 from hornbook.model.surgery.calibration import Report, calibrate, second_moments
 from hornbook.model.surgery.quantization.gptq import gptq, output_error
