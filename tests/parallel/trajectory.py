@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 import xxhash
+from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,7 +23,11 @@ from hornbook.data.batch import Batch, empty_microbatch, rank_share
 from hornbook.model.build_model import build_model, parameter_roles
 from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig, SigmoidRouterConfig
 from hornbook.model.config.model_config import LMHead, ModelConfig
+from hornbook.model.config.surgery_config import Surgery
 from hornbook.model.init.init import initial_values
+from hornbook.model.surgery.added import keyed_normal
+from hornbook.model.surgery.added_values import added_parameters, with_added
+from hornbook.model.surgery.operate import build_operated, operate
 from hornbook.optim.build_optimizer import build_optimizer, decaying
 from hornbook.optim.config.clipping_config import AdaptiveClip, NormClip, ValueClip, ZScoreClip
 from hornbook.parallel import world as world_module
@@ -52,6 +57,7 @@ EXPERTS = ExpertsConfig(count=16, active=3, hidden=32, z_loss=0.01, router=Sigmo
 Precision = Literal["fp64", "fp32", "bf16", "bf16-pure", "fp16"]
 TOLD = ("losses", "objectives", "norms", "applied", "scales")
 """What every rank must say alike."""
+STEPS = TypeAdapter(Surgery)
 ADDRESS = "tests/parallel/trajectory.py:trajectory"
 
 
@@ -104,6 +110,8 @@ class Run:
     """A model of `tests.parallel.odd` and its batches."""
     sizes: dict[str, Any] = field(default_factory=dict, hash=False)
     """Settings of that model, or of the decoder of this file, in place of its own."""
+    surgery: list[dict[str, Any]] = field(default_factory=list, hash=False)
+    """Steps of surgery; what they add begins at other values than in a run, so that all of it matters at once."""
     documents: bool = False
     """Rows of several documents, of which no two rows have the same."""
     corpus: str = ""
@@ -310,13 +318,21 @@ def make_engine(run: Run, config: ParallelConfig, train: TrainConfig, world: Wor
         )
         sizes = ModelConfig.model_validate({**sizes.model_dump(), **run.sizes})
         vocab = sizes.vocab or VOCAB
+    steps = STEPS.validate_python(run.surgery)
     model = build_model(sizes, vocab)
+    operate(model, steps)
     if run.precision == "fp64":
         model.double()
     engine = parallelize(model, config, train, world)
     if run.precision == "fp64":
         model.compute_dtype = torch.float64
-    engine.load_stream(initial_values(build_model(sizes, vocab, "meta"), sizes, seed=3))
+    values = initial_values(build_model(sizes, vocab, "meta"), sizes, seed=3)
+    whole = build_operated(sizes, vocab, steps)
+    added = added_parameters(whole)
+    engine.load_stream(
+        (name, each + keyed_normal(tuple(each.shape), 0.1, 3, name) if name in added else each)
+        for name, each in with_added(whole, values, 3, divided=engine.model)
+    )
     return engine
 
 

@@ -58,13 +58,15 @@ class Engine:
         loss: LossConfig = LossConfig(),  # noqa: B008 - frozen
         compiled: CompiledParts | None = None,
         hold_weights: bool = False,
-        shapes: Mapping[str, Shape] | None = None,
+        shapes: Mapping[str, Shape],
+        trained: Sequence[str],
         auxiliary: Sequence[str] = (),
         runner: Runner | None = None,
         apply: Apply | None = None,
         sum_copies: Callable[[], None] = lambda: None,
     ) -> None:
-        """shapes: of all parameters of the whole model, where this rank has not all; auxiliary: names of its losses.
+        """shapes: of all parameters of the whole model; trained: their names, but those that surgery froze; auxiliary:
+        names of its losses.
 
         runner, apply: what calls the model in training and in evaluation. sum_copies: sums gradients of what several
         stages hold, once they are summed over the data axes.
@@ -72,7 +74,7 @@ class Engine:
         self.model, self.world, self.scaler = model, world, scaler
         self.shards: dict[str, ParameterShard] = data_parallel.shards
         """This rank's shard of every parameter; a tied one once, under its first name."""
-        self.shapes = shapes or {name: shard.shape for name, shard in self.shards.items()}
+        self.shapes = shapes
         """Shape of every parameter of the whole model, those of other stages too."""
         self.owners = Owners(self.shards, world)
         """Gives an optimizer whole parameters where its rules need them."""
@@ -89,7 +91,7 @@ class Engine:
         self.runner: Runner = runner or InOrder(model, self.clock)
         self.apply: Apply = apply or apply_to(model)
         self.sum_copies = sum_copies
-        self._data_parallel, self._exact, self._loss = data_parallel, exact, loss
+        self._data_parallel, self._exact, self._loss, self._trained = data_parallel, exact, loss, trained
         self._compiled, self._hold_weights, self._balance = compiled or CompiledParts(), hold_weights, Balance(model)
         self.parts = RowParts(model, world)
         """What this rank computes of the rows of a batch."""
@@ -124,8 +126,7 @@ class Engine:
     @property
     def num_trained(self) -> int:
         """Number of values that training changes: all but those of frozen parts (`hornbook.model.surgery`)."""
-        frozen = (shard.shape for shard in self.shards.values() if not shard.tensor.requires_grad)
-        return self.num_parameters - sum(map(math.prod, frozen))
+        return sum(math.prod(self.shapes[name]) for name in self._trained)
 
     def zero_gradients(self) -> None:
         """Drop the gradients and router loads of the step before."""

@@ -66,6 +66,7 @@ def parallelize(
         for parameter in model.parameters():  # buffers, such as rotary tables, keep their dtype
             parameter.data = parameter.data.to(torch.bfloat16)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     divisions: Divisions = {}
     names = loss_names(model)
     layout = apply_stages(model, world, parallel)
@@ -97,7 +98,8 @@ def parallelize(
             "apply": runner.apply,
             "sum_copies": functools.partial(sum_copies, layout, data_parallel.shards, world),
         }
-    return Engine(model, world, data_parallel, **settings, hold_weights=hold, shapes=shapes, auxiliary=names)
+    settings |= {"hold_weights": hold, "shapes": shapes, "trained": trained, "auxiliary": names}
+    return Engine(model, world, data_parallel, **settings)
 
 
 def apply_recompute(model: Transformer, config: Recompute) -> None:

@@ -22,6 +22,7 @@ from hornbook.model.config.surgery_config import Surgery, adapter_of, positions_
 from hornbook.optim.config.optim import AdamW, AnyOptimizer
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.settings.fields import Config, Count
+from hornbook.settings.layout.divided_surgery import divided_surgery_problems
 from hornbook.settings.layout.rules import layout_problems
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.learning import learning_problems
@@ -266,8 +267,7 @@ def _listed(names: list[str]) -> str:
 
 def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from (("surgery", problem) for problem in surgery_problems(recipe.surgery))
-    if recipe.surgery and recipe.parallel.pipeline.stages > 1:
-        yield "surgery", "stages of a pipeline do not know added parts: take parallel.data, or leave surgery out"
+    yield from divided_surgery_problems(recipe.parallel, recipe.surgery)
     if adapter_of(recipe.surgery) is not None and recipe.model.init.kind == "lsuv":
         text = "lsuv scales the base by what it makes of data, and the base of an adapter is kept before that"
         remedy = "train it without surgery first, then `train --from` that run with another init"
@@ -278,11 +278,6 @@ def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if prompt and (recipe.model.kind, recipe.data.objective.kind) != ("decoder", "causal"):
         found = f"model.kind is {recipe.model.kind}, data.objective.kind is {recipe.data.objective.kind}"
         yield "surgery", f"a prompt or a prefix stands before the text of a decoder with the causal objective: {found}"
-    if prompt and recipe.parallel.context.ranks > 1:
-        yield (
-            "surgery",
-            "a prompt or a prefix stands before documents, which are divided over ranks: leave parallel.context 1",
-        )
     if prompt and recipe.train.sequence + prompt > (length := recipe.model.position.length):
         text = f"a prompt or prefix of {prompt} before train.sequence ({recipe.train.sequence}) is longer than the"
         text = f"{text} positions of model.position.length ({length})"

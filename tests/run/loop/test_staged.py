@@ -59,7 +59,7 @@ def test_from_one_process_to_stages_and_back(
         (["parallel.pipeline={stages=3,cuts=[2,1]}"], "parallel.pipeline.cuts", "give 2 rising numbers below 3"),
         (["parallel.pipeline={stages=2,chunks=3}"], "parallel.pipeline.chunks", "leave it out"),
         (["parallel.pipeline=2", "parallel.exact=true"], "parallel.exact", "leave"),
-        (["parallel.pipeline=2", 'surgery=[{kind="lora"}]'], "surgery", "leave surgery out"),
+        (["parallel.pipeline=2", "surgery=prompt"], "surgery", "take lora, or leave parallel.pipeline.stages 1"),
         (["parallel.pipeline={stages=2,schedule='zb-h1'}", "parallel.recompute=block"], "parallel.recompute", "1f1b"),
         (["parallel.pipeline={stages=2,schedule='zb-h1'}", "train.compile=true"], "train.compile", "set it to false"),
         (

@@ -33,27 +33,35 @@ def added_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def with_added(
-    model: nn.Module, base: Stream, seed: int, stored: Mapping[str, Tensor] | None = None
+    model: nn.Module,
+    base: Stream,
+    seed: int,
+    stored: Mapping[str, Tensor] | None = None,
+    divided: nn.Module | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """The stream that fills every parameter of `model`: the base's, and what surgery added.
 
     Frozen weights in 4 bits are taken up on the way, and do not appear. seed: of the first values of what was added;
-    where `stored` has them, those are used, and must be all. Raises IntegrityError where they are not.
+    where `stored` has them, those are used, and must be all. Raises IntegrityError where they are not. divided: the
+    part of the model that a rank holds, which takes these weights up; `model` may then be on meta.
     """
     if stored is not None and (problems := name_mismatches(added_parameters(model).keys(), stored.keys())):
         raise IntegrityError("what is stored is not what this surgery adds: " + "; ".join(problems))
-    parts = dict(model.named_modules())
+    parts, held = dict(model.named_modules()), dict((divided or model).named_modules())
     for name, given in base:
         tensor = given if stored is None else stored.get(name, given)
         layer = parts.get(name.rpartition(".")[0]) if name.endswith(".weight") else None
         if not isinstance(layer, Linear):
             yield name, tensor
             continue
-        if isinstance(layer.code, Nf4Code):
-            layer.code.take(tensor)
-        else:
+        path = name.removesuffix(".weight")
+        code = held.get(f"{path}.code")
+        if isinstance(code, Nf4Code):
+            code.take(tensor)
+            tensor = code(tensor).cpu()
+        if not isinstance(layer.code, Nf4Code):
             yield name, tensor
-        yield from _hanging(layer, name.removesuffix(".weight"), tensor, seed, stored)
+        yield from _hanging(layer, path, tensor, seed, stored)
     for name, part in parts.items():
         owner = parts[name.rpartition(".")[0]] if name else None
         if isinstance(part, Added) and not isinstance(owner, Linear | Added):
@@ -66,8 +74,7 @@ def _hanging(
     """Values of a layer's code and adapter."""
     for slot, part in (("code", layer.code), ("adapter", layer.adapter)):
         if isinstance(part, Added):
-            seen = layer.code(layer.weight).cpu() if isinstance(layer.code, Nf4Code) else weight.float()
-            yield from _values(part, f"{name}.{slot}", seen, seed, stored)
+            yield from _values(part, f"{name}.{slot}", weight.float(), seed, stored)
 
 
 def _values(

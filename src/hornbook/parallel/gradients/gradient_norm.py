@@ -45,9 +45,10 @@ def norm_of_shards(shards: Mapping[str, ParameterShard], gradients: Sequence[Ten
 
     gradients: of those of this rank, in their order.
     """
-    pairs = [*zip((each for each in shards.values() if each.tensor.requires_grad), gradients, strict=True)]
-    assert pairs, "there are no gradients: call forward_backward first"
-    dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+    trained = [each for each in shards.values() if each.tensor.requires_grad]  # none on a stage that is frozen
+    assert len(gradients) == len(trained), "there are no gradients: call forward_backward first"
+    pairs = [*zip(trained, gradients, strict=True)]
+    dtype = torch.promote_types(next(iter(shards.values())).tensor.dtype, torch.float32)
     return sum_of_shards(pairs, world, lambda each: global_norm(each).double().square()).sqrt().to(dtype)
 
 

@@ -8,7 +8,6 @@ a matrix (Muon, SOAP) moves it all the same, and it is put back.
 
 import contextlib
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -47,11 +46,14 @@ class Zeros:
 
     def share(self) -> float | None:
         """Of the weights of such layers, on all ranks, that are 0; None where there is no such layer."""
-        if not self._shards:
-            return None
         pairs = [(shard, shard.tensor.detach()) for shard in self._shards]
-        return float(sum_of_shards(pairs, self._world, _zeros)) / sum(math.prod(each.shape) for each in self._shards)
+        zeros, values = (float(sum_of_shards(pairs, self._world, count)) for count in (_zeros, _values))
+        return zeros / values if values else None
 
 
 def _zeros(tensors: Sequence[Tensor]) -> Tensor:
     return functools.reduce(torch.add, [(each == 0).sum() for each in tensors]).double()
+
+
+def _values(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.tensor(sum(each.numel() for each in tensors), dtype=torch.float64)

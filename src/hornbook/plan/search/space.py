@@ -25,6 +25,7 @@ from hornbook.parallel.config import (
     SelectiveRecompute,
 )
 from hornbook.plan.devices.hardware import Cluster
+from hornbook.settings.layout.divided_surgery import divided_surgery_problems
 from hornbook.settings.layout.rules import layout_problems
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.recipe import Recipe
@@ -282,6 +283,7 @@ def problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     parallel: ParallelConfig = recipe.parallel
     yield from layout_problems(parallel, recipe.train, recipe.model)
     yield from tensor_problems(parallel, recipe.train, recipe.model, recipe.surgery)
+    yield from divided_surgery_problems(parallel, recipe.surgery)
 
 
 def divisors(number: int, most: int) -> list[int]:

@@ -31,6 +31,7 @@ from hornbook.model.surgery.adapters.adapter_files import base_of, is_adapter
 from hornbook.model.surgery.adapters.reading import read_adapter
 from hornbook.model.surgery.added_values import added_parameters, with_added
 from hornbook.model.surgery.folders import AVERAGE, read_added
+from hornbook.model.surgery.operate import build_operated
 from hornbook.optim.average import WeightAverage, held_weights
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.optimizer import Optimizer
@@ -260,7 +261,9 @@ class State:
 
     def fill(self, base: Iterable[tuple[str, Tensor]], added: dict[str, Tensor] | None = None) -> None:
         """Set every parameter: from `base`, and those added by surgery from `added` (None: initial values)."""
-        self.engine.load_stream(with_added(self.engine.model, base, self.seed, added))
+        spec = self.spec
+        whole = build_operated(spec.config, spec.vocab, spec.surgery) if spec.surgery else self.engine.model
+        self.engine.load_stream(with_added(whole, base, self.seed, added, self.engine.model))
         if self.average is not None:
             self.average.restart()
 

@@ -188,7 +188,9 @@ class _Passes:
             if kind == "I" and stage:
                 found, self._weights[at] = gradients_of_inputs(roots, gradients, received)
             else:  # nobody waits for the gradients of tokens: the first stage computes all at once
-                torch.autograd.backward(roots, gradients)
+                pairs = [pair for pair in zip(roots, gradients, strict=True) if pair[0].requires_grad]
+                if pairs:  # a first stage may be frozen
+                    torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
                 found = [torch.zeros_like(each) if each.grad is None else each.grad for each in received]
         if stage:
             self._messages.send(Key("I", stage - 1, number), found)
