@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import groupby
+from math import prod
 from typing import NamedTuple
 
 from hornbook.model.config.model_config import ModelConfig
-from hornbook.model.config.parameter_count import stacks_of
+from hornbook.model.config.parameter_count import parameters_of, stacks_of
 from hornbook.model.config.part import Product, method
 from hornbook.optim.config.optimizer_config import OptimizerConfig
-from hornbook.plan.counts.parameters import Parameter, layers_of
+from hornbook.optim.config.rule import ITEM_BYTES
 from hornbook.settings.fields import KEPT, ByIdentity, kept_by_config
 
 
@@ -80,10 +81,8 @@ def _matrices(model: ModelConfig, vocab: int, patterns: tuple[str, ...] = ()) ->
             layer = stack.layer(number)
             block = f"{'' if stack is decoder else 'encoder.'}blocks.{number}"
             for place, times in (("attention", 1 + crossed), ("mlp", 1)):
-                linear = layers_of(layer, place) if patterns else []
                 for each in method(getattr(layer, place), "products")(layer):
-                    own, linear = _taken(linear, each)
-                    for columns, group in _parts(own, each, f"{block}.{place}", patterns):
+                    for columns, group in _parts(each, f"{block}.{place}", patterns):
                         shape = ParameterShape("matrix", columns, each.inner, group)
                         found[shape] += times * max(each.experts, 1)
     for each in model.mtp.products(model):
@@ -95,24 +94,10 @@ def _matrices(model: ModelConfig, vocab: int, patterns: tuple[str, ...] = ()) ->
     return found
 
 
-def _taken(linear: list[Parameter], product: Product) -> tuple[list[Parameter], list[Parameter]]:
-    """(those of the next linear layers that a product consists of, the others); none where they are not known."""
-    for end in range(1, len(linear) + 1):
-        some = linear[:end]
-        if (
-            all(each.shape[1] == product.inner for each in some)
-            and sum(each.shape[0] for each in some) == product.columns
-        ):
-            return some, linear[end:]
-    return [], linear
-
-
-def _parts(
-    linear: list[Parameter], product: Product, place: str, patterns: tuple[str, ...]
-) -> Iterator[tuple[int, int | None]]:
+def _parts(product: Product, place: str, patterns: tuple[str, ...]) -> Iterator[tuple[int, int | None]]:
     """(columns, group) of a product's weights: of those that lie side by side, what one group has of them."""
-    names = [(f"{place}.{each.name}", each.shape[0]) for each in linear]
-    grouped = [(_group(name, patterns), columns) for name, columns in names or [(f"{place}.weight", product.columns)]]
+    names = product.names or (("weight", product.columns),)
+    grouped = [(_group(f"{place}.{name}", patterns), columns) for name, columns in names]
     for group, some in groupby(grouped, key=lambda each: each[0]):
         yield sum(columns for _, columns in some), group
 
@@ -120,3 +105,22 @@ def _parts(
 def _group(name: str, patterns: tuple[str, ...]) -> int | None:
     """Number of the first pattern that a name matches, as `hornbook.optim.build_optimizer` assigns rules."""
     return next((number for number, each in enumerate(patterns) if fnmatchcase(name, each)), None)
+
+
+def state_bytes_per_value(model: ModelConfig, vocab: int, optim: OptimizerConfig, item: int) -> float:
+    """Bytes of the optimizer's state over values of the whole model, by the rule that each parameter has; item: bytes
+    of a weight."""
+    return _state_bytes(ByIdentity(model), vocab, ByIdentity(optim), item)
+
+
+@lru_cache(KEPT)
+def _state_bytes(by: ByIdentity[ModelConfig], vocab: int, rules: ByIdentity[OptimizerConfig], item: int) -> float:
+    optim, found = rules.config, parameters_of(by.config, vocab)
+    sizes = {"parameter": item}
+    total = 0
+    for each in found:
+        group = next((group for group in optim.groups if fnmatchcase(each.name, group.match)), None)
+        rule = ((group and group.rule) or optim).rule_for(each.role, each.shape)
+        states = [state for state in rule.state_tensors(each.shape) if not state.is_parameter]
+        total += sum(prod(state.shape(each.shape)) * (ITEM_BYTES | sizes)[state.dtype] for state in states)
+    return total / sum(each.size for each in found)

@@ -105,6 +105,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "further tokens": {"mtp": {"kind": "sequential"}},
     "delta": {"attention": {"kind": "delta"}},
     "t5": {"kind": "encoder_decoder", "position": {"kind": "relative"}, "head": {"kind": "lm", "tied": False}},
+    "masked": {"kind": "encoder", "head": {"kind": "masked"}},
     "labels": {"kind": "encoder", "head": {"kind": "classification", "labels": ["a", "b", "c"]}},
 }
 
@@ -116,6 +117,8 @@ OTHERS: dict[str, dict[str, Any]] = {
         "lora",
         "dora",
         '{kind = "bottleneck", width = 8}',
+        '{kind = "lora", rank = 4, targets = ["*"]}',
+        '{kind = "freeze", names = ["*norm*", "embedding.*"]}',
         '{kind = "freeze", names = ["*blocks.0.*", "embedding.*"]}',
         '{kind = "freeze", names = ["*blocks.*.weight", "embedding.*"]}, "sparse"',
     ],

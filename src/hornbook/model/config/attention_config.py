@@ -1,10 +1,10 @@
 """Configuration of attention: how positions exchange information."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import FEW_ROWS, LayerPart, Model, Problems, Product, Rows, keys_seen
+from hornbook.model.config.part import FEW_ROWS, Cut, LayerPart, Model, Problems, Rows, Weight, keys_seen, linear
 from hornbook.model.config.tiling import kept_pairs, kept_pairs_across
 from hornbook.settings.fields import OPEN, Count, Number
 
@@ -48,18 +48,22 @@ class FullAttentionConfig(LayerPart):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the attention probabilities."""
 
-    def num_parameters(self, model: Model) -> int:
+    def weights(self, model: Model) -> list[Weight]:
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        biases = self.bias * (queries + 2 * keys) + self.out_bias * model.width
-        norms = {"none": 0, "head": 2 * model.head_dim, "full": queries + keys}[self.qk_norm]
-        return self.num_matmul_weights(model) + biases + norms + self.sinks * model.heads
+        by_heads, by_keys = Cut(0, "heads", model.heads), Cut(0, "kv_heads", model.kv_heads)
+        found = linear("query", model.width, queries, by_heads, bias=self.bias)
+        for name in ("key", "value"):
+            found += linear(name, model.width, keys, by_keys, bias=self.bias, joined=True)
+        found += linear("out", queries, model.width, Cut(1, "heads", model.heads), bias=self.out_bias)
+        if self.qk_norm == "head":
+            found += [Weight(f"{name}_norm.weight", (model.head_dim,), "norm") for name in ("query", "key")]
+        elif self.qk_norm == "full":
+            found.append(Weight("query_norm.weight", (queries,), "norm", by_heads))
+            found.append(Weight("key_norm.weight", (keys,), "norm", by_keys))
+        return [*found, Weight("sinks", (model.heads,), "vector", by_heads)] if self.sinks else found
 
-    def num_matmul_weights(self, model: Model) -> int:
-        return model.width * model.head_dim * 2 * (model.heads + model.kv_heads)
-
-    def products(self, model: Model) -> list[Product]:
-        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        return [Product(model.width, queries + 2 * keys, "columns"), Product(queries, model.width, "inner")]
+    def of_rank(self, model: Model, ranks: int) -> Any:
+        return self.model_copy(update={"kv_heads": max(model.kv_heads // ranks, 1), "head_dim": model.head_dim})
 
     def attention_flops(self, model: Model, sequence: int) -> tuple[float, float]:
         keys = keys_seen(sequence, self.window, bidirectional=model.kind == "encoder")
@@ -148,28 +152,20 @@ class LatentAttentionConfig(LayerPart):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the attention probabilities."""
 
-    def num_parameters(self, model: Model) -> int:
-        norms = (self.query_rank or 0) + self.kv_rank
-        biases = (self.query_rank or 0) + self.kv_rank + self.rope_dim + model.width
-        return self.num_matmul_weights(model) + norms + self.bias * biases
-
-    def num_matmul_weights(self, model: Model) -> int:
-        width, queries = model.width, model.heads * (self.nope_dim + self.rope_dim)
-        query = width * queries if self.query_rank is None else self.query_rank * (width + queries)
-        down = width * (self.kv_rank + self.rope_dim)
-        up = self.kv_rank * model.heads * (self.nope_dim + self.value_dim)
-        return query + down + up + model.heads * self.value_dim * width
-
-    def products(self, model: Model) -> list[Product]:
-        width, rank, queries = model.width, self.query_rank, model.heads * (self.nope_dim + self.rope_dim)
-        query = (
-            [Product(width, rank), Product(rank, queries, "columns")] if rank else [Product(width, queries, "columns")]
-        )
+    def weights(self, model: Model) -> list[Weight]:
+        width, heads, rank, by_heads = model.width, model.heads, self.query_rank, Cut(0, "heads", model.heads)
+        queries = heads * (self.nope_dim + self.rope_dim)
+        if rank is None:
+            found = linear("query", width, queries, by_heads)
+        else:
+            found = linear("query_down", width, rank, bias=self.bias)
+            found += [Weight("query_norm.weight", (rank,), "norm"), *linear("query_up", rank, queries, by_heads)]
         return [
-            *query,
-            Product(width, self.kv_rank + self.rope_dim),
-            Product(self.kv_rank, model.heads * (self.nope_dim + self.value_dim), "columns"),
-            Product(model.heads * self.value_dim, width, "inner"),
+            *found,
+            *linear("kv_down", width, self.kv_rank + self.rope_dim, bias=self.bias),
+            Weight("kv_norm.weight", (self.kv_rank,), "norm"),
+            *linear("kv_up", self.kv_rank, heads * (self.nope_dim + self.value_dim), by_heads),
+            *linear("out", heads * self.value_dim, width, Cut(1, "heads", heads), bias=self.bias),
         ]
 
     def rotary_dims(self, _model: Model) -> int:
@@ -213,19 +209,24 @@ class DeltaAttentionConfig(LayerPart):
     convolution: Count = Field(default=4, ge=1)
     """Positions of the causal convolution before queries, keys and values."""
 
-    def num_parameters(self, model: Model) -> int:
-        keys, values = self.widths(model)
-        heads, head = self.value_heads or model.heads, self.value_dim or model.width // model.heads
-        return self.num_matmul_weights(model) + self.convolution * (2 * keys + values) + 2 * heads + head
+    def weights(self, model: Model) -> list[Weight]:
+        (keys, values), heads = self.widths(model), self.value_heads or model.heads
+        found = linear("query", model.width, keys)
+        further = {"key": keys, "value": values, "gate": values, "rate": heads, "decay": heads}
+        found += [each for name, size in further.items() for each in linear(name, model.width, size, joined=True)]
+        return [
+            *found,
+            *linear("out", values, model.width),
+            Weight("convolution.weight", (2 * keys + values, self.convolution), "vector"),
+            *(Weight(name, (heads,), "vector") for name in ("log_decay", "decay_bias")),
+            Weight("norm.weight", (values // heads,), "norm"),
+        ]
 
-    def num_matmul_weights(self, model: Model) -> int:
-        keys, values = self.widths(model)
-        return model.width * (2 * keys + 3 * values + 2 * (self.value_heads or model.heads))
-
-    def products(self, model: Model) -> list[Product]:
-        keys, values = self.widths(model)
-        gates = 2 * (self.value_heads or model.heads)
-        return [Product(model.width, 2 * keys + 2 * values + gates), Product(values, model.width)]
+    def of_rank(self, model: Model, _ranks: int) -> Any:
+        """The whole part: no rank has a share of it."""
+        head = model.width // model.heads
+        sizes = {"key_heads": model.heads, "value_heads": model.heads, "key_dim": head, "value_dim": head}
+        return self.model_copy(update={name: getattr(self, name) or size for name, size in sizes.items()})
 
     def widths(self, model: Model) -> tuple[int, int]:
         """(width of all keys, width of all values)."""

@@ -117,7 +117,8 @@ def block_costs(model: ModelConfig, vocab: int, sequence: int) -> tuple[list[flo
 
 def _head_weights(model: ModelConfig, vocab: int) -> int:
     """Weights of the heads, once for each token that is predicted, and of what stands before further blocks."""
-    weights = (1 + model.mtp.depth) * model.head.num_matmul_weights(model, vocab) + model.mtp.num_matmul_weights(model)
+    weights = (1 + model.mtp.depth) * model.head.num_matmul_weights(model, vocab)
+    weights += sum(each.weights for each in model.mtp.products(model))
     generator = model.head.generator_of(model)
     return weights if generator is None else weights + generator.head.num_matmul_weights(generator, vocab)
 

@@ -10,7 +10,19 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from hornbook.model.config.mlp_config import Activation
-from hornbook.model.config.part import Model, Part, Problems, Rows, unknown_memory
+from hornbook.model.config.norm_config import norm_weights
+from hornbook.model.config.part import (
+    Cut,
+    Model,
+    Part,
+    Problems,
+    Rows,
+    Weight,
+    linear,
+    placed,
+    products_of,
+    unknown_memory,
+)
 from hornbook.settings.fields import Count, Number
 
 CHUNK_BYTES = 2048
@@ -31,13 +43,19 @@ class HeadPart(Part):
         """The module, which may share the matrix of `embedding`."""
         return self.make(self, model, vocab, embedding)
 
+    def weights(self, model: Model, vocab: int, /) -> list[Weight]:
+        """Parameters, without a matrix shared with the embedding."""
+        raise NotImplementedError
+
     def num_parameters(self, model: Model, vocab: int, /) -> int:
         """Trained values, without a matrix shared with the embedding."""
-        raise NotImplementedError
+        return sum(each.size for each in self.weights(model, vocab))
 
     def num_matmul_weights(self, model: Model, vocab: int, /) -> int:
         """Weights that a position of the stream is multiplied by, shared with the embedding or not."""
-        raise NotImplementedError
+        weights = self.weights(model, vocab)
+        outputs = sum(each.size for each in weights if each.role == "head")
+        return outputs + sum(each.weights for each in products_of(weights))
 
     def num_outputs(self, vocab: int, /) -> int:
         """Outputs of each token: by default one for each row of the embedding."""
@@ -52,20 +70,30 @@ class HeadPart(Part):
         return None
 
 
+def transform_weights(model: Model, width: int, *, bias: bool, norm: bool) -> list[Weight]:
+    """Parameters of `hornbook.model.heads.head.Transform` to `width` values."""
+    factors = norm_weights(model.norm, model.model_copy(update={"width": width})) if norm else []
+    return linear("dense", model.width, width, bias=bias) + placed("norm", factors)
+
+
 # ---- Heads of language models
 
 
 class _VocabularyHead(HeadPart):
     """A projection of vectors as wide as the embedding's to the vocabulary."""
 
-    def num_parameters(self: Any, model: Model, vocab: int) -> int:
+    def weights(self: Any, model: Model, vocab: int) -> list[Weight]:
+        width, by_tokens = model.embedding.width or model.width, Cut(0, "vocabulary", vocab)
+        found = [] if self.tied else [Weight("weight", (vocab, width), "head", by_tokens)]
+        found += [Weight("bias", (vocab,), "vector", by_tokens)] if self.bias else []
+        return found + placed("before", self._before(model, width))
+
+    def num_matmul_weights(self: Any, model: Model, vocab: int) -> int:
         shared = vocab * (model.embedding.width or model.width) if self.tied else 0
-        return self.num_matmul_weights(model, vocab) - shared + self.bias * vocab
+        return super().num_matmul_weights(model, vocab) + shared
 
-    def num_matmul_weights(self, model: Model, vocab: int) -> int:
-        return vocab * (model.embedding.width or model.width) + self._transform_weights(model)
-
-    def _transform_weights(self, model: Model) -> int:
+    def _before(self, model: Model, width: int) -> list[Weight]:
+        """Parameters between the stack and the projection, which reads `width` values."""
         raise NotImplementedError
 
     def saved_bytes(self: Any, model: Model, vocab: int, rows: Rows, targets: int) -> int:
@@ -95,8 +123,8 @@ class LMHead(_VocabularyHead):
     softcap: Number | None = Field(default=None, gt=0)
     """Logits z become softcap * tanh(z / softcap) (Gemma 2)."""
 
-    def _transform_weights(self, model: Model) -> int:
-        return model.embedding.num_matmul_weights(model)
+    def _before(self, model: Model, width: int) -> list[Weight]:
+        return [Weight("weight", (width, model.width))] if model.embedding.width else []
 
     def _saved_before(self, model: Model, rows: Rows, targets: int) -> int:
         if model.embedding.width is None:
@@ -124,11 +152,6 @@ class MaskedHead(_VocabularyHead):
     dense_bias: bool = True
     """Bias of the projection."""
 
-    def num_parameters(self, model: Model, vocab: int) -> int:
-        read = self._read(model)
-        own = self.dense_bias * read.width + model.norm.num_parameters(read)
-        return super().num_parameters(model, vocab) + own
-
     def _saved_before(self, model: Model, rows: Rows, targets: int) -> int:
         """Where the targets are, the projection's input and matrix, its output, and what the norm keeps."""
         few, read = Rows(targets, 1, rows.itemsize), self._read(model)
@@ -141,8 +164,8 @@ class MaskedHead(_VocabularyHead):
             + model.norm.saved_bytes(read.width, few)
         )
 
-    def _transform_weights(self, model: Model) -> int:
-        return model.width * self._read(model).width
+    def _before(self, model: Model, width: int) -> list[Weight]:
+        return transform_weights(model, width, bias=self.dense_bias, norm=True)
 
     def _read(self, model: Model) -> Model:
         """The model, as wide as the vectors that the projection to the vocabulary reads."""
@@ -164,10 +187,9 @@ class NoTransform(Part):
     def build(self, _model: Model) -> None:
         pass
 
-    def num_matmul_weights(self, _model: Model) -> int:
-        return 0
-
-    num_parameters = num_matmul_weights
+    def weights(self, _model: Model) -> list[Weight]:
+        """Parameters."""
+        return []
 
     def saved_bytes(self, _model: Model, _rows: Rows) -> int:
         """Bytes kept for backward."""
@@ -192,12 +214,9 @@ class DenseTransform(Part):
     def build(self, model: Model) -> Any:
         return self.make(model.width, self.bias, self.activation, model.norm.build(model.width) if self.norm else None)
 
-    def num_parameters(self, model: Model) -> int:
-        norm = model.norm.num_parameters(model) if self.norm else 0
-        return self.num_matmul_weights(model) + self.bias * model.width + norm
-
-    def num_matmul_weights(self, model: Model) -> int:
-        return model.width**2
+    def weights(self, model: Model) -> list[Weight]:
+        """Parameters."""
+        return transform_weights(model, model.width, bias=self.bias, norm=self.norm)
 
     @property
     def keeps_result(self) -> bool:
@@ -233,11 +252,10 @@ class LabelHeadPart(HeadPart):
     def build(self, model: Model, _vocab: int, _embedding: Any) -> Any:
         return self.make(model.width, self, self.transform.build(model))
 
-    def num_parameters(self: Any, model: Model, _vocab: int) -> int:
-        return (model.width + self.bias) * self.outputs + self.transform.num_parameters(model)
-
-    def num_matmul_weights(self: Any, model: Model, _vocab: int) -> int:
-        return model.width * self.outputs + self.transform.num_matmul_weights(model)
+    def weights(self: Any, model: Model, _vocab: int) -> list[Weight]:
+        found = [Weight("weight", (self.outputs, model.width), "head")]
+        found += [Weight("bias", (self.outputs,), "vector")] if self.bias else []
+        return found + placed("before", self.transform.weights(model))
 
     def num_outputs(self: Any, _vocab: int) -> int:
         return max(self.outputs, 1)  # labels may be those of the data

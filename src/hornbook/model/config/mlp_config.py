@@ -1,11 +1,12 @@
 """Configuration of what each position computes alone: an MLP, a gated one, or a mixture of experts."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from hornbook.errors import UsageError
-from hornbook.model.config.part import LayerPart, Model, Part, Problems, Product, Rows
+from hornbook.model.config.part import Cut, LayerPart, Model, Part, Problems, Rows, Weight, linear, placed
 from hornbook.settings.fields import OPEN, Count, Number
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
@@ -14,29 +15,27 @@ Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
 class _MLP(LayerPart):
     """Some projections to the inner width, `ModelConfig.hidden`, and one back."""
 
-    projections: ClassVar[int]
-    """Matrices, the one back included."""
+    inner: ClassVar[Sequence[str]]
+    """Names of the projections to it."""
 
     def build(self, model: Model, _layer: int) -> Any:
         return self.make(model.width, model.hidden, self)
 
-    def num_parameters(self: Any, model: Model) -> int:
-        biases = (self.projections - 1) * model.hidden + model.width
-        return self.num_matmul_weights(model) + self.bias * biases
+    def weights(self: Any, model: Model) -> list[Weight]:
+        width, hidden, found = model.width, model.hidden, list[Weight]()
+        for name in self.inner:
+            found += linear(name, width, hidden, Cut(0, "hidden", hidden), bias=self.bias, joined=bool(found))
+        return found + linear("down", hidden, width, Cut(1, "hidden", hidden), bias=self.bias)
 
-    def num_matmul_weights(self, model: Model) -> int:
-        return self.projections * model.width * model.hidden
-
-    def products(self, model: Model) -> list[Product]:
-        inner = (self.projections - 1) * model.hidden
-        return [Product(model.width, inner, "columns"), Product(model.hidden, model.width, "inner")]
+    def of_rank(self, model: Model, ranks: int) -> Any:
+        return self.model_copy(update={"hidden": -(-model.hidden // ranks)})
 
 
 class PlainMLPConfig(_MLP):
     """Two projections with an activation between."""
 
     builder = "mlp.mlp:MLP"
-    projections = 2
+    inner = ("up",)
     kind: Literal["mlp"] = "mlp"
     hidden: Count | None = Field(default=None, ge=1)
     """Inner width; by default 4 x width."""
@@ -54,7 +53,7 @@ class GLUConfig(_MLP):
     """Gated linear unit (Shazeer 2020, arXiv 2002.05202); with `silu` it is SwiGLU."""
 
     builder = "mlp.mlp:GLU"
-    projections = 3
+    inner = ("gate", "up")
     kind: Literal["glu"] = "glu"
     hidden: Count | None = Field(default=None, ge=1)
     """Inner width; by default 8/3 x width, rounded up to a multiple of 64."""
@@ -65,9 +64,9 @@ class GLUConfig(_MLP):
 
     def saved_bytes(self, model: Model, rows: Rows) -> int:
         matrix = model.width * model.hidden
-        return rows.values(self._inner(rows) * model.hidden) + rows.stacked(2 * matrix) + rows.cast(matrix)
+        return rows.values(self._kept(rows) * model.hidden) + rows.stacked(2 * matrix) + rows.cast(matrix)
 
-    def _inner(self, rows: Rows) -> int:
+    def _kept(self, rows: Rows) -> int:
         """Values kept of each inner dim: gate and up, the activation and what it is made of, and the product."""
         match self.activation:
             case "silu":
@@ -147,23 +146,30 @@ class ExpertsConfig(LayerPart):
     def build(self, model: Model, layer: int) -> Any:
         return self.make(model.width, model.hidden, self, layer)
 
-    def num_parameters(self, model: Model) -> int:
-        return self._weights(model, self.count)
+    def weights(self, model: Model) -> list[Weight]:
+        width, hidden, count, active = model.width, model.hidden, self.count, self.active
+        shared = [] if self._shared is None else self._shared.weights(self._beside(model))
+        return [
+            Weight("router.weight", (count, width)),
+            Weight("gate", (count, hidden, width), "matrix", Cut(1, "hidden", hidden), active),
+            Weight("up", (count, hidden, width), "matrix", Cut(1, "hidden", hidden), active, joined=True),
+            Weight("down", (count, width, hidden), "matrix", Cut(2, "hidden", hidden), active),
+            *placed("shared", shared),
+        ]
 
-    def num_matmul_weights(self, model: Model) -> int:
-        return self._weights(model, self.active)
+    def of_rank(self, model: Model, ranks: int) -> Any:
+        sizes = {"hidden": model.hidden, "shared_hidden": self.shared_hidden}
+        return self.model_copy(update={name: size and -(-size // ranks) for name, size in sizes.items()})
 
-    def products(self, model: Model) -> list[Product]:
-        width, each = model.width, {"uses": self.active, "experts": self.count}
-        found = [Product(width, self.count), Product(width, 2 * model.hidden, "columns", **each)]
-        found.append(Product(model.hidden, width, "inner", **each))
-        if (shared := self.shared_hidden) is not None:
-            found += [Product(width, 2 * shared, "columns"), Product(shared, width, "inner")]
-        return found
+    @property
+    def _shared(self) -> GLUConfig | None:
+        """The expert that every token uses."""
+        hidden = self.shared_hidden
+        return None if hidden is None else GLUConfig(hidden=hidden, activation=self.activation)
 
-    def num_expert_weights(self, model: Model) -> int:
-        """Values of all experts but the shared one."""
-        return 3 * model.width * model.hidden * self.count
+    def _beside(self, model: Model) -> Model:
+        """The model as the expert that every token uses sees it."""
+        return model.model_copy(update={"mlp": self._shared})
 
     @property
     def has_losses(self) -> bool:
@@ -189,7 +195,7 @@ class ExpertsConfig(LayerPart):
         kept = rows.values(self.active * (2 * model.width + inner)) + 24 * rows.tokens * self.active
         if rows.itemsize == 4:
             return kept
-        return kept + rows.itemsize * (self.num_expert_weights(model) - rows.tokens * self.active)
+        return kept + rows.itemsize * (3 * model.width * model.hidden * self.count - rows.tokens * self.active)
 
     def _saved_routing(self, model: Model, rows: Rows) -> int:
         """Scores of all experts and the choice; what weights are divided by; inputs with jitter and the jitter."""
@@ -208,13 +214,7 @@ class ExpertsConfig(LayerPart):
         return balance + (4 * rows.tokens * (self.count + 2) + 4 * rows.rows if self.z_loss else 0)
 
     def _saved_shared(self, model: Model, rows: Rows) -> int:
-        if self.shared_hidden is None:
-            return 0
-        shared = GLUConfig(hidden=self.shared_hidden, activation=self.activation)
-        return shared.saved_bytes(model.model_copy(update={"mlp": shared}), rows)
-
-    def _weights(self, model: Model, experts: int) -> int:
-        return model.width * (3 * model.hidden * experts + self.count + 3 * (self.shared_hidden or 0))
+        return 0 if self._shared is None else self._shared.saved_bytes(self._beside(model), rows)
 
     def problems(self, _model: Model = None) -> Problems:
         if self.active > self.count:

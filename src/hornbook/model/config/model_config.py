@@ -12,8 +12,18 @@ from hornbook.model.config.attention_config import AttentionConfig, FullAttentio
 from hornbook.model.config.head_config import LMHead
 from hornbook.model.config.init_config import InitConfig, ScaledNormal
 from hornbook.model.config.mlp_config import GLUConfig, MLPConfig
-from hornbook.model.config.norm_config import NormConfig, RMSNormConfig
-from hornbook.model.config.part import Model, Part, Problems, Product, Rows
+from hornbook.model.config.norm_config import NormConfig, RMSNormConfig, norm_weights
+from hornbook.model.config.part import (
+    Model,
+    Problems,
+    Product,
+    Rows,
+    Weight,
+    WeightedPart,
+    linear,
+    placed,
+    products_of,
+)
 from hornbook.model.config.position_config import NoPositions, PositionConfig, RopeConfig
 from hornbook.model.config.replaced_config import HeadConfig
 from hornbook.settings.fields import Config, Count, Number
@@ -101,10 +111,11 @@ class EmbeddingConfig(Config):
     bias: bool = False
     """Bias of the projection."""
 
-    def num_parameters(self, model: Model) -> int:
-        """Trained values between the vectors and the stream, but for the norm."""
-        bias = model.width if self.width and self.bias else 0
-        return self.num_matmul_weights(model) + bias + self.types * model.entrance.width
+    def weights(self, model: Model) -> list[Weight]:
+        """Parameters between the vectors and the stream, but for the norm."""
+        found = linear("project", self.width, model.width, bias=self.bias) if self.width else []
+        types = [Weight("types.weight", (self.types, model.entrance.width), "position")] if self.types else []
+        return found + types
 
     def num_matmul_weights(self, model: Model) -> int:
         """Weights that each position is multiplied by."""
@@ -114,46 +125,43 @@ class EmbeddingConfig(Config):
 # ---- Multi-token prediction
 
 
-class NoMTP(Part):
+class _MTPPart(WeightedPart):
+    """What stands around the blocks that predict further tokens."""
+
+    reads_tokens: ClassVar = False
+    """Whether blocks read vectors of tokens beside states."""
+
+    def products(self, model: Model) -> list[Product]:
+        """Products of a token with weights outside of blocks."""
+        return products_of(self.weights(model))
+
+
+class NoMTP(_MTPPart):
     """The next token alone is predicted."""
 
     kind: Literal["none"] = "none"
     depth: ClassVar = 0
-    reads_tokens: ClassVar = False
 
-    def num_parameters(self, _model: Model) -> int:
-        """Trained values outside of blocks."""
-        return 0
-
-    def num_matmul_weights(self, _model: Model) -> int:
-        """Weights outside of blocks that each position is multiplied by."""
-        return 0
+    def weights(self, _model: Model) -> list[Weight]:
+        return []
 
     def saved_bytes(self, _model: Model, _rows: Rows) -> int:
         """Bytes kept for backward outside of blocks and head."""
         return 0
 
-    def products(self, _model: Model) -> list[Product]:
-        """Products of a token with weights outside of blocks."""
-        return []
 
-
-class _MTP(Part):
+class _MTP(_MTPPart):
     """Blocks behind the last one, each configured as a further layer would be."""
 
-    reads_tokens: ClassVar = False
-    """Whether blocks read vectors of tokens beside states."""
     depth: Count = Field(default=1, ge=1)
     """Blocks: each predicts one token further ahead."""
 
-    def num_parameters(self, model: Model) -> int:
-        return self.num_matmul_weights(model) + self.depth * self._norms(model) * model.norm.num_parameters(model)
-
-    def num_matmul_weights(self, model: Model) -> int:
-        return self.depth * sum(each.inner * each.columns for each in self._joined(model))
-
-    def products(self, model: Model) -> list[Product]:
-        return self.depth * self._joined(model)
+    def weights(self, model: Model) -> list[Weight]:
+        """Parameters outside of blocks."""
+        norm, found = norm_weights(model.norm, model) if model.final_norm else [], list[Weight]()
+        for number in range(model.layers, model.num_blocks):
+            found += placed(f"joins.{number}", self._join(model)) + placed(f"norms.{number}", norm)
+        return found
 
     def saved_bytes(self, model: Model, rows: Rows) -> int:
         norm = model.norm.saved_bytes(model.width, rows) + model.norm.keeps_input(rows) * rows.stream(model)
@@ -165,12 +173,8 @@ class _MTP(Part):
             found = f'model.kind is "{model.kind}", model.head.kind "{model.head.kind}"'
             yield "mtp", f'further tokens are predicted by a decoder with the head "lm", and {found}: leave it out'
 
-    def _norms(self, model: Model) -> int:
-        """Of one block, beside its own."""
-        return int(model.final_norm)
-
-    def _joined(self, _model: Model) -> list[Product]:
-        """Product before one block."""
+    def _join(self, _model: Model) -> list[Weight]:
+        """Parameters before one block."""
         return []
 
     def _join_bytes(self, _model: Model, _rows: Rows) -> int:
@@ -188,11 +192,11 @@ class SequentialMTP(_MTP):
     kind: Literal["sequential"] = "sequential"
     reads_tokens: ClassVar = True
 
-    def _norms(self, model: Model) -> int:
-        return super()._norms(model) + 2
-
-    def _joined(self, model: Model) -> list[Product]:
-        return [Product(2 * model.width, model.width)]
+    def _join(self, model: Model) -> list[Weight]:
+        norms = [
+            each for name in ("state_norm", "token_norm") for each in placed(name, norm_weights(model.norm, model))
+        ]
+        return norms + linear("project", 2 * model.width, model.width)
 
     def _join_bytes(self, model: Model, rows: Rows) -> int:
         """Of the norm of the states, that of the vectors of tokens and those, and the product's input and matrix."""

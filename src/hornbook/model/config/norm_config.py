@@ -4,11 +4,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import Model, Part, Rows
+from hornbook.model.config.part import Model, Rows, Weight, WeightedPart, method
 from hornbook.settings.fields import OPEN, Number
 
 
-class NormPart(Part):
+class NormPart(WeightedPart):
     """A norm over vectors of some width."""
 
     rebuilt: ClassVar[bool] = True
@@ -18,9 +18,14 @@ class NormPart(Part):
         """The module; None where nothing is done."""
         return self.make(width, self)
 
+    def weights(self, model: Model, /) -> list[Weight]:
+        """Parameters; by default one of all `num_parameters`."""
+        return [Weight("weight", (self.num_parameters(model),), "norm")]
+
     def num_parameters(self, model: Model, /) -> int:
-        """Trained values of a norm of the model's width: by default a factor for each feature."""
-        return model.width
+        """Trained values of a norm of the model's width: of one that lists none, a factor for each feature."""
+        listed = type(self).weights is not NormPart.weights
+        return sum(each.size for each in self.weights(model)) if listed else model.width
 
     def keeps_input(self, _rows: Rows, /) -> bool:
         """Whether its input is kept for backward, and not a float32 copy in its place."""
@@ -52,8 +57,8 @@ class LayerNormConfig(NormPart):
     bias: bool = True
     """Learned shift."""
 
-    def num_parameters(self, model: Model) -> int:
-        return (1 + self.bias) * model.width
+    def weights(self, model: Model) -> list[Weight]:
+        return [Weight(name, (model.width,), "norm") for name in ("weight", "bias")[: 1 + self.bias]]
 
     def keeps_input(self, rows: Rows) -> bool:
         return rows.itemsize == 4 or rows.rebuilding
@@ -101,8 +106,8 @@ class BatchNormConfig(NormPart):
     eps: Number = 1e-5
     """Added to the variance."""
 
-    def num_parameters(self, model: Model) -> int:
-        return 2 * model.width
+    def weights(self, model: Model) -> list[Weight]:
+        return [Weight(name, (model.width,), "norm") for name in ("weight", "bias")]
 
     def keeps_input(self, rows: Rows) -> bool:
         return rows.itemsize == 4
@@ -121,14 +126,19 @@ class NoNorm(NormPart):
     def build(self, _width: int) -> None:
         pass
 
-    def num_parameters(self, _model: Model) -> int:
-        return 0
+    def weights(self, _model: Model) -> list[Weight]:
+        return []
 
     def keeps_input(self, _rows: Rows) -> bool:
         return False
 
     def saved_bytes(self, _width: int, _rows: Rows) -> int:
         return 0
+
+
+def norm_weights(norm: Any, model: Model) -> list[Weight]:
+    """Parameters of a norm of the model's width, also of one from outside that is no `NormPart`."""
+    return method(norm, "weights", NormPart)(model)
 
 
 NormConfig = Annotated[

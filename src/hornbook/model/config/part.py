@@ -1,13 +1,15 @@
-"""What a part of a model says about itself: the class it builds, its parameters, its operations, its conditions.
+"""What a part of a model says about itself: the class it builds, its weights, its operations, its conditions.
 
-A part is attention, an MLP, a norm, positions or a head; its configuration is the only place that speaks of it. Parts
-from outside the package have the same methods: `build` and `num_parameters` they must have, the rest has the defaults
-of `LayerPart`. Everything but `build` is arithmetic on settings.
+A part is attention, an MLP, a norm, positions or a head; its configuration is the only place that speaks of it. From
+its list of weights follow numbers of parameters, products, operations, what ranks hold, and how they divide it. Parts
+from outside the package have the same methods: `build`, and `weights` or `num_parameters`, they must have, the rest has
+the defaults of `LayerPart`. Everything but `build` is arithmetic on settings.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from hornbook.errors import UsageError
@@ -78,6 +80,70 @@ class Rows:
         return 0 if self.rebuilding else self.itemsize * weights
 
 
+Unit = Literal["heads", "kv_heads", "hidden", "vocabulary"]
+"""What is not cut through: a head; a key-value head, which several ranks hold where there are more ranks than heads;
+one value of the inner width of an MLP; a token."""
+
+
+class Cut(NamedTuple):
+    """How tensor ranks divide a parameter; one that is not divided each rank holds whole."""
+
+    dim: int
+    unit: Unit
+    units: int
+    """How many the dim consists of."""
+
+
+class Weight(NamedTuple):
+    """A parameter, by its name within its part, or of the model within that."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of matrices [outputs, inputs], after the number of experts if they are those of experts."""
+    role: str = "matrix"
+    """As `hornbook.model.build_model.parameter_roles` has it."""
+    cut: Cut | None = None
+    uses: int = 1
+    """Times that each token is multiplied, of experts."""
+    joined: bool = False
+    """Whether its product is one with that of the matrix listed before it."""
+
+    @property
+    def size(self) -> int:
+        """Values."""
+        return prod(self.shape)
+
+    @property
+    def experts(self) -> int:
+        """Experts that it is the matrices of; 0: it is no matrix of experts."""
+        return self.shape[0] if len(self.shape) == 3 else 0
+
+    @property
+    def layer(self) -> str:
+        """Name of the linear layer whose matrix it is; "" where it is none."""
+        is_linear = self.role == "matrix" and len(self.shape) == 2 and not self.name.endswith("router.weight")
+        return self.name.removesuffix(".weight") if is_linear and self.name.endswith(".weight") else ""
+
+    def size_of_rank(self, tensor: int, expert: int) -> int:
+        """Values of one of so many ranks of both axes: of what does not divide evenly, the larger part."""
+        size = self.size if self.cut is None else self.size // self.cut.units * -(-self.cut.units // tensor)
+        return size // self.experts * -(-self.experts // expert) if self.experts else size
+
+
+def linear(
+    name: str, inputs: int, outputs: int, cut: Cut | None = None, *, bias: bool = False, joined: bool = False
+) -> list[Weight]:
+    """A linear layer; `cut` divides its outputs (dim 0), and its bias with them, or its inputs."""
+    found = [Weight(f"{name}.weight", (outputs, inputs), cut=cut, joined=joined)]
+    along = cut if cut is not None and cut.dim == 0 else None
+    return [*found, Weight(f"{name}.bias", (outputs,), "vector", along)] if bias else found
+
+
+def placed(name: str, weights: Iterable[Weight]) -> list[Weight]:
+    """The weights of a part that is at `name`."""
+    return [each._replace(name=f"{name}.{each.name}") for each in weights]
+
+
 class Product(NamedTuple):
     """A product with weights that each token goes through; weights of one product count as one matrix."""
 
@@ -85,12 +151,33 @@ class Product(NamedTuple):
     """Values of a token that go in."""
     columns: int
     """Values that come out."""
-    cut: Literal["columns", "inner", "none"] = "none"
-    """Which side tensor ranks divide."""
     uses: int = 1
     """Times that each token is multiplied, of experts."""
     experts: int = 0
     """Matrices that the tokens are spread over; 0: there is one."""
+    names: tuple[tuple[str, int], ...] = ()
+    """Of each of its weights (name within the part, values that come out); none where they are not known."""
+
+    @property
+    def weights(self) -> int:
+        """Weights that a token is multiplied by."""
+        return self.inner * self.columns * self.uses
+
+
+def products_of(weights: Iterable[Weight]) -> list[Product]:
+    """Products of a token with matrices."""
+    found = list[Product]()
+    for each in weights:
+        if each.role != "matrix" or len(each.shape) == 1:
+            continue
+        *_, columns, inner = each.shape
+        names = ((each.name, columns),)
+        if each.joined:
+            columns, names = found[-1].columns + columns, found[-1].names + names
+            found[-1] = found[-1]._replace(columns=columns, names=names)
+        else:
+            found.append(Product(inner, columns, each.uses, each.experts, names))
+    return found
 
 
 class Part(Config):
@@ -110,6 +197,20 @@ class Part(Config):
         return iter(())
 
 
+class WeightedPart(Part):
+    """A part whose configuration lists its weights."""
+
+    def weights(self, model: Model, /) -> list[Weight]:
+        """Parameters; by default one of all `num_parameters`."""
+        return [Weight("weight", (self.num_parameters(model),))]
+
+    def num_parameters(self, model: Model, /) -> int:
+        """Trained values; by default those of `weights`."""
+        if type(self).weights is WeightedPart.weights:
+            raise UsageError(f"the part {type(self).__name__} has no method `num_parameters`")
+        return sum(each.size for each in self.weights(model))
+
+
 def unknown_memory(part: Part) -> UsageError:
     """The error of a part that does not say what it keeps."""
     return UsageError(
@@ -118,7 +219,7 @@ def unknown_memory(part: Part) -> UsageError:
     )
 
 
-class LayerPart(Part):
+class LayerPart(WeightedPart):
     """Attention or an MLP of one layer."""
 
     scored: ClassVar[bool] = True
@@ -128,21 +229,26 @@ class LayerPart(Part):
         """The module of layer `layer`."""
         return self.make(model, layer)
 
-    def num_parameters(self, _model: Model, /) -> int:
-        """Trained values of one layer."""
-        raise UsageError(f"the part {type(self).__name__} has no method `num_parameters`")
-
-    def num_matmul_weights(self, model: Model) -> int:
-        """Weights of one layer that each position is multiplied by; by default all of its parameters."""
-        return self.num_parameters(model)
+    def num_matmul_weights(self, model: Model, /) -> int:
+        """Weights of one layer that each position is multiplied by: matrices, of experts those that a token uses."""
+        matrices = (each for each in method(self, "weights")(model) if each.role == "matrix")
+        return sum(each.size * each.uses // max(each.experts, 1) for each in matrices)
 
     def products(self, model: Model, /) -> list[Product]:
-        """Products of a token with weights in one layer; by default one of all `num_matmul_weights`."""
-        return [Product(model.width, -(-method(self, "num_matmul_weights")(model) // model.width))]
+        """Products of a token with weights in one layer; of a part that lists none, one of `num_matmul_weights`."""
+        known = products_of(method(self, "weights")(model))
+        return known or [Product(model.width, -(-method(self, "num_matmul_weights")(model) // model.width))]
 
     def saved_bytes(self, _model: Model, _rows: Rows, /) -> int:
         """Bytes that one layer keeps for backward, all but its input."""
         raise unknown_memory(self)
+
+    def of_rank(self, _model: Model, _ranks: int, /) -> Any:
+        """The part as one of `ranks` tensor ranks computes it, in a model of its share of the heads; by default whole.
+
+        Of what does not divide evenly it is the larger share.
+        """
+        return self
 
     def rotary_dims(self, _model: Model, /) -> int:
         """Dims of a head that rotary positions may turn; by default none."""
@@ -156,9 +262,9 @@ class LayerPart(Part):
         return 0, 0
 
 
-def method(part: Any, name: str) -> Callable[..., Any]:
-    """A method of `LayerPart`; parts from outside that are not one have its default."""
-    return getattr(part, name, None) or partial(getattr(LayerPart, name), part)
+def method(part: Any, name: str, base: type[Part] = LayerPart) -> Callable[..., Any]:
+    """A method of `base`; parts from outside that are not one have its default."""
+    return getattr(part, name, None) or partial(getattr(base, name), part)
 
 
 def keys_seen(sequence: int, window: int | None, *, bidirectional: bool) -> float:

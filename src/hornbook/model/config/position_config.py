@@ -1,15 +1,18 @@
 """Configuration of positions: how a model knows order, and how rotary wavelengths are stretched."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.part import Model, Part, Rows
+from hornbook.model.config.part import Cut, Model, Rows, Weight, WeightedPart
 from hornbook.settings.fields import Config, Count, Number
 
 
-class PositionPart(Part):
+class PositionPart(WeightedPart):
     """Positions of a stack; `model` is the configuration of that stack."""
+
+    place: ClassVar = "bias"
+    """Name of the module in the stack."""
 
     def build_added(self, _model: Model, /) -> Any:
         """The module of vectors that are added to the embedding; None where there are none."""
@@ -17,9 +20,9 @@ class PositionPart(Part):
     def build_bias(self, _model: Model, /) -> Any:
         """The module of scores by distance; None where there are none."""
 
-    def num_parameters(self, _model: Model, /) -> int:
-        """Trained values."""
-        return 0
+    def weights(self, _model: Model, /) -> list[Weight]:
+        """Parameters; by default none."""
+        return []
 
     def saved_bytes(self, _rows: Rows, /) -> int:
         """Bytes kept for backward at the embedding."""
@@ -32,6 +35,8 @@ class PositionPart(Part):
 
 class AddedPositionPart(PositionPart):
     """Vectors added to the embedding."""
+
+    place: ClassVar = "positions"
 
     def build_added(self, model: Model) -> Any:
         return self.make(model.width, self)
@@ -47,8 +52,8 @@ class LearnedPositionsConfig(AddedPositionPart):
     offset: Count = Field(default=0, ge=0)
     """Rows before the first position's (2 in OPT, BART and RoBERTa); never used, kept for their files."""
 
-    def num_parameters(self, model: Model) -> int:
-        return (self.length + self.offset) * model.width
+    def weights(self, model: Model) -> list[Weight]:
+        return [Weight("weight", (self.length + self.offset, model.width), "position")]
 
     def saved_bytes(self, rows: Rows) -> int:
         return 8 * rows.tokens
@@ -171,8 +176,8 @@ class RelativeBucketsConfig(PositionPart):
     def build_bias(self, model: Model) -> Any:
         return self.make(model.heads, self, model.kind == "encoder")
 
-    def num_parameters(self, model: Model) -> int:
-        return self.buckets * model.heads
+    def weights(self, model: Model) -> list[Weight]:
+        return [Weight("weight", (self.buckets, model.heads), "position", Cut(1, "heads", model.heads))]
 
     def saved_bytes(self, rows: Rows) -> int:
         return 8 * (2 * rows.sequence - 1)

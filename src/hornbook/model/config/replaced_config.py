@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.model.config.head_config import HeadPart, LabelHeadConfig, LMHead, MaskedHead
+from hornbook.model.config.head_config import HeadPart, LabelHeadConfig, LMHead, MaskedHead, transform_weights
 from hornbook.model.config.mlp_config import Activation
-from hornbook.model.config.part import Model, Part, Problems, Rows
+from hornbook.model.config.part import Model, Part, Problems, Rows, Weight, placed
 from hornbook.model.config.position_config import NoPositions
 from hornbook.settings.fields import Number
 
@@ -95,11 +95,9 @@ class ReplacedHead(HeadPart):
     def generator_of(self, model: Model) -> Model | None:
         return self.generator.of(model)
 
-    def num_parameters(self, model: Model, _vocab: int) -> int:
-        return self.num_matmul_weights(model, 0) + model.width + 1
-
-    def num_matmul_weights(self, model: Model, _vocab: int) -> int:
-        return model.width**2 + model.width
+    def weights(self, model: Model, _vocab: int) -> list[Weight]:
+        before = placed("before", transform_weights(model, model.width, bias=True, norm=False))
+        return [Weight("weight", (1, model.width), "head"), Weight("bias", (1,), "vector"), *before]
 
     def num_outputs(self, _vocab: int) -> int:
         return self.outputs

@@ -9,6 +9,8 @@ from typing import Any
 from hornbook.errors import UsageError
 from hornbook.model.config.head_config import LMHead, MaskedHead
 from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.parameter_count import parameters_of
+from hornbook.model.config.part import Weight
 from hornbook.model.config.surgery_config import (
     AdapterStep,
     BottleneckConfig,
@@ -23,7 +25,6 @@ from hornbook.model.config.surgery_config import (
     PromptConfig,
     Sparse,
 )
-from hornbook.plan.counts.parameters import Parameter, parameters_of
 from hornbook.settings.fields import KEPT, ByIdentity
 
 SCALES_PER_BLOCK = 256
@@ -86,7 +87,7 @@ class _Surgery:
     """Steps done one after the other; names of layers and parameters are those of the built model."""
 
     model: ModelConfig
-    parameters: list[Parameter]
+    parameters: list[Weight]
     frozen: set[str] = field(default_factory=set[str])
     """Names of parameters of the base."""
     hung: set[str] = field(default_factory=set[str])
@@ -137,7 +138,7 @@ class _Surgery:
         for name, value in values.items():
             self.found[name] = self.found.get(name, 0) + value
 
-    def _chosen(self, targets: Sequence[str], *, hang: bool = True) -> list[Parameter]:
+    def _chosen(self, targets: Sequence[str], *, hang: bool = True) -> list[Weight]:
         """Matrices of the linear layers that the globs name."""
         layers = [each for each in self.parameters if each.layer]
         for glob in targets:
@@ -205,7 +206,7 @@ class _Surgery:
         return min(numbers, default=self.model.layers)
 
 
-def _gated(chosen: Sequence[Parameter]) -> int:
+def _gated(chosen: Sequence[Weight]) -> int:
     return sum(each.shape[1] for each in chosen if each.layer.endswith("mlp.down"))
 
 

@@ -1,17 +1,14 @@
 """Values of the parameters that a rank holds of a model: arithmetic on configurations, without building it.
 
-What lies on which stage is as in `hornbook.parallel.axes.pipeline.stages`, what tensor ranks divide as in
-`hornbook.parallel.axes.tensor.division_tables`: of what does not divide evenly, the larger part. What surgery leaves to
-train of them is in `hornbook.plan.counts.adapted`.
+What lies on which stage is as in `hornbook.parallel.axes.pipeline.stages`; what tensor ranks divide, the parts say
+(`hornbook.model.config.part.Cut`). What surgery leaves to train of them is in `hornbook.plan.counts.adapted`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
-from hornbook.model.config.attention_config import FullAttentionConfig, LatentAttentionConfig
-from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model_config import ModelConfig
-from hornbook.model.config.parameter_count import block_norms, count_parameters, stacks_of
-from hornbook.model.config.position_config import AddedPositionPart
+from hornbook.model.config.parameter_count import count_parameters, places_of, stacks_of
 from hornbook.parallel.axes.pipeline.cuts import stage_blocks, stage_costs
 from hornbook.parallel.axes.pipeline.pass_orders import stages_of
 from hornbook.parallel.config import ParallelConfig
@@ -36,97 +33,48 @@ def held_values(model: ModelConfig, vocab: int, parallel: ParallelConfig, sequen
 @kept_by_config
 def _held(model: ModelConfig, vocab: int, tensor: int, expert: int, spans: tuple[tuple[int, ...], ...]) -> list[int]:
     """Of each rank; spans: its blocks, none for all of them on one rank."""
-    blocks = _blocks(model, tensor, expert)
-    held = spans or (tuple(range(len(blocks))),)
-    return [sum(blocks[number] for number in own) + _ends(model, vocab, tensor, set(own)) for own in held]
+    found = _values(model, vocab, tensor, expert)
+    whole = tuple(range(sum(stack.num_blocks for stack in stacks_of(model))))
+    return [sum(size for users, size in found.items() if users & {*own}) for own in spans or (whole,)]
 
 
 def held_experts(model: ModelConfig, tensor: int, expert: int, blocks: Sequence[int]) -> int:
     """Of a rank's values those of experts, shared ones not among them; blocks: numbers of those it has."""
-    found = _experts(model, tensor, expert)
-    return sum(found[number] for number in blocks)
+    found = _values(model, 1, tensor, expert, of_experts=True)
+    return sum(found[frozenset([number])] for number in blocks)
 
 
 @kept_by_config
-def _experts(model: ModelConfig, tensor: int, expert: int) -> list[int]:
-    """Values of experts of each block."""
-    decoder, *encoder = stacks_of(model)
-    layers = [stack.layer(number) for stack in (*encoder, decoder) for number in range(stack.num_blocks)]
-    return [
-        3 * layer.width * _share(layer.hidden, tensor) * _share(layer.mlp.count, expert)
-        if isinstance(layer.mlp, ExpertsConfig)
-        else 0
-        for layer in layers
-    ]
-
-
-@kept_by_config
-def _blocks(model: ModelConfig, tensor: int, expert: int) -> list[int]:
-    """Of each block, an encoder's first."""
-    decoder, *encoder = stacks_of(model)
-    found = []
-    for stack in (*encoder, decoder):
-        crossed = bool(encoder) and stack is decoder
-        for number in range(stack.num_blocks):
-            layer = stack.layer(number)
-            attention = _attention(layer, tensor) * (2 if crossed else 1)
-            found.append(attention + _mlp(layer, tensor, expert) + block_norms(stack, number, crossed=crossed))
+def _values(
+    model: ModelConfig, vocab: int, tensor: int, expert: int, *, of_experts: bool = False
+) -> Counter[frozenset[int]]:
+    """Values that a rank has of all parameters, or of those of experts, by the blocks whose stages have them."""
+    found = Counter[frozenset[int]]()
+    for place in places_of(model, vocab):
+        values = sum(each.size_of_rank(tensor, expert) for each in place.weights if each.experts or not of_experts)
+        for name in place.names:
+            found[_users(model, name)] += values
     return found
 
 
-def _ends(model: ModelConfig, vocab: int, ranks: int, held: set[int]) -> int:
-    """Of everything but blocks, on a rank that holds some of them."""
+def _users(model: ModelConfig, name: str) -> frozenset[int]:
+    """Numbers of the blocks, an encoder's first, beside which a part is: on each stage that has one of them."""
     decoder, *encoder = stacks_of(model)
-    begin, total = sum(stack.layers for stack in encoder), 0
+    begin = sum(stack.layers for stack in encoder)
     last = begin + decoder.layers - 1
-    for stack, first in ((decoder, begin), *((stack, 0) for stack in encoder)):
-        norm, own = stack.norm.num_parameters(stack), range(first, first + stack.layers)
-        entrance = stack.embedding.norm * stack.norm.num_parameters(stack.entrance)
-        enters = first in held or (stack.mtp.reads_tokens and last in held)
-        total += enters * (stack.embedding.num_parameters(stack) + entrance)
-        total += (own[-1] in held) * stack.final_norm * norm
-        positions = stack.position.num_parameters(stack.entrance)
-        if isinstance(stack.position, AddedPositionPart):
-            total += enters * positions
-        elif held & set(own):  # scores by distance, of a rank's heads
-            total += _share(positions, ranks)
-    tied, rows = getattr(model.head, "tied", False), _share(vocab, ranks)
-    copied = [last] if tied or model.mtp.reads_tokens else []
-    total += rows * (model.embedding.width or model.width) * bool(held & {0, begin, *copied})
-    if last in held:  # what a head of tokens has for each of them is divided
-        each = hasattr(model.head, "tied") * (model.head.num_parameters(model, 2) - model.head.num_parameters(model, 1))
-        total += model.head.num_parameters(model, 0) + each * rows + model.mtp.num_parameters(model)
-    return total
-
-
-def _attention(layer: ModelConfig, ranks: int) -> int:
-    part, whole = layer.attention, layer.attention.num_parameters(layer)
-    if isinstance(part, FullAttentionConfig):
-        keys = 2 * layer.kv_heads * layer.head_dim * (layer.width + part.bias)
-        keys += layer.kv_heads * layer.head_dim * (part.qk_norm == "full")
-        alone = part.out_bias * layer.width + 2 * layer.head_dim * (part.qk_norm == "head")
-        return alone + _share(whole - alone - keys, ranks) + _share(keys, min(ranks, layer.kv_heads))
-    if isinstance(part, LatentAttentionConfig):
-        down = layer.width * (part.kv_rank + part.rope_dim) + part.kv_rank
-        down += (part.query_rank or 0) * (layer.width + 1)
-        down += part.bias * ((part.query_rank or 0) + part.kv_rank + part.rope_dim + layer.width)
-        return down + _share(whole - down, ranks)
-    return whole  # a part without a table
-
-
-def _mlp(layer: ModelConfig, ranks: int, expert: int) -> int:
-    part, whole = layer.mlp, layer.mlp.num_parameters(layer)
-    inner = _share(layer.hidden, ranks)
-    if isinstance(part, PlainMLPConfig | GLUConfig):
-        before = part.projections - 1
-        return part.projections * layer.width * inner + part.bias * (before * inner + layer.width)
-    if isinstance(part, ExpertsConfig):
-        shared = part.shared_hidden or 0
-        router = whole - part.num_expert_weights(layer) - 3 * layer.width * shared
-        experts = _share(part.count, expert)
-        return router + 3 * layer.width * (inner * experts + _share(shared, ranks))
-    return whole
-
-
-def _share(values: int, ranks: int) -> int:
-    return -(-values // ranks)
+    stack, first = (encoder[0], 0) if name.startswith("encoder.") else (decoder, begin)
+    words = name.removeprefix("encoder.").split(".")
+    if "blocks" in words and words[0] != "head":
+        return frozenset([first + int(words[words.index("blocks") + 1])])
+    again = [last] if stack.mtp.reads_tokens else []
+    match words[0]:
+        case "embedding":
+            return frozenset([0, begin, *again, *([last] if getattr(model.head, "tied", False) else [])])
+        case "entrance" | "positions":
+            return frozenset([first, *again])
+        case "bias":  # scores by distance
+            return frozenset(range(first, first + stack.layers))
+        case "norm":
+            return frozenset([first + stack.layers - 1])
+        case _:
+            return frozenset([last])

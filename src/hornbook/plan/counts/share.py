@@ -6,11 +6,9 @@ Of what does not divide evenly a rank has the larger part, as in `hornbook.plan.
 from typing import Any
 
 from hornbook.errors import UsageError
-from hornbook.model.config.attention_config import DeltaAttentionConfig, FullAttentionConfig, LatentAttentionConfig
 from hornbook.model.config.head_config import ClassificationHead, RegressionHead
-from hornbook.model.config.mlp_config import ExpertsConfig, GLUConfig, PlainMLPConfig
 from hornbook.model.config.model_config import LayerConfig, ModelConfig
-from hornbook.model.config.part import Rows
+from hornbook.model.config.part import Rows, method
 from hornbook.model.config.saved_bytes import SavedBytes, saved_bytes
 from hornbook.model.config.surgery_config import positions_ahead
 from hornbook.parallel.config import Offload
@@ -108,40 +106,15 @@ def tensor_share(model: ModelConfig, ranks: int) -> ModelConfig:
     if ranks == 1:
         return model
 
-    def layer(each: LayerConfig) -> LayerConfig:
-        parts: dict[str, Any] = {}
-        if each.attention is not None:
-            parts["attention"] = _attention(model.model_copy(update={"attention": each.attention}), ranks)
-        if each.mlp is not None:
-            parts["mlp"] = _mlp(model.model_copy(update={"mlp": each.mlp}), ranks)
-        return each.model_copy(update=parts)
+    def shares(parts: ModelConfig | LayerConfig) -> dict[str, Any]:
+        chosen = {name: part for name in ("attention", "mlp") if (part := getattr(parts, name)) is not None}
+        layer = model.model_copy(update=chosen)
+        return {name: method(part, "of_rank")(layer, ranks) for name, part in chosen.items()}
 
-    parts = {name: [layer(each) for each in getattr(model, name)] for name in ("first", "pattern")}
-    parts |= {"attention": _attention(model, ranks), "mlp": _mlp(model, ranks)}
-    return model.model_copy(update=parts | {"heads": share_of(model.heads, ranks)})
-
-
-def _attention(layer: ModelConfig, ranks: int) -> Any:
-    part = layer.attention
-    if isinstance(part, FullAttentionConfig):
-        keys = max(layer.kv_heads // ranks, 1)
-        return part.model_copy(update={"kv_heads": keys, "head_dim": layer.head_dim})
-    if isinstance(part, DeltaAttentionConfig):  # has no table: each rank computes all
-        head = layer.width // layer.heads
-        whole = {"key_heads": layer.heads, "value_heads": layer.heads, "key_dim": head, "value_dim": head}
-        return part.model_copy(update={name: getattr(part, name) or size for name, size in whole.items()})
-    assert isinstance(part, LatentAttentionConfig) or not hasattr(part, "rope_dim")
-    return part
-
-
-def _mlp(layer: ModelConfig, ranks: int) -> Any:
-    part = layer.mlp
-    if isinstance(part, PlainMLPConfig | GLUConfig | ExpertsConfig):
-        parts = {"hidden": share_of(layer.hidden, ranks)}
-        if isinstance(part, ExpertsConfig) and part.shared_hidden is not None:
-            parts["shared_hidden"] = share_of(part.shared_hidden, ranks)
-        return part.model_copy(update=parts)
-    return part
+    layers = {
+        name: [each.model_copy(update=shares(each)) for each in getattr(model, name)] for name in ("first", "pattern")
+    }
+    return model.model_copy(update=layers | shares(model) | {"heads": share_of(model.heads, ranks)})
 
 
 # ---- What a process holds beside tensors

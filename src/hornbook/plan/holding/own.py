@@ -11,10 +11,10 @@ from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
 from hornbook.parallel.config import HostOffload
 from hornbook.plan.counts.adapted import adapted
-from hornbook.plan.counts.parameters import state_bytes_per_value
 from hornbook.plan.counts.share import cpu_runtime, gpu_runtime, labels_texts, left_on_device
 from hornbook.plan.counts.teacher_counts import live_teacher, teacher_bytes
 from hornbook.plan.devices.hardware import Device
+from hornbook.plan.update import state_bytes_per_value
 from hornbook.settings.fields import kept_by_config
 from hornbook.settings.recipe import Recipe
 

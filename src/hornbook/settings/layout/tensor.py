@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hornbook.model.config.attention_config import FullAttentionConfig
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
+from hornbook.model.config.part import Cut, method
 from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.settings.layout.context import norm_kinds
 from hornbook.settings.training import TrainConfig
@@ -52,14 +52,19 @@ def _check_heads(model: ModelConfig, ranks: int) -> Iterator[tuple[str, str]]:
                 yield "parallel.tensor", text
 
 
-def _layer_problem(model: ModelConfig, ranks: int) -> str:
-    kind = model.attention.kind
-    if kind in ("full", "latent") and model.heads % ranks:
-        fitting = ", ".join(str(n) for n in range(2, model.heads + 1) if model.heads % n == 0) or "none"
-        return f"{model.heads} heads (model.heads) do not divide among {ranks} ranks: those that do are {fitting}"
-    if isinstance(model.attention, FullAttentionConfig) and model.kv_heads % ranks and ranks % model.kv_heads:
-        found = f"{model.kv_heads} key-value heads (model.attention.kv_heads)"
+def _layer_problem(layer: ModelConfig, ranks: int) -> str:
+    weights = [each for part in (layer.attention, layer.mlp) for each in method(part, "weights")(layer)]
+    return next((text for each in weights if each.cut is not None and (text := _cut_problem(each.cut, ranks))), "")
+
+
+def _cut_problem(cut: Cut, ranks: int) -> str:
+    units = cut.units
+    if cut.unit == "heads" and units % ranks:
+        fitting = ", ".join(str(n) for n in range(2, units + 1) if units % n == 0) or "none"
+        return f"{units} heads (model.heads) do not divide among {ranks} ranks: those that do are {fitting}"
+    if cut.unit == "kv_heads" and units % ranks and ranks % units:
+        found = f"{units} key-value heads (model.attention.kv_heads)"
         return f"{found} neither divide among {ranks} ranks nor ranks among them: change one"
-    if model.mlp.kind in ("mlp", "glu", "experts") and model.hidden < ranks:
-        return f"{model.hidden} hidden values of an MLP (model.mlp.hidden) are fewer than {ranks} ranks: take fewer"
+    if cut.unit == "hidden" and units < ranks:
+        return f"{units} hidden values of an MLP (model.mlp.hidden) are fewer than {ranks} ranks: take fewer"
     return ""
