@@ -10,7 +10,7 @@ from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.model.config.head_config import ClassificationHead
 from hornbook.model.storage.load import load_model
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.start.init_from import init_from_import
 from hornbook.settings.resolve import resolve
 

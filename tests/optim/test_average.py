@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hornbook.optim.average import WeightAverage, held_weights
 from hornbook.optim.config.average_config import MovingAverage, UniformAverage
 from hornbook.optim.config.batch_schedule import NoRamp
-from hornbook.optim.config.schedule import Axis
+from hornbook.optim.config.schedule_base import Axis
 
 AXIS = Axis(10_000, NoRamp().batches(100))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.optim.config.average_config import MovingAverage, UniformAverage
-from hornbook.optim.config.schedule import Axis
+from hornbook.optim.config.schedule_base import Axis
 
 
 class WeightAverage:

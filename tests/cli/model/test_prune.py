@@ -13,7 +13,7 @@ from hornbook.cli.main import main
 from hornbook.cli.model.sample_text import before_and_after
 from hornbook.errors import Exit, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.control import Request, write_request
 from hornbook.run.job.start.init_from import InitFrom
 

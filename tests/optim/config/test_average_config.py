@@ -6,7 +6,7 @@ import pytest
 
 from hornbook.optim.config.average_config import MovingAverage, UniformAverage
 from hornbook.optim.config.batch_schedule import Batches, NoRamp
-from hornbook.optim.config.schedule import Axis
+from hornbook.optim.config.schedule_base import Axis
 
 AXIS = Axis(10_000, NoRamp().batches(100))
 RAMP = Axis(10_000, Batches((0, 500), (50, 100)))

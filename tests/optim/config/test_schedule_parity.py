@@ -16,7 +16,7 @@ from transformers.trainer_utils import SchedulerType
 
 from hornbook.optim.config.batch_schedule import NoRamp
 from hornbook.optim.config.cyclic_schedules import CosineRestarts, Cyclic, OneCycle
-from hornbook.optim.config.schedule import ScheduleConfig
+from hornbook.optim.config.schedule_base import ScheduleConfig
 from hornbook.optim.config.schedules import (
     WSD,
     Constant,

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from hornbook.optim.config.batch_schedule import Batches, NoRamp
 from hornbook.optim.config.cyclic_schedules import CosineRestarts, Cyclic, OneCycle
-from hornbook.optim.config.schedule import Axis, ScheduleConfig
+from hornbook.optim.config.schedule_base import Axis, ScheduleConfig
 from hornbook.optim.config.schedules import (
     WSD,
     Constant,

@@ -14,8 +14,8 @@ from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import plan_run
 from hornbook.plan.scaling.advice import good_batch, suggestions
 from hornbook.plan.scaling.budget import BudgetPlan, Question, TextSource, plan_budget
+from hornbook.plan.scaling.budget_words import Budget, parse_budgets, seconds_of
 from hornbook.plan.scaling.laws import published_laws
-from hornbook.plan.scaling.money import Budget, parse_budgets, seconds_of
 from hornbook.plan.scaling.shape import count_as, shaped
 from hornbook.plan.search.plan_result import Plan
 from hornbook.settings.recipe import Recipe

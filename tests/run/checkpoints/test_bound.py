@@ -15,8 +15,8 @@ from hornbook.errors import Exit, IntegrityError, StorageError, UsageError
 from hornbook.files.journal import chain, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.run.checkpoints.bound import recipe_in_force, refuse_edited, why_foreign
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.checkpoints.manifest import Manifest, read_manifest, write_manifest
-from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.doctor.check_run import check_run
 from hornbook.run.job.control import Request, write_request
 from hornbook.run.ledger.ledger import read_past

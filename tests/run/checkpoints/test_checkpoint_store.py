@@ -22,8 +22,8 @@ from hornbook.files.safetensors import read_header as read_tensors
 from hornbook.files.safetensors import read_header_inside
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints.checkpoint_store import HEADROOM, CheckpointStore
+from hornbook.run.checkpoints.find_checkpoint import check_weights, checkpoint_path, newest_verified
 from hornbook.run.checkpoints.manifest import MANIFEST, ValidationLoss, read_manifest, verify_folder
-from hornbook.run.checkpoints.path import check_weights, checkpoint_path, newest_verified
 from hornbook.run.doctor.compare_runs import list_tensors, same_bytes
 from hornbook.settings.training import CheckpointConfig
 

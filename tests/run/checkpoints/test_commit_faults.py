@@ -29,8 +29,8 @@ from hornbook.files.safetensors import read_header
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.run.checkpoints.commit import read_pointer
+from hornbook.run.checkpoints.find_checkpoint import newest_verified
 from hornbook.run.checkpoints.manifest import ValidationLoss
-from hornbook.run.checkpoints.path import newest_verified
 from hornbook.settings.training import CheckpointConfig
 
 OPERATIONS = (

@@ -12,7 +12,7 @@ import pytest
 from hornbook.cli.main import main
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.start.init_from import InitFrom
 from hornbook.run.loop import training_loop as train
 from tests.helpers.emulated_tensor import Waits

@@ -15,7 +15,7 @@ from hornbook.files.run_directory import RunDir
 from hornbook.model.config.head_config import TokenClassificationHead
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.storage.load import load_model
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.job import Start
 from hornbook.run.job.start.init_from import InitFrom, init_from_import
 from hornbook.run.launch.launch import launch

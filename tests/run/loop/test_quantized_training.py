@@ -12,7 +12,7 @@ from hornbook.errors import Exit
 from hornbook.model.storage.load import load_model
 from hornbook.model.surgery.quantization.quantize import parse_format, quantize_model
 from hornbook.model.transformer import Transformer
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.start.init_from import InitFrom
 
 Launch = Callable[..., Exit]

@@ -20,8 +20,8 @@ from hornbook.model.heads.replaced import GENERATED, Chosen
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.init.init import with_new_head
 from hornbook.model.storage.load import load_model
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.checkpoints.manifest import ValidationLoss, read_manifest
-from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.doctor.curves import curves_of
 from hornbook.run.job.start.init_from import init_from_import
 from hornbook.settings.resolve import ConfigError, Resolved, resolve

@@ -106,7 +106,7 @@ def _config(words: list[str], vocab: str | None, tokenizer: str | None) -> tuple
 
 def _tokenizer_path(path: str) -> str:
     """The path; of a run that of its newest checkpoint."""
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     return str(checkpoint_path(path)) if RunDir(path).checkpoints.is_dir() else path
 

@@ -73,7 +73,7 @@ def _folders(targets: list[str], last: int | None) -> list[Path]:
 
 
 def _folder(target: str) -> Path:
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     path, _, step = require_local(target).rpartition("@")
     if path and step.isdigit() and not Path(target).exists():

@@ -71,7 +71,7 @@ def export(target: Target, options: ExportOptions) -> Result:
     """
     from hornbook.model.surgery.adapters.adapter_files import base_of, is_adapter
     from hornbook.model.surgery.folders import read_generator, read_merged, without_padding
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     _check_whole(options)
     _check_dtype(options.to, options.dtype, options.quantize)

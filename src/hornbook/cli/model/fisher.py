@@ -35,7 +35,7 @@ def fisher(
     """
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.gradients.fisher import write_fisher
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     folder = checkpoint_path(target)
     loaded = load_model(folder)

@@ -129,7 +129,7 @@ def load_speaker(target: Path, device: str) -> "Loaded":
     from hornbook.model.layers.packed_linear import pack, packed_bytes
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.device import choose_device
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
     from hornbook.run.machine.process_memory import available_bytes
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))

@@ -42,7 +42,7 @@ def grow(
     from hornbook.model.hf.hf import write_hf
     from hornbook.model.surgery.folders import decoder_start_of, read_merged
     from hornbook.model.surgery.grow import preserves, regrow, resized, upcycle, upcycled
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     if layers is None and encoder_layers is None and experts is None:
         raise UsageError("there is nothing to change: give --layers, --encoder-layers or --experts")

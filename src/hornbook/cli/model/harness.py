@@ -20,7 +20,7 @@ def evaluate_with_harness(
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
     from hornbook.settings.training import TrainConfig
 
     folder = checkpoint_path(target)

@@ -66,7 +66,7 @@ def _folder_of(source: Path) -> Path:
     """The model folder, or a run's newest checkpoint; else UsageError with the way to get a model."""
     from hornbook.files.run_directory import RunDir
     from hornbook.model.surgery.adapters.adapter_files import is_adapter
-    from hornbook.run.checkpoints.path import HOW_TO_GET, checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import HOW_TO_GET, checkpoint_path
 
     if not source.is_dir():
         what = "is a file" if source.exists() else "no such folder"

@@ -65,7 +65,7 @@ def _load(target: Path, device: str) -> "Loaded":
     from hornbook.model.config.head_config import LabelHeadConfig
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.device import choose_device
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     if not isinstance(loaded.config.head, LabelHeadConfig):

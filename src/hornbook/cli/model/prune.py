@@ -50,7 +50,7 @@ def prune(
     from hornbook.model.surgery.prune import choose, pruned, whole
     from hornbook.model.surgery.prune import prune as cut
     from hornbook.model.surgery.sparsity import parse_pattern
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     if heads is None and hidden is None and layers is None and sparse is None:
         raise UsageError("there is nothing to take out: give --heads, --hidden, --layers or --sparse")

@@ -67,7 +67,7 @@ def open_subject(target: Path, tasks: str = "", *, average: bool = False) -> Sub
     from hornbook.model.storage.load import load_model
     from hornbook.parallel.config import ParallelConfig
     from hornbook.parallel.parallelize import parallelize
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     folder = checkpoint_path(target)
     loaded = load_model(folder, average=average)

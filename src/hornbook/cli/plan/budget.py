@@ -18,12 +18,12 @@ from hornbook.model.config.parameter_count import rounded_rows
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.planner import Plan, plan_run, price_of
 from hornbook.plan.scaling.budget import BudgetPlan, Choice, Question, TextSource, plan_budget
+from hornbook.plan.scaling.budget_words import parse_budgets
 from hornbook.plan.scaling.compute import nearest
 from hornbook.plan.scaling.laws import FittedLaw, SumLaw, published_laws
-from hornbook.plan.scaling.money import parse_budgets
 from hornbook.plan.scaling.shape import shaped
 from hornbook.plan.search.anchored_plan import anchored
-from hornbook.plan.search.numbers import dollars, duration, figure, short, spelled
+from hornbook.plan.search.number_words import dollars, duration, figure, short, spelled
 from hornbook.settings.fields import parse_number
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved

@@ -23,11 +23,11 @@ from hornbook.files.run_status import evaluations, find_runs, fullest, steps_tha
 from hornbook.model.config.parameter_count import embedding_rows
 from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import plan_run
+from hornbook.plan.scaling.budget_words import parse_budgets
 from hornbook.plan.scaling.compute import published_compute
-from hornbook.plan.scaling.money import parse_budgets
 from hornbook.plan.scaling.shape import count_as
 from hornbook.plan.search.anchored_plan import anchored
-from hornbook.plan.search.numbers import duration, figure, short
+from hornbook.plan.search.number_words import duration, figure, short
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import resume_changes

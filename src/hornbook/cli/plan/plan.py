@@ -19,7 +19,7 @@ from hornbook.plan.devices.hardware import Cluster, parse_cluster, read_hardware
 from hornbook.plan.planner import plan_run, settle, vocabulary
 from hornbook.plan.search.anchored_plan import anchored
 from hornbook.plan.search.apply_plan import write_layout
-from hornbook.plan.search.numbers import step_time
+from hornbook.plan.search.number_words import step_time
 from hornbook.plan.search.plan_result import Plan
 from hornbook.plan.search.space import PARTS, fixed_parts
 from hornbook.settings.layout.world import check_world, fill_world

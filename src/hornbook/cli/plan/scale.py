@@ -8,7 +8,7 @@ from hornbook.errors import Exit, UsageError
 from hornbook.files.durable import writing
 from hornbook.plan.at_scale.simulation import Point, Scaling, device_counts, simulate_scaling
 from hornbook.plan.devices.hardware import Cluster
-from hornbook.plan.search.numbers import duration, short, step_time
+from hornbook.plan.search.number_words import duration, short, step_time
 from hornbook.plan.search.space import fixed_parts
 from hornbook.settings.resolve import Resolved
 

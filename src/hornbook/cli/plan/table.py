@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hornbook.cli.result import columns
 from hornbook.plan.search.layout_advice import verdict
-from hornbook.plan.search.numbers import dollars, duration, short, step_time
+from hornbook.plan.search.number_words import dollars, duration, short, step_time
 from hornbook.plan.search.plan_result import Layout, Plan
 
 BAR = 34

@@ -17,7 +17,7 @@ from hornbook.model.config.parameter_count import count_parameters, embedding_ro
 from hornbook.model.config.saved_bytes import SavedBytes
 from hornbook.plan.counts.held_counts import held_values
 from hornbook.plan.counts.share import activation_bytes
-from hornbook.plan.search import numbers
+from hornbook.plan.search import number_words as numbers
 from hornbook.settings.layout.world import smallest_world
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.recipe_files import shipped_recipes

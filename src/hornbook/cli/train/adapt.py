@@ -90,7 +90,7 @@ def adapt(
 
 def _question(words: Sequence[str], model: Path, domain: Sequence[Path], general: Path) -> dict[str, Any]:
     """What all runs of a folder have in common; of a run that is adapted its newest checkpoint now."""
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     paths = {"--from": [checkpoint_path(model)], "--domain": domain, "--general": [general]}
     named = {name: ", ".join(str(each.resolve()) for each in group) for name, group in paths.items()}

@@ -67,7 +67,7 @@ def train(
     end = deadline(until, dry_run=dry_run)
     load_torch()
     from hornbook.run.checkpoints.bound import recipe_in_force
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
     from hornbook.run.job.job import Start
     from hornbook.run.job.start.init_from import init_from_import, keep_model
     from hornbook.run.job.start.run_reference import keep_reference, with_reference
@@ -206,7 +206,7 @@ def reference(
     Give the recipe and settings of the run to come: its rows, its precision and its objective.
     """
     load_torch()
-    from hornbook.run.checkpoints.path import checkpoint_path
+    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
     from hornbook.run.job.start.run_reference import compute_references
 
     recipe = resolve_words(words, f"data.path={data}").recipe

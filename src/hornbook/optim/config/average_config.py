@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from hornbook.optim.config.schedule import Axis, Problem, duration, length_problems
+from hornbook.optim.config.schedule_base import Axis, Problem, duration, length_problems
 from hornbook.settings.fields import Config, Duration, Number
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from hornbook.optim.config.batch_schedule import Batches
-from hornbook.optim.config.schedule import (
+from hornbook.optim.config.schedule_base import (
     SHAPES,
     Axis,
     Problem,

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.optim.config.rule import Factors, Shape, StateTensor
-from hornbook.optim.config.schedule import duration
+from hornbook.optim.config.schedule_base import duration
 from hornbook.optim.config.schedules import Constant, Schedule
 from hornbook.settings.fields import Number, named
 

@@ -1,4 +1,4 @@
-"""The learning-rate schedules that `optim.schedule.kind` names (protocol: `hornbook.optim.config.schedule`).
+"""The learning-rate schedules that `optim.schedule.kind` names (protocol: `hornbook.optim.config.schedule_base`).
 
 Sources: cosine with a floor (GPT-3, arXiv 2005.14165, app. B); WSD (MiniCPM, arXiv 2404.06395, eq. 1; 1 - sqrt decay
 from arXiv 2405.18392); inverse square root (Vaswani et al. 2017, arXiv 1706.03762, section 5.3; T5, arXiv 1910.10683,
@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hornbook.optim.config.cyclic_schedules import CosineRestarts, Cyclic, OneCycle
-from hornbook.optim.config.schedule import (
+from hornbook.optim.config.schedule_base import (
     SHAPES,
     Axis,
     Problem,

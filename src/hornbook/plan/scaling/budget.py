@@ -15,6 +15,7 @@ from hornbook.errors import UsageError
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.planner import Plan, vocabulary
 from hornbook.plan.scaling.advice import Suggestion, good_batch, suggestions
+from hornbook.plan.scaling.budget_words import Budget, seconds_of
 from hornbook.plan.scaling.compute import petaflops_days
 from hornbook.plan.scaling.laws import (
     OPERATIONS,
@@ -27,10 +28,9 @@ from hornbook.plan.scaling.laws import (
     interval,
     law_named,
 )
-from hornbook.plan.scaling.money import Budget, seconds_of
 from hornbook.plan.scaling.shape import count_as, shaped
 from hornbook.plan.search.layout_advice import EPOCHS
-from hornbook.plan.search.numbers import duration, figure, rounded_down
+from hornbook.plan.search.number_words import duration, figure, rounded_down
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 

@@ -10,7 +10,7 @@ from hornbook.plan.scaling.ladder import Rung, check
 from hornbook.plan.scaling.laws import OPERATIONS, law_named
 from hornbook.plan.scaling.shape import count_as, shaped
 from hornbook.plan.search.layout_advice import EPOCHS
-from hornbook.plan.search.numbers import figure
+from hornbook.plan.search.number_words import figure
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 

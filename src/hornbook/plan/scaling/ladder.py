@@ -10,7 +10,7 @@ from hornbook.errors import UsageError
 from hornbook.plan.scaling.approaches import Frontier, envelope, parabolas
 from hornbook.plan.scaling.fit import Runs, bootstrap, fit_law
 from hornbook.plan.scaling.laws import CONSTANTS, OPERATIONS, Allocation, FittedLaw, Parameters, SumLaw, interval
-from hornbook.plan.search.numbers import figure
+from hornbook.plan.search.number_words import figure
 from hornbook.settings.fields import Config
 
 SAMPLES = 200

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hornbook.model.config.parameter_count import parameter_counts
 from hornbook.plan.planned_memory import CATEGORIES
-from hornbook.plan.search.numbers import dollars, short, spelled, step_time
+from hornbook.plan.search.number_words import dollars, short, spelled, step_time
 from hornbook.plan.search.plan_result import SAME, Layout, Plan, capacity
 from hornbook.settings.recipe import Recipe
 

@@ -28,8 +28,8 @@ from hornbook.run.checkpoints.commit import (
     read_pointer,
     step_of,
 )
+from hornbook.run.checkpoints.find_checkpoint import all_damaged, examine, newest_verified
 from hornbook.run.checkpoints.manifest import Manifest, ValidationLoss, read_manifest, verify_folder
-from hornbook.run.checkpoints.path import all_damaged, examine, newest_verified
 from hornbook.run.checkpoints.rank_exchange import Exchange, SharedSave
 from hornbook.run.ledger.step_report import is_due
 from hornbook.settings.training import CheckpointConfig

@@ -19,7 +19,7 @@ from hornbook.files.journal import read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import steps_that_count
 from hornbook.run.checkpoints.bound import recipe_in_force
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.control import Request, write_request
 from hornbook.run.job.job import Start
 from hornbook.run.job.start.init_from import InitFrom

@@ -23,8 +23,8 @@ from hornbook.files.run_status import status_of
 from hornbook.files.secrets import hide_secrets, holds_secret
 from hornbook.run.checkpoints.bound import recipe_in_force, why_foreign
 from hornbook.run.checkpoints.commit import list_checkpoints
+from hornbook.run.checkpoints.find_checkpoint import newest_verified
 from hornbook.run.checkpoints.manifest import MANIFEST, read_manifest
-from hornbook.run.checkpoints.path import newest_verified
 from hornbook.run.doctor.check_run import Checkup, check_run
 from hornbook.run.ledger.ledger import read_past
 from hornbook.run.machine.environment import code_digest, package_version

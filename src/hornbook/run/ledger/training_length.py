@@ -17,7 +17,7 @@ from typing import Self
 from hornbook.errors import UsageError
 from hornbook.optim.config.average_config import AverageConfig, NoAverage
 from hornbook.optim.config.batch_schedule import Batches
-from hornbook.optim.config.schedule import Axis, ScheduleConfig
+from hornbook.optim.config.schedule_base import Axis, ScheduleConfig
 from hornbook.settings.training import TrainConfig
 
 

@@ -16,7 +16,7 @@ from hornbook.data.loader.loader import positions_of
 from hornbook.data.validation import HeldOut
 from hornbook.errors import DivergedError, UsageError, quoted
 from hornbook.evals.evaluate import Evaluator
-from hornbook.optim.config.schedule import Axis
+from hornbook.optim.config.schedule_base import Axis
 from hornbook.run.checkpoints import bound
 from hornbook.run.checkpoints.state import State
 from hornbook.run.guard.guard import Guard, Seen

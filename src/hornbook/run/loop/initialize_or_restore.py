@@ -28,7 +28,7 @@ from hornbook.parallel.axes.pipeline.forecast import plan_pipeline
 from hornbook.parallel.device import unseen_gpus, visible_gpus
 from hornbook.parallel.world import World
 from hornbook.run.checkpoints import bound
-from hornbook.run.checkpoints.path import newest_verified
+from hornbook.run.checkpoints.find_checkpoint import newest_verified
 from hornbook.run.checkpoints.state import State
 from hornbook.run.job.continuing import rate_jump
 from hornbook.run.job.job import Job

@@ -20,7 +20,7 @@ from hornbook.optim.average import WeightAverage
 from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.average_config import NoAverage
 from hornbook.optim.config.optim import AnyOptimizer
-from hornbook.optim.config.schedule import Axis
+from hornbook.optim.config.schedule_base import Axis
 from hornbook.optim.optimizer import Optimizer
 from hornbook.parallel.axes.pipeline.cuts import settle_cuts
 from hornbook.parallel.config import ParallelConfig

@@ -13,7 +13,7 @@ import numpy as np
 
 from hornbook.evals.config import Converged, Patience
 from hornbook.files.run_status import evaluations, events, objective_of, steps_that_count
-from hornbook.optim.config.schedule import Axis, ScheduleConfig
+from hornbook.optim.config.schedule_base import Axis, ScheduleConfig
 from hornbook.run.doctor.convergence import CONSTANT, constant_part, convergence
 from hornbook.run.doctor.curves import WINDOW, curves_of
 from hornbook.run.doctor.run_report import evaluated_series

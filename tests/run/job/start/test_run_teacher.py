@@ -12,7 +12,7 @@ from hornbook.data.config.teacher import RelationTeacher
 from hornbook.errors import Exit, UsageError
 from hornbook.model.config.attention_config import LatentAttentionConfig
 from hornbook.model.config.model_config import ModelConfig
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.start.run_teacher import check_relations
 from hornbook.settings.resolve import resolve
 from tests.conftest import write_corpus

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from hornbook.text.tokenizer.bpe.encode import Encoder
-from hornbook.text.tokenizer.bpe.heap import pair_table
+from hornbook.text.tokenizer.bpe.merge_word import pair_table
 from hornbook.text.tokenizer.bpe.tables import STYLES, byte_characters, find_merges
 from hornbook.text.tokenizer.tokenizer import Tokenizer as Documents
 

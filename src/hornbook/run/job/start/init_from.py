@@ -20,9 +20,9 @@ from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.replaced_config import ReplacedHead
 from hornbook.model.hf.hf import read_hf
 from hornbook.model.surgery.adapters.adapter_files import is_adapter
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.checkpoints.lineage import describe_source
 from hornbook.run.checkpoints.manifest import verify_folder
-from hornbook.run.checkpoints.path import checkpoint_path
 from hornbook.run.checkpoints.state import State, read_counters
 from hornbook.run.job.run_inputs import labelled_head
 from hornbook.run.job.start.new_norms import NORM, fit_gains

@@ -33,7 +33,7 @@ from hornbook.parallel.engine import Engine
 from hornbook.parallel.gradients.live_teacher import LiveTeacher
 from hornbook.parallel.parallelize import parallelize
 from hornbook.progress import progress_bar
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.job import Start
 from hornbook.run.job.run_inputs import Inputs
 from hornbook.run.job.start.init_from import has_tokenizer

@@ -15,7 +15,7 @@ import numpy as np
 from hornbook.kernels.compiled import GOLDEN, MIX_FIRST, borrowed, compiled, inlined, load64
 from hornbook.kernels.packed import pack
 from hornbook.text.tokenizer.bpe.added import AddedTokens
-from hornbook.text.tokenizer.bpe.heap import ALL, HALF, LOW, draw, find_pair, merge_by_heap, pair_table
+from hornbook.text.tokenizer.bpe.merge_word import ALL, HALF, LOW, draw, find_pair, merge_by_heap, pair_table
 from hornbook.text.tokenizer.bpe.split import character_tables, word_end
 from hornbook.text.tokenizer.bpe.tables import TOKEN_BITS, Draws, Merges
 

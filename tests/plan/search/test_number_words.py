@@ -2,7 +2,7 @@
 
 import pytest
 
-from hornbook.plan.search.numbers import short
+from hornbook.plan.search.number_words import short
 
 
 @pytest.mark.parametrize(
