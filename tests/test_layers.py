@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 BASE = ("settings", "files")
 ROOMS = {"kernels": 1, "text": 2, "model": 3, "optim": 3, "data": 3, "parallel": 4, "plan": 5, "evals": 5, "run": 6}
-ROOMS |= {"serve": 7, "search": 7, "studio": 7, "cli": 8}
+ROOMS |= {"serve": 7, "search": 7, "studio": 8, "cli": 9}
 PARTS_OF_RUN = ("ledger", "machine", "guard", "layers", "checkpoints", "job", "doctor", "observe", "loop", "launch")
 PARTS_OF_RUN += ("diagnose",)
 """Lowest first: each imports only those before it."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -24,6 +25,9 @@ from hornbook.serve.requests import Request as EngineRequest
 from hornbook.serve.service import Prompt, Service
 from hornbook.serve.serving_engine import Engine
 
+SWITCH_SECONDS = 5e-4
+"""How long the thread that writes answers may keep the interpreter from the engine's, which asks for it after every
+operation of the model; Python's own 5 ms would hold up each of them."""
 DRAINED = 4
 """A body up to so many times too large is read to its end: a client that is still writing reads no answer."""
 
@@ -39,9 +43,12 @@ def build_app(service: Service, *, hosts: frozenset[str] | None = None, key: str
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         _publish_in_loop(service.engine)
         service.engine.start()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
         try:
             yield
         finally:
+            sys.setswitchinterval(interval)
             await asyncio.to_thread(service.engine.close)
 
     return Starlette(

@@ -6,13 +6,11 @@ rebinding) could do both: its name stands in the Host header, and is refused.
 """
 
 import hmac
-import ipaddress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hornbook.serve.hosts import host_name
 from hornbook.serve.http_errors import ApiError
-
-LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Guard:
@@ -43,19 +41,3 @@ class Guard:
         if scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._key.encode()):
             return None
         return ApiError(401, "the API key is missing or wrong: Authorization: Bearer KEY", code="invalid_api_key")
-
-
-def host_name(header: str) -> str:
-    """The name in a Host header, without its port."""
-    name = header.strip().lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0].removesuffix(".")
-
-
-def is_local(host: str) -> bool:
-    """Whether a server bound to `host` is reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

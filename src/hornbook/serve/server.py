@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,12 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hornbook.errors import UsageError
-from hornbook.serve.guards import LOCAL, is_local
-from hornbook.serve.limits import Limits
-
-SWITCH_SECONDS = 5e-4
-"""How long the thread that writes answers may keep the interpreter from the engine's, which asks for it after every
-operation of the model; Python's own 5 ms would hold up each of them."""
+from hornbook.serve.hosts import LOCAL, is_local
 
 
 @dataclass(frozen=True)
@@ -69,10 +63,10 @@ class _Server(uvicorn.Server):
             self._report(self.servers[0].sockets[0].getsockname()[1])
 
 
-def serve_app(app: ASGIApp, address: Address, limits: Limits, started: Callable[[int], None]) -> None:
+def serve_app(app: ASGIApp, address: Address, started: Callable[[int], None], *, drain_seconds: float) -> None:
     """Serve until a signal comes. started: called with the port once it listens. Raises UsageError.
 
-    Port 0 is any that is free.
+    Port 0 is any that is free. drain_seconds: how long answers that are under way may still take after the signal.
     """
     config = uvicorn.Config(
         app,
@@ -83,17 +77,13 @@ def serve_app(app: ASGIApp, address: Address, limits: Limits, started: Callable[
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=int(limits.drain_seconds),
+        timeout_graceful_shutdown=int(drain_seconds),
         backlog=2048,
         lifespan="on",
     )
-    server, interval = _Server(config, started), sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        server.run()
+        _Server(config, started).run()
     except SystemExit as error:  # uvicorn has logged the cause: the address is taken, or not of this machine
         raise UsageError(
             f"cannot listen on {address.host} port {address.port}: choose another --port, or --host of this machine"
         ) from error
-    finally:
-        sys.setswitchinterval(interval)

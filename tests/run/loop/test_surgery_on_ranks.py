@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from hornbook.errors import Exit
 from hornbook.files.run_directory import RunDir
-from hornbook.run.checkpoints.path import checkpoint_path
+from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 from hornbook.run.job.job import Start
 from hornbook.run.job.start.init_from import InitFrom
 from hornbook.run.launch.launch import launch

@@ -64,7 +64,7 @@ def serve(
     def report(bound: int) -> None:
         say(f"{called} at http://{host}:{bound}/v1 ({limits.context:,} tokens, {slots} slots); Ctrl-C ends")
 
-    serve_app(app, address, limits, report)
+    serve_app(app, address, report, drain_seconds=limits.drain_seconds)
     return Result({"model": called, "steps": service.engine.steps}, None, report=["the server has ended"])
 
 
