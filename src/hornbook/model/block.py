@@ -14,6 +14,7 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.forward_context import Auxiliary, Context
 from hornbook.model.layers.dropout import Dropout, RowDropout
 
@@ -50,13 +51,16 @@ class Block(nn.Module):
 
     def __init__(
         self,
+        config: ModelConfig,
         attention: nn.Module,
         mlp: nn.Module,
         norms: tuple[Norms, Norms],
         residual_adds: tuple[ResidualAdd, ResidualAdd],
         cross: tuple[nn.Module, Norms, ResidualAdd] | None = None,
     ) -> None:
+        """config: of this layer."""
         super().__init__()
+        self.config = config
         self.norm1, self.out_norm1, self.sum_norm1 = norms[0]
         self.attention = attention
         self.add1 = residual_adds[0]
@@ -93,12 +97,14 @@ class ParallelBlock(nn.Module):
 
     def __init__(
         self,
+        config: ModelConfig,
         attention: nn.Module,
         mlp: nn.Module,
         norms: tuple[nn.Module, nn.Module | None],
         residual_adds: tuple[ResidualAdd, ResidualAdd],
     ) -> None:
         super().__init__()
+        self.config = config
         self.norm1, self.attention, self.add1 = norms[0], attention, residual_adds[0]
         self.norm2, self.mlp, self.add2 = norms[1], mlp, residual_adds[1]
 

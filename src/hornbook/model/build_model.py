@@ -78,12 +78,12 @@ def _block(cfg: config.ModelConfig, number: int, layer: int, cross: bool) -> nn.
         first = cfg.norm.build(cfg.width)
         assert first is not None
         norms = first, None if cfg.block.shared_norm else cfg.norm.build(cfg.width)
-        return ParallelBlock(attention, mlp, norms, residual_adds)
+        return ParallelBlock(own, attention, mlp, norms, residual_adds)
     norms = _norms(cfg, cfg.attention_norm(number)), _norms(cfg, cfg.norm)
     if not cross:
-        return Block(attention, mlp, norms, residual_adds)
+        return Block(own, attention, mlp, norms, residual_adds)
     across = CrossAttention(own, layer), _norms(cfg, cfg.norm), _residual_add(cfg, rate, layer, 3)
-    return Block(attention, mlp, norms, residual_adds, across)
+    return Block(own, attention, mlp, norms, residual_adds, across)
 
 
 def _norms(cfg: config.ModelConfig, norm: NormConfig) -> Norms:

@@ -55,6 +55,8 @@ class LatentAttention(nn.Module):
         self.out = Linear(cfg.heads * part.value_dim, width, part.bias)
         self.attend: Callable[..., Heads] | None = None
         """Called in place of `attend`, as of `FullAttention`."""
+        self.share: Callable[[Tensor], Tensor] | None = None
+        """What becomes of the latent and the key that all heads share, before heads read them."""
 
     def forward(self, x: Float[Tensor, "batch time width"], context: Context) -> Float[Tensor, "batch time width"]:
         rotation = context.rotation(self.rope)
@@ -77,7 +79,8 @@ class LatentAttention(nn.Module):
     def _compressed(self, x: Tensor, rotation: Rotation | None) -> Float[Tensor, "batch 1 time held"]:
         """The normalised latent, and the key that all heads share: what a cache has to hold."""
         latent, shared = self.kv_down(x).split([self.cfg.kv_rank, self.cfg.rope_dim], -1)
-        return torch.cat([self.kv_norm(latent)[:, None], self._rotated(shared[:, None], rotation)], -1)
+        held = torch.cat([self.kv_norm(latent)[:, None], self._rotated(shared[:, None], rotation)], -1)
+        return held if self.share is None else self.share(held)
 
     def _rotated(self, x: Heads, rotation: Rotation | None) -> Heads:
         return x if rotation is None or self.rope is None else rotate(x, rotation, self.rope.cfg.layout)

@@ -56,7 +56,9 @@ class FullAttentionConfig(LayerPart):
             found += linear(name, model.width, keys, by_keys, bias=self.bias, joined=True)
         found += linear("out", queries, model.width, Cut(1, "heads", model.heads), bias=self.out_bias)
         if self.qk_norm == "head":
-            found += [Weight(f"{name}_norm.weight", (model.head_dim,), "norm") for name in ("query", "key")]
+            found += [
+                Weight(f"{name}_norm.weight", (model.head_dim,), "norm", is_per_head=True) for name in ("query", "key")
+            ]
         elif self.qk_norm == "full":
             found.append(Weight("query_norm.weight", (queries,), "norm", by_heads))
             found.append(Weight("key_norm.weight", (keys,), "norm", by_keys))
@@ -164,7 +166,10 @@ class LatentAttentionConfig(LayerPart):
             *found,
             *linear("kv_down", width, self.kv_rank + self.rope_dim, bias=self.bias),
             Weight("kv_norm.weight", (self.kv_rank,), "norm"),
-            *linear("kv_up", self.kv_rank, heads * (self.nope_dim + self.value_dim), by_heads),
+            # The latent goes to all ranks with the key that heads share.
+            *linear(
+                "kv_up", self.kv_rank, heads * (self.nope_dim + self.value_dim), by_heads._replace(is_input_shared=True)
+            ),
             *linear("out", heads * self.value_dim, width, Cut(1, "heads", heads), bias=self.bias),
         ]
 

@@ -92,6 +92,8 @@ class Cut(NamedTuple):
     unit: Unit
     units: int
     """How many the dim consists of."""
+    is_input_shared: bool = False
+    """Whether the part itself hands the input of this linear layer to all ranks."""
 
 
 class Weight(NamedTuple):
@@ -107,6 +109,8 @@ class Weight(NamedTuple):
     """Times that each token is multiplied, of experts."""
     joined: bool = False
     """Whether its product is one with that of the matrix listed before it."""
+    is_per_head: bool = False
+    """Whether each head applies it, so that each tensor rank has a part of its gradient."""
 
     @property
     def size(self) -> int:

@@ -5,8 +5,8 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.model.build_model import build_model
 from hornbook.model.config.model_config import ModelConfig
+from hornbook.model.config.part import Cut
 from hornbook.parallel.axes.tensor.divide import Divider, Portion, portion
-from hornbook.parallel.axes.tensor.division_tables import TABLES, Table
 from hornbook.parallel.parameter_shard import Division
 
 
@@ -27,19 +27,22 @@ def divider(rank: int = 1, ranks: int = 2) -> tuple[Divider, dict[str, Division]
     return Divider(model, ranks, rank, divisions), divisions
 
 
-def test_a_glob_that_matches_nothing_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"gates\.\* of GLU matches no parameter of blocks\.0\.mlp, which has gate"):
-        divider()[0].cut("blocks.0.mlp", Table({"gates.*": (0, "hidden")}), {})
+@pytest.mark.parametrize("wrong", [("gates.weight", 8), ("gate.weight", 5)])
+def test_what_a_part_lists_and_the_model_has_not_is_an_error(wrong: tuple[str, int]) -> None:
+    name, units = f"blocks.0.mlp.{wrong[0]}", wrong[1]
+    with pytest.raises(UsageError, match=rf"parallel\.tensor: the model has no {name} of {units} hidden"):
+        divider()[0].cut(name, Cut(0, "hidden", units))
 
 
 def test_heads_are_not_cut_through() -> None:
     with pytest.raises(UsageError, match=r"parallel\.tensor: 4 heads of blocks.* do not divide among 3 ranks"):
-        divider(ranks=3)[0].cut("blocks.0.attention", TABLES["FullAttention"], {"heads": 4, "kv_heads": 4})
+        divider(ranks=3)[0].cut("blocks.0.attention.query.weight", Cut(0, "heads", 4))
 
 
 def test_divisions_add_up_with_those_before() -> None:
     cut, divisions = divider()
-    cut.cut("blocks.0.attention", TABLES["FullAttention"], {"heads": 4, "kv_heads": 4})
+    cut.cut("blocks.0.attention.out.weight", Cut(1, "heads", 4))
+    cut.cut("blocks.0.attention.query.weight", Cut(0, "heads", 4))
     assert divisions["blocks.0.attention.out.weight"] == Division((8, 8), (0, 4), ("pipeline", "tensor"))
     assert divisions["blocks.0.attention.query.weight"] == Division((8, 8), (4, 0), ("tensor",))
     assert cut.copies == {}

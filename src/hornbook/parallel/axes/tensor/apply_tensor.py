@@ -1,20 +1,24 @@
 """Tensor and sequence parallelism of a model, from outside: sliced weights, and what crosses ranks hung on layers.
 
-The residual stream is the same on every rank of the axis, or divided by time (`sequence.py`); what `division_tables.py`
-names is divided. Random masks are those of one process: heads know their numbers in the layer, parts of rows theirs.
+The residual stream is the same on every rank of the axis, or divided by time (`sequence.py`); parameters are divided as
+the parts list them (`hornbook.model.config.part.Cut`). The first product of a pair is divided by outputs, the second by
+inputs, so that between them nothing crosses ranks. What has no cut, each rank holds whole: norms, biases that are added
+once, routers, the projections down to latents, and parts that list no weights. Random masks are those of one process:
+heads know their numbers in the layer, parts of rows theirs.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
-from hornbook.model.attention.attention import FullAttention
 from hornbook.model.attention.latent import LatentAttention
 from hornbook.model.attention.position import Alibi, RelativeBuckets
+from hornbook.model.block import Block, ParallelBlock
 from hornbook.model.config.mlp_config import Activation
+from hornbook.model.config.part import Cut, Weight, method
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.embedding import Embedding
@@ -26,7 +30,6 @@ from hornbook.model.mlp.mlp import Blend
 from hornbook.model.transformer import Stack, Transformer
 from hornbook.parallel.axes.tensor.divide import Divider
 from hornbook.parallel.axes.tensor.divided_vocabulary import Vocabulary
-from hornbook.parallel.axes.tensor.division_tables import BIAS, DIRECT_LATENT, FULL_NORMS, SINKS, TABLES, Table
 from hornbook.parallel.axes.tensor.partial import Partial
 from hornbook.parallel.axes.tensor.sequence import Timeline, number_parts
 from hornbook.parallel.axes.tensor.tensor_collectives import AXIS, copy, reduce, total
@@ -34,8 +37,6 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parameter_shard import Divisions
 from hornbook.parallel.world import World
 
-BY_HEADS = (FullAttention, LatentAttention)
-"""Attention that is divided."""
 FURTHER = ("joins", "norms")
 """What stands around blocks of multi-token prediction. Their products are whole on each rank."""
 
@@ -81,12 +82,13 @@ class _Application:
                 part, path = getattr(block, name, None), f"{prefix}blocks.{number}.{name}"
                 if part is None:
                     continue
-                if bias is not None and name == "attention" and not isinstance(part, BY_HEADS):
+                weights = _listed(block, name)
+                if bias is not None and name == "attention" and not _heads(weights):
                     raise UsageError(
-                        f"parallel.tensor: {path} has no table, so it stays whole, and the scores by distance of its "
-                        "heads are divided: take other positions, or leave parallel.tensor 1"
+                        f"parallel.tensor: {path} does not divide its heads, so it stays whole, and their scores by "
+                        "distance are divided: take other positions, or leave parallel.tensor 1"
                     )
-                if self._divide_part(part, path, timeline) and timeline is not None:
+                if self._divide_part(part, path, weights, timeline) and timeline is not None:
                     timeline.wrap(part)
                     wholes.append(path)
         if timeline is not None:
@@ -114,7 +116,7 @@ class _Application:
             mine = self._divider.portion(len(bias.slopes), "heads", f"{prefix}bias")
             bias.slopes = bias.slopes[mine.first : mine.last]
         elif isinstance(bias, RelativeBuckets):
-            self._divider.cut(f"{prefix}bias", TABLES["RelativeBuckets"], {"heads": bias.weight.shape[1]})
+            self._divider.cut(f"{prefix}bias.weight", Cut(1, "heads", bias.weight.shape[1]))
         elif bias is not None:
             raise UsageError(
                 f"parallel.tensor: scores by distance of {type(bias).__name__} cannot be divided by heads: take other "
@@ -123,65 +125,41 @@ class _Application:
 
     # ---- Parts
 
-    def _divide_part(self, part: nn.Module, path: str, timeline: Timeline | None) -> bool:
-        """Divide a part by its table; returns whether it needs whole rows. One without a table stays whole."""
-        name = type(part).__name__
-        if name not in TABLES or not type(part).__module__.startswith("hornbook."):
-            return True
-        table = TABLES[name]
-        if isinstance(part, LatentAttention):
-            table = DIRECT_LATENT if part.cfg.query_rank is None else table
-            self._divide_latent(part, path, table)
-        elif isinstance(part, FullAttention):
-            self._divide_attention(part, path, table)
-        else:
-            self._divider.cut(path, table, {})
+    def _divide_part(self, part: nn.Module, path: str, weights: Sequence[Weight], timeline: Timeline | None) -> bool:
+        """Divide a part; returns whether it needs whole rows, as one does of which some matrices stay whole."""
+        matrices = [each for each in weights if each.role == "matrix"]
+        needs_rows = not matrices or any(each.cut is None or not each.layer for each in matrices)
+        if heads := _heads(weights):
+            replace(part, "first_head", self._divider.portion(heads, "heads", path).first)
+        for each in weights:
+            if each.cut is not None:
+                self._divider.cut(f"{path}.{each.name}", each.cut)
+                self._hang(part, path, each, each.cut, None if needs_rows else timeline)
+            elif each.is_per_head:
+                self._partial[f"{path}.{each.name}"] = 0, 1
         if isinstance(part, Experts):
             part.product = functools.partial(_divided_product, self._world, part.product)
-            if part.shared is not None:
-                self._divide_part(part.shared, f"{path}.shared", None)
-        self._hang(part, table, None if table.whole_time else timeline)
-        return table.whole_time
+        elif isinstance(part, LatentAttention):
+            part.share = functools.partial(copy, world=self._world)
+        return needs_rows
 
-    def _hang(self, part: nn.Module, table: Table, timeline: Timeline | None) -> None:
-        to_all: Callable[[Tensor], Tensor] = functools.partial(copy, world=self._world)
-        summed: Callable[[Tensor], Tensor] = functools.partial(reduce, world=self._world)
-        for name in (*table.enters, *table.remembers, *table.leaves):
-            layer = part.get_submodule(name)
-            assert isinstance(layer, Linear)
-            if name in table.leaves:
-                layer.leave = summed if timeline is None else timeline.scatter
-            else:
-                layer.enter = to_all if timeline is None or name in table.remembers else timeline.gather
-
-    def _divide_attention(self, part: FullAttention, path: str, table: Table) -> None:
-        heads, kv_heads = (len(layer.weight) // part.head_dim for layer in (part.query, part.key))
-        counts = {"heads": heads, "kv_heads": kv_heads}
-        part.first_head = self._divider.portion(heads, "heads", path).first
-        self._divider.cut(path, table, counts)
-        if part.sinks is not None:
-            self._divider.cut(path, SINKS, counts)
-        if part.cfg.qk_norm == "head":
-            self._partial |= {f"{path}.{name}_norm.weight": (0, 1) for name in ("query", "key")}
-        elif part.cfg.qk_norm == "full":
-            self._divider.cut(path, FULL_NORMS, counts)
-            self._divide_norms(part, counts)
-
-    def _divide_norms(self, part: FullAttention, counts: Mapping[str, int]) -> None:
-        """Norms over all heads: their mean square is that of all ranks, of which some may hold the same keys."""
-        copies = max(self._world.axis_size(AXIS) // counts["kv_heads"], 1)
-        for norm, count, shared in ((part.query_norm, "heads", 1), (part.key_norm, "kv_heads", copies)):
+    def _hang(self, part: nn.Module, path: str, weight: Weight, cut: Cut, timeline: Timeline | None) -> None:
+        """What crosses ranks: inputs of products, their sums, and mean squares of norms over all heads."""
+        if weight.role == "norm":  # some ranks may have the same keys
+            norm = part.get_submodule(weight.name.removesuffix(".weight"))
+            copies = self._world.axis_size(AXIS) // cut.units
             assert isinstance(norm, RMSNorm)
-            width = counts[count] * part.head_dim * shared
-            norm.forward = functools.partial(_normalised, norm, self._world, width)
-
-    def _divide_latent(self, part: LatentAttention, path: str, table: Table) -> None:
-        heads = part.out.weight.shape[1] // part.cfg.value_dim
-        part.first_head = self._divider.portion(heads, "heads", path).first
-        self._divider.cut(path, table, {"heads": heads})
-        # All heads read the latent and the key they share: both go to all ranks.
-        compressed = part._compressed
-        replace(part, "_compressed", lambda x, rotation: copy(compressed(x, rotation), self._world))
+            norm.forward = functools.partial(_normalised, norm, self._world, weight.size * max(copies, 1))
+        if not weight.layer or cut.is_input_shared:
+            return
+        layer = part.get_submodule(weight.layer)
+        assert isinstance(layer, Linear)
+        if cut.dim == 1:
+            layer.leave = functools.partial(reduce, world=self._world) if timeline is None else timeline.scatter
+        elif timeline is None or (path.endswith(".cross") and cut.unit == "kv_heads"):  # an encoder's whole output
+            layer.enter = functools.partial(copy, world=self._world)
+        else:
+            layer.enter = timeline.gather
 
     # ---- Ends
 
@@ -190,7 +168,7 @@ class _Application:
         vocabulary = None
         if embedding is not None:
             vocabulary = Vocabulary(len(embedding.weight), self._world)
-            self._divider.cut("embedding", TABLES["Embedding"], {})
+            self._divider.cut("embedding.weight", Cut(0, "vocabulary", len(embedding.weight)))
             embedding.forward = functools.partial(_vectors, embedding, vocabulary)
         if head is not None and not isinstance(head, LabelHead):
             self._divide_head(head, vocabulary)
@@ -198,16 +176,29 @@ class _Application:
     def _divide_head(self, head: Head, vocabulary: Vocabulary | None) -> None:
         if not head._tied_to:
             vocabulary = Vocabulary(len(head.weight), self._world)
-            self._divider.cut("head", TABLES["Head"], {})
+            self._divider.cut("head.weight", Cut(0, "vocabulary", len(head.weight)))
         if head.bias is not None:
-            self._divider.cut("head", BIAS, {})
+            self._divider.cut("head.bias", Cut(0, "vocabulary", len(head.bias)))
         assert vocabulary is not None, "a tied head needs its embedding"
         head.most_rows, head.enter = vocabulary.most, functools.partial(copy, world=self._world)
         replace(head, "loss_and_grad_", vocabulary.loss_and_grad_)
         replace(head, "logits", vocabulary.gathered(head.logits))
 
 
-def replace(module: nn.Module, name: str, method: Callable[..., object]) -> None:
+def _listed(block: nn.Module, name: str) -> list[Weight]:
+    """Parameters of a part of a block; none of a part from outside that only inherits a list of ours."""
+    assert isinstance(block, Block | ParallelBlock)
+    listed = method(block.config.mlp if name == "mlp" else block.config.attention, "weights")
+    packages = {each.__module__.partition(".")[0] for each in (listed, type(getattr(block, name)))}
+    return listed(block.config) if len(packages) == 1 else []
+
+
+def _heads(weights: Sequence[Weight]) -> int:
+    """Heads that ranks divide; 0: none."""
+    return next((each.cut.units for each in weights if each.cut is not None and each.cut.unit == "heads"), 0)
+
+
+def replace(module: nn.Module, name: str, method: object) -> None:
     """Have calls of a module's method call another instead."""
     object.__setattr__(module, name, method)
 

@@ -1,13 +1,11 @@
 """Parameters of a rank of the axis `tensor`: slices of the whole ones, in their place and under their names."""
 
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from torch import nn
 
 from hornbook.errors import UsageError
-from hornbook.parallel.axes.tensor.division_tables import Table, Unit
+from hornbook.model.config.part import Cut, Unit
 from hornbook.parallel.parameter_shard import Division, Divisions
 from hornbook.parallel.world import AXES, Axis
 
@@ -52,35 +50,26 @@ class Divider:
             )
         return portion(count, ranks, self._rank, copies=unit == "kv_heads")
 
-    def cut(self, prefix: str, table: Table, counts: Mapping[str, int]) -> None:
-        """Cut what a table names of the part at `prefix`. counts: how many there are of its units.
-
-        Raises UsageError where a glob matches nothing.
-        """
-        part = self._model.get_submodule(prefix)
-        own = [name for name, _ in part.named_parameters()]
-        for glob, (dim, unit) in table.cuts.items():
-            found = [name for name in own if fnmatchcase(name, glob)]
-            if not found:
-                raise UsageError(
-                    f"parallel.tensor: {glob} of {type(part).__name__} matches no parameter of {prefix}, which has "
-                    f"{', '.join(own)}: leave parallel.tensor 1 for this model"
-                )
-            for name in found:
-                self._cut(f"{prefix}.{name}", dim, unit, counts)
-
-    def _cut(self, name: str, dim: int, unit: Unit, counts: Mapping[str, int]) -> None:
+    def cut(self, name: str, cut: Cut) -> None:
+        """Cut a parameter. Raises UsageError where the model has no such one."""
         path, _, own = name.rpartition(".")
-        module, parameter = self._model.get_submodule(path), self._model.get_parameter(name)
-        length, shape = parameter.shape[dim], tuple(parameter.shape)
-        count = counts.get(unit, length)
-        mine, size = self.portion(count, unit, name), length // count
-        if unit == "kv_heads" and count < self._ranks:
-            self.copies[name] = mine.first, count
+        try:
+            module, parameter = self._model.get_submodule(path), self._model.get_parameter(name)
+        except AttributeError:
+            module = parameter = None
+        if module is None or parameter is None or parameter.shape[cut.dim] % cut.units:
+            raise UsageError(
+                f"parallel.tensor: the model has no {name} of {cut.units} {cut.unit.replace('_', ' ')}, as that part "
+                "says: correct its `weights`, or leave parallel.tensor 1"
+            )
+        mine, size = self.portion(cut.units, cut.unit, name), parameter.shape[cut.dim] // cut.units
+        if cut.unit == "kv_heads" and cut.units < self._ranks:
+            self.copies[name] = mine.first, cut.units
+        shape = tuple(parameter.shape)
         known = self._divisions.get(name) or Division(shape, (0,) * len(shape), ())
-        start = tuple(first + size * mine.first * (each == dim) for each, first in enumerate(known.start))
+        start = tuple(first + size * mine.first * (each == cut.dim) for each, first in enumerate(known.start))
         axes: list[Axis] = [axis for axis in AXES if axis == "tensor" or axis in known.axes]
         self._divisions[name] = Division(known.shape, start, tuple(axes), mine.copy)
-        value = parameter.detach().narrow(dim, size * mine.first, size * (mine.last - mine.first)).clone()
+        value = parameter.detach().narrow(cut.dim, size * mine.first, size * (mine.last - mine.first)).clone()
         module.register_parameter(own, nn.Parameter(value, requires_grad=parameter.requires_grad))
         self.cut_names.add(name)
