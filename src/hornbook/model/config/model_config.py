@@ -126,7 +126,7 @@ class EmbeddingConfig(Config):
 
 
 class _MTPPart(WeightedPart):
-    """What stands around the blocks that predict further tokens."""
+    """Layers around the blocks that predict further tokens."""
 
     reads_tokens: ClassVar = False
     """Whether blocks read vectors of tokens beside states."""

@@ -13,11 +13,11 @@ class PlacedParts(NamedTuple):
     """Parts of a model that are configured alike."""
 
     part: str
-    """Under what `parameter_counts` counts them."""
+    """Key under which `parameter_counts` counts them."""
     names: list[str]
-    """Of their modules."""
+    """Names of their modules."""
     weights: list[Weight]
-    """Of each."""
+    """Parameters of one of them."""
 
 
 def count_parameters(config: ModelConfig, vocab: int) -> int:

@@ -1,4 +1,4 @@
-"""What a part of a model says about itself: the class it builds, its weights, its operations, its conditions.
+"""Descriptions of the parts of a model: the class that a part builds, its weights, its operations, its conditions.
 
 A part is attention, an MLP, a norm, positions or a head; its configuration is the only place that speaks of it. From
 its list of weights follow numbers of parameters, products, operations, what ranks hold, and how they divide it. Parts
@@ -81,8 +81,8 @@ class Rows:
 
 
 Unit = Literal["heads", "kv_heads", "hidden", "vocabulary"]
-"""What is not cut through: a head; a key-value head, which several ranks hold where there are more ranks than heads;
-one value of the inner width of an MLP; a token."""
+"""Unit that stays whole on a rank: a head; a key-value head, which several ranks hold where there are more ranks than
+heads; one value of the inner width of an MLP; a token."""
 
 
 class Cut(NamedTuple):
@@ -91,7 +91,7 @@ class Cut(NamedTuple):
     dim: int
     unit: Unit
     units: int
-    """How many the dim consists of."""
+    """Number of units in the dim."""
     is_input_shared: bool = False
     """Whether the part itself hands the input of this linear layer to all ranks."""
 
@@ -101,7 +101,7 @@ class Weight(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    """Of matrices [outputs, inputs], after the number of experts if they are those of experts."""
+    """[outputs, inputs] of a matrix, [experts, outputs, inputs] of the matrices of experts."""
     role: str = "matrix"
     """As `hornbook.model.build_model.parameter_roles` has it."""
     cut: Cut | None = None
@@ -160,7 +160,7 @@ class Product(NamedTuple):
     experts: int = 0
     """Matrices that the tokens are spread over; 0: there is one."""
     names: tuple[tuple[str, int], ...] = ()
-    """Of each of its weights (name within the part, values that come out); none where they are not known."""
+    """(name within the part, outputs) of each of its weights; empty where they are not known."""
 
     @property
     def weights(self) -> int:
