@@ -36,9 +36,9 @@ class Address:
 class _Server(uvicorn.Server):
     """Ends on SIGTERM or SIGINT once what is under way has ended; on a second one at once."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[int], None]) -> None:
+    def __init__(self, config: uvicorn.Config, started: Callable[[int], None], ending: Callable[[], None]) -> None:
         super().__init__(config)
-        self._report = started
+        self._report, self._ending = started, ending
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,6 +55,7 @@ class _Server(uvicorn.Server):
     def _end(self) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+        self._ending()
 
     async def startup(self, sockets: "list | None" = None) -> None:
         """Say where it listens, once it does."""
@@ -63,10 +64,18 @@ class _Server(uvicorn.Server):
             self._report(self.servers[0].sockets[0].getsockname()[1])
 
 
-def serve_app(app: ASGIApp, address: Address, started: Callable[[int], None], *, drain_seconds: float) -> None:
+def serve_app(
+    app: ASGIApp,
+    address: Address,
+    started: Callable[[int], None],
+    *,
+    drain_seconds: float,
+    ending: Callable[[], None] = lambda: None,
+) -> None:
     """Serve until a signal comes. started: called with the port once it listens. Raises UsageError.
 
     Port 0 is any that is free. drain_seconds: how long answers that are under way may still take after the signal.
+    ending: called in the loop when the signal comes, to end answers that would never end.
     """
     config = uvicorn.Config(
         app,
@@ -82,8 +91,9 @@ def serve_app(app: ASGIApp, address: Address, started: Callable[[int], None], *,
         lifespan="on",
     )
     try:
-        _Server(config, started).run()
+        _Server(config, started, ending).run()
     except SystemExit as error:  # uvicorn has logged the cause: the address is taken, or not of this machine
+        other = "" if address.is_local else ", or a --host of this machine"
         raise UsageError(
-            f"cannot listen on {address.host} port {address.port}: choose another --port, or --host of this machine"
+            f"cannot listen on {address.host} port {address.port}: choose another --port{other}"
         ) from error

@@ -10,12 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 from starlette.testclient import TestClient
 
 from hornbook.errors import Exit
-from hornbook.studio.live.app import _news, build_app
+from hornbook.studio.live.app import Dashboard, _news, build_app
 from hornbook.studio.live.run_view import Runs
 from tests.studio.conftest import MakeRun, score
 
@@ -28,7 +29,7 @@ EVENTS = [
 
 
 def enter(folder: Path, *, read_only: bool = False) -> TestClient:
-    client = TestClient(build_app(Runs([folder]), "secret", read_only=read_only), base_url=ORIGIN)
+    client = TestClient(build_app(Dashboard(Runs([folder]), read_only=read_only), "secret"), base_url=ORIGIN)
     assert client.get("/?token=secret").status_code == 200
     return client
 
@@ -145,7 +146,7 @@ def test_new_steps_come_with_the_offset_to_go_on_from(make_run: MakeRun) -> None
     run = make_run("a", [4.0, 3.0])
 
     async def first_messages() -> list[str]:
-        stream = _news(run, 0)
+        stream = _news(run, 0, asyncio.Event())
         one = await anext(stream)
         with run.metrics.open("a") as file:
             file.write(json.dumps({"attempt": 1, "step": 3, "tokens": 300, "loss": 2.0}) + '\n{"step": 4')
@@ -186,8 +187,16 @@ def test_the_command_serves_until_a_signal_without_torch(make_run: MakeRun, tmp_
             lines.append(line)
             if "token=" in line:
                 break
+        link = re.search(r"(http://127.0.0.1:\d+)/\?token=\S+", lines[-1])
+        assert link is not None
+        browser = build_opener(HTTPCookieProcessor())
+        assert b"<title>hornbook</title>" in browser.open(link[0], timeout=60).read()
+        stream = browser.open(f"{link[1]}/api/runs/a/live", timeout=60)  # a page that stays open
+        assert stream.readline().startswith(b"id: ")
         process.send_signal(signal.SIGTERM)
+        assert stream.read().startswith(b"data: ")  # and ends with the server
         lines += process.stderr.readlines()
         assert process.wait(60) == Exit.DONE
     assert any("1 run in" in line for line in lines)
+    assert not any("Traceback" in line for line in lines)
     assert not any(line.rstrip().endswith("| torch") for line in lines)

@@ -28,14 +28,15 @@ def watch(
     shows dead runs and copies of runs too, and training never waits for it. Ctrl-C ends it.
     """
     from hornbook.serve.server import Address, serve_app
-    from hornbook.studio.live.app import build_app
+    from hornbook.studio.live.app import Dashboard, build_app
     from hornbook.studio.live.run_view import Runs
 
     places = folders or [runs_folder()]
     for place in folders or ():
         if not place.is_dir():
-            raise UsageError(f"{place}: no such folder")
+            raise UsageError(f"{place}: no such folder: name a run, or a folder of runs")
     runs, token = Runs(places), secrets.token_urlsafe(16)
+    dashboard = Dashboard(runs, read_only=read_only)
     count = len(runs.all())
 
     def report(bound: int) -> None:
@@ -45,5 +46,5 @@ def watch(
         if browser:
             webbrowser.open(link)
 
-    serve_app(build_app(runs, token, read_only=read_only), Address(port=port), report, drain_seconds=1)
+    serve_app(build_app(dashboard, token), Address(port=port), report, drain_seconds=5, ending=dashboard.ending.set)
     return Result({"runs": count}, None, report=["the page has ended"])

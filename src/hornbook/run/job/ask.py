@@ -1,4 +1,4 @@
-"""What a person may ask of a run: to save, to stop, or to change settings. It is checked before it is written."""
+"""Requests of people to a run: to save, to stop, or to change settings. Each is checked before it is written."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -5,12 +5,14 @@ it. No part of it imports torch.
 """
 
 import asyncio
+import contextlib
 import json
 import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
@@ -60,6 +62,8 @@ class Dashboard:
 
     def __init__(self, runs: Runs, *, read_only: bool) -> None:
         self._runs, self._read_only = runs, read_only
+        self.ending = asyncio.Event()
+        """Set when the server ends, so that streams do."""
         self._columns, self._lock = OrderedDict[Path, StepColumns](), Lock()
 
     def list(self, _: Request) -> Response:
@@ -72,16 +76,18 @@ class Dashboard:
 
     def curves(self, request: Request) -> Response:
         """The curves between two steps, thinned to the width of the picture."""
-        with self._lock:  # answers are made in threads
-            columns = self._columns_of(self._run(request))
+        run, parts = self._run(request), int(min(max(_number(request, "columns", 800), 10), MOST_COLUMNS))
+        with self._lock:  # answers are made in threads, and each reads what was appended
+            return JSONResponse(self._curves(self._columns_of(run), request, parts))
+
+    def _curves(self, columns: StepColumns, request: Request, parts: int) -> dict[str, Any]:
         last = float(columns.steps[-1]) if len(columns) else 0.0
         low, high = _number(request, "low", 0.0), _number(request, "high", last)
-        parts = int(min(max(_number(request, "columns", 800), 10), MOST_COLUMNS))
         if high < low:
             raise UsageError(f"high={high:g} is less than low={low:g}: give a range of steps")
         zoomed = columns if (low, high) == (0.0, last) else columns.detail(low, high)
         found = {"curves": zoomed.curves(KEYS, low, high, parts), "last": int(last), "offset": columns.offset}
-        return JSONResponse(found | {"every": zoomed.every, "damaged": columns.damaged, "points": len(zoomed)})
+        return found | {"every": zoomed.every, "damaged": columns.damaged, "points": len(zoomed)}
 
     def layers(self, request: Request) -> Response:
         """Statistics of layers."""
@@ -121,7 +127,7 @@ class Dashboard:
         offset = request.headers.get("last-event-id") or request.query_params.get("after", "0")
         if not offset.isdecimal():
             raise UsageError("after: give an offset in bytes")
-        return StreamingResponse(_news(run, int(offset)), media_type="text/event-stream")
+        return StreamingResponse(_news(run, int(offset), self.ending), media_type="text/event-stream")
 
     def _run(self, request: Request) -> RunDir:
         return self._runs.get(request.path_params["name"])
@@ -136,10 +142,10 @@ class Dashboard:
         return columns
 
 
-async def _news(run: RunDir, offset: int) -> AsyncIterator[str]:
-    """Messages until the browser leaves."""
+async def _news(run: RunDir, offset: int, ending: asyncio.Event) -> AsyncIterator[str]:
+    """Messages until the browser leaves, or the server ends."""
     state, quiet = None, 0
-    while True:
+    while not ending.is_set():
         now = run.read_state()
         lines, end = await run_in_threadpool(_new_lines, run.metrics, offset)
         if lines or now != state or quiet >= QUIET:
@@ -149,7 +155,8 @@ async def _news(run: RunDir, offset: int) -> AsyncIterator[str]:
             yield f"id: {end}\ndata: {json.dumps(news)}\n\n"
             state, offset, quiet = now, end, 0
         quiet += 1
-        await asyncio.sleep(SECONDS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ending.wait(), SECONDS)
 
 
 def _new_lines(path: Path, offset: int) -> tuple[list[bytes], int]:
@@ -186,9 +193,8 @@ def _failed(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": told}, 400 if isinstance(error, UsageError) else 500)
 
 
-def build_app(runs: Runs, token: str, *, read_only: bool = False) -> Starlette:
+def build_app(dashboard: Dashboard, token: str) -> Starlette:
     """The application; token: what the link that opens it has."""
-    dashboard = Dashboard(runs, read_only=read_only)
     views: dict[str, Callable] = {
         "": dashboard.run,
         "/curves": dashboard.curves,

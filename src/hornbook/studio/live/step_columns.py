@@ -1,4 +1,4 @@
-"""The steps of a run as columns, read as metrics.jsonl grows.
+"""Columns of the steps of a run, read as metrics.jsonl grows.
 
 A file of up to `WHOLE_BYTES` is read once, and then only what was appended. Of a longer one some lines spread evenly
 over the file are read, so that a run of any length opens at once; a part of it is read whole when a person zooms in.
@@ -8,12 +8,13 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hornbook.files.filesystem import exists
 from hornbook.studio.series import Numbers, thin
 
 KEYS = ("tokens", "loss", "gradient_norm", "lr", "tokens_per_second", "seconds", "data_seconds")
@@ -55,10 +56,12 @@ class StepColumns:
 
     def update(self) -> None:
         """Read what was appended. A file that became shorter is read again. Raises OSError."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size < self.offset:
-            self._clear()
-        with self._path.open("rb") if size else open(os.devnull, "rb") as file:
+        if not exists(self._path):
+            return
+        with self._path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < self.offset:
+                self._clear()
             if size - self.offset > self._whole_bytes:
                 lines = sampled_lines(file, self.offset, size, SAMPLES)
                 length = sum(map(len, lines)) / max(len(lines), 1)
@@ -104,7 +107,7 @@ class StepColumns:
             found._add(line)
         return found
 
-    def curves(self, keys: Iterator[str] | tuple[str, ...], low: float, high: float, columns: int) -> dict[str, Any]:
+    def curves(self, keys: Iterable[str], low: float, high: float, columns: int) -> dict[str, Any]:
         """Key -> {"x", "y"} between two steps: the minimum and the maximum in each of `columns` parts."""
         steps = self.steps
         first, last = np.searchsorted(steps, (low, high + 0.5))

@@ -2,6 +2,8 @@
 import { html, useState } from "./vendor/standalone.module.js";
 import { post } from "./text.js";
 
+const quoted = words => /^[\w@%+=:,./-]+$/.test(words) ? words : `'${words.replaceAll("'", "'\\''")}'`;
+
 export function Control({ path, run }) {
   const [action, choose] = useState("save"), [words, write] = useState(""), [reason, give] = useState(""), [at, when] = useState(""), [said, say] = useState(null), [busy, work] = useState(false);
   if (run.read_only) return html`<p>This page only shows runs (--read-only). <code>hornbook tell ${run.path} save</code> asks from a terminal.</p>`;
@@ -17,7 +19,7 @@ export function Control({ path, run }) {
     } catch (problem) { say({ text: problem.message }); }
     work(false);
   };
-  const command = `hornbook tell ${run.path} ${action === "set" ? words || "KEY=VALUE" : action}${at.trim() ? ` --at ${at.trim()}` : ""}${reason ? ` --reason '${reason.replaceAll("'", "'\\''")}'` : ""}`;
+  const command = `hornbook tell ${quoted(run.path)} ${action === "set" ? words || "KEY=VALUE" : action}${at.trim() ? ` --at ${at.trim()}` : ""}${reason ? ` --reason ${quoted(reason)}` : ""}`;
   return html`<p class="lead">Ask the run to save, to stop, or to change settings, such as optim.lr=1e-4, at the next step or at a later one. It is what <code>hornbook tell</code> does.</p>
     <form class="ask" onSubmit=${event => { event.preventDefault(); ask(false); }}>
       <label>what<select value=${action} onChange=${event => choose(event.target.value)}><option value="save">save a checkpoint</option><option value="set">change settings</option><option value="stop">stop, with a checkpoint</option></select></label>
