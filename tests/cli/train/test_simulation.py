@@ -17,7 +17,7 @@ GPT2 = {"attention.kind": "full", "attention.bias": "true", "mlp": "mlp", "norm"
 QWEN = {"attention.kv_heads": "2", "attention.qk_norm": "head", "head.tied": "false"}
 EXPERTS = {"mlp.kind": "experts", "mlp.count": "4", "mlp.active": "2", "mlp.hidden": "48"}
 FAMILIES: dict[str, dict[str, str]] = {"gpt2": GPT2 | {"position.length": "128"}, "qwen": QWEN, "experts": EXPERTS}
-SMALL = ("model.layers=6", "model.width=128", "model.heads=4", f"model.vocab={VOCAB}", "train.sequence=128")
+SMALL = ("model.layers=3", "model.width=128", "model.heads=4", f"model.vocab={VOCAB}", "train.sequence=128")
 SMALL += ("train.micro_batch=8", "train.batch_tokens=1024", "train.device=cpu")
 
 
@@ -33,6 +33,7 @@ def traced(*words: str) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_planned_is_what_a_step_on_fake_tensors_holds(family: str, recompute: str, precision: str) -> None:
     words = [f"model.{name}={value}" for name, value in FAMILIES[family].items()]
+    words += ["model.layers=6"] if recompute == "block" else []  # the peak is within 5 % in a deep model
     found = traced(*words, f"parallel.recompute={recompute}", f"train.precision={precision}")
     for name in ("weights", "gradients", "activations"):
         assert found[name][0] == found[name][1], name
@@ -74,7 +75,7 @@ def test_the_command_prints_both(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("surgery", "within"), [('["lora"]', 0.05), ('["dora"]', 0.05)])
 def test_frozen_weights_have_no_gradients_and_moments(surgery: str, within: float) -> None:
-    found = traced(f"surgery={surgery}", "train.precision=bf16")
+    found = traced(f"surgery={surgery}", "train.precision=bf16", "model.layers=6")
     assert found["weights"][0] == found["weights"][1]
     assert found["gradients"][0] == found["gradients"][1] < 0.2 * found["weights"][1]
     for name in ("optimizer", "activations", "peak"):

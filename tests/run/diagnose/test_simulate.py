@@ -14,6 +14,8 @@ from hornbook.settings.resolve import resolve
 VOCAB = 128
 SMALL = ("model.layers=2", "model.width=64", "model.heads=4", "train.sequence=32", "train.micro_batch=1")
 SMALL += ("train.device=cpu", "train.precision=fp32", "train.batch_tokens=4096")
+TWO = "train.batch_tokens=64"
+"""Two microbatches of one process: a step of them is simulated as it is, not extrapolated from two smaller ones."""
 
 
 def recipe(*words: str) -> Recipe:
@@ -26,7 +28,7 @@ def calls(found: Simulation) -> dict[tuple[str, tuple[str, ...]], int]:
 
 
 def test_one_process_sends_nothing_and_holds_all():
-    found = simulate(recipe(), VOCAB, 0)
+    found = simulate(recipe(TWO), VOCAB, 0)
     size = 4 * count_parameters(recipe().model, VOCAB)
     assert found.collectives == []
     assert (found.state["weights"], found.state["gradients"]) == (size, size)
@@ -44,7 +46,7 @@ def test_whole_copies_sum_their_gradients_once_a_step():
 
 @pytest.mark.parametrize("shard", ["optimizer", "gradients", "everything"])
 def test_shares_of_zero_are_those_of_its_formulas(shard: str):
-    found = simulate(recipe("parallel.data=16", f"parallel.shard={shard}"), VOCAB, 5)
+    found = simulate(recipe("parallel.data=16", f"parallel.shard={shard}", "train.batch_tokens=1024"), VOCAB, 5)
     size = 4 * count_parameters(recipe().model, VOCAB)
     for name, factor in (("weights", 1), ("gradients", 1), ("moments", 2)):
         assert found.state[name] == pytest.approx(factor * size / 16, rel=0.05), name
@@ -61,7 +63,7 @@ def test_hybrid_sharding_has_two_axes_and_a_large_world():
 
 
 def test_tensor_ranks_hold_their_part_and_sum_activations():
-    found = simulate(recipe("parallel.data=2", "parallel.tensor=4"), VOCAB, 6)
+    found = simulate(recipe("parallel.data=2", "parallel.tensor=4", "train.batch_tokens=128"), VOCAB, 6)
     assert found.axes == {"replica": (1, 2), "tensor": (2, 4)}
     assert ("all_reduce", ("tensor",)) in calls(found)
     assert found.state["weights"] < 4 * count_parameters(recipe().model, VOCAB) / 3
@@ -79,7 +81,7 @@ def test_a_step_of_many_microbatches_is_that_of_few_and_what_each_adds():
 
 def test_recomputation_takes_less_memory():
     whole, less = (
-        simulate(recipe("train.sequence=256", "train.batch_tokens=1024", *words), VOCAB, 0)
+        simulate(recipe("train.sequence=256", "train.batch_tokens=512", *words), VOCAB, 0)
         for words in ((), ("parallel.recompute=block",))
     )
     assert less.peak < whole.peak
@@ -87,6 +89,7 @@ def test_recomputation_takes_less_memory():
 
 def test_a_mixture_of_experts_has_equal_loads():
     words = ("model.mlp.kind=experts", "model.mlp.count=4", "model.mlp.active=2", "model.mlp.hidden=32")
+    words += ("train.batch_tokens=512",)
     assert simulate(recipe(*words, "parallel.data=8"), VOCAB, 0).peak > 0
     found = simulate(recipe(*words, "parallel.data=2", "parallel.expert=4"), VOCAB, 3)
     assert found.axes == {"replica": (0, 2), "expert": (3, 4)}
@@ -98,10 +101,10 @@ def test_a_rank_outside_of_the_world_is_refused():
         simulate(recipe("parallel.data=8"), VOCAB, 8)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
-def test_a_rank_of_a_pipeline_holds_its_stages_and_sends_to_its_neighbour(schedule: str):
+@pytest.mark.parametrize(("schedule", "tokens"), [("1f1b", 4096), ("zbv", 256)])
+def test_a_rank_of_a_pipeline_holds_its_stages_and_sends_to_its_neighbour(schedule: str, tokens: int):
     words = ("model.layers=5", f"parallel.pipeline={{stages=2,schedule='{schedule}'}}", "parallel.data=2")
-    made = recipe(*words, "parallel.shard=everything")
+    made = recipe(*words, "parallel.shard=everything", f"train.batch_tokens={tokens}")
     held = held_values(made.model, VOCAB, made.parallel, made.train.sequence)
     states = 2 * made.parallel.pipeline.chunks_per_rank - 1  # messages of hidden states and gradients per microbatch
     for rank, values in ((0, held[0]), (3, held[1])):
@@ -118,7 +121,7 @@ def test_a_rank_of_a_pipeline_holds_its_stages_and_sends_to_its_neighbour(schedu
     [("parallel.tensor=2", 1, 0), ("parallel.pipeline=2", 0, 0), ("parallel.pipeline=2", 1, 1)],
 )
 def test_the_planner_knows_what_ranks_hold_of_multi_token_prediction(layout: str, rank: int, stage: int, kind: str):
-    sizes = "model.layers=4", "train.sequence=256", "train.batch_tokens=2048", "train.precision=bf16"
+    sizes = "model.layers=2", "train.sequence=256", "train.batch_tokens=768", "train.precision=bf16"
     made = recipe(f"model.mtp={{kind='{kind}',depth=2}}", *sizes, layout)
     found = simulate(made, VOCAB, rank)
     planned = estimate_memory(made, VOCAB, parse_cluster("8xH100").device, traced=True)[stage]
@@ -129,7 +132,7 @@ def test_the_planner_knows_what_ranks_hold_of_multi_token_prediction(layout: str
 @pytest.mark.parametrize("schedule", ["zb-h1", "zbv", "dualpipev"])
 def test_a_finished_microbatch_keeps_nothing_where_backward_is_in_two_parts(schedule: str):
     """Within what caught gradients take, of which the planner knows nothing."""
-    words = "model.layers=4", "train.sequence=256", "train.micro_batch=1", "train.batch_tokens=2048"
+    words = "model.layers=4", "train.sequence=256", "train.micro_batch=1", "train.batch_tokens=1024"
     made = recipe(*words, "train.precision=bf16", f"parallel.pipeline={{stages=2,schedule='{schedule}'}}")
     for rank, planned in enumerate(estimate_memory(made, VOCAB, parse_cluster("8xH100").device, traced=True)):
         assert planned.kept == pytest.approx(simulate(made, VOCAB, rank).kept, rel=0.1)
