@@ -96,15 +96,15 @@ def write_shard(root: Path, name: str, documents: list[list[int]]) -> dict[str, 
     return {"name": name, **facts, "digest": digests["bin"]}
 
 
-def write_corpus(root: Path, seed: int = 0, specials: Sequence[str] = ()) -> Path:
-    """A data folder as `hornbook tokenize` leaves it: sources `notes` and `prose`, train and validation."""
+def write_corpus(root: Path, seed: int = 0, specials: Sequence[str] = (), held_out: int = 4) -> Path:
+    """A data folder as `hornbook tokenize` leaves it; `held_out`: validation documents of `notes` and of `prose`."""
     from hornbook.text.tokenizer.tokenizer import Tokenizer
 
     write_tokenizer(root / "tokenizer", specials)
     tokenizer = Tokenizer.load(root / "tokenizer")
     draw = random.Random(seed)
     entries = []
-    for split, count in (("train", 120), ("validation", 12)):
+    for split, count in (("train", 120), ("validation", held_out)):
         for source in ("notes", "prose"):
             texts = [" ".join(draw.choices(WORDS, k=draw.randint(3, 30))) for _ in range(count)]
             documents = [ids.tolist() for ids in tokenizer.encode_arrays(texts)]
@@ -131,7 +131,7 @@ def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def marked_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same text with a tokenizer that has masks, sentinels and modes. Read only."""
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "marked", specials=SPECIALS)
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "marked", specials=SPECIALS, held_out=12)
 
 
 TINY_RUN = (
