@@ -1,5 +1,6 @@
 """Fixtures that several rooms share: a small corpus of two sources, with a byte-level tokenizer."""
 
+import gc
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import xxhash
 from hypothesis import HealthCheck, settings
 
 from tests.home import borrow_home
-from tests.processes import kill_what_is_left
+from tests.processes import kill_what_is_left, sync_nothing
 
 # Neither a busy machine nor chance fails a property: how long an example takes is not what is tested, and the examples
 # are the same every time. HYPOTHESIS_PROFILE=search looks for others.
@@ -27,6 +28,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "hornbook"))
 
 kill_what_is_left()
 _HOME = borrow_home()
+sync_nothing()
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process of a test compiles the package, for a second
 
 # As the command line does (`hornbook.cli.main.SPINS`), and before torch loads libgomp: an idle thread that spins holds
 # the core that the other worker needs. A loop of small steps took 20 times as long on two busy cores.
@@ -36,6 +39,12 @@ if "OMP_WAIT_POLICY" not in os.environ:
 END = "<|endoftext|>"
 ENDINGS = {"bin": ".bin", "idx": ".idx", "docs": ".docs.parquet"}
 WORDS = ("the", "a", "model", "learns", "to", "read", "one", "two", "letters", "from", "its", "page", "and", "says")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the million objects of the collected tests out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -242,5 +251,15 @@ def run_ranks() -> Iterator[Callable[..., list[Any]]]:
     from tests.ranks import RankServer
 
     server = RankServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def launcher(tiny_settings: tuple[str, ...]) -> Iterator[Any]:
+    """Starts command lines as forks of a process that has hornbook loaded (`tests.run.launcher.Launcher`)."""
+    from tests.run.launcher import Launcher
+
+    server = Launcher(tiny_settings)
     yield server
     server.close()

@@ -23,6 +23,8 @@ CLOSE_SECONDS = 20.0
 PATIENCE_SECONDS = 60.0
 """For what happens at once, unless the machine stands still for a while."""
 _PR_SET_PDEATHSIG = 1
+fsync = os.fsync
+"""The real one (`sync_nothing`)."""
 
 
 SESSION = "HORNBOOK_TEST_SESSION"
@@ -121,6 +123,15 @@ class Server:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+def sync_nothing() -> None:
+    """Let `os.fsync` only check that its descriptor is open: a tiny run calls it 70 times and waits each time.
+
+    Tests of power cuts use the real one (`tests/run/checkpoints/test_checkpoint_power.py`). Tests of failing system
+    calls and of the order of syncs and renames replace or trace the calls themselves.
+    """
+    os.fsync = os.fstat
 
 
 def answer(value: Any) -> None:

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.processes import Server, answer, die_with
+from tests.processes import Server, answer, die_with, sync_nothing
 
 PRELOADED = (
     "hornbook.model.build_model",
@@ -85,6 +85,7 @@ class RankServer:
 def serve(parent: int) -> None:
     """Answer requests, a line each, until the input ends."""
     die_with(parent)
+    sync_nothing()
     for name in PRELOADED:
         importlib.import_module(name)
     import torch

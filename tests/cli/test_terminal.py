@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,6 @@ from tests.terminal import ENVIRON, Shown, Terminal
 
 Launch = Callable[..., Exit]
 TIME = r"\d\d:\d\d:\d\d "
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    """Starts command lines as forks of a process that has hornbook loaded."""
-    server = Launcher()
-    yield server
-    server.close()
 
 
 def on_a_terminal(launcher: Launcher, columns: int, words: list[str]) -> Terminal:

@@ -1,6 +1,6 @@
-"""Fixtures of runs on many processes: a launcher of them, a run without interruption, and what is equal to it."""
+"""Fixtures of runs on many processes: a run without interruption, and what is equal to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,6 @@ BERT = (
     'model.position={kind="learned", length=64}',
 )
 """Settings of an encoder as BERT is; its head and objective are to be added."""
-
-
-@pytest.fixture(scope="session")
-def launcher() -> Iterator[Launcher]:
-    """Starts command lines as forks of a process that has hornbook loaded."""
-    server = Launcher()
-    yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

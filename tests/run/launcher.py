@@ -25,25 +25,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 import torch
 
 import hornbook.cli.main
+import hornbook.cli.train.train
 import hornbook.model.generate.generate
 import hornbook.run.launch.launch
 import hornbook.run.launch.supervisor
 import hornbook.run.loop.training_loop
+from hornbook.cli.train.dry_run import describe_job
+from hornbook.files.run_directory import RunDir
 from hornbook.parallel.engine import Engine
 from hornbook.run.checkpoints import memory_copies
 from hornbook.run.checkpoints.state import State
-from hornbook.run.job.run_inputs import load_kernels
+from hornbook.run.job.job import Start
+from hornbook.run.job.run_inputs import compile_for
+from hornbook.run.launch.launch import read_inputs
 from hornbook.run.machine.deep import slots
-from hornbook.run.machine.environment import code_digest
+from hornbook.run.machine.environment import PACKAGES, code_digest, package_version
 from hornbook.run.observe import audit
 from hornbook.settings.resolve import resolve
-from tests.processes import Server, answer, die_with, outlive_parent, wait_until
+from tests.processes import Server, answer, die_with, outlive_parent, sync_nothing, wait_until
 from tests.run.guard.poison import poison
 
+USUAL = "HORNBOOK_TEST_RUN"
+"""Environment variable: settings of a run, as JSON, for the server to prepare itself with."""
 LIMIT_SECONDS = 120.0
 """Of a run of a second or two; machines that tests run on stand still for seconds."""
 SLACK_SECONDS = 30.0
@@ -109,8 +117,11 @@ class Started:
 class Launcher:
     """The test's side of the server."""
 
-    def __init__(self) -> None:
-        self._server = Server("tests.run.launcher")
+    def __init__(self, words: Sequence[str]) -> None:
+        """`words`: settings of a run like those that will be started."""
+        # The environment of a session fixture may have a -q or -v of an earlier test.
+        speech = {"HORNBOOK_QUIET": "", "HORNBOOK_VERBOSE": ""}
+        self._server = Server("tests.run.launcher", speech | {USUAL: json.dumps(words)})
 
     def start(
         self,
@@ -143,10 +154,8 @@ class Launcher:
 def serve(parent: int) -> None:
     """Answer until the input ends. What every command would read anew is read before."""
     die_with(parent)
-    hornbook.run.launch.supervisor.preload()
-    recipe = resolve("tiny", ["train.precision=fp32", "train.device=cpu"], environ={}).recipe
-    load_kernels(recipe.model, recipe.train, vocab=256)
-    code_digest()
+    sync_nothing()
+    prepare(json.loads(os.environ.pop(USUAL)))
     gc.collect()
     gc.freeze()
     answer("ready")
@@ -162,6 +171,19 @@ def serve(parent: int) -> None:
         answer(said)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def prepare(words: Sequence[str]) -> None:
+    """Import, build and load what every run would, for all forks: schemas, kernels, versions of packages."""
+    hornbook.run.launch.supervisor.preload()
+    resolved, usual = resolve(None, words, environ={}), Start("start", quiet=True)
+    describe_job(resolved, RunDir(Path("none")), usual)
+    inputs = read_inputs(resolved, usual)
+    inputs.loader.index.batch(np.arange(1), 1)
+    compile_for(inputs)
+    for package in PACKAGES:
+        package_version(package)
+    code_digest()
 
 
 def start(request: dict[str, Any]) -> int:

@@ -3,13 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from subprocess import CompletedProcess
+from types import SimpleNamespace
 
 import pytest
 
 from hornbook.cli.main import main
+from hornbook.cli.train import adapt
 from hornbook.errors import Exit
 from hornbook.run.diagnose.domain_transfer import domain_losses
 from tests.conftest import write_corpus
+from tests.run.launcher import Launcher
 
 
 def test_a_sweep_of_shares_is_trained_and_reported(
@@ -61,12 +65,25 @@ def test_a_sweep_of_shares_is_trained_and_reported(
     assert main([*command, "--replay", "0,50%"]) == Exit.INTEGRITY
 
 
+def fork(launcher: Launcher, words: list[str], log: Path) -> "CompletedProcess[None]":
+    """In place of `subprocess.run` of a command: the same command in a fork, which has imported hornbook already."""
+    return CompletedProcess(words, launcher.start(words, log).wait(), None)
+
+
 def test_domains_are_learned_one_after_another(
-    tmp_path: Path, tiny_corpus: Path, tiny_settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny_corpus: Path,
+    tiny_settings: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    launcher: Launcher,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Losses of a stage are those that its run has of its own texts, before its first step and after its last."""
     general, other = write_corpus(tmp_path / "general", seed=7), write_corpus(tmp_path / "other", seed=11)
     base, out = tmp_path / "base", tmp_path / "out"
+    monkeypatch.setattr(adapt, "command", lambda *words: [*map(str, words)])
+    run = SimpleNamespace(run=lambda words, **_: fork(launcher, words, tmp_path / "log"), DEVNULL=None)
+    monkeypatch.setattr(adapt, "subprocess", run)
     words = [word for word in tiny_settings if not word.startswith(("data.path", "model."))]
     assert main(["train", "--out", str(base), *tiny_settings, f"data.path={general}"]) == Exit.DONE
     command = ["adapt", *words, "train.tokens=512", "optim.lr=0.02", "--from", str(base), "--general", str(general)]

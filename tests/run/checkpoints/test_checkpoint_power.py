@@ -23,6 +23,7 @@ from hornbook.files.safetensors import read_header
 from hornbook.model.storage.tensor_slices import TensorSlice, Writer, create_file
 from hornbook.run.checkpoints.checkpoint_store import CheckpointStore
 from hornbook.settings.training import CheckpointConfig
+from tests import processes
 
 NAMES = ("model.safetensors", "trainer/optimizer.safetensors")
 SAVES = 11
@@ -98,7 +99,10 @@ def found_after_cut(copy: Path) -> tuple[int, int, bool]:
         copy.unlink()
 
 
-def test_everything_acknowledged_survives_a_power_cut(mounted: tuple[Path, Path], tmp_path: Path):
+def test_everything_acknowledged_survives_a_power_cut(
+    mounted: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(os, "fsync", processes.fsync)
     image, place = mounted
     run = RunDir(place / "run").create()
     checkpoints = CheckpointStore(run.checkpoints, CheckpointConfig(keep=2))
