@@ -193,10 +193,11 @@ def test_silent_ranks_write_their_stacks(fork: Fork, monkeypatch: pytest.MonkeyP
 
 
 def test_a_process_that_cannot_be_killed_is_named(fork: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "KILL_SECONDS", 0.1)
     rank = fork(sleep)
+    monkeypatch.setattr(ranks, "KILL_SECONDS", 0.1)
     with pytest.raises(StorageError, match=rf"rank 0 \(process {rank.pid}\) cannot be killed"):
         rank.reap()
+    monkeypatch.undo()  # the fixture kills it, which may take longer
 
 
 def test_a_process_with_threads_does_not_fork_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
