@@ -25,11 +25,10 @@ def renamed_settings() -> dict[str, Any]:
 def _entry(path: Path, kind: type) -> Any:
     """What the table has for a path, of one kind of entry: str for names, dict for values."""
     for pattern, entry in renamed_settings().items():
-        parts = pattern.split(".")
         if (
             isinstance(entry, kind)
-            and len(parts) == len(path)
-            and all(want in ("*", have) for want, have in zip(parts, path, strict=True))
+            and pattern.count(".") + 1 == len(path)
+            and all(want in ("*", have) for want, have in zip(pattern.split("."), path, strict=True))
         ):
             return entry
     return None

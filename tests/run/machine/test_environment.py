@@ -47,6 +47,7 @@ def test_git_state_is_commit_and_whether_changed(tmp_path: Path) -> None:
     assert git_state(tmp_path / "missing") is None
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
+    assert git_state(tmp_path) is None, "there is no commit"
     (tmp_path / "file").write_text("1")
     subprocess.run([*git, "add", "file"], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)

@@ -7,6 +7,7 @@ draw of its share, which is the best that is possible.
 """
 
 import difflib
+import functools
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,17 @@ def block_pattern(counts: Int64[np.ndarray, " sources"]) -> Int32[np.ndarray, " 
     return pattern
 
 
+@functools.lru_cache(64)
+def _block(weights: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts, pattern and ranks of a stage's block, kept: nobody may change them."""
+    counts = block_counts(weights)
+    pattern = block_pattern(counts)
+    ranks = np.zeros(BLOCK, np.int64)
+    for source in np.flatnonzero(counts):
+        ranks[pattern == source] = np.arange(counts[source])
+    return counts, pattern, ranks
+
+
 @dataclass(frozen=True)
 class Stage:
     """From position `first` on, draws follow `pattern`."""
@@ -67,13 +79,8 @@ class Stage:
     @staticmethod
     def build(first: int, weights: Sequence[float]) -> "Stage":
         """Stage that begins at position `first`, with one weight per source."""
-        counts = block_counts(weights)
-        pattern = block_pattern(counts)
-        ranks = np.zeros(BLOCK, np.int64)
-        for source in np.flatnonzero(counts):
-            ranks[pattern == source] = np.arange(counts[source])
         total = float(sum(weights))
-        return Stage(first, tuple(weight / total for weight in weights), counts, pattern, ranks)
+        return Stage(first, tuple(weight / total for weight in weights), *_block(tuple(weights)))
 
     def reach(self, source: int, draws: int) -> int:
         """Number of positions of the stage that hold `draws` (at least 1) draws of a source that has any."""

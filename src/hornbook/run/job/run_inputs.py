@@ -34,6 +34,7 @@ from hornbook.parallel.parallelize import PRECISIONS
 from hornbook.run.checkpoints.state import ModelSpec
 from hornbook.run.ledger.ledger import LENGTH_SETTINGS, Monotone
 from hornbook.run.ledger.training_length import TrainingLength, training_length
+from hornbook.settings.fields import kept_by_config
 from hornbook.settings.recipe import Recipe, unlike
 from hornbook.settings.resolve import Resolved
 from hornbook.settings.resume_rules import Change
@@ -227,7 +228,12 @@ def _kernels(model: ModelConfig, train: TrainConfig, vocab: int) -> tuple[list[K
     if device.type != "cpu" or train.compile or dtype not in (torch.bfloat16, torch.float32):
         return [], False
     has_terms = bool(train.loss.smoothing or train.loss.z_loss)
-    return kernels_of(build_model(model, vocab, device="meta"), has_terms), dtype == torch.bfloat16
+    return _kernels_of(model, vocab, has_terms), dtype == torch.bfloat16
+
+
+@kept_by_config
+def _kernels_of(model: ModelConfig, vocab: int, has_terms: bool) -> list[Kernel]:
+    return kernels_of(build_model(model, vocab, device="meta"), has_terms)
 
 
 def _first_row(index: GlobalIndex) -> None:

@@ -43,6 +43,9 @@ VARIABLES = (
 )
 
 
+_COMMIT = "# branch.oid "
+
+
 def describe_environment(world: World, seed: int, argv: list[str]) -> dict[str, Any]:
     """Versions, hardware, threads, seed, command, code revision."""
     return {
@@ -58,7 +61,7 @@ def describe_environment(world: World, seed: int, argv: list[str]) -> dict[str, 
         "argv": [hide_secrets(word) for word in argv],
         "folder": os.getcwd(),
         "variables": {name: hide_secrets(os.environ[name]) for name in VARIABLES if name in os.environ},
-        "git": {"code": git_state(Path(__file__).parent), "folder": git_state(Path.cwd())},
+        "git": {"code": _code_state(), "folder": git_state(Path.cwd())},
     }
 
 
@@ -102,15 +105,20 @@ def _hardware(world: World) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _code_state() -> dict[str, Any] | None:
+    """Git state of the folder of this package when the process first asks: what it has loaded does not change later."""
+    return git_state(Path(__file__).parent)
+
+
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit of the repository around a folder, and whether it has changes; None outside of a repository."""
+    words = ["status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no"]
     try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=5, check=True)
-    return done.stdout.strip()
+    lines = done.stdout.splitlines()
+    commit = next(line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT))
+    changed = not all(line.startswith("# ") for line in lines)
+    return None if commit == "(initial)" else {"commit": commit, "changed": changed}
