@@ -192,6 +192,20 @@ def launch_run(tiny_settings: tuple[str, ...]) -> Callable[..., Any]:
     return start
 
 
+@pytest.fixture(scope="session")
+def tiny_run(tiny_settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny run, trained in one piece in this process. Read only: what others are compared with."""
+    from hornbook.errors import Exit
+    from hornbook.files.run_directory import RunDir
+    from hornbook.run.job.job import Start
+    from hornbook.run.launch.launch import launch
+    from hornbook.settings.resolve import resolve
+
+    run = RunDir(tmp_path_factory.mktemp("whole") / "run")
+    assert launch(resolve(None, tiny_settings, environ={}), run, Start()) == Exit.DONE
+    return run.path
+
+
 def _await_saves() -> None:
     """Until no thread of an interrupted run writes into the folder in which the next run begins."""
     for thread in threading.enumerate():

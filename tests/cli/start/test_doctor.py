@@ -1,6 +1,7 @@
 """`hornbook doctor`: a table with remedies, JSON, and exit codes."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hornbook.run.machine import checks as doctor
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MATMUL_SECONDS", 0.02)
+    monkeypatch.setattr(doctor, "matmul_rate", partial(doctor.matmul_rate, side=64))
     monkeypatch.setattr(doctor, "DISK_BYTES", 1 << 20)
     found = {"right": True, "small_seconds": 1e-4, "large_seconds": 0.06, "lost_seconds": 0.5}
     monkeypatch.setattr(doctor, "measure_ranks", lambda _: found)

@@ -1,6 +1,8 @@
 """What encoder-decoders and decoders write: prompts as in training, greedy and by beams; files that are refused."""
 
+import functools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +185,13 @@ SHARED = ["train.threads=1", "model.layers=2"]
 EXPERTS = 'model.mlp={kind = "experts", count = 4, active = 2}'
 
 
+@pytest.fixture(scope="module")
+def alone(tiny_corpus: Path, run_ranks: Any) -> Callable[..., list[Any]]:
+    """Answers of one process, by its settings."""
+    address = "tests/evals/models.py:answers"
+    return functools.cache(lambda *words: run_ranks(address, 1, str(tiny_corpus), {"data": 1}, words)[0])
+
+
 @pytest.mark.parametrize(
     ("ranks", "parallel", "words"),
     [
@@ -197,12 +206,10 @@ EXPERTS = 'model.mlp={kind = "experts", count = 4, active = 2}'
     ids=str,
 )
 def test_data_ranks_share_the_answers_and_all_have_those_of_one_process(
-    tiny_corpus: Path, run_ranks: Any, ranks: int, parallel: dict[str, Any], words: list[str]
+    tiny_corpus: Path, run_ranks: Any, alone: Any, ranks: int, parallel: dict[str, Any], words: list[str]
 ) -> None:
     """Answers of unlike lengths, of which the last turn has too few for all ranks."""
-    single = {"data": 1}
-    (alone,) = run_ranks("tests/evals/models.py:answers", 1, str(tiny_corpus), single, words)
-    greedy_texts, asked, beam_texts, _, some, _ = alone
+    greedy_texts, asked, beam_texts, _, some, _ = alone(*words)
     assert len({len(each) for each in greedy_texts}) > 2, "else ranks that end early show nothing"
     assert greedy_texts != beam_texts
     assert (asked, len(some)) == (len(QUESTIONS), 1)

@@ -102,13 +102,12 @@ def test_comments_and_order_of_the_recipe_are_free(run: RunDir, launch_run: Laun
 
 
 def test_a_run_made_before_goes_on_and_is_bound_from_then_on(
-    run: RunDir, tmp_path: Path, launch_run: Launch, branch: Branch
+    run: RunDir, launch_run: Launch, tiny_run: Path, branch: Branch
 ) -> None:
-    launch_run(tmp_path / "whole")
     as_before(run)
     assert check_run(run).ok
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    assert branch(run.path) == branch(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
     edit(run, r"^seed = 1\b", "seed = 3")
     assert "seed = 1 (now 3)" in problems(run)["recipe"]
 
@@ -127,10 +126,9 @@ def test_a_newest_checkpoint_that_is_gone_is_told(run: RunDir, launch_run: Launc
 
 @pytest.mark.parametrize("step", [8, 9, 10])
 def test_a_checkpoint_of_another_run_is_not_taken(
-    run: RunDir, tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, step: int
+    run: RunDir, tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events, step: int
 ) -> None:
     """Of the same shapes: in the place of one of ours, or as one more."""
-    launch_run(tmp_path / "whole")
     launch_run(tmp_path / "other", "seed=2", "checkpoint.every=1")
     name = f"step-{step:08d}"
     shutil.rmtree(run.checkpoints / name, ignore_errors=True)
@@ -138,7 +136,7 @@ def test_a_checkpoint_of_another_run_is_not_taken(
     assert "it was saved by another run" in problems(run)[name]
     assert checkpoint_path(run.path).name == ("step-00000009" if step != 9 else "step-00000008")
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    assert branch(run.path) == branch(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
     if step > 8:
         (note,) = events(run.path, "checkpoint_damaged")
         assert note["text"].startswith("it was saved by another run; an older checkpoint is used")

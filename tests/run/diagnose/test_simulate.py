@@ -101,9 +101,9 @@ def test_a_rank_outside_of_the_world_is_refused():
         simulate(recipe("parallel.data=8"), VOCAB, 8)
 
 
-@pytest.mark.parametrize(("schedule", "tokens"), [("1f1b", 4096), ("zbv", 256)])
-def test_a_rank_of_a_pipeline_holds_its_stages_and_sends_to_its_neighbour(schedule: str, tokens: int):
-    words = ("model.layers=5", f"parallel.pipeline={{stages=2,schedule='{schedule}'}}", "parallel.data=2")
+@pytest.mark.parametrize(("schedule", "layers", "tokens"), [("1f1b", 3, 4096), ("zbv", 5, 256)])
+def test_a_rank_of_a_pipeline_holds_its_stages_and_sends_to_its_neighbour(schedule: str, layers: int, tokens: int):
+    words = (f"model.layers={layers}", f"parallel.pipeline={{stages=2,schedule='{schedule}'}}", "parallel.data=2")
     made = recipe(*words, "parallel.shard=everything", f"train.batch_tokens={tokens}")
     held = held_values(made.model, VOCAB, made.parallel, made.train.sequence)
     states = 2 * made.parallel.pipeline.chunks_per_rank - 1  # messages of hidden states and gradients per microbatch

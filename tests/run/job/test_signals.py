@@ -81,7 +81,7 @@ def test_the_first_interrupt_is_answered_at_once(capfd: pytest.CaptureFixture[st
 
 
 def test_a_second_interrupt_leaves_at_once(
-    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(signal.SIGINT)
     send_in_step(monkeypatch, 7, signal.SIGINT, signal.SIGINT)
@@ -94,12 +94,11 @@ def test_a_second_interrupt_leaves_at_once(
     assert signal.getsignal(signal.SIGINT) is before
     monkeypatch.undo()
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    launch_run(tmp_path / "whole")
-    assert branch(run.path) == branch(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
 
 
 def test_a_second_sigterm_gives_the_save_up(
-    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hornbook.run.job.signals.SECOND_SECONDS", 0.0)
     send_in_step(monkeypatch, 7, signal.SIGTERM, signal.SIGTERM)
@@ -112,8 +111,7 @@ def test_a_second_sigterm_gives_the_save_up(
     assert ending(describe_result(run)) == f"stopped at step 6, saved at step 4: {run.path}"
     monkeypatch.undo()
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    launch_run(tmp_path / "whole")
-    assert branch(run.path) == branch(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
 
 
 def test_two_sigterm_at_once_are_one(tmp_path: Path, launch_run: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

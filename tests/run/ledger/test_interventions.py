@@ -51,11 +51,12 @@ def weights(folder: Path) -> dict[str, bytes]:
     return {f"{last.name}/{path.name}": path.read_bytes() for path in sorted(last.rglob("*.safetensors"))}
 
 
-def test_a_change_takes_effect_at_its_step(tmp_path: Path, launch_run: Launch, branch: Branch, events: Events) -> None:
-    launch_run(tmp_path / "whole")
+def test_a_change_takes_effect_at_its_step(
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events
+) -> None:
     path = ask(tmp_path / "run", 5, "optim.lr=0.001", reason="spikes")
     assert launch_run(tmp_path / "run") == Exit.DONE
-    whole, steps = branch(tmp_path / "whole"), branch(tmp_path / "run")
+    whole, steps = branch(tiny_run), branch(tmp_path / "run")
     assert steps[:5] == whole[:5]
     assert [step["lr"] for step in steps[5:]] == pytest.approx([step["lr"] / 10 for step in whole[5:]], rel=1e-12)
     assert [step["token_hash"] for step in steps] == [step["token_hash"] for step in whole]
@@ -170,12 +171,13 @@ def test_a_kill_between_ledger_recipe_and_file_makes_no_difference(
     assert not list(RunDir(tmp_path / "parts").control.iterdir())
 
 
-def test_no_change_changes_no_bit(tmp_path: Path, launch_run: Launch, branch: Branch, events: Events) -> None:
-    launch_run(tmp_path / "whole")
+def test_no_change_changes_no_bit(
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events
+) -> None:
     ask(tmp_path / "run", 5, "optim.kind=adamw")
     launch_run(tmp_path / "run")
-    assert branch(tmp_path / "run") == branch(tmp_path / "whole")
-    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert branch(tmp_path / "run") == branch(tiny_run)
+    assert weights(tmp_path / "run") == weights(tiny_run)
     assert events(tmp_path / "run", "intervention")[0]["changes"] == []
 
 
@@ -192,15 +194,14 @@ def test_no_change_changes_no_bit(tmp_path: Path, launch_run: Launch, branch: Br
     ],
 )
 def test_what_cannot_change_is_refused_and_the_run_unharmed(
-    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events, setting: str, problem: str
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events, setting: str, problem: str
 ) -> None:
-    launch_run(tmp_path / "whole")
     with pytest.raises(UsageError, match=problem):
-        propose(Resolved(recipe_in_force(RunDir(tmp_path / "whole")), {}), [setting])
+        propose(Resolved(recipe_in_force(RunDir(tiny_run)), {}), [setting])
     ask(tmp_path / "run", 5, setting)
     assert launch_run(tmp_path / "run") == Exit.DONE
-    assert branch(tmp_path / "run") == branch(tmp_path / "whole")
-    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+    assert branch(tmp_path / "run") == branch(tiny_run)
+    assert weights(tmp_path / "run") == weights(tiny_run)
     (answer,) = events(tmp_path / "run", "request")
     assert (answer["accepted"], answer["step"]) == (False, 5)
     assert problem in answer["reason"]
@@ -223,11 +224,10 @@ def test_a_schedule_changes_for_the_rest_of_the_run(tmp_path: Path, launch_run: 
     assert rates["run"] == [*rates["cosine"][:6], *rates["linear"][6:]]
 
 
-def test_the_rate_rises_again_when_asked(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
-    launch_run(tmp_path / "whole")
+def test_the_rate_rises_again_when_asked(tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch) -> None:
     ask(tmp_path / "run", 6, "optim.beta1=0.8", rewarm="4 steps")
     launch_run(tmp_path / "run")
-    whole, steps = ([step["lr"] for step in branch(tmp_path / name)] for name in ("whole", "run"))
+    whole, steps = ([step["lr"] for step in branch(folder)] for folder in (tiny_run, tmp_path / "run"))
     factors = [there / here for here, there in zip(whole, steps, strict=True)]
     assert factors == pytest.approx([1] * 6 + [0.25, 0.5, 0.75, 1] + [1] * 2)
 
@@ -276,7 +276,7 @@ def test_a_request_during_a_later_attempt_comes_before_those_that_the_ledger_has
 
 
 def test_settings_of_a_resume_leave_other_changes_and_end_those_of_the_same_section(
-    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events
 ) -> None:
     run = RunDir(tmp_path / "run")
     ask(run.path, 3, "optim.lr=0.002")
@@ -291,8 +291,7 @@ def test_settings_of_a_resume_leave_other_changes_and_end_those_of_the_same_sect
     assert recipe_in_force(run).optim.lr == 0.004
     assert recipe_in_force(run).log.every == 7
     assert check_run(run).ok
-    launch_run(tmp_path / "whole")
-    factors = [a["lr"] / b["lr"] for a, b in zip(branch(run.path), branch(tmp_path / "whole"), strict=True)]
+    factors = [a["lr"] / b["lr"] for a, b in zip(branch(run.path), branch(tiny_run), strict=True)]
     assert factors == pytest.approx([1] * 3 + [0.2] * 5 + [0.4] * 4)
 
 
@@ -348,12 +347,11 @@ def test_a_request_needs_settings_and_only_one_to_change_has_some() -> None:
 
 
 def test_another_activation_takes_effect_at_once_and_its_jump_is_measured(
-    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events
 ) -> None:
-    launch_run(tmp_path / "whole")
     ask(tmp_path / "run", 5, "model.mlp.activation=relu")
     assert launch_run(tmp_path / "run") == Exit.DONE
-    whole, steps = branch(tmp_path / "whole"), branch(tmp_path / "run")
+    whole, steps = branch(tiny_run), branch(tmp_path / "run")
     assert steps[:5] == whole[:5]
     assert steps[5]["loss"] != whole[5]["loss"]
     (jump,) = events(tmp_path / "run", "activation")

@@ -67,53 +67,53 @@ def test_three_ranks_go_on_bit_for_bit(
     assert checkpoint_bytes(folders[1], 8) == checkpoint_bytes(folders[0], 8)
 
 
-def test_many_stops_make_no_difference(tmp_path: Path, launch_run: Launch, branch: Branch, events: Events) -> None:
-    launch_run(tmp_path / "whole")
+def test_many_stops_make_no_difference(
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events
+) -> None:
     run = stopped_run(tmp_path / "parts", launch_run, 2)
     for step in (5, 6, 9):
         write_request(run, Request(action="stop", at_step=step))
         assert launch_run(run.path, mode="resume") == Exit.RESUMABLE
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    assert branch(run.path) == branch(tmp_path / "whole")
-    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tiny_run)
     assert [record["attempt"] for record in events(run.path, "start", "resume")] == [1, 2, 3, 4, 5]
     verify_chain(run.events)
 
 
-def test_steps_after_the_newest_checkpoint_are_made_again(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
+def test_steps_after_the_newest_checkpoint_are_made_again(
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch
+) -> None:
     """As after a kill at step 12: the records of attempt 1 stay, readers take attempt 2."""
-    launch_run(tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    shutil.copytree(tiny_run, tmp_path / "killed")
     run = RunDir(tmp_path / "killed")
     for step in (8, 12):
         shutil.rmtree(run.checkpoints / f"step-{step:08d}")
     assert launch_run(run.path, mode="resume") == Exit.DONE
     attempts = [(record["attempt"], record["step"]) for record in read_records(run.metrics)]
     assert attempts == [(1, k) for k in range(1, 13)] + [(2, k) for k in range(5, 13)]
-    assert branch(run.path) == branch(tmp_path / "whole")
-    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tiny_run)
 
 
 def test_killed_before_its_first_save_the_run_begins_again(
-    tmp_path: Path, launch_run: Launch, branch: Branch, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    launch_run(tmp_path / "whole")
     run = RunDir(tmp_path / "parts")
     with monkeypatch.context() as patch:
         patch.setattr("hornbook.run.loop.async_checkpointer.AsyncCheckpointer.try_save", die)
         assert launch_run(run.path) == Exit.INTERRUPTED
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    assert branch(run.path) == branch(tmp_path / "whole")
-    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tiny_run)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_older_one(
-    tmp_path: Path, launch_run: Launch, branch: Branch, events: Events
+    tmp_path: Path, launch_run: Launch, tiny_run: Path, branch: Branch, events: Events
 ) -> None:
-    launch_run(tmp_path / "whole")
     run = stopped_run(tmp_path / "parts", launch_run, 6)
     weights = run.checkpoints / "step-00000006" / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -122,8 +122,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_older_one(
     assert launch_run(run.path, mode="resume") == Exit.DONE
     assert events(run.path, "resume")[0]["step"] == 4
     assert len(events(run.path, "checkpoint_damaged")) == 1
-    assert branch(run.path) == branch(tmp_path / "whole")
-    assert checkpoint_bytes(run.path) == checkpoint_bytes(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
+    assert checkpoint_bytes(run.path) == checkpoint_bytes(tiny_run)
 
 
 def test_a_finished_run_stays_finished(tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
@@ -232,13 +232,12 @@ def test_another_tokenizer_is_an_integrity_error(tmp_path: Path, tiny_corpus: Pa
         launch_run(run.path, mode="resume")
 
 
-def test_data_may_move(tmp_path: Path, tiny_corpus: Path, launch_run: Launch, branch: Branch) -> None:
+def test_data_may_move(tmp_path: Path, tiny_corpus: Path, launch_run: Launch, tiny_run: Path, branch: Branch) -> None:
     data = shutil.copytree(tiny_corpus, tmp_path / "data")
     run = stopped_run(tmp_path / "run", launch_run, 5, f"data.path={data}")
     moved = data.rename(tmp_path / "elsewhere")
     assert launch_run(run.path, f"data.path={moved}", mode="resume") == Exit.DONE
-    launch_run(tmp_path / "whole")
-    assert branch(run.path) == branch(tmp_path / "whole")
+    assert branch(run.path) == branch(tiny_run)
 
 
 def test_there_must_be_a_run(tmp_path: Path, launch_run: Launch) -> None:

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import sys
 from collections import namedtuple
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,7 @@ def one(checks: list[Check]) -> Check:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MATMUL_SECONDS", 0.02)
+    monkeypatch.setattr(doctor, "matmul_rate", partial(doctor.matmul_rate, side=64))
     monkeypatch.setattr(doctor, "DISK_BYTES", 1 << 20)
 
 
@@ -59,7 +61,7 @@ def test_matmul_rate_counts_two_operations_per_product(monkeypatch: pytest.Monke
     ticks = iter([0.0, 0.0, 1.0, 1.5, 2.0, 9.0])  # until; loop, begin, end (0.5 s); loop ends
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     rate = doctor.matmul_rate(torch.device("cpu"), torch.float32)
-    assert rate == pytest.approx(2 * 1024**3 / 0.5 / 1e9)
+    assert rate == pytest.approx(2 * 64**3 / 0.5 / 1e9)
 
 
 def test_rates_are_told_and_what_auto_makes_of_them(monkeypatch: pytest.MonkeyPatch):
