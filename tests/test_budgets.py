@@ -4,6 +4,7 @@ The total is one number: whoever needs more lines in one place finds fewer in an
 """
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 TOTAL_LINES = 109966
 """Of Python and tables, recipes aside: whoever adds lines removes as many elsewhere."""
-OTHER_LINES = {"benchmarks": 12848, "tests": 85815}
+OTHER_LINES = {"benchmarks": 12848, "tests": 85831}
 """Lines of Python in the other folders: whoever removes some lowers the number."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
@@ -26,9 +27,16 @@ def num_lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
+@functools.cache
+def definitions(path: Path) -> list[ast.AST]:
+    """Functions and classes of a file, inner ones too."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
+
+
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Name and lines of every function, decorators aside."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in definitions(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             yield f"{path.relative_to(PACKAGE)}: {node.name}", node.end_lineno - node.lineno + 1
@@ -36,8 +44,7 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 def classes(path: Path) -> Iterator[str]:
     """Name of every class of a file, inner ones too."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return (node.name for node in definitions(path) if isinstance(node, ast.ClassDef))
 
 
 def test_a_folder_can_be_taken_in_at_a_glance() -> None:

@@ -1,6 +1,7 @@
 """The import directions of docs/architecture.md, over every import statement, lazy ones included."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,17 +44,20 @@ def level_of(module: str) -> int:
     return 0 if room == "base" else ROOMS[room]
 
 
-def imported(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imported(path: Path) -> list[tuple[int, str]]:
     """(line, module of ours) of every import statement, wherever it stands."""
+    found: list[tuple[int, str]] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("hornbook"))
+            found += ((node.lineno, alias.name) for alias in node.names if alias.name.startswith("hornbook"))
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: imports name the whole module, not a relative one"
             if node.module is not None and node.module.split(".")[0] == "hornbook":
                 for alias in node.names:
                     whole = f"{node.module}.{alias.name}"
-                    yield node.lineno, whole if whole in MODULES else node.module
+                    found.append((node.lineno, whole if whole in MODULES else node.module))
+    return found
 
 
 def edges() -> Iterator[tuple[str, str, str]]:

@@ -1,5 +1,6 @@
 """A recipe written out reads back as the same recipe; settings explain themselves."""
 
+import functools
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ CHANGED = [
     "model.position.length=32768",
     "optim.lr=1e-5",
 ]
+
+
+tiny = functools.cache(lambda: resolve("tiny", [], {}))
+whole_schema = functools.cache(json_schema)
 
 
 def again(resolved: Resolved, folder: Path) -> Resolved:
@@ -129,7 +134,7 @@ def test_explain_named_entries() -> None:
 
 @pytest.mark.parametrize("key", list(settings()))
 def test_every_setting_is_documented(key: str) -> None:
-    resolved = resolve("tiny", [], {})
+    resolved = tiny()
     known = explanation(resolved.recipe, resolved.origins, key.replace("*", "x"))
     for variant in known["variants"]:
         assert key.endswith(".kind") or len(variant["doc"]) > 5, key
@@ -167,7 +172,7 @@ def test_the_schema_speaks_toml() -> None:
 
 
 def refused(text: str) -> list[str]:
-    schema = json_schema()
+    schema = whole_schema()
     return sorted(problems(tomllib.loads(text), schema, schema))
 
 
