@@ -72,6 +72,11 @@ def _layouts() -> list[Layout]:
     found += [Layout(f"context 2, {kind}", {"context": 2, "context_kind": kind}) for kind in KINDS]
     found += [Layout(f"expert {n}", {"expert": n}, ("experts",)) for n in (2, 4)]
     found += [*_pairs(), *map(_together, TRIPLES)]
+    found += [
+        replace(each, name=f"{kind}, {each.name}", fields={**each.fields, "surgery": [step]}, families=("decoder",))
+        for kind, step in ADAPTERS.items()
+        for each in map(_together, ADAPTED)
+    ]
     further = (_together(names) for names in FURTHER_LAYOUTS)
     return [*found, *(replace(each, name=f"{each.name}, {FURTHER}", families=(FURTHER,)) for each in further)]
 
@@ -105,6 +110,20 @@ TRIPLES = [
     ("tensor 2", "pipeline 2", "context 2"),
     ("tensor 2", "pipeline 2", "expert 2"),
 ]
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "LoRA": {"kind": "lora", "rank": 3, "alpha": 6.0},
+    "DoRA": {"kind": "dora", "rank": 3, "alpha": 6.0},
+}
+"""Updates are scaled by 2: ZeRO-3 gathers B in bf16, and another factor would round B once more."""
+ADAPTED = [
+    ("tensor 2",),
+    ("tensor 2 + sequence",),
+    ("pipeline 2",),
+    ("tensor 2", "pipeline 2"),
+    ("ZeRO-3, data 2", "tensor 2 + sequence"),
+    ("ZeRO-3, data 2", "pipeline 2"),
+]
+"""Layouts of models with adapters."""
 FURTHER_LAYOUTS = [
     ("data 2",),
     ("ZeRO-3, data 2",),
@@ -150,6 +169,7 @@ def refusal(run: Run) -> str | None:
     train = {"sequence": run.sequence, "micro_batch": odd.ROWS, "batch_tokens": rows * run.sequence}
     recipe: dict[str, Any] = {"model": {**odd.tree(run.odd, run.sizes), "vocab": odd.VOCAB}}
     recipe |= {"parallel": run.parallel, "train": {**train, "precision": "bf16" if run.precision == "bf16" else "fp32"}}
+    recipe["surgery"] = run.surgery
     recipe["data"] = {"objective": OBJECTIVES.get(run.odd, {"kind": "causal"})}
     try:
         problems = cross_check(Recipe.model_validate(recipe))

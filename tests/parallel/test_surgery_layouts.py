@@ -16,6 +16,7 @@ STEPS: dict[str, list[dict[str, Any]]] = {
     "lora": [{"kind": "lora", "rank": 3}],
     "dora": [{"kind": "dora", "rank": 2, "scaling": "root_rank"}],
     "ia3": [{"kind": "ia3"}],
+    "inputs": [{"kind": "ia3", "targets": ["*.mlp.up", "*.out"], "inputs": ["*.mlp.up"]}],
     "bottleneck": [{"kind": "bottleneck", "width": 5}],
     "gated": [{"kind": "llama_adapter_v2", "length": 3, "below": 1}],
     "qlora": [{"kind": "nf4", "block": 16}, {"kind": "lora", "rank": 2}],
@@ -28,6 +29,16 @@ STAGES: dict[str, dict[str, Any]] = {
     "zbv": {"stages": 2, "schedule": "zbv"},
     "shared": {"stages": 2, "schedule": "zb-h1", "world": 2, "shard": "everything"},
 }
+TENSOR: dict[str, dict[str, Any]] = {
+    "2": {"tensor": 2},
+    "2 parts": {"tensor": 2, "sequence_parallel": True},
+    "4 parts": {"tensor": 4, "sequence_parallel": True},
+    "2x2 parts everything": {"tensor": 2, "sequence_parallel": True, "world": 2, "shard": "everything"},
+    "2x2 stages": {"tensor": 2, "stages": 2},
+    "2x2 parts stages": {"tensor": 2, "sequence_parallel": True, "stages": 2, "schedule": "zb-h1"},
+}
+WIDE = ("lora", "dora", "ia3", "bottleneck", "upper", "lower")
+QUICK_TENSOR = {("lora", "2x2 stages"), ("dora", "2x2 parts everything"), ("ia3", "4 parts"), ("bottleneck", "2 parts")}
 QUICK = {("lora", "shared"), ("dora", "1f1b"), ("qlora", "zbv"), ("upper", "1f1b"), ("lower", "shared")}
 
 
@@ -44,9 +55,9 @@ def done(run_ranks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Per
     return result
 
 
-def check(done: Performer, kind: str, **settings: Any) -> None:
+def check(done: Performer, kind: str, model: str = "llama", **settings: Any) -> None:
     """Four layers: schedules of two stages for each rank have one of their own for each."""
-    common: dict[str, Any] = {"sizes": variant("llama") | {"layers": 4}, "sequence": 23, "steps": 3}
+    common: dict[str, Any] = {"sizes": variant(model) | {"layers": 4}, "sequence": 23, "steps": 3}
     run = Run(**common, microbatches=5, precision="fp64", surgery=STEPS[kind], **settings)
     difference = compare(done(run), done(run.alone))
     assert max(getattr(difference, name) for name in FIGURES) < EXACT, difference
@@ -62,3 +73,33 @@ def check(done: Performer, kind: str, **settings: Any) -> None:
 )
 def test_stages_of_a_pipeline(done: Performer, kind: str, layout: str) -> None:
     check(done, kind, **STAGES[layout])
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param(kind, layout, marks=() if (kind, layout) in QUICK_TENSOR else pytest.mark.slow)
+        for kind in WIDE
+        for layout in TENSOR
+    ],
+)
+def test_ranks_that_divide_matrices(done: Performer, kind: str, layout: str) -> None:
+    """With four ranks two have the same key-value head, and what is added to it."""
+    check(done, kind, **TENSOR[layout])
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ("neox", "inputs"),
+        ("direct", "dora"),
+        *(
+            pytest.param(model, kind, marks=pytest.mark.slow)
+            for model, kind in [("neox", "dora"), ("mixed", "lora"), ("olmo", "lora"), ("experts", "lora")]
+        ),
+    ],
+)
+@pytest.mark.parametrize("layout", ["2", pytest.param("2 parts", marks=pytest.mark.slow)])
+def test_other_parts_and_biases(done: Performer, model: str, kind: str, layout: str) -> None:
+    """Biases of divided layers, latents, experts that share; two changes of one input (`inputs`)."""
+    check(done, kind, model, **TENSOR[layout])

@@ -10,7 +10,7 @@ from math import gcd
 
 from hornbook.model.config.mlp_config import ExpertsConfig
 from hornbook.model.config.model_config import ModelConfig
-from hornbook.model.config.parameter_count import count_parameters, stacks_of
+from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import method
 from hornbook.parallel.axes.pipeline.cuts import stage_blocks, stage_costs
 from hornbook.parallel.axes.pipeline.pass_orders import V_SHAPED, Durations, plan, simulate, stages_of
@@ -283,12 +283,11 @@ class _Step:
         """Values of a rank that have gradients, before data ranks share them: all, or those that surgery leaves."""
         if not self.recipe.surgery:
             return max(self._held)
-        total = count_parameters(self.recipe.model, self.vocab)
-        return self._adapted.of_rank(max(self._held), total, self.recipe.parallel.pipeline.stages)
+        return self._adapted.of_rank(max(self._held), self.recipe.parallel.pipeline.stages)
 
     @cached_property
     def _adapted(self) -> Adapted:
-        return adapted(self.recipe.model, self.vocab, self.recipe.surgery)
+        return adapted(self.recipe.model, self.vocab, self.recipe.surgery, self.recipe.parallel.tensor)
 
     def time(self, *, waiting: bool) -> StepTime:
         stages, pipeline = self._stages(), self.recipe.parallel.pipeline

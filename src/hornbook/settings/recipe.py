@@ -77,7 +77,7 @@ def cross_check(recipe: Recipe) -> list[tuple[str, str]]:
     """Problems that no single field can see: (dotted key, what is wrong and the remedy)."""
     problems = [*model_problems(recipe.model), *_check_train(recipe.train, recipe.model), *_check_data(recipe.data)]
     problems += [*layout_problems(recipe.parallel, recipe.train, recipe.model), *_check_init(recipe)]
-    problems += tensor_problems(recipe.parallel, recipe.train, recipe.model, recipe.surgery)
+    problems += tensor_problems(recipe.parallel, recipe.train, recipe.model)
     problems += [
         *_check_precision(recipe),
         *_check_surgery(recipe),
@@ -267,7 +267,7 @@ def _listed(names: list[str]) -> str:
 
 def _check_surgery(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from (("surgery", problem) for problem in surgery_problems(recipe.surgery))
-    yield from divided_surgery_problems(recipe.parallel, recipe.surgery)
+    yield from divided_surgery_problems(recipe.parallel, recipe.model, recipe.surgery)
     if adapter_of(recipe.surgery) is not None and recipe.model.init.kind == "lsuv":
         text = "lsuv scales the base by what it makes of data, and the base of an adapter is kept before that"
         remedy = "train it without surgery first, then `train --from` that run with another init"

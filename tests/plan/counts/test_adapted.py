@@ -183,6 +183,16 @@ def test_matrices_in_codes_are_not_kept_for_backward(precision: str) -> None:
     assert planned.kept == pytest.approx(traced.kept, rel=0.05)
 
 
+@pytest.mark.parametrize("surgery", ["lora", "dora", "ia3", "bottleneck"])
+@pytest.mark.parametrize("layout", [["parallel.tensor=2", "parallel.sequence=true"], ["parallel.pipeline.stages=2"]])
+def test_ranks_hold_their_part_of_what_is_added(layout: list[str], surgery: str) -> None:
+    traced, planned = kept([f'surgery=["{surgery}"]', "model.attention.kv_heads=2", *layout])
+    update = planned.phases["update"]
+    assert (update.weights, update.gradients) == (traced.state["weights"], traced.state["gradients"])
+    if surgery in ("lora", "dora"):  # of the others it says too much, on one process too
+        assert planned.kept == pytest.approx(traced.kept, rel=0.1)
+
+
 @pytest.mark.parametrize("recipe", ["tiny-bert", "tiny-classify"])
 def test_heads_that_ask_for_values_are_traced(recipe: str) -> None:
     small = ["model.layers=2", "model.width=64", "model.heads=4", "train.sequence=64", "train.micro_batch=2"]

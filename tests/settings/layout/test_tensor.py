@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from hornbook.model.config.model_config import ModelConfig
-from hornbook.model.config.surgery_config import Freeze, Lora
 from hornbook.parallel.config import ParallelConfig
 from hornbook.settings.layout.tensor import tensor_problems
 from hornbook.settings.training import TrainConfig
@@ -14,7 +13,7 @@ from hornbook.settings.training import TrainConfig
 def problems(parallel: dict[str, Any], train: dict[str, Any] | None = None, **model: Any) -> list[tuple[str, str]]:
     sizes = ModelConfig.model_validate({"heads": 4, **model})
     config = ParallelConfig.model_validate(parallel)
-    return list(tensor_problems(config, TrainConfig.model_validate(train or {}), sizes, []))
+    return list(tensor_problems(config, TrainConfig.model_validate(train or {}), sizes))
 
 
 @pytest.mark.parametrize(
@@ -38,11 +37,3 @@ def test_what_cannot_be_divided(parallel: dict[str, Any], model: dict[str, Any],
 def test_what_can() -> None:
     assert problems({"tensor": 4}, attention={"kind": "full", "kv_heads": 2}) == []
     assert problems({"tensor": 2, "sequence": True}, attention={"kind": "delta"}, heads=3, width=96) == []
-
-
-def test_parts_that_surgery_adds_are_refused() -> None:
-    config, train = ParallelConfig(tensor=2), TrainConfig()
-    assert not [*tensor_problems(config, train, ModelConfig(), [Freeze(names=["*"])])]
-    ((key, text),) = tensor_problems(config, train, ModelConfig(), [Lora()])
-    assert key == "parallel.tensor"
-    assert "lora" in text

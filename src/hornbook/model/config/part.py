@@ -128,9 +128,17 @@ class Weight(NamedTuple):
         is_linear = self.role == "matrix" and len(self.shape) == 2 and not self.name.endswith("router.weight")
         return self.name.removesuffix(".weight") if is_linear and self.name.endswith(".weight") else ""
 
+    def of_rank(self, tensor: int) -> "Weight":
+        """What one of so many tensor ranks has: of what does not divide evenly, the larger part."""
+        if self.cut is None or tensor == 1:
+            return self
+        dim, _, units, _ = self.cut
+        size = self.shape[dim] // units * -(-units // tensor)
+        return self._replace(shape=(*self.shape[:dim], size, *self.shape[dim + 1 :]))
+
     def size_of_rank(self, tensor: int, expert: int) -> int:
         """Values of one of so many ranks of both axes: of what does not divide evenly, the larger part."""
-        size = self.size if self.cut is None else self.size // self.cut.units * -(-self.cut.units // tensor)
+        size = self.of_rank(tensor).size
         return size // self.experts * -(-self.experts // expert) if self.experts else size
 
 

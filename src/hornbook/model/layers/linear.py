@@ -33,7 +33,7 @@ class Linear(nn.Module):
         self.code: nn.Module | None = None
         """Replaces W in products, called with `weight`: rounded weights, or 4-bit codes of frozen ones."""
         self.adapter: nn.Module | None = None
-        """Changes the output, called with (layer, x, y)."""
+        """Changes the output, called with (layer, x, y); where `sums`, the product before `leave` and the bias."""
         self.product: Product | None = None
         """Makes the product in a way of its own: from float8 operands, or with a look at the input."""
         self.product_beside: PackedProduct | None = None
@@ -68,10 +68,11 @@ class Linear(nn.Module):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         if self.leave is None:
             y = self._product(x, bias)
-        else:
-            y = self.leave(self._product(x, None))
-            y = y if bias is None else y + bias
-        return y if self.adapter is None else _adapted(x, y, [self])
+            return y if self.adapter is None else _adapted(x, y, [self])
+        y, sums = self._product(x, None), getattr(self.adapter, "sums", None)
+        y = self.leave(_adapted(x, y, [self]) if sums else y)
+        y = y if bias is None else y + bias
+        return y if sums or self.adapter is None else _adapted(x, y, [self])
 
     def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.code is not None and not self.weight.requires_grad:

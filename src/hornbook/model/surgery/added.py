@@ -1,7 +1,7 @@
 """What surgery adds to a model and where: the base class of added modules, their first values, globs over layers."""
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
@@ -18,6 +18,11 @@ class Added(nn.Module):
 
     role: ClassVar[str] = "matrix"
     """Of its own parameters (`hornbook.model.build_model.parameter_roles`)."""
+    cuts: ClassVar[Mapping[int, Mapping[str, int | None]]] = {}
+    """Where ranks divide the weight that it hangs on, by outputs (0) or inputs (1): the dim along which each of its
+    parameters is divided; None: it is whole on each rank. Without an entry it cannot be divided so."""
+    sums: ClassVar[bool] = False
+    """Whether what it adds to a product is summed over the ranks that divide the layer's inputs, with the product."""
 
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """(parameter, value float32 on the CPU) of each of its parameters, inner ones too, before training.

@@ -1,4 +1,7 @@
-"""What surgery leaves to train of a model, and what it adds to memory and work: arithmetic on configurations."""
+"""What surgery leaves to train of a model, and what it adds to memory and work: arithmetic on configurations.
+
+Tensor ranks divide what is added as they divide the matrix that it hangs on: all follows from a rank's part of that.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,12 +36,14 @@ SCALES_PER_BLOCK = 256
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model after surgery."""
+    """A model after surgery, or what a tensor rank has of it."""
 
     trained: int = 0
     """Values that training changes."""
     added: int = 0
     """Of them those that surgery added."""
+    base: int = 0
+    """Values of the model before surgery."""
     coded: int = 0
     """Values of the base that are held as codes."""
     beside: int = 0
@@ -64,19 +69,22 @@ class Adapted:
     is_norm_frozen: bool = False
     """Whether norms are, all of them."""
 
-    def of_rank(self, held: int, total: int, stages: int) -> int:
-        """Trained values of a rank of a pipeline that holds `held` of the `total` values of the base."""
-        return self.added // stages + (self.trained - self.added) * held // total
+    def of_rank(self, held: int, stages: int) -> int:
+        """Trained values of a rank of a pipeline that holds `held` values of the base."""
+        return self.added // stages + (self.trained - self.added) * held // self.base
 
 
-def adapted(model: ModelConfig, vocab: int, steps: Sequence[Any]) -> Adapted:
-    """The model after these steps. Raises UsageError for steps and parts whose layers are not known here."""
-    return _adapted(ByIdentity(model), vocab, tuple(map(ByIdentity, steps)))
+def adapted(model: ModelConfig, vocab: int, steps: Sequence[Any], tensor: int = 1) -> Adapted:
+    """The model after these steps, or what one of `tensor` ranks has of it.
+
+    Raises UsageError for steps and parts whose layers are not known here.
+    """
+    return _adapted(ByIdentity(model), vocab, tuple(map(ByIdentity, steps)), tensor)
 
 
 @lru_cache(KEPT)
-def _adapted(by: ByIdentity[ModelConfig], vocab: int, steps: tuple[ByIdentity[Any], ...]) -> Adapted:
-    surgery = _Surgery(by.config, parameters_of(by.config, vocab))
+def _adapted(by: ByIdentity[ModelConfig], vocab: int, steps: tuple[ByIdentity[Any], ...], tensor: int) -> Adapted:
+    surgery = _Surgery(by.config, [each.of_rank(tensor) for each in parameters_of(by.config, vocab)])
     for step in steps:
         surgery.do(step.config)
     return surgery.result()
@@ -192,8 +200,9 @@ class _Surgery:
             raise UsageError("surgery: nothing is left to train")
         first = self._first({each.name for each in trains} | self.hung, ahead=bool(added and not self.hung))
         still_head, still_norms = output in self.frozen, norms <= self.frozen
-        found = Adapted(values, added, first=first, is_head_frozen=still_head, is_norm_frozen=still_norms, frozen=still)
-        return replace(found, **self.found)
+        base = sum(each.size for each in self.parameters)
+        found = Adapted(values, added, base, is_head_frozen=still_head, is_norm_frozen=still_norms, frozen=still)
+        return replace(found, first=first, **self.found)
 
     def _first(self, names: set[str], *, ahead: bool) -> int:
         """ahead: something that stands before the first block is trained."""

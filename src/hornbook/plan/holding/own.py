@@ -6,7 +6,6 @@ from typing import ClassVar, Protocol
 from hornbook.model.config.flops import FLOAT32, state_bytes
 from hornbook.model.config.head_config import CHUNK_BYTES, CHUNK_COPIES, DEVICE_SHARE
 from hornbook.model.config.model_config import ModelConfig
-from hornbook.model.config.parameter_count import count_parameters
 from hornbook.model.config.part import Rows
 from hornbook.model.config.saved_bytes import BlockBytes, block_bytes, saved_bytes
 from hornbook.parallel.config import HostOffload
@@ -86,8 +85,9 @@ class HornbookHolding:
         moments = round(held * state_bytes_per_value(recipe.model, self._vocab, recipe.optim, item))
         codes = 0
         if recipe.surgery:
-            left, stages = adapted(recipe.model, self._vocab, recipe.surgery), parallel.pipeline.stages
-            trained = left.of_rank(held, count_parameters(recipe.model, self._vocab), stages)
+            left = adapted(recipe.model, self._vocab, recipe.surgery, parallel.tensor)
+            stages = parallel.pipeline.stages
+            trained = left.of_rank(held, stages)
             whole, codes = held + (left.added - left.coded) // stages, left.code_bytes // stages
             # Adapters are small matrices; of a base that is frozen in part the rest has the moments of its values.
             moments = recipe.optim.state_bytes(trained, item) if left.added else moments * trained // held
@@ -106,7 +106,7 @@ class HornbookHolding:
         """`hornbook.model.config.saved_bytes`, proven equal to what autograd keeps; with adapters, theirs too."""
         if not recipe.surgery:
             return _block_bytes(model, rows)
-        left = adapted(model, self._vocab, recipe.surgery)
+        left = adapted(recipe.model, self._vocab, recipe.surgery, recipe.parallel.tensor)
         found = _block_bytes(model, replace(rows, frozen=left.is_norm_frozen))
         more = rows.values(left.inner) + rows.cast(left.added)
         # A matrix that is made of codes is made again for backward: no copy of it is kept.

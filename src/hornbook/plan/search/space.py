@@ -282,8 +282,8 @@ def problems(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(Dotted key, what is wrong with its layout)."""
     parallel: ParallelConfig = recipe.parallel
     yield from layout_problems(parallel, recipe.train, recipe.model)
-    yield from tensor_problems(parallel, recipe.train, recipe.model, recipe.surgery)
-    yield from divided_surgery_problems(parallel, recipe.surgery)
+    yield from tensor_problems(parallel, recipe.train, recipe.model)
+    yield from divided_surgery_problems(parallel, recipe.model, recipe.surgery)
 
 
 def divisors(number: int, most: int) -> list[int]:

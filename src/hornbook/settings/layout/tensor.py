@@ -1,7 +1,6 @@
 """Rules of tensor parallelism: what `parallel.tensor` and `parallel.sequence` ask of the model and of the run."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
@@ -10,13 +9,8 @@ from hornbook.parallel.config import FILL, ParallelConfig
 from hornbook.settings.layout.context import norm_kinds
 from hornbook.settings.training import TrainConfig
 
-UNCHANGED = ("freeze", "sparse")
-"""Kinds of surgery that hang no parts on layers, and leave what their weights are."""
 
-
-def tensor_problems(
-    parallel: ParallelConfig, train: TrainConfig, model: ModelConfig, surgery: Sequence[Any]
-) -> Iterator[tuple[str, str]]:
+def tensor_problems(parallel: ParallelConfig, train: TrainConfig, model: ModelConfig) -> Iterator[tuple[str, str]]:
     """(Dotted key, what is wrong and the remedy)."""
     ranks = parallel.tensor
     if ranks == FILL:  # checked when the number of ranks is known
@@ -32,9 +26,6 @@ def tensor_problems(
         yield "parallel.sequence", 'a norm of kind "batch" needs whole rows: leave it false'
     if parallel.sequence and parallel.context.ranks > 1:
         yield "parallel.sequence", "rows that parallel.context divides are not divided again: leave it false"
-    kinds = [step.kind for step in surgery if step.kind not in UNCHANGED]
-    if kinds:
-        yield "parallel.tensor", f"layers with {kinds[0]} (surgery) cannot be divided: leave it 1, or take shard"
     if train.precision == "float8":
         yield "train.precision", "scales of float8 would be those of a rank's part of a matrix: take bf16"
     if train.cuda_graphs:

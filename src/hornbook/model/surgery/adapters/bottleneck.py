@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,9 @@ from hornbook.model.surgery.added import Added, keyed_uniform, matching_linears
 
 
 class Bottleneck(Added):
-    """Down to `inner` values, GELU, and up again."""
+    """Down to `inner` values, GELU, and up again: it reads all outputs of its layer."""
+
+    cuts: ClassVar = {1: dict.fromkeys(("down.weight", "down.bias", "up.weight", "up.bias"))}
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()

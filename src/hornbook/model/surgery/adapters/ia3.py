@@ -21,6 +21,7 @@ class OutputScale(Mergeable):
     """`scale` [out, 1]: factors of what a layer gives, its bias included."""
 
     role: ClassVar = "vector"
+    cuts: ClassVar = {0: {"scale": 0}, 1: {"scale": None}}
 
     def __init__(self, layer: Linear) -> None:
         super().__init__()
@@ -43,6 +44,8 @@ class OutputScale(Mergeable):
 
 class InputScale(OutputScale):
     """`scale` [1, in]: factors of what a layer reads."""
+
+    cuts: ClassVar = {0: {"scale": None}, 1: {"scale": 1}}
 
     def __init__(self, layer: Linear) -> None:
         super().__init__(layer)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.config.surgery_config import Dora, Lora
-from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.linear import Change, Linear
 from hornbook.model.layers.low_rank import Update
 from hornbook.model.layers.products import linear
 from hornbook.model.surgery.added import Added, Mergeable, keyed_uniform, matching_linears
@@ -25,6 +25,9 @@ from hornbook.model.surgery.added import Added, Mergeable, keyed_uniform, matchi
 
 class LowRank(Mergeable):
     """LoRA's A and B of one layer."""
+
+    cuts: ClassVar = {0: {"a": None, "b": 0}, 1: {"a": 1, "b": None}}
+    sums: ClassVar = True
 
     def __init__(self, layer: Linear, step: Lora) -> None:
         super().__init__()
@@ -68,9 +71,13 @@ class Magnitude(Added):
 class Directional(LowRank):
     """DoRA: LoRA, and the length of each row."""
 
+    cuts: ClassVar = {dim: {**cuts, "magnitude.weight": cuts["b"]} for dim, cuts in LowRank.cuts.items()}
+
     def __init__(self, layer: Linear, step: Dora) -> None:
         super().__init__(layer, step)
         self.magnitude = Magnitude(layer.weight.shape[0])
+        self.total: Change | None = None
+        """Sums over ranks that divide the layer's inputs; then y is the product without the bias."""
 
     @property
     def low_rank(self) -> None:
@@ -79,9 +86,10 @@ class Directional(LowRank):
 
     def forward(self, layer: Linear, x: Tensor, y: Float[Tensor, "*batch outputs"]) -> Float[Tensor, "*batch outputs"]:
         with torch.no_grad():
-            lengths = row_lengths(super().merged(layer.matrix(torch.float32)))
+            moved = super().merged(layer.matrix(torch.float32))
+            lengths = row_lengths(moved) if self.total is None else self.total(moved.square().sum(1)).sqrt()
         scale = (self.magnitude.weight / lengths).to(x.dtype)
-        product = y if layer.bias is None else y - layer.bias.to(y.dtype)
+        product = y if layer.bias is None or self.total is not None else y - layer.bias.to(y.dtype)
         return y + (scale - 1) * product + scale * self.update(x)
 
     def merged(self, weight: Tensor) -> Tensor:

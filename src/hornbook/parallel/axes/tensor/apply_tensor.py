@@ -22,11 +22,13 @@ from hornbook.model.config.part import Cut, Weight, method
 from hornbook.model.heads.head import Head
 from hornbook.model.heads.label_heads import LabelHead
 from hornbook.model.layers.embedding import Embedding
-from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.linear import Change, Linear
 from hornbook.model.layers.norm import RMSNorm, widened
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import GroupedProduct, Weights
 from hornbook.model.mlp.mlp import Blend
+from hornbook.model.surgery.adapters.lora import Directional
+from hornbook.model.surgery.added import Added
 from hornbook.model.transformer import Stack, Transformer
 from hornbook.parallel.axes.tensor.divide import Divider
 from hornbook.parallel.axes.tensor.divided_vocabulary import Vocabulary
@@ -150,16 +152,30 @@ class _Application:
             copies = self._world.axis_size(AXIS) // cut.units
             assert isinstance(norm, RMSNorm)
             norm.forward = functools.partial(_normalised, norm, self._world, weight.size * max(copies, 1))
-        if not weight.layer or cut.is_input_shared:
+        if not weight.layer:
             return
         layer = part.get_submodule(weight.layer)
         assert isinstance(layer, Linear)
+        if isinstance(layer.adapter, Added):
+            self._divide_added(layer.adapter, f"{path}.{weight.layer}.adapter", cut)
+        if cut.is_input_shared:
+            return
         if cut.dim == 1:
             layer.leave = functools.partial(reduce, world=self._world) if timeline is None else timeline.scatter
         elif timeline is None or (path.endswith(".cross") and cut.unit == "kv_heads"):  # an encoder's whole output
-            layer.enter = functools.partial(copy, world=self._world)
+            layer.enter = chained(functools.partial(copy, world=self._world), layer.enter)
         else:
-            layer.enter = timeline.gather
+            layer.enter = chained(timeline.gather, layer.enter)
+
+    def _divide_added(self, adapter: Added, path: str, cut: Cut) -> None:
+        """Divide what surgery hung on a layer whose matrix is divided by `cut`."""
+        for name, dim in adapter.cuts[cut.dim].items():
+            if dim is not None:
+                self._divider.cut(f"{path}.{name}", cut._replace(dim=dim))
+            elif cut.dim == 0 or adapter.sums:  # ranks use it for different outputs, or different inputs
+                self._partial[f"{path}.{name}"] = 0, 1
+        if cut.dim == 1 and isinstance(adapter, Directional):
+            adapter.total = functools.partial(reduce, world=self._world)
 
     # ---- Ends
 
@@ -201,6 +217,11 @@ def _heads(weights: Sequence[Weight]) -> int:
 def replace(module: nn.Module, name: str, method: object) -> None:
     """Have calls of a module's method call another instead."""
     object.__setattr__(module, name, method)
+
+
+def chained(first: Change, then: Change | None) -> Change:
+    """Both changes, one after the other."""
+    return first if then is None else lambda x: then(first(x))
 
 
 def _vectors(embedding: Embedding, vocabulary: Vocabulary, tokens: Tensor) -> Tensor:
