@@ -13,7 +13,7 @@ from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.parameter_count import stacks_of
 from hornbook.model.config.part import method
 from hornbook.parallel.axes.pipeline.cuts import stage_blocks, stage_costs
-from hornbook.parallel.axes.pipeline.pass_orders import V_SHAPED, Durations, plan, simulate, stages_of
+from hornbook.parallel.axes.pipeline.pass_orders import Durations, stages_of, step_span
 from hornbook.parallel.config import BlockRecompute, SelectiveRecompute
 from hornbook.plan.counts.adapted import Adapted, adapted
 from hornbook.plan.counts.held_counts import held_values
@@ -343,11 +343,7 @@ class _Step:
             )
             for each in stages
         ]
-        layout = pipeline.schedule, pipeline.stages, pipeline.chunks_per_rank
-        filling = pipeline.stages * (2 if pipeline.schedule in V_SHAPED else 1)
-        few = min(count, filling + count % pipeline.stages)
-        timed = simulate(plan(*layout, few), times)
-        return max(passes[-1].end for passes in timed) + (count - few) * slowest
+        return step_span(pipeline.schedule, pipeline.stages, pipeline.chunks_per_rank, count, times, slowest)
 
     def _data_seconds(self, slowest: Passes) -> float:
         """Seconds of messages over data ranks that show."""

@@ -141,7 +141,7 @@ def test_updates_that_will_be_too_large_are_told_before_and_those_of_a_warm_up_a
 @pytest.mark.parametrize(("name", "text"), texts().items())
 def test_remedies_name_settings_that_exist(name: str, text: Text) -> None:
     known = {dotted(path) for path, _ in leaves(Recipe())} | {"eval.stop", "optim.schedule"}
-    known |= {"optim.betas", "optim.clip", "model.attention.qk_norm", "optim.schedule.warmup"}
+    known |= {"optim.clip", "model.attention.qk_norm", "optim.schedule.warmup"}
     named = re.findall(
         r"(?<![\w/.])((?:optim|train|model|eval|checkpoint|guard|log)\.[a-z_.0-9]*[a-z0-9])", text.remedy
     )

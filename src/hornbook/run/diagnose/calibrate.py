@@ -22,6 +22,7 @@ from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
+from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.run.job.run_inputs import model_jobs
 from hornbook.settings.training import TrainConfig
@@ -41,10 +42,12 @@ def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
     )
 
 
-def training_step(config: ModelConfig, vocab: int, train: TrainConfig) -> Callable[[], None]:
-    """A function that makes one whole training step of a model with initial values."""
+def training_step(
+    config: ModelConfig, vocab: int, train: TrainConfig, parallel: ParallelConfig | None = None
+) -> tuple[Engine, Callable[[], None]]:
+    """(engine, a function that makes one whole training step) of a model with initial values."""
     model = build_model(config, vocab, device="meta")
-    engine = parallelize(model, ParallelConfig(), train)
+    engine = parallelize(model, parallel or ParallelConfig(), train)
     initialize(model, config, seed=0)
     optimizer = build_optimizer(dict(model.named_parameters()), parameter_roles(model), AdamW())
     batch = random_batch(train.batch_tokens // train.sequence, train.sequence, vocab)
@@ -55,7 +58,7 @@ def training_step(config: ModelConfig, vocab: int, train: TrainConfig) -> Callab
         engine.clip_gradients(1.0)
         engine.step(optimizer)
 
-    return step
+    return engine, step
 
 
 def calibrate(config: ModelConfig, vocab: int, train: TrainConfig, seconds: float) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def calibrate(config: ModelConfig, vocab: int, train: TrainConfig, seconds: floa
     begun = time.monotonic()
     train = train.model_copy(update={"precision": choose_precision(choose_device(train.device)).precision})
     compile_ahead(model_jobs(config, train, vocab))
-    step = training_step(config, vocab, train)
+    _, step = training_step(config, vocab, train)
     step()  # loads kernels, touches pages
     started, steps = time.monotonic(), 0
     while steps < 2 or time.monotonic() - started < seconds:

@@ -169,7 +169,7 @@ def attention_logits(curves: Curves) -> str | None:
 
 
 def output_logits(curves: Curves) -> str | None:
-    """The same of log Z."""
+    """A power law of log Z that reaches the limit within twice the length of the run."""
     if curves.facts.has_z_loss or len(curves.layers) < 5:
         return None
     text = _reaches(curves, curves.layers.log_z, LOG_Z_LIMIT, 20.0)

@@ -36,7 +36,7 @@ def plateau(curves: Curves) -> str | None:
 
 
 def saddle(curves: Curves) -> str | None:
-    """The same, where the gradient is a tenth of what it was at most."""
+    """No fall of the loss over a third of the run, at a high rate, with gradients a tenth of their early size."""
     stall = _stall(curves)
     if stall is None or stall[0] >= 0.1:
         return None

@@ -309,6 +309,20 @@ def needs(action: Action, stages: int) -> list[tuple[str, int, int]]:
             return [("F", stage, number), *behind]
 
 
+def step_span(
+    schedule: Schedule, ranks: int, chunks: int, microbatches: int, durations: Sequence[Durations], slowest: float
+) -> float:
+    """Time from the first pass of a step to its last; durations: of each stage.
+
+    Only the microbatches that fill the pipeline are simulated: each further one adds `slowest`, the time of the slowest
+    rank.
+    """
+    filling = ranks * (2 if schedule in V_SHAPED else 1)
+    few = min(microbatches, filling + microbatches % ranks)
+    timed = simulate(plan(schedule, ranks, chunks, few), durations)
+    return max(passes[-1].end for passes in timed) + (microbatches - few) * slowest
+
+
 def bubble(timed: Sequence[Sequence[Pass]]) -> float:
     """Time in which ranks wait, as a share of the time in which they compute."""
     busy = sum(each.end - each.start for passes in timed for each in passes)
