@@ -35,15 +35,19 @@ def thin(x: Numbers, y: Numbers, columns: int, low: float, high: float) -> NDArr
         return np.arange(len(x))
     part = np.clip(((x - low) / max(high - low, 1e-300) * columns).astype(np.int64), 0, columns - 1)
     starts = np.flatnonzero(np.diff(part, prepend=-1))
-    keep = {0, len(x) - 1}
-    for first, end in zip(starts, [*starts[1:], len(x)], strict=True):
-        values = y[first:end]
-        gaps = np.isnan(values)
-        if gaps.any():
-            keep.add(int(first + gaps.argmax()))
-        if not gaps.all():
-            keep |= {int(first + np.nanargmin(values)), int(first + np.nanargmax(values))}
-    return np.array(sorted(keep))
+    sizes = np.diff(starts, append=len(x))
+    gaps = np.isnan(y)
+    kept = [np.array([0, len(x) - 1]), _first_of_each(gaps, part)]
+    for fill, least in ((np.inf, np.minimum), (-np.inf, np.maximum)):
+        ends = np.repeat(least.reduceat(np.where(gaps, fill, y), starts), sizes)
+        kept.append(_first_of_each((y == ends) & ~gaps, part))
+    return np.unique(np.concatenate(kept))
+
+
+def _first_of_each(chosen: NDArray[np.bool_], part: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The first index of each part that is chosen."""
+    at = np.flatnonzero(chosen)
+    return at[np.diff(part[at], prepend=-1) > 0]
 
 
 def moving_median(y: Numbers, width: int) -> tuple[NDArray[np.intp], Numbers]:

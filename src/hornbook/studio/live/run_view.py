@@ -11,9 +11,7 @@ from hornbook.files.filesystem import is_folder, list_folder
 from hornbook.files.journal import current_branch, finite, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import Summary, evaluations, find_runs, metrics_of, summarize
-from hornbook.run.ledger.ledger import read_past
-from hornbook.settings.show import toml_value
-from hornbook.studio.live.step_columns import record_of, sampled_lines
+from hornbook.studio.live.metric_lines import record_of, sampled_lines
 
 SPARK = 60
 """Points of a small curve."""
@@ -171,6 +169,9 @@ def settings(run: RunDir) -> list[dict[str, str]]:
                     "origin": origin if mark else "",
                 }
             )
+    from hornbook.run.ledger.ledger import read_past
+    from hornbook.settings.show import toml_value
+
     changed = {change.key: (change.new, made.step) for made in read_past(run).interventions for change in made.changes}
     for row in rows:
         if row["key"] in changed:

@@ -4,25 +4,25 @@ A file of up to `WHOLE_BYTES` is read once, and then only what was appended. Of 
 over the file are read, so that a run of any length opens at once; a part of it is read whole when a person zooms in.
 """
 
-import json
 import math
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping, Sequence
+from operator import lt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hornbook.files.filesystem import exists
+from hornbook.studio.live.metric_lines import KEYS, end_of_lines, find_step, record_of, sampled_lines
 from hornbook.studio.series import Numbers, thin
 
-KEYS = ("tokens", "loss", "gradient_norm", "lr", "tokens_per_second", "seconds", "data_seconds")
 WHOLE_BYTES = 64 << 20
 SAMPLES = 8_000
 """Lines that are read of a longer file."""
-_LINE = 1 << 14
-"""Bytes that are read to find one line."""
+CHUNK = 2_000
+"""Lines that are records at once."""
 
 
 class StepColumns:
@@ -66,20 +66,29 @@ class StepColumns:
                 lines = sampled_lines(file, self.offset, size, SAMPLES)
                 length = sum(map(len, lines)) / max(len(lines), 1)
                 self.every = max(1, round((size - self.offset) / max(length, 1) / max(len(lines), 1)))
-                self.offset = _end_of_lines(file, size)
+                self.offset = end_of_lines(file, size)
             else:
                 file.seek(self.offset)
                 data = file.read(size - self.offset)
                 data = data[: data.rfind(b"\n") + 1]
                 lines, self.offset = data.splitlines(), self.offset + len(data)
-        for line in lines:
-            self._add(line)
+        for first in range(0, len(lines), CHUNK):  # records of a whole file would take ten times its bytes
+            self._add_lines(lines[first : first + CHUNK])
 
-    def _add(self, line: bytes) -> None:
-        record = record_of(line)
-        if record is None:
-            self.damaged += 1
+    def _add_lines(self, lines: Sequence[bytes]) -> None:
+        records = [record for line in lines if (record := record_of(line)) is not None]
+        self.damaged += len(lines) - len(records)
+        steps, attempts = ([record[name] for record in records] for name in ("step", "attempt"))
+        if all(map(lt, [self._steps[-1] if self._steps else -1, *steps], steps)):  # it never went back
+            self._steps.extend(steps)
+            self._attempts.extend(attempts)
+            for key, column in self._columns.items():
+                column.frombytes(_numbers([record.get(key) for record in records]).tobytes())
             return
+        for record in records:
+            self._add(record)
+
+    def _add(self, record: Mapping[str, Any]) -> None:
         step, attempt = record["step"], record["attempt"]
         while self._attempts and self._attempts[-1] < attempt and self._steps[-1] >= step:  # it went back
             for column in (self._steps, self._attempts, *self._columns.values()):
@@ -95,16 +104,16 @@ class StepColumns:
             return self
         found = StepColumns(self._path, self._whole_bytes)
         with self._path.open("rb") as file:
-            begin = _find_step(file, self.offset, low)
-            end = _find_step(file, self.offset, high + 1)
+            begin = find_step(file, self.offset, low)
+            end = find_step(file, self.offset, high + 1)
             if end - begin > self._whole_bytes:
                 lines = sampled_lines(file, begin, end, SAMPLES)
                 found.every = max(1, self.every * (end - begin) // max(self.offset, 1))
             else:
                 file.seek(begin)
                 lines = file.read(end - begin).splitlines()
-        for line in lines:
-            found._add(line)
+        for first in range(0, len(lines), CHUNK):
+            found._add_lines(lines[first : first + CHUNK])
         return found
 
     def curves(self, keys: Iterable[str], low: float, high: float, columns: int) -> dict[str, Any]:
@@ -122,66 +131,12 @@ class StepColumns:
         return drawn
 
 
-def record_of(line: bytes) -> dict[str, Any] | None:
-    """A record of a step; None where a line is damaged."""
+def _numbers(values: list[Any]) -> Numbers:
+    """float64 of JSON values; NaN for what is no number."""
     try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    whole = isinstance(record, dict) and all(type(record.get(key)) is int for key in ("step", "attempt"))
-    return record if whole else None
-
-
-def sampled_lines(file: Any, begin: int, end: int, count: int) -> list[bytes]:
-    """Whole lines that begin near `count` places spread evenly over the bytes [begin, end), and the last one."""
-    lines, known = list[bytes](), begin - 1
-    places = (begin + (end - begin) * number // count for number in range(count))
-    firsts = (next(_lines_at(file, place, end), None) for place in places)
-    last = list(_lines_at(file, max(begin, _end_of_lines(file, end) - _LINE // 2), end))[-1:]
-    for found in (*firsts, *last):
-        if found is not None and found[0] > known:
-            known = found[0]
-            lines.append(found[1])
-    return lines
-
-
-def _lines_at(file: Any, place: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of the whole lines in a block that begins at an offset, the first line feed before it aside."""
-    begin = max(place - 1, 0)
-    file.seek(begin)
-    data = file.read(min(_LINE, end - begin))
-    at = 0 if begin == 0 and place == 0 else data.find(b"\n") + 1
-    while at or place == 0:
-        stop = data.find(b"\n", at)
-        if stop < 0:
-            return
-        yield begin + at, data[at:stop]
-        at = stop + 1
-
-
-def _end_of_lines(file: Any, size: int) -> int:
-    """Offset after the last line feed."""
-    begin = max(0, size - _LINE)
-    file.seek(begin)
-    return begin + file.read(size - begin).rfind(b"\n") + 1
-
-
-def _find_step(file: Any, size: int, step: float) -> int:
-    """Offset of the first line whose step is at least `step`, by bisection; of a run that went back, nearly so."""
-    low, high = 0, size
-    while high - low > _LINE // 2:
-        middle = (low + high) // 2
-        start, line = next(_lines_at(file, middle, size), (high, b""))
-        record = record_of(line)
-        if start >= high or record is None or record["step"] >= step:
-            high = middle
-        else:
-            low = start
-    for start, line in _lines_at(file, low, size):
-        record = record_of(line)
-        if record is not None and record["step"] >= step:
-            return start
-    return high
+        return np.array(values, np.float64)  # None is NaN
+    except (TypeError, ValueError):
+        return np.array([*map(_number, values)], np.float64)
 
 
 def _number(value: Any) -> float:
