@@ -10,6 +10,7 @@ from hornbook.cli.main import COMMANDS, load_command
 from hornbook.errors import UsageError
 from hornbook.settings.schema import settings
 from hornbook.settings.show import find_setting, spelled
+from hornbook.studio.explore.explorer import load_explorer
 from hornbook.text.config.text import KINDS
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +81,8 @@ def missing_options(verb: str, words: list[str]) -> Iterator[str]:
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     known = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+    if verb == "explore":
+        known |= {f"--{name}" for name in load_explorer(words[0]).question.model_fields} if words else set()
     for word in words:
         if word.startswith("--") and word.split("=")[0] not in known and not is_setting(word):
             yield f"hornbook {verb} {word}"

@@ -21,7 +21,7 @@ from tests.test_documents import missing_words
 
 DESIGN_COMMANDS = (
     "quickstart doctor fetch prepare tokenize plan train reference adapt launch ladder bench resume fork tell rehearse "
-    "verify replay seal eval generate chat serve predict import grow prune average fisher export data why watch runs "
+    "verify replay seal eval generate chat serve predict import grow prune average fisher export data why watch explore runs "
     "recipes config"
 )
 
@@ -82,7 +82,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "text"),
     [
         (["trian"], "error there is no command 'trian': did you mean train?\n"),
-        (["exprot", "x"], "error there is no command 'exprot': did you mean export or import?\n"),
+        (["exprot", "x"], "error there is no command 'exprot': did you mean export or explore?\n"),
         (["zzzz"], "error there is no command 'zzzz': `hornbook --help` lists them\n"),
         (["--bogus"], "error No such option: --bogus\nsee `hornbook --help`\n"),
         (

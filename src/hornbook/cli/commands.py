@@ -19,7 +19,9 @@ class Command:
     section: str
     examples: Sequence[str] = ()
     settings: str = ""
-    """Name of a list in `COMMON_SETTINGS`; "" for a command that takes no settings."""
+    """Name of a list in `COMMON_SETTINGS`; "" for a command that takes no settings of a recipe."""
+    words: bool = False
+    """Whether it takes `--name value` of names that are not its options."""
 
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

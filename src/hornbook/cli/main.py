@@ -74,7 +74,7 @@ def load_command(name: str) -> Any:
     if isinstance(found, typer.Typer):
         command = typer.main.get_command(found)
     else:
-        command = build_command(found, name, words=bool(entry.settings))
+        command = build_command(found, name, words=bool(entry.settings or entry.words))
     command.name = name
     return command
 
@@ -83,7 +83,8 @@ def build_command(function: Any, name: str, *, words: bool) -> Any:
     """The parser's command for one function that returns a `Result`."""
     single = CommandGroup(add_completion=False)
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]} | (WORDS if words else {})
-    single.command(name, cls=SettingsCommand if words else ExampleCommand, context_settings=settings)(function)
+    has_settings = words and (name not in COMMANDS or bool(COMMANDS[name].settings))
+    single.command(name, cls=SettingsCommand if has_settings else ExampleCommand, context_settings=settings)(function)
     return typer.main.get_command(single)
 
 

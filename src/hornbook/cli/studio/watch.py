@@ -2,6 +2,7 @@
 
 import secrets
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -27,21 +28,27 @@ def watch(
     The page is on 127.0.0.1 alone, behind a link that is new at each start. It reads the files of runs, so that it
     shows dead runs and copies of runs too, and training never waits for it. Ctrl-C ends it.
     """
+    for place in folders or ():
+        if not place.is_dir():
+            raise UsageError(f"{place}: no such folder: name a run, or a folder of runs")
+    return open_page(folders or [runs_folder()], port=port, read_only=read_only, browser=browser)
+
+
+def open_page(
+    folders: Sequence[Path], *, port: int, path: str = "/", read_only: bool = False, browser: bool = True
+) -> Result:
+    """Serve the studio until a signal comes, and open the page at `path`, which may have a query."""
     from hornbook.serve.server import Address, serve_app
     from hornbook.studio.live.app import Dashboard, build_app
     from hornbook.studio.live.run_view import Runs
 
-    places = folders or [runs_folder()]
-    for place in folders or ():
-        if not place.is_dir():
-            raise UsageError(f"{place}: no such folder: name a run, or a folder of runs")
-    runs, token = Runs(places), secrets.token_urlsafe(16)
+    runs, token = Runs(folders), secrets.token_urlsafe(16)
     dashboard = Dashboard(runs, read_only=read_only)
     count = len(runs.all())
 
     def report(bound: int) -> None:
-        link = f"http://127.0.0.1:{bound}/?token={token}"
-        say(f"{count} run{'' if count == 1 else 's'} in {', '.join(map(str, places))}; Ctrl-C ends")
+        link = f"http://127.0.0.1:{bound}{path}{'&' if '?' in path else '?'}token={token}"
+        say(f"{count} run{'' if count == 1 else 's'} in {', '.join(map(str, folders))}; Ctrl-C ends")
         say(f"[bold]{link}[/]")
         if browser:
             webbrowser.open(link)

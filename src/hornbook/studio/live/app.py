@@ -1,7 +1,7 @@
 """The dashboard's server: pages, JSON of runs, a stream of new steps, and what people ask of a run.
 
 It reads the files of runs and writes nothing but requests (`hornbook.run.job.ask`), so that training never waits for
-it. No part of it imports torch.
+it. No part of it imports torch, and what only some answers need is imported for these: the page is there at once.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
@@ -25,11 +25,13 @@ from starlette.staticfiles import StaticFiles
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.run.doctor.run_report import diagnose_run
-from hornbook.run.job.ask import ask
+from hornbook.studio.live.explore_routes import ExplorerRoutes
 from hornbook.studio.live.gate import Gate
+from hornbook.studio.live.metric_lines import KEYS, record_of
 from hornbook.studio.live.run_view import Runs, describe, layers, settings
-from hornbook.studio.live.step_columns import KEYS, StepColumns, record_of
+
+if TYPE_CHECKING:
+    from hornbook.studio.live.step_columns import StepColumns
 
 PAGE = Path(__file__).parent / "page"
 KEPT = 8
@@ -64,7 +66,7 @@ class Dashboard:
         self._runs, self._read_only = runs, read_only
         self.ending = asyncio.Event()
         """Set when the server ends, so that streams do."""
-        self._columns, self._lock = OrderedDict[Path, StepColumns](), Lock()
+        self._columns, self._lock = OrderedDict[Path, "StepColumns"](), Lock()
 
     def list(self, _: Request) -> Response:
         """The table of runs."""
@@ -80,7 +82,7 @@ class Dashboard:
         with self._lock:  # answers are made in threads, and each reads what was appended
             return JSONResponse(self._curves(self._columns_of(run), request, parts))
 
-    def _curves(self, columns: StepColumns, request: Request, parts: int) -> dict[str, Any]:
+    def _curves(self, columns: "StepColumns", request: Request, parts: int) -> dict[str, Any]:
         last = float(columns.steps[-1]) if len(columns) else 0.0
         low, high = _number(request, "low", 0.0), _number(request, "high", last)
         if high < low:
@@ -99,6 +101,8 @@ class Dashboard:
 
     def doctor(self, request: Request) -> Response:
         """What `hornbook doctor RUN` says."""
+        from hornbook.run.doctor.run_report import diagnose_run
+
         return JSONResponse(diagnose_run(self._run(request)).to_json())
 
     async def ask(self, request: Request) -> Response:
@@ -117,6 +121,8 @@ class Dashboard:
             raise UsageError(f"{'.'.join(map(str, first['loc'])) or 'request'}: {first['msg']}") from None
         if not wish.reason.strip():
             raise UsageError("give a reason: the ledger keeps it")
+        from hornbook.run.job.ask import ask
+
         words = wish.model_dump(include={"reason", "at", "dry_run"})
         asked = await run_in_threadpool(ask, self._run(request), wish.action, wish.settings, **words)
         return JSONResponse({"changes": [str(each) for each in asked.changes], "written": asked.file is not None})
@@ -129,10 +135,16 @@ class Dashboard:
             raise UsageError("after: give an offset in bytes")
         return StreamingResponse(_news(run, int(offset), self.ending), media_type="text/event-stream")
 
-    def _run(self, request: Request) -> RunDir:
-        return self._runs.get(request.path_params["name"])
+    def run_named(self, name: str) -> RunDir:
+        """A run by its name on the page. Raises UsageError."""
+        return self._runs.get(name)
 
-    def _columns_of(self, run: RunDir) -> StepColumns:
+    def _run(self, request: Request) -> RunDir:
+        return self.run_named(request.path_params["name"])
+
+    def _columns_of(self, run: RunDir) -> "StepColumns":
+        from hornbook.studio.live.step_columns import StepColumns
+
         key = run.path.resolve()
         columns = self._columns.pop(key, None) or StepColumns(run.metrics)
         columns.update()
@@ -208,6 +220,7 @@ def build_app(dashboard: Dashboard, token: str) -> Starlette:
             Route("/api/runs", dashboard.list),
             *(Route(f"/api/runs/{{name}}{path}", view) for path, view in views.items()),
             Route("/api/runs/{name}/ask", dashboard.ask, methods=["POST"]),
+            *ExplorerRoutes(dashboard.run_named).routes(),
             Route("/api/{path:path}", lambda _: JSONResponse({"error": "there is no such answer"}, 404)),
             Mount("/page", StaticFiles(directory=PAGE)),
             Route("/{path:path}", lambda _: FileResponse(PAGE / "index.html")),

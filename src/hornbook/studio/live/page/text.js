@@ -23,16 +23,26 @@ export function span(seconds) {
 
 export const clock = time => time ? new Date(1000 * time).toLocaleString("sv").slice(5) : "";
 
-export async function get(path) {
-  const answer = await fetch("/api/runs" + path);
-  const value = answer.headers.get("content-type")?.startsWith("application/json") ? await answer.json() : { error: await answer.text() };
-  if (!answer.ok) throw new Error(value.error || answer.statusText);
+// A value of an explorer in its unit, as `words` of studio/explore/views.py writes it.
+export function amount(value, unit = "") {
+  if (value == null || !isFinite(value)) return "";
+  if (unit === "bytes") {
+    for (const [name, power] of [["TiB", 40], ["GiB", 30], ["MiB", 20], ["KiB", 10]]) if (value >= 2 ** power) return short(value / 2 ** power, 3) + " " + name;
+    return Math.round(value) + " B";
+  }
+  if (unit === "seconds") return value === 0 ? "0" : value < 1 ? short(1e3 * value, 3) + " ms" : value < 120 ? short(value, 4) + " s" : span(value);
+  if (unit === "share") return short(100 * value, 3) + " %";
+  if (unit === "count") return value >= 1e4 ? many(value).replace("G", "B") : short(value, 4);
+  return unit === "operations" ? value.toExponential(0) : short(value, 3);
+}
+
+async function answer(found) {
+  const value = found.headers.get("content-type")?.startsWith("application/json") ? await found.json() : { error: await found.text() };
+  if (!found.ok) throw new Error(value.error || found.statusText);
   return value;
 }
 
-export async function post(path, body) {
-  const answer = await fetch("/api/runs" + path, { method: "POST", headers: { "x-hornbook": "1", "content-type": "application/json" }, body: JSON.stringify(body) });
-  const value = answer.headers.get("content-type")?.startsWith("application/json") ? await answer.json() : { error: await answer.text() };
-  if (!answer.ok) throw new Error(value.error || answer.statusText);
-  return value;
-}
+export const fetched = path => fetch(path).then(answer);
+export const posted = (path, body = {}) => fetch(path, { method: "POST", headers: { "x-hornbook": "1", "content-type": "application/json" }, body: JSON.stringify(body) }).then(answer);
+export const get = path => fetched("/api/runs" + path);
+export const post = (path, body) => posted("/api/runs" + path, body);

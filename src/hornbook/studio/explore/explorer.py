@@ -1,0 +1,225 @@
+"""One mechanism for all explorers: a file with a question, an answer, and the function that asks the engine.
+
+From that file follow the page and its controls, the JSON, the command line, the page of the docs and the tests.
+`docs/parts.md` shows how to add one.
+"""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import tomli_w
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from hornbook.errors import UsageError
+from hornbook.settings.fields import Config, field_docs, parse_number
+from hornbook.settings.recipe import Recipe
+from hornbook.studio.explore.views import Answer
+
+Q = TypeVar("Q", bound=Config)
+A = TypeVar("A", bound=Answer)
+FOLDERS = ("tools", "widgets")
+LONGEST_TEXT = 20_000
+"""Characters of a question's text."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A question with a name, such as that of a paper."""
+
+    name: str
+    values: Mapping[str, Any]
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Explorer(Generic[Q, A]):
+    """A question that a person may change, and the function of the engine that answers it."""
+
+    name: str
+    title: str
+    asks: str
+    """The question in one sentence."""
+    lead: str
+    """What it is about, in plain words."""
+    question: type[Q]
+    answer: Callable[[Q], A]
+    code: Sequence[str]
+    """`module:name` of the engine's functions that it calls, below `hornbook`."""
+    presets: Sequence[Preset] = ()
+    settings: Callable[[Q], Mapping[str, Any]] | None = None
+    """Settings of a recipe that mean the same."""
+    load: Callable[[Recipe], Mapping[str, Any]] | None = None
+    """The question that a run's recipe asks."""
+    further: Callable[[Q], Any] | None = None
+    """What takes longer to answer than a slider may wait: shown below, a moment later."""
+    measure: Callable[[Q], Answer] | None = None
+    """Does it for real, in a small model on this machine; may import torch."""
+
+    def __call__(self, **values: Any) -> A:
+        """The answer to a question given as in Python. Raises UsageError."""
+        return self.answer(self.ask(values))
+
+    def ask(self, values: Mapping[str, Any]) -> Q:
+        """The question; texts are read as numbers. Raises UsageError that names every wrong value."""
+        unknown = [name for name in values if name not in self.question.model_fields]
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], self.question.model_fields, 1)
+            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.question.model_fields)}"
+            raise UsageError(f"{self.name} has no setting {unknown[0][:60]!r}: {hint}")
+        read = {name: parse_number(value) if self._is_number(name) else value for name, value in values.items()}
+        try:
+            return self.question.model_validate(read)
+        except ValidationError as error:
+            raise UsageError("; ".join(self._problem(each) for each in error.errors(include_url=False))) from None
+
+    def _is_number(self, name: str) -> bool:
+        return control(name, self.question.model_fields[name]).kind in ("integer", "number")
+
+    def _problem(self, error: Any) -> str:
+        name = str(error["loc"][0]) if error["loc"] else ""
+        text = str(error["input"])[:40] if name else ""
+        message = str(error["msg"]).removeprefix("Value error, ")
+        return f"{name} = {text}: {message[:1].lower()}{message[1:]}" if name else message
+
+    def command(self, question: Q) -> str:
+        """The command that prints the same answer."""
+        words = [f"--{name} {shlex.quote(value_text(value))}" for name, value in self.changed(question).items()]
+        return " ".join(["hornbook explore", self.name, *words])
+
+    def changed(self, question: Q) -> dict[str, Any]:
+        """The values that are not defaults."""
+        fields = self.question.model_fields
+        return {name: value for name, value in question if value != fields[name].default}
+
+    def toml(self, question: Q) -> str:
+        """Settings of a recipe that mean the same, as TOML; "" where there are none."""
+        tree: dict[str, Any] = {}
+        for key, value in (self.settings(question) if self.settings else {}).items():
+            *path, last = key.split(".")
+            node = tree
+            for part in path:
+                node = node.setdefault(part, {})
+            node[last] = value
+        return tomli_w.dumps(tree)
+
+    def places(self) -> list[dict[str, Any]]:
+        """Where the engine's functions are: name, file below the package, line."""
+        found = []
+        for path in self.code:
+            module, _, name = path.partition(":")
+            target = getattr(importlib.import_module(f"hornbook.{module}"), name)
+            line = inspect.getsourcelines(inspect.unwrap(target))[1]
+            found.append({"name": name, "file": f"src/hornbook/{module.replace('.', '/')}.py", "line": line})
+        return found
+
+
+def value_text(value: Any) -> str:
+    """A value as links and command lines have it; `ask` reads it back."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Control(Config):
+    """What changes one value of a question."""
+
+    name: str
+    label: str
+    help: str
+    kind: Literal["integer", "number", "choice", "several", "switch", "text"]
+    default: Any
+    low: float | None = None
+    high: float | None = None
+    logarithmic: bool = False
+    choices: Sequence[str] = ()
+
+
+def slider(default: float, low: float, high: float, *, logarithmic: bool = False) -> Any:
+    """A number between two bounds; logarithmic: equal ways of the slider are equal factors."""
+    return Field(default=default, ge=low, le=high, json_schema_extra={"logarithmic": logarithmic})
+
+
+def control(name: str, field: FieldInfo, text: str = "") -> Control:
+    """The control of a field."""
+    bounds = {
+        attribute: getattr(each, attribute)
+        for each in field.metadata
+        for attribute in ("ge", "le")
+        if hasattr(each, attribute)
+    }
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    base = Control(
+        name=name,
+        label=name.replace("_", " "),
+        help=" ".join(text.split()),
+        kind="text",
+        default=field.default,
+        low=bounds.get("ge"),
+        high=bounds.get("le"),
+        logarithmic=bool(extra.get("logarithmic")),
+    )
+    if get_origin(field.annotation) is Literal:
+        return base.model_copy(update={"kind": "choice", "choices": get_args(field.annotation)})
+    if get_origin(field.annotation) is tuple:
+        return base.model_copy(update={"kind": "several", "choices": get_args(get_args(field.annotation)[0])})
+    kinds: dict[Any, str] = {bool: "switch", int: "integer", float: "number"}
+    return base.model_copy(update={"kind": kinds.get(field.annotation, "text")})
+
+
+def controls(explorer: Explorer[Any, Any]) -> list[Control]:
+    """The controls of a question, in its order."""
+    docs = field_docs(explorer.question)
+    return [control(name, field, docs.get(name, "")) for name, field in explorer.question.model_fields.items()]
+
+
+def explorer(
+    title: str,
+    *,
+    asks: str,
+    code: Sequence[str],
+    presets: Sequence[Preset] = (),
+    settings: Callable[[Any], Mapping[str, Any]] | None = None,
+    load: Callable[[Recipe], Mapping[str, Any]] | None = None,
+    further: Callable[[Any], Any] | None = None,
+    measure: Callable[[Any], Answer] | None = None,
+) -> Callable[[Callable[[Q], A]], Explorer[Q, A]]:
+    """Make an explorer of a function; its docstring is the paragraph of the page, its name the explorer's."""
+
+    def decorate(function: Callable[[Q], A]) -> Explorer[Q, A]:
+        question = get_type_hints(function)["question"]
+        lead = " ".join((inspect.getdoc(function) or "").split())
+        name = function.__name__.replace("_", "-")
+        return Explorer(name, title, asks, lead, question, function, code, presets, settings, load, further, measure)
+
+    return decorate
+
+
+@cache
+def explorer_names() -> dict[str, str]:
+    """Name -> module of every explorer: tools first, then widgets, each in alphabetical order."""
+    found = {}
+    for folder in FOLDERS:
+        for each in pkgutil.iter_modules([str(Path(__file__).parent / folder)]):
+            found[each.name.replace("_", "-")] = f"{__package__}.{folder}.{each.name}"
+    return found
+
+
+def load_explorer(name: str) -> Explorer[Any, Any]:
+    """The explorer of a name. Raises UsageError with the nearest name."""
+    names = explorer_names()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise UsageError(f"there is no explorer {name[:60]!r}: {hint}")
+    return getattr(importlib.import_module(names[name]), name.replace("-", "_"))

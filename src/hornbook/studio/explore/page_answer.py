@@ -1,0 +1,63 @@
+"""What the page needs of explorers, as JSON: the list, a question's controls, an answer with its commands."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hornbook.studio.explore.explorer import Explorer, controls, explorer_names, load_explorer
+from hornbook.studio.explore.views import Answer, Facts, Table, View
+
+
+def list_explorers() -> list[dict[str, str]]:
+    """Name, title, question and folder of every explorer."""
+    names = explorer_names()
+    found = [(load_explorer(name), module.split(".")[-2]) for name, module in names.items()]
+    return [{"name": each.name, "title": each.title, "asks": each.asks, "folder": folder} for each, folder in found]
+
+
+def describe(explorer: Explorer[Any, Any]) -> dict[str, Any]:
+    """All of a page that no answer changes."""
+    return {
+        "name": explorer.name,
+        "title": explorer.title,
+        "asks": explorer.asks,
+        "lead": explorer.lead,
+        "controls": [each.model_dump(mode="json") for each in controls(explorer)],
+        "presets": [{"name": each.name, "values": each.values, "source": each.source} for each in explorer.presets],
+        "places": explorer.places(),
+        "loads": explorer.load is not None,
+        "has_further": explorer.further is not None,
+        "measures": explorer.measure is not None,
+    }
+
+
+def answered(explorer: Explorer[Any, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to a question as texts or values. Raises UsageError."""
+    question = explorer.ask(values)
+    return {
+        "question": question.model_dump(mode="json"),
+        "answer": with_texts(explorer.answer(question)),
+        "command": explorer.command(question),
+        "toml": explorer.toml(question),
+    }
+
+
+def answered_further(explorer: Explorer[Any, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The views that take longer; none where there are none. Raises UsageError."""
+    question = explorer.ask(values)
+    return {} if explorer.further is None else with_texts(explorer.further(question))
+
+
+def with_texts(answer: Answer) -> dict[str, Any]:
+    """The views, their numbers also as people read them: page and terminal write them alike."""
+    return {name: _with_texts(view) for name, view in answer.views().items()}
+
+
+def _with_texts(view: View) -> dict[str, Any]:
+    found = view.model_dump(mode="json")
+    match view:
+        case Facts():
+            return found | {"texts": [each.text for each in view.facts]}
+        case Table():
+            return found | {"texts": view.texts}
+        case _:
+            return found

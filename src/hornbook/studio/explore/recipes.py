@@ -1,0 +1,62 @@
+"""Models that explorers offer, which are shipped recipes, and recipes with the settings of a question."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal
+
+from hornbook.plan.devices.hardware import Cluster, parse_cluster
+from hornbook.plan.planner import settle
+from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import resolve
+
+Model = Literal[
+    "tiny",
+    "gpt2-124m",
+    "gpt2-1.5b",
+    "bert-base",
+    "bert-large",
+    "t5-v1.1-base",
+    "qwen3-0.6b",
+    "llama-1b",
+    "llama-7b",
+    "llama-3-8b",
+    "olmo2-13b",
+    "neox-20b",
+    "mixtral-8x7b",
+    "llama-65b",
+    "gpt3-175b",
+]
+Device = Literal["A100-40GB", "A100", "H100", "H200", "B200", "L4", "RTX4090"]
+
+
+PLAIN: Mapping[str, Any] = {"train.compile": False, "parallel.recompute": "none", "train.ramp.kind": "none"}
+"""Settings that the shipped recipes choose and that exclude some answers: a question chooses them."""
+
+
+@lru_cache(256)
+def _resolved(name: str, words: tuple[str, ...]) -> Recipe:
+    return resolve(name, words, environ={}).recipe
+
+
+def recipe_of(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
+    """A shipped recipe with other settings, by dotted key. Raises UsageError for settings that exclude each other."""
+    return _resolved(name, tuple(f"{key}={_word(value)}" for key, value in {**PLAIN, **(settings or {})}.items()))
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def on(cluster: str, name: str, settings: Mapping[str, Any]) -> tuple[Recipe, Cluster]:
+    """A recipe with the precision that `auto` takes on a cluster, and the cluster."""
+    made = parse_cluster(cluster)
+    return settle(recipe_of(name, settings), made), made
+
+
+def sequence_words(name: str, sequence: int) -> dict[str, Any]:
+    """Settings for rows of `sequence` tokens, with positions for as many."""
+    recipe = recipe_of(name)
+    found: dict[str, Any] = {"train.sequence": sequence}
+    if sequence > getattr(recipe.model.position, "length", sequence):
+        found["model.position.length"] = sequence
+    return found

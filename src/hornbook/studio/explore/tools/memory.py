@@ -1,0 +1,254 @@
+"""Memory of a GPU in one step: the planner's estimate, by category and phase."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from hornbook.errors import UsageError
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.plan.devices.hardware import Cluster
+from hornbook.plan.planned_memory import CATEGORIES, PhaseMemory, RankMemory, estimate_memory
+from hornbook.plan.planner import estimate_layout, vocabulary
+from hornbook.plan.search.plan_result import Layout, capacity
+from hornbook.settings.fields import Config
+from hornbook.settings.recipe import Recipe
+from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.recipes import Device, Model, on, sequence_words
+from hornbook.studio.explore.views import Answer, Bar, Bars, Curves, Facts, Line, Mark, Table, column, fact, label
+
+SHARDS = {"none": "none", "zero-1": "optimizer", "zero-2": "gradients", "zero-3": "everything"}
+PHASES = {"loss": "end of forward", "backward": "backward", "update": "update"}
+
+
+class MemoryQuestion(Config):
+    """A model, how it is trained, and on what."""
+
+    model: Model = "llama-1b"
+    """The model: a shipped recipe."""
+    device: Device = "H100"
+    """The kind of GPU."""
+    gpus: int = slider(8, 1, 512, logarithmic=True)
+    """Data ranks: GPUs that each compute a part of the batch."""
+    micro_batch: int = slider(2, 1, 64)
+    """Rows that a GPU computes at once (`train.micro_batch`)."""
+    sequence: int = slider(2048, 128, 131072, logarithmic=True)
+    """Tokens of a row (`train.sequence`)."""
+    precision: Literal["bf16", "bf16-pure", "fp32"] = "bf16"
+    """bf16: products in 16 bits, weights in 32; bf16-pure: weights in 16 bits too."""
+    optimizer: Literal["adamw", "adamw8bit", "adafactor", "lion", "sgd", "muon"] = "adamw"
+    """The update rule, which keeps one, two or no numbers for each weight (`optim.kind`)."""
+    recompute: Literal["none", "selective", "block"] = "none"
+    """What backward computes again instead of keeping it (`parallel.recompute`)."""
+    shard: Literal["none", "zero-1", "zero-2", "zero-3"] = "none"
+    """What data ranks share: nothing, the optimizer, gradients too, or weights too (`parallel.shard`)."""
+    offload: bool = False
+    """Activations and the optimizer are kept in the host's memory (`parallel.offload`)."""
+    lora: bool = False
+    """Train thin matrices next to frozen weights (`surgery = ["lora"]`)."""
+
+
+class MemoryAnswer(Answer):
+    """Where the bytes are."""
+
+    summary: Facts
+    phases: Bars
+    timeline: Curves
+    parts: Table
+
+
+class MemoryChanges(Answer):
+    """What single changes do."""
+
+    changes: Table
+
+
+def _settings(question: MemoryQuestion) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        **sequence_words(question.model, question.sequence),
+        "train.micro_batch": question.micro_batch,
+        "train.batch_tokens": question.micro_batch * question.gpus * question.sequence,
+        "train.precision": question.precision,
+        "optim.kind": question.optimizer,
+        "parallel.recompute": question.recompute,
+        "parallel.data": question.gpus,
+        "parallel.shard": SHARDS[question.shard] if question.gpus > 1 else "none",
+    }
+    if question.offload:
+        found |= {"parallel.offload.kind": "cpu", "parallel.offload.optimizer": True}
+    if question.lora:
+        found["surgery"] = '["lora"]'
+    return found
+
+
+def _planned(question: MemoryQuestion) -> tuple[Layout, Recipe, Cluster]:
+    recipe, cluster = on(f"{question.gpus}x{question.device}", question.model, _settings(question))
+    return estimate_layout(recipe, vocabulary(recipe), cluster), recipe, cluster
+
+
+def _load(recipe: Recipe) -> Mapping[str, Any]:
+    from typing import get_args
+
+    if recipe.name not in get_args(Model):
+        raise UsageError(f"the run's model {recipe.name!r} is none of the shipped ones that this page has")
+    shard = next(name for name, each in SHARDS.items() if each == recipe.parallel.shard)
+    return {
+        "model": recipe.name,
+        "gpus": max(recipe.parallel.data_ranks, 1),
+        "micro_batch": recipe.train.micro_rows,
+        "sequence": recipe.train.sequence,
+        "recompute": recipe.parallel.recompute.kind,
+        "shard": shard,
+    }
+
+
+def _over_time(rank: RankMemory, layout: Layout) -> Curves:
+    """The phases in their order, at the times of a step; straight lines between them."""
+    step = layout.step
+    busy, update = step.total - step.update, step.update
+    forward = busy / (4 if rank.phases["backward"].temporaries else 3)
+    before = PhaseMemory().model_copy(
+        update={name: getattr(rank.phases["update"], name) for name in ("weights", "optimizer", "runtime")}
+    )
+    update_phase = rank.phases["update"]
+    moments = [
+        (0.0, before.model_copy(update={"gradients": rank.phases["loss"].gradients})),
+        (forward, rank.phases["loss"]),
+        (forward + 0.02 * busy, rank.phases["backward"]),
+        (busy, update_phase),
+        (busy + max(update, 0.01 * busy), update_phase),
+    ]
+    times = [at for at, _ in moments]
+    names = [name for name in CATEGORIES if any(getattr(each, name) for _, each in moments)]
+    at = max(moments, key=lambda each: each[1].total)
+    return Curves(
+        title="One step",
+        note="Memory is computed at the phases and drawn straight between them; times are the planner's.",
+        curves=[Line(name=name, x=times, y=[getattr(each, name) for _, each in moments]) for name in names],
+        x="seconds of a step",
+        x_unit="seconds",
+        y_unit="bytes",
+        marks=[Mark(x=at[0], name=f"peak: {PHASES[rank.peak_phase]}")],
+        filled=True,
+    )
+
+
+def _changes(question: MemoryQuestion) -> MemoryChanges:
+    """What one change of the question does, the smallest peak first."""
+    now = _planned(question)[0].worst.peak.total
+    changes = {
+        "recompute every block": {"recompute": "block"},
+        "recompute norms and activations": {"recompute": "selective"},
+        "one row at a time": {"micro_batch": 1},
+        "share the optimizer (zero-1)": {"shard": "zero-1"},
+        "share everything (zero-3)": {"shard": "zero-3"},
+        "8-bit moments": {"optimizer": "adamw8bit"},
+        "weights in 16 bits": {"precision": "bf16-pure"},
+        "offload to the host": {"offload": True},
+        "LoRA": {"lora": True},
+    }
+    rows = list[list[Any]]()
+    for name, change in changes.items():
+        changed = question.model_copy(update=change)
+        if changed == question or (question.gpus == 1 and "shard" in change):
+            continue
+        try:
+            layout, _, _ = _planned(changed)
+        except UsageError:
+            continue
+        rows.append([name, layout.worst.peak.total, layout.worst.peak.total - now, layout.tokens_per_second])
+    changed = Table(
+        title="If you change one thing",
+        columns=[
+            label("change"),
+            column("peak", "bytes"),
+            column("difference", "bytes"),
+            column("tokens per second", "count"),
+        ],
+        rows=sorted(rows, key=lambda row: row[1]),
+    )
+    return MemoryChanges(changes=changed)
+
+
+class MemoryTraced(Answer):
+    """The same step by the trainer's code."""
+
+    categories: Table
+
+
+def _trace(question: MemoryQuestion) -> MemoryTraced:
+    """A step of one rank on fake tensors next to the plan of such a step."""
+    from hornbook.studio.explore.real import traced
+
+    _, recipe, cluster = _planned(question)
+    planned = max(
+        estimate_memory(recipe, vocabulary(recipe), cluster.device, traced=True), key=lambda each: each.peak.total
+    )
+    found = traced(recipe)
+    rows: list[list[Any]] = [["kept for backward", planned.kept, found.kept]]
+    for name in ("weights", "gradients", "optimizer"):
+        most = max(getattr(each, name) for each in planned.phases.values())
+        rows.append([name, most, found.state["moments" if name == "optimizer" else name]])
+    columns = [label("what"), column("planned", "bytes"), column("traced", "bytes")]
+    note = f"Rank 0 of {found.world}, in {found.seconds:.1f} seconds: the trainer's own code on tensors without values."
+    return MemoryTraced(categories=Table(title="Planned and traced", note=note, columns=columns, rows=rows))
+
+
+@explorer(
+    "GPU memory",
+    asks="What fills the memory of a GPU in training, when, and what makes it fit?",
+    code=(
+        "plan.planned_memory:estimate_memory",
+        "model.config.saved_bytes:block_bytes",
+        "plan.step_time:estimate_step",
+    ),
+    presets=(
+        Preset(
+            "GPT-2 on a small card",
+            {"model": "gpt2-124m", "device": "RTX4090", "gpus": 1, "micro_batch": 8, "sequence": 1024},
+        ),
+        Preset(
+            "Llama 7B, one row",
+            {"model": "llama-7b", "gpus": 1, "micro_batch": 1, "sequence": 256, "precision": "bf16-pure"},
+            "GaLore, arXiv 2403.03507",
+        ),
+        Preset(
+            "Llama 3 8B on eight",
+            {"model": "llama-3-8b", "shard": "zero-3", "recompute": "block", "sequence": 8192, "micro_batch": 1},
+        ),
+        Preset("LoRA on one card", {"model": "llama-7b", "gpus": 1, "lora": True, "micro_batch": 1, "sequence": 512}),
+    ),
+    settings=_settings,
+    load=_load,
+    further=_changes,
+    measure=_trace,
+)
+def memory(question: MemoryQuestion) -> MemoryAnswer:
+    """Training needs far more memory than the weights: a gradient for each weight, the optimizer's moments, and above
+    all the activations, which each layer keeps until its backward pass. They grow with rows and tokens; weights,
+    gradients and moments do not. The peak is not the sum of everything, but the fullest moment of a step."""
+    layout, recipe, cluster = _planned(question)
+    rank, limit = layout.worst, capacity(cluster)
+    peak = rank.peak
+    parts = [
+        [name, getattr(peak, name), getattr(peak, name) / peak.total] for name in CATEGORIES if getattr(peak, name)
+    ]
+    bars = [
+        Bar(name=PHASES[name], parts={each: getattr(phase, each) for each in CATEGORIES})
+        for name, phase in rank.phases.items()
+    ]
+    facts = [
+        fact("peak", peak.total, "bytes"),
+        fact("at", PHASES[rank.peak_phase]),
+        fact("a plan may fill", limit, "bytes"),
+        fact("it fits", "yes" if layout.fits else "no"),
+        fact("parameters", count_parameters(recipe.model, vocabulary(recipe)), "count"),
+        fact("tokens per second, all GPUs", layout.tokens_per_second, "count"),
+    ]
+    facts += [fact("in the host's memory", rank.elsewhere, "bytes")] if rank.elsewhere else []
+    return MemoryAnswer(
+        summary=Facts(title="Does it fit?", facts=facts),
+        phases=Bars(title="The three fullest moments of a step", bars=bars, limit=limit),
+        timeline=_over_time(rank, layout),
+        parts=Table(
+            title="At the peak", columns=[label("what"), column("bytes", "bytes"), column("share", "share")], rows=parts
+        ),
+    )

@@ -1,0 +1,210 @@
+"""ZeRO: bytes that each rank holds, and bytes that cross the ranks, by stage."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from hornbook.model.config.flops import state_bytes
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.optim.config.optim import AdamW, AdamW8bit
+from hornbook.optim.config.optimizer_config import OptimizerConfig
+from hornbook.parallel.config import ParallelConfig
+from hornbook.plan.devices.collective_times import group
+from hornbook.plan.devices.device_rates import rates_of
+from hornbook.plan.devices.hardware import parse_cluster
+from hornbook.plan.planner import vocabulary
+from hornbook.settings.fields import Config
+from hornbook.settings.recipe import Recipe
+from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.recipes import Device, recipe_of
+from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Grid, Table, column, label
+
+STAGES: dict[str, Any] = {"ddp": "none", "zero-1": "optimizer", "zero-2": "gradients", "zero-3": "everything"}
+PAPER = {"weights": 2, "gradients": 2, "optimizer": 12}
+"""Bytes per parameter of 16-bit training with float32 copies and Adam's moments (arXiv 1910.02054, section 3.1)."""
+SEQUENCE = 256
+SHOWN = 16
+"""Ranks that the picture of blocks has at most."""
+
+
+class ZeroQuestion(Config):
+    """A model on data ranks."""
+
+    parameters: float = slider(7.5e9, 1e6, 1e12, logarithmic=True)
+    """Trained values of the model."""
+    ranks: int = slider(64, 1, 1024, logarithmic=True)
+    """Data ranks that share what the stage divides (`parallel.data`)."""
+    device: Device = "A100"
+    """The kind of GPU, for the time of messages."""
+    precision: Literal["bf16", "bf16-pure"] = "bf16"
+    """hornbook's bf16 keeps weights and gradients in 32 bits, bf16-pure in 16."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """adamw keeps two moments for each weight, adamw8bit keeps them in 8 bits."""
+
+
+class ZeroAnswer(Answer):
+    """The same model at each stage."""
+
+    hornbook: Bars
+    paper: Bars
+    blocks: Grid
+    traffic: Table
+
+
+def paper_bytes(parameters: float, ranks: int, stage: int) -> dict[str, float]:
+    """Bytes of a rank by category, as in figure 1 of the paper: stage n divides the last n of PAPER's categories."""
+    cut = list(PAPER)[len(PAPER) - stage :]
+    return {name: parameters * size / (ranks if name in cut else 1) for name, size in PAPER.items()}
+
+
+def _held(question: ZeroQuestion, shard: Any) -> dict[str, float]:
+    optim: OptimizerConfig = AdamW() if question.optimizer == "adamw" else AdamW8bit()
+    item = 2 if question.precision == "bf16-pure" else 4
+    parallel = ParallelConfig(data=question.ranks, shard=shard if question.ranks > 1 else "none")
+    values = round(question.parameters)
+    found = state_bytes(values, parallel, optim, item, optim.state_bytes(values, item))
+    return {"weights": found["weights"], "gradients": found["gradients"], "optimizer": found["moments"]}
+
+
+def _traffic(question: ZeroQuestion) -> list[list[Any]]:
+    """Bytes that a rank sends in a step of one microbatch, and the seconds that takes if nothing hides it."""
+    cluster = parse_cluster(f"{question.ranks}x{question.device}")
+    rates = rates_of(cluster.device, "bf16")
+    over = group(cluster, question.ranks, 1, rates.link, rates.network)
+    gradients = (2.0 if question.precision == "bf16-pure" else 4.0) * question.parameters
+    weights, rows = gradients, list[list[Any]]()
+    share = (question.ranks - 1) / question.ranks
+    for name in STAGES:
+        gathers = {"ddp": 0, "zero-3": 2}.get(name, 1)
+        scatters = 2 if name == "ddp" else 1  # an all-reduce is a reduce-scatter and a gather
+        seconds = gathers * over.gather(weights) + scatters * over.gather(gradients)
+        rows.append([name, share * (gathers * weights + scatters * gradients), (gathers + scatters) * share, seconds])
+    return rows
+
+
+def _blocks(question: ZeroQuestion) -> Grid:
+    """Which ranks hold what: each category is a column, filled by the share of it that a rank holds."""
+    ranks = min(question.ranks, SHOWN)
+    columns, cells = list[str](), [list[Cell]() for _ in range(ranks)]
+    for stage, name in enumerate(STAGES):
+        cut = list(PAPER)[len(PAPER) - stage :]
+        for number, category in enumerate(PAPER):
+            columns.append(f"{name} {category[0].upper()}")
+            for rank in range(ranks):
+                label = f"rank {rank} holds {'1/' + str(question.ranks) if category in cut else 'all'} of {category}"
+                cells[rank].append(
+                    Cell(group=None if category in cut else number, text="·" if category in cut else "", label=label)
+                )
+    note = f"W weights, G gradients, O optimizer. Filled: the rank holds all of it; a dot: 1/{question.ranks} of it."
+    return Grid(
+        title="Who holds what", note=note, rows=[f"rank {each}" for each in range(ranks)], columns=columns, cells=cells
+    )
+
+
+def _settings(question: ZeroQuestion) -> dict[str, Any]:
+    """With a row of the recipe for each rank."""
+    rows = {"train.micro_batch": 1, "train.sequence": SEQUENCE, "train.batch_tokens": SEQUENCE * question.ranks}
+    shard = "everything" if question.ranks > 1 else "none"
+    return rows | {"parallel.data": question.ranks, "parallel.shard": shard, "optim.kind": question.optimizer}
+
+
+def _load(recipe: Recipe) -> Mapping[str, Any]:
+    kinds = ("adamw", "adamw8bit")
+    return {
+        "parameters": count_parameters(recipe.model, vocabulary(recipe)),
+        "ranks": max(recipe.parallel.data_ranks, 1),
+        "precision": "bf16-pure" if recipe.train.precision == "bf16-pure" else "bf16",
+        "optimizer": recipe.optim.kind if recipe.optim.kind in kinds else "adamw",
+    }
+
+
+class ZeroTraced(Answer):
+    """Bytes of the trainer's own tensors."""
+
+    state: Table
+    messages: Table
+
+
+REAL_RANKS = 4
+
+
+def _trace(question: ZeroQuestion) -> ZeroTraced:
+    """Rank 0 of four with the recipe `tiny`, on fake tensors: what it holds and sends at each stage."""
+    from hornbook.studio.explore.real import traced
+
+    rows, messages = list[list[Any]](), list[list[Any]]()
+    for name, shard in STAGES.items():
+        words = {"parallel.data": REAL_RANKS, "parallel.shard": shard, "optim.kind": question.optimizer}
+        words |= {"train.micro_batch": 1, "train.batch_tokens": REAL_RANKS * SEQUENCE, "train.sequence": SEQUENCE}
+        recipe = recipe_of("tiny", words | {"train.precision": question.precision})
+        values = count_parameters(recipe.model, vocabulary(recipe))
+        like = question.model_copy(update={"parameters": float(values), "ranks": REAL_RANKS})
+        held, found = _held(like, shard), traced(recipe)
+        for category, planned in held.items():
+            rows.append([name, category, planned, found.state["moments" if category == "optimizer" else category]])
+        messages += [[name, each.kind, each.count, each.num_bytes] for each in found.collectives]
+    columns = [label("stage"), label("what"), column("planned", "bytes")]
+    sent = [label("stage"), label("collective"), column("calls"), column("bytes", "bytes")]
+    note = (
+        f"Rank 0 of {REAL_RANKS} with the recipe `tiny`: the trainer's own code on tensors without values, when "
+        "gradients are summed. zero-1 has divided them by then, and gathered weights are no state."
+    )
+    return ZeroTraced(
+        state=Table(title="Planned and traced", note=note, columns=[*columns, column("traced", "bytes")], rows=rows),
+        messages=Table(title="Collectives of one step", columns=sent, rows=messages),
+    )
+
+
+@explorer(
+    "ZeRO",
+    asks="What does a rank hold if data ranks share the optimizer, the gradients and the weights, and what is sent?",
+    code=(
+        "model.config.flops:state_bytes",
+        "plan.devices.collective_times:group",
+        "plan.planned_memory:estimate_memory",
+    ),
+    presets=(
+        Preset("The paper's figure 1", {"parameters": 7.5e9, "ranks": 64}, "Rajbhandari et al. 2020, arXiv 1910.02054"),
+        Preset("A trillion values", {"parameters": 1e12, "ranks": 1024}, "arXiv 1910.02054, table 1"),
+        Preset("Eight GPUs", {"parameters": 8e9, "ranks": 8, "device": "H100"}),
+    ),
+    settings=_settings,
+    load=_load,
+    measure=_trace,
+)
+def zero(question: ZeroQuestion) -> ZeroAnswer:
+    """In plain data parallelism every rank holds the whole model: weights, gradients and the optimizer's moments. ZeRO
+    divides them: each rank keeps a part, and asks the others when it needs the rest. Stage 1 divides the moments, stage
+    2 the gradients too, stage 3 also the weights, which are gathered before each layer is computed."""
+    held = [Bar(name=name, parts=_held(question, shard)) for name, shard in STAGES.items()]
+    paper = [
+        Bar(name=name, parts=paper_bytes(question.parameters, question.ranks, stage))
+        for stage, name in enumerate(STAGES)
+    ]
+    limit = parse_cluster(f"1x{question.device}").device.memory_bytes
+    return ZeroAnswer(
+        hornbook=Bars(
+            title="Bytes of a rank in hornbook",
+            note="Without activations. zero-1 and zero-2 keep the rank's share of the weights besides the whole ones.",
+            bars=held,
+            limit=limit,
+        ),
+        paper=Bars(
+            title="As the paper counts",
+            note="16-bit weights and gradients, and 12 bytes of the optimizer: float32 weights and two moments.",
+            bars=paper,
+            limit=limit,
+        ),
+        blocks=_blocks(question),
+        traffic=Table(
+            title="What a rank sends in a step of one microbatch",
+            note="Units are the bytes of all weights. Time is by latency and bandwidth of the device's links, if no "
+            "computation hides it.",
+            columns=[
+                label("stage"),
+                column("bytes", "bytes"),
+                column("in units of the model"),
+                column("time", "seconds"),
+            ],
+            rows=_traffic(question),
+        ),
+    )

@@ -1,0 +1,99 @@
+"""Number formats: what fp32, fp16, bf16, float8 and int8 store of a number, and which gradients a loss scale saves."""
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from hornbook.errors import UsageError
+from hornbook.settings.fields import Config, parse_number
+from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.float_formats import BF16, FORMATS, FP16, Int8, number_text, outcome, relative_errors
+from hornbook.studio.explore.number_tables import POINTS, stored_numbers, stored_range, table_of
+from hornbook.studio.explore.views import Answer, Curves, Line, Mark, Table, Unit
+
+BEYOND = 1e60
+"""Numbers of a question are smaller."""
+GRADIENTS = np.geomspace(1e-12, 10.0, POINTS)
+
+
+class NumberFormatsQuestion(Config):
+    """A number to store, and a gradient that the loss scale multiplies."""
+
+    number: str = Field(default="3.14159265", max_length=60)
+    """A number such as `0.1`, or a range such as `0.001:1000`."""
+    largest: float = slider(8.0, 1e-3, 1e4, logarithmic=True)
+    """Largest magnitude of the tensor that contains the number. int8 stores it as 127."""
+    gradient: float = slider(1e-8, 1e-12, 10.0, logarithmic=True)
+    """Magnitude of a gradient."""
+    loss_scale: float = slider(65536.0, 1.0, 2.0**24, logarithmic=True)
+    """Factor on the loss, and so on all gradients of the backward pass. Training in fp16 starts with 65,536."""
+
+
+class NumberFormatsAnswer(Answer):
+    """What each format stores, and what it loses."""
+
+    stored: Table
+    errors: Curves | None = None
+    limits: Table
+    gradients: Table
+    saved: Curves
+
+
+def _read(text: str) -> list[float]:
+    """The number, or both ends of the range. Raises UsageError."""
+    try:
+        ends = [float(parse_number(word)) for word in text.split(":")]
+    except ValueError:
+        ends = []
+    if len(ends) not in (1, 2) or ends != sorted(set(ends)) or not all(abs(each) < BEYOND for each in ends):
+        hint = f"write a number such as 0.1, or a range from low to high such as 0.001:1000, below {BEYOND:g}"
+        raise UsageError(f"number = {text[:60]}: {hint}")
+    return ends
+
+
+@explorer(
+    "Number formats",
+    asks="What does each number format store of a number, and which gradients does a loss scale save from zero?",
+    code=("studio.explore.float_formats:Format", "studio.explore.float_formats:Int8", "kernels.scalar:store"),
+    presets=(
+        Preset("One tenth", {"number": "0.1"}),
+        Preset("All magnitudes of fp16", {"number": "1e-8:1e5"}),
+        Preset("A gradient that fp16 loses", {"gradient": 1e-8, "loss_scale": 1}, "Micikevicius et al. 2018"),
+    ),
+)
+def number_formats(question: NumberFormatsQuestion) -> NumberFormatsAnswer:
+    """A floating-point number has a sign, an exponent and a mantissa. More bits of exponent give a larger range; more
+    bits of mantissa make the steps between neighbours smaller. bf16 has the range of fp32 with few digits; fp16 has
+    more digits and a small range, so small gradients become zero. Multiplying the loss by a scale multiplies all
+    gradients, which lifts them into the range; before the update they are divided by the scale again. A scale that is
+    too large makes gradients infinite."""
+    formats, ends = [*FORMATS, Int8(question.largest)], _read(question.number)
+    stored, errors = (
+        (stored_numbers(ends[0], formats), None) if len(ends) == 1 else stored_range(ends[0], ends[1], formats)
+    )
+    limits = [[f.name, f.largest, f.smallest_normal, f.smallest, 2.0**-f.mantissa] for f in FORMATS]
+    limits.append(["int8", question.largest, None, float(formats[-1].nearest(question.largest)) / 127, None])
+    gradient, rows, saved = question.gradient, list[list[Any]](), list[Line]()
+    for form, factor in product((FP16, BF16), (1.0, question.loss_scale)):
+        value, name = float(form.nearest(gradient * factor)), f"{form.name}, scale {factor:,.10g}"
+        rows.append([name, number_text(value), outcome(form, value)])
+        rows[-1] += relative_errors(form, np.array([gradient]), factor)
+        saved.append(Line(name=name, x=GRADIENTS.tolist(), y=relative_errors(form, GRADIENTS, factor)))
+    least = 2.0 ** math.ceil(math.log2(FP16.smallest_normal / gradient))
+    most = 2.0 ** math.floor(math.log2(FP16.largest / gradient))
+    note = f"Powers of two from {least:,g} to {most:,g} keep it in fp16 with all digits. Errors are after the division."
+    units: dict[str, Unit | None] = {"format": None, "stored": "", "outcome": None, "relative_error": "share"}
+    marks = [Mark(x=gradient, name="this gradient")]
+    curves = {"curves": saved, "x": "magnitude of the gradient", "y_unit": "share", "logarithmic": "x", "marks": marks}
+    return NumberFormatsAnswer(
+        stored=stored,
+        errors=errors,
+        limits=table_of(
+            "Limits", "", limits, format=None, largest="operations", smallest_normal="", smallest="", step_at_1=""
+        ),
+        gradients=table_of(f"A gradient of {gradient:g}", note, rows, **units),
+        saved=Curves.model_validate({"title": "Relative error of gradients", **curves}),
+    )

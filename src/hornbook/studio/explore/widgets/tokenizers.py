@@ -1,0 +1,89 @@
+"""Tokenizers: a text in bytes, in characters, in words, and in a byte-level BPE learned from it."""
+
+from pydantic import Field
+
+from hornbook.settings.fields import Config
+from hornbook.studio.explore.explorer import LONGEST_TEXT, Preset, explorer, slider
+from hornbook.studio.explore.text_pieces import SHOWN, cut_into_tokens, learned, passage_of, tokens_of_lines
+from hornbook.studio.explore.views import Answer, Column, Curves, Line, Mark, Passage, Passages, Table
+
+TEXT = """The tokenizer cuts a text into pieces, and the model reads one number for each piece of the text.
+Der Tokenizer zerlegt einen Text in Stücke, und das Modell liest für jedes Stück des Textes eine Zahl.
+def tokenize(text):
+    return [token for token in text.split()]
+"""
+ENGLISH = """A model does not read letters. It reads tokens, and a tokenizer makes the tokens from the text. It learns
+from a text which letters often stand next to each other, and merges the most frequent pair into a new token. It does so
+again and again, until it has as many tokens as it may have. A text that looks like the text it learned from needs few
+tokens, and any other text needs more of them, because the tokenizer has no tokens for the words of that text.
+"""
+SIZES = (257, 272, 288, 320, 384, 512, 768, 1024, 2048, 4096)
+
+
+class TokenizersQuestion(Config):
+    """A text, and a tokenizer that learns from it or from another text."""
+
+    text: str = Field(default=TEXT, min_length=1, max_length=LONGEST_TEXT)
+    """The text to cut, of at most 20,000 characters."""
+    learn_from: str = Field(default="", max_length=LONGEST_TEXT)
+    """The text that the BPE learns its merges from. Empty: the text above, which is the best case."""
+    vocabulary: int = slider(512, 257, 4096, logarithmic=True)
+    """Tokens that the BPE may have (`text.tokenizer.vocab`): an end token, 256 bytes, and merges."""
+
+
+class TokenizersAnswer(Answer):
+    """The same text in several tokenizers."""
+
+    tokenizers: Table
+    lines: Table
+    pieces: Passages
+
+
+class Sizes(Answer):
+    """The same text in larger and larger vocabularies."""
+
+    sizes: Curves
+
+
+def _sizes(question: TokenizersQuestion) -> Sizes:
+    made = {size: cut_into_tokens(question.text, question.learn_from, size)["BPE"] for size in SIZES}
+    rates = [len(question.text.encode()) / len(each) for each in made.values()]
+    curve = Line(name="BPE", x=[*made], y=rates)
+    mark = Mark(x=question.vocabulary, name="your vocabulary")
+    title, note = "Bytes per token over the vocabulary", "The curve is flat where no pair occurs twice."
+    return Sizes(sizes=Curves(title=title, note=note, curves=[curve], x="vocabulary", logarithmic="x", marks=[mark]))
+
+
+@explorer(
+    "Tokenizers",
+    asks="How many tokens is a text, and where are the cuts between them?",
+    code=("text.tokenizer.bpe.train:train_bpe", "text.tokenizer.tokenizer:Tokenizer", "text.config.text:BPE"),
+    presets=(
+        Preset("Learned from the text itself", {}),
+        Preset("Learned from English", {"learn_from": ENGLISH}),
+        Preset("Hardly any merges", {"vocabulary": 288}),
+    ),
+    settings=lambda question: {"text.tokenizer.kind": "bpe", "text.tokenizer.vocab": question.vocabulary},
+    further=_sizes,
+)
+def tokenizers(question: TokenizersQuestion) -> TokenizersAnswer:
+    """A model reads numbers, so a text is cut into tokens first. Bytes need no vocabulary, but a text has many of them.
+    Byte-level BPE begins with bytes and merges the most frequent pair of neighbours, again and again, so frequent words
+    become one token. It never merges across words, so words are its limit. Text in a language that the tokenizer
+    has not learned from needs more tokens, which costs more time and fills the context sooner."""
+    pieces = cut_into_tokens(question.text, question.learn_from, question.vocabulary)
+    size, bpe = len(question.text.encode()), learned(question.learn_from or question.text, question.vocabulary)
+    known = {"bytes": 256, "BPE": bpe.vocab_size}
+    rows = [[name, known.get(name, len(set(each))), len(each), size / len(each)] for name, each in pieces.items()]
+    columns = [Column(name="tokenizer", number=False), Column(name="vocabulary", unit="count")]
+    columns += [Column(name="tokens", unit="count"), Column(name="bytes per token")]
+    note = "The vocabulary of characters and of words is what this text has. Many texts together have far more."
+    shown = (
+        f"A bar separates two tokens. Parts of a character are hexadecimal bytes. The first {SHOWN} bytes are shown."
+    )
+    passages = [Passage(name=f"{name}: {len(each):,}", text=passage_of(each)) for name, each in pieces.items()]
+    return TokenizersAnswer(
+        tokenizers=Table(title="One text", note=note, columns=columns, rows=rows, chosen=[*pieces].index("BPE")),
+        lines=tokens_of_lines(question.text, pieces),
+        pieces=Passages(title="The pieces", note=shown, passages=passages),
+    )

@@ -1,0 +1,94 @@
+"""The explorers' answers for the page. The explorers are imported when the first page of them is opened."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from hornbook.errors import UsageError
+from hornbook.files.run_directory import RunDir
+
+if TYPE_CHECKING:
+    from hornbook.studio.explore.explorer import Explorer
+
+MOST_QUERY = 64_000
+"""Characters of a question's values."""
+
+
+class ExplorerRoutes:
+    """One method for each path; run: a run by its name on the page."""
+
+    def __init__(self, run: Callable[[str], RunDir]) -> None:
+        self._run = run
+        self._one_at_a_time = asyncio.Semaphore(1)
+
+    def routes(self) -> list[BaseRoute]:
+        """The routes below `/api/explore`."""
+        return [
+            Route("/api/explore", self.list),
+            Route("/api/explore/{name}", self.describe),
+            Route("/api/explore/{name}/answer", self.answer),
+            Route("/api/explore/{name}/further", self.further),
+            Route("/api/explore/{name}/load", self.load),
+            Route("/api/explore/{name}/measure", self.measure, methods=["POST"]),
+        ]
+
+    def list(self, _: Request) -> Response:
+        """All explorers."""
+        from hornbook.studio.explore.page_answer import list_explorers
+
+        return JSONResponse({"explorers": list_explorers()})
+
+    def describe(self, request: Request) -> Response:
+        """An explorer's controls and texts."""
+        from hornbook.studio.explore.page_answer import describe
+
+        return JSONResponse(describe(_explorer(request)))
+
+    def answer(self, request: Request) -> Response:
+        """The answer to the question in the query."""
+        from hornbook.studio.explore.page_answer import answered
+
+        return JSONResponse(answered(_explorer(request), _values(request)))
+
+    def further(self, request: Request) -> Response:
+        """The part of the answer that takes longer."""
+        from hornbook.studio.explore.page_answer import answered_further
+
+        return JSONResponse({"answer": answered_further(_explorer(request), _values(request))})
+
+    def load(self, request: Request) -> Response:
+        """The question that a run's recipe asks."""
+        from hornbook.settings.resolve import resolve
+
+        explorer, values = _explorer(request), _values(request)
+        if explorer.load is None or "run" not in values:
+            raise UsageError(f"{explorer.name} cannot be loaded from a run, or no run is named")
+        recipe = resolve(str(self._run(values["run"]).path), environ={}).recipe
+        return JSONResponse({"question": dict(explorer.load(recipe))})
+
+    async def measure(self, request: Request) -> Response:
+        """What the explorer measures in a child process; one at a time."""
+        from hornbook.studio.explore.measure import measured
+        from hornbook.studio.explore.page_answer import with_texts
+
+        explorer = _explorer(request)
+        question = explorer.ask(_values(request))
+        async with self._one_at_a_time:
+            return JSONResponse({"answer": with_texts(await run_in_threadpool(measured, explorer, question))})
+
+
+def _explorer(request: Request) -> "Explorer[Any, Any]":
+    from hornbook.studio.explore.explorer import load_explorer
+
+    return load_explorer(request.path_params["name"])
+
+
+def _values(request: Request) -> dict[str, str]:
+    if len(request.url.query) > MOST_QUERY:
+        raise UsageError(f"the settings have more than {MOST_QUERY:,} characters: take a shorter text")
+    return dict(request.query_params)

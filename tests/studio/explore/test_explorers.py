@@ -1,0 +1,180 @@
+"""All explorers: the page, the JSON, the command line and Python have one answer, which is the engine's."""
+
+import json
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from hornbook.cli.main import main
+from hornbook.errors import Exit, UsageError
+from hornbook.settings.resolve import resolve
+from hornbook.settings.sources import split_words
+from hornbook.studio.explore.explorer import Explorer, controls, explorer_names, load_explorer, value_text
+from hornbook.studio.explore.page_answer import answered, list_explorers, with_texts
+from hornbook.studio.explore.recipes import recipe_of
+from hornbook.studio.explore.text_views import answer_text
+from hornbook.studio.explore.views import Bars, Curves, Facts, Table, Timeline, words
+from hornbook.studio.live.app import Dashboard, build_app
+from hornbook.studio.live.run_view import Runs
+
+TOKEN = "token"
+ROOT = Path(__file__).parents[3]
+EXPLORERS = [load_explorer(name) for name in explorer_names()]
+QUESTIONS = [
+    pytest.param(explorer, values, id=f"{explorer.name}-{name}")
+    for explorer in EXPLORERS
+    for name, values in [("default", {}), *((preset.name, preset.values) for preset in explorer.presets)]
+]
+
+
+@pytest.fixture
+def page(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    dashboard = Dashboard(Runs([tmp_path_factory.mktemp("runs")]), read_only=False)
+    client = TestClient(build_app(dashboard, TOKEN), base_url="http://127.0.0.1:8765")
+    client.get(f"/?token={TOKEN}")
+    return client
+
+
+@pytest.mark.parametrize(("explorer", "values"), QUESTIONS)
+def test_page_command_line_and_python_agree(
+    explorer: Explorer[Any, Any], values: dict[str, Any], page: TestClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = json.loads(json.dumps(with_texts(explorer(**values))))
+    link = {name: value_text(value) for name, value in explorer.changed(explorer.ask(values)).items()}
+    shown = page.get(f"/api/explore/{explorer.name}/answer", params=link).json()
+    assert shown["answer"] == engine
+    command = shlex.split(shown["command"])
+    assert command[:3] == ["hornbook", "explore", explorer.name]
+    _, settings = split_words(command[3:])
+    assert explorer.ask(dict(each.split("=", 1) for each in settings)) == explorer.ask(values)
+    assert main(["explore", explorer.name, *command[3:], "--json"]) == Exit.DONE
+    assert json.loads(capsys.readouterr().out)["answer"] == engine
+
+
+@pytest.mark.parametrize("explorer", EXPLORERS, ids=lambda each: each.name)
+def test_text_of_a_terminal_has_every_number(explorer: Explorer[Any, Any]) -> None:
+    answer = explorer()
+    text = answer_text(answer)
+    for view in answer.views().values():
+        assert view.title in text
+        if isinstance(view, Facts):
+            assert all(each.text in text for each in view.facts)
+        if isinstance(view, Table):
+            assert all(word in text for row in view.texts for word in row)
+        if isinstance(view, Bars):
+            assert all(words(each.total, view.unit) in text for each in view.bars)
+        if isinstance(view, Curves):
+            assert all(len(each.x) == len(each.y) > 0 for each in view.curves)
+        if isinstance(view, Timeline):
+            assert all(0 <= each.row < len(view.rows) and each.start <= each.end for each in view.spans)
+
+
+@pytest.mark.parametrize(("explorer", "values"), QUESTIONS)
+def test_settings_of_a_question_are_settings_of_a_recipe(explorer: Explorer[Any, Any], values: dict[str, Any]) -> None:
+    question = explorer.ask(values)
+    if explorer.settings is None:
+        assert explorer.toml(question) == ""
+        return
+    model = getattr(question, "model", "tiny")
+    assert recipe_of("tiny" if model == "even" else model, explorer.settings(question))
+    assert tomllib.loads(explorer.toml(question))
+
+
+@pytest.mark.parametrize("explorer", EXPLORERS, ids=lambda each: each.name)
+def test_every_control_says_what_it_changes(explorer: Explorer[Any, Any]) -> None:
+    assert explorer.lead.endswith(".")
+    assert explorer.asks.endswith("?")
+    for control in controls(explorer):
+        assert control.help.endswith("."), control.name
+        if control.kind in ("integer", "number"):
+            assert control.low is not None
+            assert control.high is not None
+            assert control.low <= control.default <= control.high
+    for place in explorer.places():
+        source = (ROOT / place["file"]).read_text().splitlines()
+        assert place["name"] in source[place["line"] - 1] or source[place["line"] - 1].startswith("@")
+
+
+@pytest.mark.parametrize("explorer", EXPLORERS, ids=lambda each: each.name)
+def test_values_out_of_range_are_named_with_their_bound(explorer: Explorer[Any, Any], page: TestClient) -> None:
+    number = next((each for each in controls(explorer) if each.kind in ("integer", "number")), None)
+    if number is None:
+        pytest.skip("it has no numbers")
+    answer = page.get(f"/api/explore/{explorer.name}/answer", params={number.name: str(10 * (number.high or 1) + 1)})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(f"{number.name} = ")
+    assert "less than or equal to" in answer.json()["error"]
+
+
+def test_wrong_words_are_answered_with_the_nearest_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for words_, message in (
+        (["pipelin"], "did you mean pipeline?"),
+        (["pipeline", "--rank", "3"], "did you mean ranks?"),
+        (["pipeline", "--ranks", "many"], "ranks = many: input should be a valid integer"),
+        (["pipeline", "memory"], "name one explorer"),
+        (["layouts", "--expert", "2"], "llama-3-8b has no experts; take mixtral-8x7b"),
+        (["model-parallel", "--cuts", "9,3"], "rising numbers"),
+        (["schedules", "--kinds", ""], "choose a schedule"),
+        (["pipeline", "--real"], "measures nothing"),
+    ):
+        assert main(["explore", *words_]) == Exit.USAGE
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_list_names_every_explorer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explore"]) == Exit.DONE
+    text = capsys.readouterr().out
+    assert all(each["name"] in text and each["asks"] in text for each in list_explorers())
+
+
+def test_the_page_lists_describes_and_refuses(page: TestClient) -> None:
+    names = [each["name"] for each in page.get("/api/explore").json()["explorers"]]
+    assert names == list(explorer_names())
+    about = page.get("/api/explore/pipeline").json()
+    assert [each["name"] for each in about["controls"]][:2] == ["schedule", "ranks"]
+    assert about["has_further"]
+    assert page.get("/api/explore/nothing").status_code == 400
+    assert page.get("/api/explore/pipeline/answer", params={"ranks": "x" * 65_000}).status_code == 400
+    assert page.post("/api/explore/recompute/measure").status_code == 403  # without the header of the page
+    further = page.get("/api/explore/pipeline/further", params={"schedule": "zbv"}).json()["answer"]
+    assert further["schedules"]["rows"][further["schedules"]["chosen"]][0] == "zbv"
+
+
+def test_explorers_load_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from hornbook.studio.explore.explorer import explorer_names, load_explorer\n"
+        "for name in explorer_names():\n"
+        "    each = load_explorer(name)\n"
+        "    each()\n"
+        "    each.further and each.further(each.question())\n"
+        "    each.places()\n"
+        "    assert 'torch' not in sys.modules, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_explorer_is_loaded_from_a_run() -> None:
+    recipe = resolve("tiny", ["parallel.pipeline.stages=2", "train.compile=false"], environ={}).recipe
+    pipeline = load_explorer("pipeline")
+    assert pipeline.load is not None
+    assert pipeline.ask(pipeline.load(recipe)).ranks == 2
+    for explorer in EXPLORERS:
+        if explorer.load is not None:
+            explorer(**explorer.load(recipe))
+    with pytest.raises(UsageError, match="no pipeline"):
+        pipeline.load(resolve("tiny", environ={}).recipe)
+
+
+def test_answered_keeps_the_question() -> None:
+    found = answered(load_explorer("schedules"), {"kinds": "wsd,cosine", "tokens": "2B", "peak": "1e-3"})
+    assert found["question"]["kinds"] == ["wsd", "cosine"]
+    assert found["question"]["tokens"] == 2e9
+    assert found["command"] == "hornbook explore schedules --kinds wsd,cosine --peak 0.001 --tokens 2000000000"

@@ -1,0 +1,152 @@
+"""Numbers of papers that explorers reproduce, and what each asks of the engine."""
+
+from typing import Any
+
+import pytest
+
+from hornbook.parallel.axes.pipeline.pass_orders import Durations, plan, simulate, step_span
+from hornbook.parallel.world import AXES
+from hornbook.plan.planner import estimate_layout, vocabulary
+from hornbook.studio.explore.explorer import load_explorer
+from hornbook.studio.explore.recipes import on
+from hornbook.studio.explore.tools import layouts as layouts_tool
+from hornbook.studio.explore.tools.tensor import divided_product
+from hornbook.studio.explore.tools.zero import paper_bytes
+
+
+@pytest.mark.parametrize(
+    ("schedule", "bubble"),
+    [  # Narayanan et al. 2021 (2104.04473): (p - 1) / m and (p - 1) / (v m); Qi et al. 2024 (2401.10241, 2405.15362)
+        ("gpipe", 15 / 64),
+        ("1f1b", 15 / 64),
+        ("interleaved", 15 / 64 / 2),
+        ("zb-h1", 15 / 64 / 3),
+        ("zbv", 15 / 64 / 6),
+    ],
+)
+def test_bubbles(schedule: Any, bubble: float) -> None:
+    pipeline = load_explorer("pipeline")
+    found = pipeline(schedule=schedule, ranks=16, microbatches=64)
+    assert found.summary["bubble, as a share of the work"] == pytest.approx(bubble)
+    assert pipeline.further is not None
+    table = pipeline.further(pipeline.ask({"schedule": schedule, "ranks": 16, "microbatches": 64})).schedules
+    assert table.rows[table.chosen][1] == pytest.approx(bubble)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipev"])
+def test_the_planners_span_is_that_of_the_whole_step(schedule: Any) -> None:
+    """Of equal stages it is exact, however many microbatches follow those that fill the pipeline."""
+    chunks = {"interleaved": 2, "zbv": 2, "dualpipev": 2}.get(schedule, 1)
+    durations = [Durations(1 / chunks, 1 / chunks, 1 / chunks)] * (4 * chunks)
+    for count in (4, 8, 12, 28):
+        timed = simulate(plan(schedule, 4, chunks, count), durations)
+        whole = max(passes[-1].end for passes in timed)
+        assert step_span(schedule, 4, chunks, count, durations, 3.0) == pytest.approx(whole)
+
+
+def test_bytes_of_zero() -> None:
+    """Figure 1 of Rajbhandari et al. 2020 (1910.02054): 7.5B values on 64 ranks."""
+    totals = [sum(paper_bytes(7.5e9, 64, stage).values()) / 1e9 for stage in range(4)]
+    assert totals == pytest.approx([120, 31.4, 16.6, 1.88], rel=3e-3)
+    found = load_explorer("zero")(parameters=7.5e9, ranks=64)
+    assert [each.total / 1e9 for each in found.paper.bars] == pytest.approx(totals)
+    # Section 7: stages up to 2 send 2 psi, stage 3 sends 3 psi.
+    assert [row[2] * 64 / 63 for row in found.traffic.rows] == pytest.approx([2, 2, 2, 3])
+
+
+def test_memory_of_llama_7b() -> None:
+    """Zhao et al. 2024 (2403.03507), section 1: 14 GB of weights, 42 GB of moments and gradients, in 16 bits."""
+    found = load_explorer("memory")(model="llama-7b", gpus=1, micro_batch=1, sequence=256, precision="bf16-pure")
+    parts = {row[0]: row[1] / 1e9 for row in found.parts.rows}
+    assert parts["weights"] == pytest.approx(14, rel=0.05)
+    update = next(each for each in found.phases.bars if each.name == "update").parts
+    assert (update["gradients"] + update["optimizer"]) / 1e9 == pytest.approx(42, rel=0.05)
+    assert found.summary["peak"] == max(each.total for each in found.phases.bars)
+
+
+def test_the_memory_is_the_planners() -> None:
+    """The same recipe, built from the settings that the page copies."""
+    memory = load_explorer("memory")
+    question = memory.ask({"model": "llama-1b", "shard": "zero-3", "recompute": "block"})
+    assert memory.settings is not None
+    recipe, cluster = on("8xH100", "llama-1b", memory.settings(question))
+    layout = estimate_layout(recipe, vocabulary(recipe), cluster)
+    assert memory.answer(question).summary["peak"] == layout.worst.peak.total
+
+
+def test_learning_rates_of_papers() -> None:
+    """Vaswani et al. 2017 (1706.03762): width^-0.5 min(n^-0.5, n 4000^-1.5), width 512, at 4,000 and 100,000 steps;
+    GPT-3 (2005.14165): down to a tenth of 0.6e-4."""
+    schedules = load_explorer("schedules")
+    base = next(each for each in schedules.presets if each.name == "Transformer base")
+    (curve,) = schedules(**base.values).rates.curves
+    assert max(curve.y) == pytest.approx(512**-0.5 * 4000**-0.5, rel=0.001)
+    assert curve.y[-1] == pytest.approx(512**-0.5 * 100_000**-0.5, rel=0.001)
+    gpt3 = next(each for each in schedules.presets if each.name == "GPT-3 175B")
+    (curve,) = schedules(**gpt3.values).rates.curves
+    assert curve.y[-1] == pytest.approx(0.6e-5, rel=0.01)
+
+
+def test_compute_of_published_models() -> None:
+    """Table D.1 of GPT-3; Chinchilla's 70B parameters and 1.4T tokens (2203.15556) by the law fitted again."""
+    found = load_explorer("compute-optimal")(operations=5.76e23)
+    for row in found.published.rows:
+        assert row[3] == pytest.approx(row[4], rel=0.01)
+    again = next(row for row in found.laws.rows if row[0] == "besiroglu")
+    assert again[1] == pytest.approx(70e9, rel=0.05)
+    assert again[3] == pytest.approx(1.4e12, rel=0.06)
+
+
+def test_state_of_optimizers() -> None:
+    """Bytes per value: Adam 8 (1412.6980), Lion 4 (2302.06675), 8-bit moments about 2 (2110.02861)."""
+    found = load_explorer("optimizer-memory")(model="llama-7b")
+    state = {row[0]: row[2] for row in found.table.rows}
+    assert state["adamw"] == pytest.approx(8)
+    assert state["lion"] == pytest.approx(4)
+    assert state["adamw8bit"] == pytest.approx(2.03, rel=0.07)  # embeddings keep moments of 32 bits
+    assert state["adafactor"] < 0.01
+
+
+def test_recomputation_of_whole_blocks() -> None:
+    """Chen et al. 2016 (1604.06174): one more forward pass, a third of the operations, less attention and head."""
+    recompute = load_explorer("recompute")
+    question = recompute.ask({"model": "gpt3-175b", "rows": 1})
+    found = recompute.answer(question)
+    assert found.summary["operations computed twice"] == pytest.approx(1 / 3, rel=0.05)
+    # Korthikanti et al. 2022 (2205.05198), table 2: of 34 s b h and scores, block recomputation keeps 2 s b h.
+    assert recompute.further is not None
+    policies = recompute.further(question).policies
+    assert policies.rows[0][1] > 10 * policies.rows[-1][1]
+    assert policies.rows[policies.chosen][1] == found.summary["activations of blocks at their peak"]
+
+
+def test_tensor_shards_make_the_whole_product() -> None:
+    for ranks in (1, 2, 3, 4, 8):
+        whole, partial = divided_product(ranks)
+        assert len(partial) == ranks
+        assert sum(partial) == pytest.approx(whole, rel=1e-12, abs=1e-12)
+    found = load_explorer("tensor")(model="gpt3-175b", ranks=8)
+    # Narayanan et al. 2021, section 3.2: each all-reduce sends 2 b s h (t - 1) / t values of a layer.
+    assert found.collectives.rows[0][1] == pytest.approx(2 * 2 * 2048 * 12288 * 7 / 8)
+
+
+def test_naive_model_parallelism_keeps_one_device_busy() -> None:
+    for devices in (2, 4, 8):
+        found = load_explorer("model-parallel")(devices=devices)
+        waits = found.summary["share of the time that devices wait"]
+        assert waits == pytest.approx(1 - 1 / devices)
+
+
+def test_ranks_of_the_grid_are_those_of_the_mesh() -> None:
+    assert layouts_tool.AXES == AXES
+    found = load_explorer("layouts")(model="llama-3-8b", data=2, tensor=4, pipeline=2, shard="none")
+    labels = [cell.label for row in found.ranks.cells for cell in row]
+    assert labels[0] == "rank 0: pipeline 0, replica 0, tensor 0"
+    assert labels[5] == "rank 5: pipeline 0, replica 1, tensor 1"
+    assert labels[8] == "rank 8: pipeline 1, replica 0, tensor 0"
+
+
+def test_a_step_of_gpt3_on_1024_gpus() -> None:
+    """Narayanan et al. 2021 (2104.04473), table 1: 175B parameters, 1,024 A100 with 8 x 16 x 8 of theirs: 45 %."""
+    gpt3 = next(each for each in load_explorer("layouts").presets if each.name == "GPT-3 on 1,024")
+    assert load_explorer("layouts")(**gpt3.values).summary["MFU"] == pytest.approx(0.45, rel=0.1)
