@@ -21,8 +21,8 @@ from tests.test_documents import missing_words
 
 DESIGN_COMMANDS = (
     "quickstart doctor fetch prepare tokenize plan train reference adapt launch ladder bench resume fork tell rehearse "
-    "verify replay seal eval generate chat serve predict import grow prune average fisher export data why watch explore runs "
-    "recipes config"
+    "verify replay seal eval generate chat serve predict import grow prune average fisher export data why watch "
+    "explore runs recipes config"
 )
 
 

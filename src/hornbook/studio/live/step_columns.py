@@ -21,8 +21,8 @@ from hornbook.studio.series import Numbers, thin
 WHOLE_BYTES = 64 << 20
 SAMPLES = 8_000
 """Lines that are read of a longer file."""
-CHUNK = 2_000
-"""Lines that are records at once."""
+BLOCK = 1 << 20
+"""Bytes of lines that are records at once."""
 
 
 class StepColumns:
@@ -67,13 +67,15 @@ class StepColumns:
                 length = sum(map(len, lines)) / max(len(lines), 1)
                 self.every = max(1, round((size - self.offset) / max(length, 1) / max(len(lines), 1)))
                 self.offset = end_of_lines(file, size)
-            else:
-                file.seek(self.offset)
-                data = file.read(size - self.offset)
-                data = data[: data.rfind(b"\n") + 1]
-                lines, self.offset = data.splitlines(), self.offset + len(data)
-        for first in range(0, len(lines), CHUNK):  # records of a whole file would take ten times its bytes
-            self._add_lines(lines[first : first + CHUNK])
+                self._add_lines(lines)
+                return
+            file.seek(self.offset)
+            while lines := file.readlines(BLOCK):  # records of a whole file would take ten times its bytes
+                whole = lines if lines[-1].endswith(b"\n") else lines[:-1]
+                self._add_lines(whole)
+                self.offset += sum(map(len, whole))
+                if whole is not lines:
+                    return
 
     def _add_lines(self, lines: Sequence[bytes]) -> None:
         records = [record for line in lines if (record := record_of(line)) is not None]
@@ -112,8 +114,7 @@ class StepColumns:
             else:
                 file.seek(begin)
                 lines = file.read(end - begin).splitlines()
-        for first in range(0, len(lines), CHUNK):
-            found._add_lines(lines[first : first + CHUNK])
+        found._add_lines(lines)
         return found
 
     def curves(self, keys: Iterable[str], low: float, high: float, columns: int) -> dict[str, Any]:
