@@ -140,7 +140,18 @@ def test_the_page_lists_describes_and_refuses(page: TestClient) -> None:
     assert [each["name"] for each in about["controls"]][:2] == ["schedule", "ranks"]
     assert about["has_further"]
     assert page.get("/api/explore/nothing").status_code == 400
-    assert page.get("/api/explore/pipeline/answer", params={"ranks": "x" * 65_000}).status_code == 400
+    ours = {"x-hornbook": "1", "origin": "http://127.0.0.1:8765"}
+    text = "ä" * 15_000
+    found = page.post("/api/explore/tokenizers/answer", json={"text": text}, headers=ours).json()
+    assert found["question"]["text"] == text
+    for body, message in (
+        ({"text": "x" * 250_000}, "200,000 bytes"),
+        ([1], "JSON object"),
+        ({"ranks": 3}, "no setting"),
+    ):
+        answer = page.post("/api/explore/tokenizers/answer", json=body, headers=ours)
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]
     assert page.post("/api/explore/recompute/measure").status_code == 403  # without the header of the page
     further = page.get("/api/explore/pipeline/further", params={"schedule": "zbv"}).json()["answer"]
     assert further["schedules"]["rows"][further["schedules"]["chosen"]][0] == "zbv"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hornbook.errors import Exit, HornbookError, UsageError
+from hornbook.run.launch.rank import die_with
 from hornbook.studio.explore.explorer import Explorer, load_explorer
 from hornbook.studio.explore.views import Answer, AnyView, View
 
@@ -48,6 +49,7 @@ def measured(explorer: Explorer[Any, Any], question: Any) -> Measured:
 
 def main(name: str, text: str) -> Mapping[str, Any]:
     """What the child does: answer a question under the limits."""
+    die_with(os.getppid())
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     explorer = load_explorer(name)

@@ -1,6 +1,7 @@
 """The explorers' answers for the page. The explorers are imported when the first page of them is opened."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,8 @@ from hornbook.files.run_directory import RunDir
 if TYPE_CHECKING:
     from hornbook.studio.explore.explorer import Explorer
 
-MOST_QUERY = 64_000
-"""Characters of a question's values."""
+MOST_BODY = 200_000
+"""Bytes of a question's values."""
 
 
 class ExplorerRoutes:
@@ -31,8 +32,8 @@ class ExplorerRoutes:
         return [
             Route("/api/explore", self.list),
             Route("/api/explore/{name}", self.describe),
-            Route("/api/explore/{name}/answer", self.answer),
-            Route("/api/explore/{name}/further", self.further),
+            Route("/api/explore/{name}/answer", self.answer, methods=["GET", "POST"]),
+            Route("/api/explore/{name}/further", self.further, methods=["GET", "POST"]),
             Route("/api/explore/{name}/load", self.load),
             Route("/api/explore/{name}/measure", self.measure, methods=["POST"]),
         ]
@@ -49,23 +50,31 @@ class ExplorerRoutes:
 
         return JSONResponse(describe(_explorer(request)))
 
-    def answer(self, request: Request) -> Response:
-        """The answer to the question in the query."""
-        from hornbook.studio.explore.page_answer import answered
+    async def answer(self, request: Request) -> Response:
+        """The answer to the question in the query, or in the body where it has a long text."""
 
-        return JSONResponse(answered(_explorer(request), _values(request)))
+        def act(values: dict[str, Any]) -> dict[str, Any]:
+            from hornbook.studio.explore.page_answer import answered
 
-    def further(self, request: Request) -> Response:
+            return answered(_explorer(request), values)
+
+        return JSONResponse(await run_in_threadpool(act, await _values(request)))
+
+    async def further(self, request: Request) -> Response:
         """The part of the answer that takes longer."""
-        from hornbook.studio.explore.page_answer import answered_further
 
-        return JSONResponse({"answer": answered_further(_explorer(request), _values(request))})
+        def act(values: dict[str, Any]) -> dict[str, Any]:
+            from hornbook.studio.explore.page_answer import answered_further
+
+            return answered_further(_explorer(request), values)
+
+        return JSONResponse({"answer": await run_in_threadpool(act, await _values(request))})
 
     def load(self, request: Request) -> Response:
         """The question that a run's recipe asks."""
         from hornbook.settings.resolve import resolve
 
-        explorer, values = _explorer(request), _values(request)
+        explorer, values = _explorer(request), request.query_params
         if explorer.load is None or "run" not in values:
             raise UsageError(f"{explorer.name} cannot be loaded from a run, or no run is named")
         recipe = resolve(str(self._run(values["run"]).path), environ={}).recipe
@@ -77,7 +86,7 @@ class ExplorerRoutes:
         from hornbook.studio.explore.page_answer import with_texts
 
         explorer = _explorer(request)
-        question = explorer.ask(_values(request))
+        question = explorer.ask(await _values(request))
         async with self._one_at_a_time:
             return JSONResponse({"answer": with_texts(await run_in_threadpool(measured, explorer, question))})
 
@@ -88,7 +97,16 @@ def _explorer(request: Request) -> "Explorer[Any, Any]":
     return load_explorer(request.path_params["name"])
 
 
-def _values(request: Request) -> dict[str, str]:
-    if len(request.url.query) > MOST_QUERY:
-        raise UsageError(f"the settings have more than {MOST_QUERY:,} characters: take a shorter text")
-    return dict(request.query_params)
+async def _values(request: Request) -> dict[str, Any]:
+    """The values of the query, or those of the JSON object in the body. Raises UsageError."""
+    if request.method == "GET":
+        return dict(request.query_params)
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BODY:
+            raise UsageError(f"the settings have more than {MOST_BODY:,} bytes: take a shorter text")
+    values = json.loads(body or b"{}")
+    if not isinstance(values, dict):
+        raise UsageError("write the settings as a JSON object")
+    return values

@@ -17,6 +17,9 @@ export function Explorers() {
 
 const query = values => new URLSearchParams(Object.entries(values).map(([key, value]) => [key, Array.isArray(value) ? value.join(",") : String(value)])).toString();
 
+const LONG = 2000; // characters of a value that no link holds
+const asked = (path, values) => { const text = query(values); return text.length < LONG ? fetched(`${path}?${text}`) : posted(path, values); };
+
 export function Explorer({ name }) {
   const path = `/api/explore/${encodeURIComponent(name)}`;
   const [about, set] = useState(null), [values, change] = useState(Object.fromEntries(new URLSearchParams(location.search)));
@@ -24,16 +27,16 @@ export function Explorer({ name }) {
 
   useEffect(() => { fetched(path).then(set, problem => fail(problem.message)); }, [path]);
   useEffect(() => {
-    const mine = ++turn.current, text = query(values);
+    const mine = ++turn.current, text = query(Object.fromEntries(Object.entries(values).filter(([, value]) => String(value).length < LONG)));
     history.replaceState(null, "", location.pathname + (text ? "?" + text : ""));
-    fetched(`${path}/answer?${text}`).then(value => { if (mine === turn.current) { show(value); fail(""); } }, problem => { if (mine === turn.current) fail(problem.message); });
+    asked(`${path}/answer`, values).then(value => { if (mine === turn.current) { show(value); fail(""); } }, problem => { if (mine === turn.current) fail(problem.message); });
   }, [path, query(values)]);
 
   useEffect(() => {
     if (!about?.has_further) return;
     add(null);
     let left = false;
-    const timer = setTimeout(() => fetched(`${path}/further?${query(values)}`).then(value => left || add(value.answer), () => {}), 250);
+    const timer = setTimeout(() => asked(`${path}/further`, values).then(value => left || add(value.answer), () => {}), 250);
     return () => { left = true; clearTimeout(timer); };
   }, [about, query(values)]);
 
@@ -106,7 +109,7 @@ function Load({ path, put, fail }) {
 
 function Measure({ path, values, found, set }) {
   const [busy, wait] = useState(false), [error, fail] = useState("");
-  const go = () => { wait(true); fail(""); posted(`${path}/measure?${query(values)}`).then(value => set(value.answer), problem => fail(problem.message)).finally(() => wait(false)); };
+  const go = () => { wait(true); fail(""); posted(`${path}/measure`, values).then(value => set(value.answer), problem => fail(problem.message)).finally(() => wait(false)); };
   return html`<section class="panel real"><h2>Run it for real</h2><p class="note">Small, on this machine, in a process of its own with limits of time and memory. Nothing of your runs is touched.</p>
     <button type="button" class="main" disabled=${busy} onClick=${go}>${busy ? "running, up to two minutes" : "Run"}</button>${error && html`<p class="problem" role="alert">${error}</p>`}
     ${found && Object.entries(found).map(([key, view]) => view && html`<${View} key=${key} view=${view}/>`)}</section>`;
