@@ -3,6 +3,7 @@
 Skipped, with the reason, where Playwright or Chromium is missing.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -42,10 +43,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     make_run_in(folder, "a", [4.0 - step / 50 for step in range(100)], events=EVENTS, scores={50: score(1.0)})
     make_run_in(folder, "b", [5.0 - step / 40 for step in range(100)])
     words = [sys.executable, "-m", "hornbook", "watch", str(folder), "--no-browser", "--port", "0"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        yield next(line for line in process.stderr if "token=" in line).strip()
-        process.terminate()
+    spoken = os.environ | {"HORNBOOK_QUIET": ""}  # another module's -q would leave the link unsaid
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=spoken) as process:
+        try:
+            assert process.stderr is not None
+            yield next(line for line in process.stderr if "token=" in line).strip()
+        finally:
+            process.terminate()
 
 
 @pytest.fixture(scope="module")
