@@ -129,7 +129,7 @@ class Weight(NamedTuple):
         return self.name.removesuffix(".weight") if is_linear and self.name.endswith(".weight") else ""
 
     def of_rank(self, tensor: int) -> "Weight":
-        """What one of so many tensor ranks has: of what does not divide evenly, the larger part."""
+        """The share of one of `tensor` ranks; the larger share where units do not divide evenly."""
         if self.cut is None or tensor == 1:
             return self
         dim, _, units, _ = self.cut

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.init.init import name_seed
-from hornbook.model.layers.linear import Linear
+from hornbook.model.layers.linear import Change, Linear
 
 
 class Added(nn.Module):
@@ -23,6 +23,8 @@ class Added(nn.Module):
     parameters is divided; None: it is whole on each rank. Without an entry it cannot be divided so."""
     sums: ClassVar[bool] = False
     """Whether what it adds to a product is summed over the ranks that divide the layer's inputs, with the product."""
+    total: Change | None = None
+    """Sums over ranks, where they divide the layer's inputs; the product that it then sees has no bias."""
 
     def first_values(self, name: str, seed: int, weight: Tensor | None) -> Iterator[tuple[str, Tensor]]:
         """(parameter, value float32 on the CPU) of each of its parameters, inner ones too, before training.

@@ -1,6 +1,6 @@
-"""What surgery leaves to train of a model, and what it adds to memory and work: arithmetic on configurations.
+"""Trained values, memory and work of a model after surgery: arithmetic on configurations.
 
-Tensor ranks divide what is added as they divide the matrix that it hangs on: all follows from a rank's part of that.
+Tensor ranks divide an adapter as they divide its matrix, so all numbers follow from a rank's share of the matrices.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hornbook.errors import UsageError
 from hornbook.model.config.surgery_config import Dora, Lora
-from hornbook.model.layers.linear import Change, Linear
+from hornbook.model.layers.linear import Linear
 from hornbook.model.layers.low_rank import Update
 from hornbook.model.layers.products import linear
 from hornbook.model.surgery.added import Added, Mergeable, keyed_uniform, matching_linears
@@ -76,8 +76,6 @@ class Directional(LowRank):
     def __init__(self, layer: Linear, step: Dora) -> None:
         super().__init__(layer, step)
         self.magnitude = Magnitude(layer.weight.shape[0])
-        self.total: Change | None = None
-        """Sums over ranks that divide the layer's inputs; then y is the product without the bias."""
 
     @property
     def low_rank(self) -> None:

@@ -27,7 +27,6 @@ from hornbook.model.layers.norm import RMSNorm, widened
 from hornbook.model.mlp.experts import Experts
 from hornbook.model.mlp.grouped import GroupedProduct, Weights
 from hornbook.model.mlp.mlp import Blend
-from hornbook.model.surgery.adapters.lora import Directional
 from hornbook.model.surgery.added import Added
 from hornbook.model.transformer import Stack, Transformer
 from hornbook.parallel.axes.tensor.divide import Divider
@@ -169,12 +168,15 @@ class _Application:
 
     def _divide_added(self, adapter: Added, path: str, cut: Cut) -> None:
         """Divide what surgery hung on a layer whose matrix is divided by `cut`."""
+        if cut.dim not in adapter.cuts:
+            side = "inputs" if cut.dim else "outputs"
+            raise UsageError(f"surgery: {path} cannot be divided by the {side} of its layer: leave parallel.tensor 1")
         for name, dim in adapter.cuts[cut.dim].items():
             if dim is not None:
                 self._divider.cut(f"{path}.{name}", cut._replace(dim=dim))
             elif cut.dim == 0 or adapter.sums:  # ranks use it for different outputs, or different inputs
                 self._partial[f"{path}.{name}"] = 0, 1
-        if cut.dim == 1 and isinstance(adapter, Directional):
+        if cut.dim == 1:
             adapter.total = functools.partial(reduce, world=self._world)
 
     # ---- Ends
