@@ -116,11 +116,14 @@ def state_bytes_per_value(model: ModelConfig, vocab: int, optim: OptimizerConfig
 @lru_cache(KEPT)
 def _state_bytes(by: ByIdentity[ModelConfig], vocab: int, rules: ByIdentity[OptimizerConfig], item: int) -> float:
     optim, found = rules.config, parameters_of(by.config, vocab)
-    sizes = {"parameter": item}
+    patterns = tuple(group.match for group in optim.groups)
+    alike = Counter((_group(each.name, patterns), each.role, each.shape) for each in found)
+    sizes = ITEM_BYTES | {"parameter": item}
     total = 0
-    for each in found:
-        group = next((group for group in optim.groups if fnmatchcase(each.name, group.match)), None)
-        rule = ((group and group.rule) or optim).rule_for(each.role, each.shape)
-        states = [state for state in rule.state_tensors(each.shape) if not state.is_parameter]
-        total += sum(prod(state.shape(each.shape)) * (ITEM_BYTES | sizes)[state.dtype] for state in states)
+    for (group, role, shape), count in alike.items():
+        own = None if group is None else optim.groups[group].rule
+        states = [
+            state for state in (own or optim).rule_for(role, shape).state_tensors(shape) if not state.is_parameter
+        ]
+        total += count * sum(prod(state.shape(shape)) * sizes[state.dtype] for state in states)
     return total / sum(each.size for each in found)
