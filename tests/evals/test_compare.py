@@ -123,7 +123,7 @@ def test_labels_are_paired_by_document() -> None:
     assert found.keys() == {"loss", *one.metrics}
     slow = []
     parts = [[side.rows[side.rows[:, 1] == number] for number in range(150)] for side in (one, other)]
-    for _ in range(120):
+    for _ in range(300):
         drawn = draw.integers(150, size=150)
         both = []
         for part in parts:

@@ -184,7 +184,7 @@ def test_names_are_scored_as_answers_are(tmp_path: Path):
     assert candidate_scores(corpus, {2: 1.0}) == {"exact_match": 0, "f1": 0}
 
 
-def resampled_slowly(scores: LabelScores, samples: int = 160) -> dict[str, float]:
+def resampled_slowly(scores: LabelScores, samples: int = 400) -> dict[str, float]:
     """Standard deviations of metrics that are computed anew of whole documents, drawn with replacement."""
     draw = np.random.default_rng(1)
     parts = [scores.rows[scores.rows[:, 1] == number] for number in np.unique(scores.rows[:, 1])]
