@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hornbook.studio.series import find_spikes, moving_median, thin
+from hornbook.studio.series import Numbers, find_spikes, moving_median, thin
 
 
 @given(
@@ -77,3 +77,27 @@ def test_losses_that_are_not_finite_are_no_spike() -> None:
     loss = noisy_loss()
     loss[500] = np.nan
     assert list(find_spikes(loss)) == []
+
+
+def thinned_slowly(x: Numbers, y: Numbers, columns: int, low: float, high: float) -> list[int]:
+    """Part by part: its first gap, its minimum and its maximum, and both ends of all."""
+    kept = {0, len(x) - 1}
+    parts = [min(max(int((at - low) / (high - low) * columns), 0), columns - 1) for at in x.tolist()]
+    for part in set(parts):
+        inside = [i for i, each in enumerate(parts) if each == part]
+        known = [i for i in inside if not np.isnan(y[i])]
+        kept |= {next(i for i in inside if np.isnan(y[i]))} if len(known) < len(inside) else set()
+        kept |= {min(known, key=lambda i: y[i]), max(known, key=lambda i: y[i])} if known else set()
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("gaps", [0.0, 0.3, 1.0])
+def test_thinned_points_are_those_of_a_slow_search(seed: int, gaps: float) -> None:
+    draw = np.random.default_rng(seed)
+    x = np.cumsum(draw.integers(1, 5, size=500)).astype(np.float64)
+    y = np.round(draw.normal(size=500), 1)  # with ties
+    y[draw.random(500) < gaps] = np.nan
+    y[draw.integers(500, size=3)] = np.inf if gaps < 1 else np.nan
+    low, high = (0.0, float(x[-1])) if seed % 2 else (float(x[50]), float(x[400]))
+    assert thin(x, y, 40, low, high).tolist() == thinned_slowly(x, y, 40, low, high)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hornbook.files.journal import current_branch, read_records
+from hornbook.studio.live import step_columns
 from hornbook.studio.live.step_columns import StepColumns
 
 
@@ -26,6 +27,26 @@ def test_the_steps_in_force_are_those_of_the_journal(path: Path) -> None:
     expected = current_branch(read_records(path))
     assert columns.steps.tolist() == [record["step"] for record in expected] == [1, 2, 3, 4, 5, 6]
     assert columns.column("loss").tolist() == [record["loss"] for record in expected]
+
+
+@pytest.mark.parametrize("block", [1, 300, 1000, 1 << 20])
+def test_blocks_of_lines_make_no_difference(path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a run went back at the beginning of a block, and where a column has a text or nothing."""
+    monkeypatch.setattr(step_columns, "BLOCK", block)
+    odd = {3: None, 5: True, 8: "fast"}
+    with path.open("w") as file:
+        for attempt, steps in ((1, range(1, 31)), (2, range(12, 25)), (4, range(24, 40))):
+            for step in steps:
+                record = {"attempt": attempt, "step": step, "loss": odd.get(step, 1 / step + attempt)}
+                file.write(json.dumps(record) + "\n")
+        file.write('{"attempt": 4, "step": 40')
+    columns = StepColumns(path)
+    columns.update()
+    branch = current_branch(read_records(path))
+    assert columns.steps.tolist() == [record["step"] for record in branch]
+    losses = [value if isinstance(value := record["loss"], int | float) else np.nan for record in branch]
+    assert np.array_equal(columns.column("loss"), np.array(losses, np.float64), equal_nan=True)
+    assert columns.offset == path.stat().st_size - len('{"attempt": 4, "step": 40')
 
 
 def test_only_what_was_appended_is_read_and_half_a_line_waits(path: Path) -> None:
