@@ -74,17 +74,22 @@ def load_command(name: str) -> Any:
     if isinstance(found, typer.Typer):
         command = typer.main.get_command(found)
     else:
-        command = build_command(found, name, words=bool(entry.settings or entry.words))
+        words = bool(entry.settings or entry.words)
+        command = build_command(found, name, words=words, settings=bool(entry.settings))
     command.name = name
     return command
 
 
-def build_command(function: Any, name: str, *, words: bool) -> Any:
-    """The parser's command for one function that returns a `Result`."""
+def build_command(function: Any, name: str, *, words: bool, settings: bool = True) -> Any:
+    """The parser's command for a function that returns a `Result`.
+
+    words: it takes `--name value` of any name. settings: these are settings of a recipe, which `--help` lists.
+    """
     single = CommandGroup(add_completion=False)
-    settings: dict[str, Any] = {"help_option_names": ["-h", "--help"]} | (WORDS if words else {})
-    has_settings = words and (name not in COMMANDS or bool(COMMANDS[name].settings))
-    single.command(name, cls=SettingsCommand if has_settings else ExampleCommand, context_settings=settings)(function)
+    context: dict[str, Any] = {"help_option_names": ["-h", "--help"]} | (WORDS if words else {})
+    single.command(name, cls=SettingsCommand if words and settings else ExampleCommand, context_settings=context)(
+        function
+    )
     return typer.main.get_command(single)
 
 

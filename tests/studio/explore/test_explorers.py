@@ -127,6 +127,14 @@ def test_wrong_words_are_answered_with_the_nearest_right_one(capsys: pytest.Capt
         assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_switch_needs_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    for words_, expected in ((["--lora"], True), (["--no-lora"], False), (["--lora", "--gpus", "2"], True)):
+        assert main(["explore", "memory", *words_, "--json"]) == Exit.DONE
+        assert json.loads(capsys.readouterr().out)["question"]["lora"] is expected
+    assert main(["explore", "pipeline", "--ranks"]) == Exit.USAGE
+    assert "ranks = true: input should be a valid integer" in capsys.readouterr().err
+
+
 def test_the_list_names_every_explorer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explore"]) == Exit.DONE
     text = capsys.readouterr().out

@@ -41,43 +41,48 @@ def explore(
 
 
 def _split(words: list[str] | None) -> tuple[list[str], dict[str, str]]:
-    """(name and `settings`, value by setting)."""
+    """(name and `settings`, value by setting); a setting without a value is true, `no_` before it makes it false."""
     from hornbook.settings.sources import split_words
 
     names, overrides = split_words(words or [])
     if len(names) > 2 or names[1:] not in ([], ["settings"]):
         raise UsageError(f"name one explorer, not {' '.join(names)}: write settings as --setting value")
-    if bare := [each for each in overrides if "=" not in each]:
-        raise UsageError(f"--{bare[0]} has no value: write --{bare[0]} VALUE")
-    return names, {key.replace("-", "_"): value for key, _, value in (each.partition("=") for each in overrides)}
+    values = dict[str, str]()
+    for key, equals, value in (each.partition("=") for each in overrides):
+        name = key.replace("-", "_")
+        values[name if equals else name.removeprefix("no_")] = (
+            value if equals else str(not name.startswith("no_")).lower()
+        )
+    return names, values
 
 
 def _settings(explorer: "Explorer[Any, Any]") -> Result:
-    """What a question has."""
+    """The settings of an explorer, with their defaults and bounds."""
     from hornbook.cli.result import columns
-    from hornbook.studio.explore.explorer import controls
+    from hornbook.studio.explore.explorer import controls, value_text
 
+    found = controls(explorer)
     rows = [["setting", "default", "values", "meaning"]]
-    for each in controls(explorer):
+    for each in found:
         bounds = f"{each.low:g} to {each.high:g}" if each.low is not None and each.high is not None else each.kind
-        rows.append([f"--{each.name}", str(each.default), " ".join(each.choices) or bounds, each.help])
-    found = [each.model_dump(mode="json") for each in controls(explorer)]
-    return Result({"settings": found}, columns(rows))
+        rows.append([f"--{each.name}", value_text(each.default), " ".join(each.choices) or bounds, each.help])
+    return Result({"settings": [each.model_dump(mode="json") for each in found]}, columns(rows))
 
 
 def _answer(explorer: "Explorer[Any, Any]", values: dict[str, str], *, real: bool) -> Result:
     from hornbook.studio.explore.measure import measured
-    from hornbook.studio.explore.page_answer import answered, answered_further, with_texts
+    from hornbook.studio.explore.page_answer import described_answer, with_texts
     from hornbook.studio.explore.text_views import answer_text
 
     question = explorer.ask(values)
     if real:
         answer = measured(explorer, question)
         return Result({"answer": with_texts(answer)}, answer_text(answer))
-    answers = [explorer.answer(question)] + ([explorer.further(question)] if explorer.further else [])
-    found = answered(explorer, values) | {"further": answered_further(explorer, values)}
+    answer, further = explorer.answer(question), explorer.further and explorer.further(question)
+    found = described_answer(explorer, question, answer) | {"further": further and with_texts(further)}
+    text = "\n\n".join(answer_text(each) for each in (answer, further) if each)
     notes = [f"more settings: hornbook explore {explorer.name} settings; in a browser: --browser"]
-    return Result(found, "\n\n".join(map(answer_text, answers)), notes=notes)
+    return Result(found, text, notes=notes)
 
 
 def _open(explorer: "Explorer[Any, Any] | None", values: dict[str, str], port: int) -> Result:

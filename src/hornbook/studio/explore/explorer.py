@@ -49,7 +49,7 @@ class Explorer(Generic[Q, A]):
     asks: str
     """The question in one sentence."""
     lead: str
-    """What it is about, in plain words."""
+    """A paragraph in plain words, with which the page opens."""
     question: type[Q]
     answer: Callable[[Q], A]
     code: Sequence[str]
@@ -60,7 +60,7 @@ class Explorer(Generic[Q, A]):
     load: Callable[[Recipe], Mapping[str, Any]] | None = None
     """The question that a run's recipe asks."""
     further: Callable[[Q], Any] | None = None
-    """What takes longer to answer than a slider may wait: shown below, a moment later."""
+    """Computes views that take longer than 50 ms: the page shows them a moment after the others."""
     measure: Callable[[Q], Answer] | None = None
     """Does it for real, in a small model on this machine; may import torch."""
 
@@ -132,7 +132,7 @@ def value_text(value: Any) -> str:
 
 
 class Control(Config):
-    """What changes one value of a question."""
+    """A slider, a list, a switch or a field of text for one value of a question."""
 
     name: str
     label: str

@@ -102,7 +102,7 @@ def number_text(value: float) -> str:
 
 
 def outcome(form: Format, stored: float) -> str:
-    """What becomes of a gradient that a format stores as this number."""
+    """The fate of a gradient that a format stores as this number, in words."""
     if not stored:
         return "underflows to zero"
     if math.isinf(stored):

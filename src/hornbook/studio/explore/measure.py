@@ -48,7 +48,7 @@ def measured(explorer: Explorer[Any, Any], question: Any) -> Measured:
 
 
 def main(name: str, text: str) -> Mapping[str, Any]:
-    """What the child does: answer a question under the limits."""
+    """Answer a question under the limits, in the child."""
     die_with(os.getppid())
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))

@@ -33,18 +33,22 @@ def describe(explorer: Explorer[Any, Any]) -> dict[str, Any]:
 def answered(explorer: Explorer[Any, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a question as texts or values. Raises UsageError."""
     question = explorer.ask(values)
+    return described_answer(explorer, question, explorer.answer(question))
+
+
+def described_answer(explorer: Explorer[Any, Any], question: Any, answer: Answer) -> dict[str, Any]:
+    """An answer with its question, as a command and as settings of a recipe."""
     return {
         "question": question.model_dump(mode="json"),
-        "answer": with_texts(explorer.answer(question)),
+        "answer": with_texts(answer),
         "command": explorer.command(question),
         "toml": explorer.toml(question),
     }
 
 
 def answered_further(explorer: Explorer[Any, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The views that take longer; none where there are none. Raises UsageError."""
-    question = explorer.ask(values)
-    return {} if explorer.further is None else with_texts(explorer.further(question))
+    """The views that take longer; {} for an explorer without them. Raises UsageError."""
+    return {} if explorer.further is None else with_texts(explorer.further(explorer.ask(values)))
 
 
 def with_texts(answer: Answer) -> dict[str, Any]:

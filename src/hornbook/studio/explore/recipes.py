@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from hornbook.errors import UsageError
 from hornbook.plan.devices.hardware import Cluster, parse_cluster
 from hornbook.plan.planner import settle
 from hornbook.settings.recipe import Recipe
@@ -33,6 +34,10 @@ PLAIN: Mapping[str, Any] = {"train.compile": False, "parallel.recompute": "none"
 """Settings that the shipped recipes choose and that exclude some answers: a question chooses them."""
 
 
+SHARDS: Mapping[str, Any] = {"none": "none", "zero-1": "optimizer", "zero-2": "gradients", "zero-3": "everything"}
+"""ZeRO's stages -> `parallel.shard`."""
+
+
 @lru_cache(256)
 def _resolved(name: str, words: tuple[str, ...]) -> Recipe:
     return resolve(name, words, environ={}).recipe
@@ -45,6 +50,13 @@ def recipe_of(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
 
 def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def model_of(recipe: Recipe) -> str:
+    """The model of a run as explorers offer it. Raises UsageError."""
+    if recipe.name not in get_args(Model):
+        raise UsageError(f"the run's recipe {recipe.name!r} is none of the shipped ones that this page has")
+    return recipe.name
 
 
 def on(cluster: str, name: str, settings: Mapping[str, Any]) -> tuple[Recipe, Cluster]:

@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.files.run_directory import RunDir
-from hornbook.studio.live.explore_routes import ExplorerRoutes
+from hornbook.studio.live.explore_routes import ExplorerRoutes, body_of
 from hornbook.studio.live.gate import Gate
 from hornbook.studio.live.metric_lines import KEYS, record_of
 from hornbook.studio.live.run_view import Runs, describe, layers, settings
@@ -107,22 +107,17 @@ class Dashboard:
 
     async def ask(self, request: Request) -> Response:
         """Check a request and, unless it is only tried, write it for the run."""
+        from hornbook.run.job.ask import ask
+
         if self._read_only:
             raise UsageError("this dashboard only shows (--read-only): start it without, or use `hornbook tell`")
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MOST_BODY:
-                raise UsageError("the request is too long")
         try:
-            wish = Wish.model_validate_json(body)
+            wish = Wish.model_validate_json(await body_of(request, MOST_BODY))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise UsageError(f"{'.'.join(map(str, first['loc'])) or 'request'}: {first['msg']}") from None
         if not wish.reason.strip():
             raise UsageError("give a reason: the ledger keeps it")
-        from hornbook.run.job.ask import ask
-
         words = wish.model_dump(include={"reason", "at", "dry_run"})
         asked = await run_in_threadpool(ask, self._run(request), wish.action, wish.settings, **words)
         return JSONResponse({"changes": [str(each) for each in asked.changes], "written": asked.file is not None})

@@ -97,16 +97,21 @@ def _explorer(request: Request) -> "Explorer[Any, Any]":
     return load_explorer(request.path_params["name"])
 
 
+async def body_of(request: Request, most: int) -> bytes:
+    """The body of a request of at most `most` bytes. Raises UsageError."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise UsageError(f"the request is too long: it may have {most:,} bytes")
+    return body
+
+
 async def _values(request: Request) -> dict[str, Any]:
     """The values of the query, or those of the JSON object in the body. Raises UsageError."""
     if request.method == "GET":
         return dict(request.query_params)
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_BODY:
-            raise UsageError(f"the settings have more than {MOST_BODY:,} bytes: take a shorter text")
-    values = json.loads(body or b"{}")
+    values = json.loads(await body_of(request, MOST_BODY) or b"{}")
     if not isinstance(values, dict):
         raise UsageError("write the settings as a JSON object")
     return values

@@ -155,6 +155,9 @@ def layers(run: RunDir) -> dict[str, Any]:
 
 def settings(run: RunDir) -> list[dict[str, str]]:
     """The recipe's settings with their origins, as recipe.toml has them, and what was changed since."""
+    from hornbook.run.ledger.ledger import read_past
+    from hornbook.settings.show import toml_value
+
     rows, section = list[dict[str, str]](), ""
     for line in run.recipe.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -169,9 +172,6 @@ def settings(run: RunDir) -> list[dict[str, str]]:
                     "origin": origin if mark else "",
                 }
             )
-    from hornbook.run.ledger.ledger import read_past
-    from hornbook.settings.show import toml_value
-
     changed = {change.key: (change.new, made.step) for made in read_past(run).interventions for change in made.changes}
     for row in rows:
         if row["key"] in changed:

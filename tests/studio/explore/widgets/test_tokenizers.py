@@ -9,9 +9,16 @@ import pytest
 from hornbook.errors import UsageError
 from hornbook.studio.explore.explorer import LONGEST_TEXT
 from hornbook.studio.explore.page_answer import answered, answered_further
-from hornbook.studio.explore.text_pieces import SHOWN, cut_into_tokens, passage_of
 from hornbook.studio.explore.views import Table
-from hornbook.studio.explore.widgets.tokenizers import ENGLISH, SIZES, TEXT, tokenizers
+from hornbook.studio.explore.widgets.tokenizers import (
+    ENGLISH,
+    SHOWN,
+    SIZES,
+    TEXT,
+    cut_into_tokens,
+    passage_of,
+    tokenizers,
+)
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.train import train_bpe
 

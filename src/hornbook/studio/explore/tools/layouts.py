@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import product
 from math import prod
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from hornbook.errors import UsageError
 from hornbook.model.config.mlp_config import ExpertsConfig
@@ -14,13 +14,12 @@ from hornbook.plan.search.plan_result import Layout, capacity
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.recipes import Device, Model, on, recipe_of, sequence_words
+from hornbook.studio.explore.recipes import SHARDS, Device, Model, model_of, on, recipe_of, sequence_words
 from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Curves, Facts, Grid, Line, Table, column, fact, label
 
 AXES: tuple[str, ...] = ("pipeline", "replica", "shard", "context", "tensor", "expert")
 """As `hornbook.parallel.world.AXES`, which needs torch: outermost first, so that ranks that differ in the last axis
 alone have neighbouring numbers."""
-SHARDS = {"none": "none", "zero-1": "optimizer", "zero-3": "everything"}
 SHOWN = 64
 """Ranks that the grid has at most."""
 TOP = 12
@@ -172,11 +171,9 @@ def _search(question: LayoutsQuestion) -> LayoutsSearched:
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
-    if recipe.name not in get_args(Model):
-        raise UsageError(f"the run's model {recipe.name!r} is none of the shipped ones that this page has")
     parallel = recipe.parallel
     return {
-        "model": recipe.name,
+        "model": model_of(recipe),
         "data": parallel.data,
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline.stages,

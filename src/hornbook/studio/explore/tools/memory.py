@@ -12,10 +12,9 @@ from hornbook.plan.search.plan_result import Layout, capacity
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.recipes import Device, Model, on, sequence_words
+from hornbook.studio.explore.recipes import SHARDS, Device, Model, model_of, on, sequence_words
 from hornbook.studio.explore.views import Answer, Bar, Bars, Curves, Facts, Line, Mark, Table, column, fact, label
 
-SHARDS = {"none": "none", "zero-1": "optimizer", "zero-2": "gradients", "zero-3": "everything"}
 PHASES = {"loss": "end of forward", "backward": "backward", "update": "update"}
 
 
@@ -85,13 +84,9 @@ def _planned(question: MemoryQuestion) -> tuple[Layout, Recipe, Cluster]:
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
-    from typing import get_args
-
-    if recipe.name not in get_args(Model):
-        raise UsageError(f"the run's model {recipe.name!r} is none of the shipped ones that this page has")
     shard = next(name for name, each in SHARDS.items() if each == recipe.parallel.shard)
     return {
-        "model": recipe.name,
+        "model": model_of(recipe),
         "gpus": max(recipe.parallel.data_ranks, 1),
         "micro_batch": recipe.train.micro_rows,
         "sequence": recipe.train.sequence,

@@ -15,10 +15,10 @@ from hornbook.plan.planner import vocabulary
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.recipes import Device, recipe_of
+from hornbook.studio.explore.recipes import SHARDS, Device, recipe_of
 from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Grid, Table, column, label
 
-STAGES: dict[str, Any] = {"ddp": "none", "zero-1": "optimizer", "zero-2": "gradients", "zero-3": "everything"}
+STAGES = {"ddp" if name == "none" else name: shard for name, shard in SHARDS.items()}
 PAPER = {"weights": 2, "gradients": 2, "optimizer": 12}
 """Bytes per parameter of 16-bit training with float32 copies and Adam's moments (arXiv 1910.02054, section 3.1)."""
 SEQUENCE = 256

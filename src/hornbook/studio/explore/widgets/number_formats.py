@@ -1,6 +1,7 @@
 """Number formats: what fp32, fp16, bf16, float8 and int8 store of a number, and which gradients a loss scale saves."""
 
 import math
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -10,10 +11,21 @@ from pydantic import Field
 from hornbook.errors import UsageError
 from hornbook.settings.fields import Config, parse_number
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.float_formats import BF16, FORMATS, FP16, Int8, number_text, outcome, relative_errors
-from hornbook.studio.explore.number_tables import POINTS, stored_numbers, stored_range, table_of
-from hornbook.studio.explore.views import Answer, Curves, Line, Mark, Table, Unit
+from hornbook.studio.explore.float_formats import (
+    BF16,
+    FORMATS,
+    FP16,
+    Format,
+    Int8,
+    number_text,
+    numbers_between,
+    outcome,
+    relative_errors,
+)
+from hornbook.studio.explore.views import Answer, Column, Curves, Line, Mark, Table, Unit
 
+POINTS = 240
+"""Points of a curve."""
 BEYOND = 1e60
 """Numbers of a question are smaller."""
 GRADIENTS = np.geomspace(1e-12, 10.0, POINTS)
@@ -72,7 +84,7 @@ def number_formats(question: NumberFormatsQuestion) -> NumberFormatsAnswer:
     too large makes gradients infinite."""
     formats, ends = [*FORMATS, Int8(question.largest)], _read(question.number)
     stored, errors = (
-        (stored_numbers(ends[0], formats), None) if len(ends) == 1 else stored_range(ends[0], ends[1], formats)
+        (_stored_numbers(ends[0], formats), None) if len(ends) == 1 else _stored_range(ends[0], ends[1], formats)
     )
     limits = [[f.name, f.largest, f.smallest_normal, f.smallest, 2.0**-f.mantissa] for f in FORMATS]
     limits.append(["int8", question.largest, None, float(formats[-1].nearest(question.largest)) / 127, None])
@@ -91,9 +103,45 @@ def number_formats(question: NumberFormatsQuestion) -> NumberFormatsAnswer:
     return NumberFormatsAnswer(
         stored=stored,
         errors=errors,
-        limits=table_of(
+        limits=_table(
             "Limits", "", limits, format=None, largest="operations", smallest_normal="", smallest="", step_at_1=""
         ),
-        gradients=table_of(f"A gradient of {gradient:g}", note, rows, **units),
+        gradients=_table(f"A gradient of {gradient:g}", note, rows, **units),
         saved=Curves.model_validate({"title": "Relative error of gradients", **curves}),
     )
+
+
+def _table(title: str, note: str, rows: list[list[Any]], **columns: Unit | None) -> Table:
+    """A table with units by column; None: a column of text."""
+    made = [
+        Column(name=name.replace("_", " "), unit=unit or "", number=unit is not None) for name, unit in columns.items()
+    ]
+    return Table(title=title, note=note, columns=made, rows=rows)
+
+
+def _stored_numbers(value: float, formats: Sequence[Format | Int8]) -> Table:
+    """What each format stores of a number: nearest number, error, bits."""
+    rows = list[list[Any]]()
+    for form in formats:
+        nearest, (error,) = float(form.nearest(value)), relative_errors(form, np.array([value]))
+        difference = abs(nearest - value) if math.isfinite(nearest) else None
+        rows.append([form.name, number_text(nearest), difference, error, form.bits(value)])
+    note = "Bits are sign, exponent and mantissa; the bits of int8 are an integer. Ties go to the even mantissa."
+    title = f"{number_text(value)} in each format"
+    return _table(title, note, rows, format=None, nearest_number="", error="", relative_error="share", bits=None)
+
+
+def _stored_range(low: float, high: float, formats: Sequence[Format | Int8]) -> tuple[Table, Curves]:
+    """(numbers that each format has in a range, relative error over the range)."""
+    log = "x" if low > 0 and high / low > 10 else ""
+    values = np.geomspace(low, high, POINTS) if log else np.linspace(low, high, POINTS)
+    errors = {form.name: relative_errors(form, values) for form in formats}
+    worst = [max((error for error in errors[form.name] if error is not None), default=None) for form in formats]
+    rows = [[f.name, numbers_between(f, low, high), error] for f, error in zip(formats, worst, strict=True)]
+    title, note = (
+        f"{number_text(low)} to {number_text(high)}",
+        f"Errors are measured at {POINTS} points; 100 % is stored as zero.",
+    )
+    table = _table(title, note, rows, format=None, numbers_in_the_range="count", largest_relative_error="share")
+    curves = [Line(name=name, x=values.tolist(), y=each) for name, each in errors.items()]
+    return table, Curves(title="Relative error", curves=curves, x="number", y_unit="share", logarithmic=log)

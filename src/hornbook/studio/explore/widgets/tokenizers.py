@@ -1,11 +1,21 @@
 """Tokenizers: a text in bytes, in characters, in words, and in a byte-level BPE learned from it."""
 
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise, takewhile
+
 from pydantic import Field
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import LONGEST_TEXT, Preset, explorer, slider
-from hornbook.studio.explore.text_pieces import SHOWN, cut_into_tokens, learned, passage_of, tokens_of_lines
 from hornbook.studio.explore.views import Answer, Column, Curves, Line, Mark, Passage, Passages, Table
+from hornbook.text.config.text import BPE
+from hornbook.text.tokenizer.bpe.tables import PATTERN
+from hornbook.text.tokenizer.bpe.train import train_bpe
+from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 TEXT = """The tokenizer cuts a text into pieces, and the model reads one number for each piece of the text.
 Der Tokenizer zerlegt einen Text in Stücke, und das Modell liest für jedes Stück des Textes eine Zahl.
@@ -17,7 +27,34 @@ from a text which letters often stand next to each other, and merges the most fr
 again and again, until it has as many tokens as it may have. A text that looks like the text it learned from needs few
 tokens, and any other text needs more of them, because the tokenizer has no tokens for the words of that text.
 """
+SHOWN, LINES = 600, 12
+"""Most bytes of a passage; most lines of the table."""
+Pieces = Sequence[bytes]
 SIZES = (257, 272, 288, 320, 384, 512, 768, 1024, 2048, 4096)
+
+
+@lru_cache(maxsize=32)
+def learned(text: str, vocabulary: int) -> Tokenizer:
+    """A byte-level BPE that learned its merges from a text."""
+    return train_bpe(BPE(vocab=vocabulary), [[text]])
+
+
+@lru_cache(maxsize=8)
+def _bytes_characters_words(text: str) -> tuple[Pieces, Pieces, Pieces]:
+    words = Split(Regex(PATTERN), behavior="isolated").pre_tokenize_str(text)
+    data = text.encode()
+    characters = [character.encode() for character in text]
+    return [data[i : i + 1] for i in range(len(data))], characters, [word.encode() for word, _ in words]
+
+
+@lru_cache(maxsize=32)
+def cut_into_tokens(text: str, learn_from: str, vocabulary: int) -> Mapping[str, Pieces]:
+    """Bytes of each token, by tokenizer; joined they are the text."""
+    bpe = learned(learn_from or text, vocabulary)
+    ids = bpe.encode(text)
+    spelled = {token: bpe.bytes_of(token) or b"" for token in set(ids)}
+    single, characters, words = _bytes_characters_words(text)
+    return {"bytes": single, "characters": characters, "BPE": [spelled[token] for token in ids], "words": words}
 
 
 class TokenizersQuestion(Config):
@@ -87,3 +124,37 @@ def tokenizers(question: TokenizersQuestion) -> TokenizersAnswer:
         lines=tokens_of_lines(question.text, pieces),
         pieces=Passages(title="The pieces", note=shown, passages=passages),
     )
+
+
+def passage_of(pieces: Pieces) -> str:
+    """The first pieces with a bar between them. Bytes that are no whole character are written as `<C3>`."""
+    shown = takewhile(lambda pair: pair[1] <= SHOWN, zip(pieces, accumulate(map(len, pieces)), strict=False))
+    return "|".join(_readable(piece) for piece, _ in shown)
+
+
+def _readable(piece: bytes) -> str:
+    try:
+        text = piece.decode()
+    except UnicodeDecodeError:
+        return "".join(f"<{each:02X}>" for each in piece)
+    marked = text.replace("\n", "\u21b5\n").replace("\t", "\u2192")
+    return "".join(
+        each if each.isprintable() or each == "\n" else f"<{each.encode().hex().upper()}>" for each in marked
+    )
+
+
+def tokens_of_lines(text: str, pieces: Mapping[str, Pieces]) -> Table:
+    """Tokens of each line: a token counts in the line in which it begins."""
+    lines = text.split("\n")[:LINES]
+    ends = [*accumulate(len(line.encode()) + 1 for line in lines)]
+    starts = {name: [0, *accumulate(map(len, each))][:-1] for name, each in pieces.items()}
+    places = {name: [0, *(bisect_left(each, end) for end in ends)] for name, each in starts.items()}
+    counts = [[after - before for before, after in pairwise(each)] for each in places.values()]
+    rows = [
+        [_readable(line[:48].encode()), *numbers]
+        for line, numbers in zip(lines, zip(*counts, strict=True), strict=True)
+        if line
+    ]
+    columns = [Column(name="line", number=False), *(Column(name=name, unit="count") for name in pieces)]
+    note = f"The first {LINES} lines. A token counts in the line in which it begins."
+    return Table(title="Tokens of each line", note=note, columns=columns, rows=rows)
