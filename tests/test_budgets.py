@@ -17,7 +17,7 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 TOTAL_LINES = 113619
 """Of Python and tables, recipes aside: whoever adds lines removes as many elsewhere."""
-OTHER_LINES = {"benchmarks": 13142, "tests": 86880}
+OTHER_LINES = {"benchmarks": 13142, "tests": 86881}
 """Lines of Python in the other folders: whoever removes some lowers the number."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
