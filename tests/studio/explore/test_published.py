@@ -150,3 +150,17 @@ def test_a_step_of_gpt3_on_1024_gpus() -> None:
     """Narayanan et al. 2021 (2104.04473), table 1: 175B parameters, 1,024 A100 with 8 x 16 x 8 of theirs: 45 %."""
     gpt3 = next(each for each in load_explorer("layouts").presets if each.name == "GPT-3 on 1,024")
     assert load_explorer("layouts")(**gpt3.values).summary["MFU"] == pytest.approx(0.45, rel=0.1)
+
+
+def test_waiting_of_data_parallel_workers() -> None:
+    """A bound of staleness under a worker that is always four times slower (Ho et al. 2013): at most the pace of eight
+    such workers, and asynchronous updates at nearly the sum of all rates. Bytes of averages: Thakur et al. 2005."""
+    tool = load_explorer("data-parallel")
+    question = tool.ask({"scheme": "bounded", "slow": 4, "message": 0, "parameters": 7e9})
+    assert tool.further is not None
+    rates = {row[0]: row[2] for row in tool.further(question).schemes.rows}
+    assert rates["bounded"] < 2
+    assert 6.5 < rates["asynchronous"] < 8
+    assert rates["bounded"] == tool.answer(question).summary["gradients in the time of one"]
+    sent = {row[0]: row[2] for row in tool.answer(question).traffic.rows}
+    assert sent == pytest.approx({"server": 8 * 14e9, "tree": 3 * 14e9, "ring": 24.5e9, "halving and doubling": 24.5e9})
