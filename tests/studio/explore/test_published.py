@@ -1,17 +1,22 @@
 """Numbers of papers that explorers reproduce, and what each asks of the engine."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hornbook.errors import UsageError
 from hornbook.parallel.axes.pipeline.pass_orders import Durations, plan, simulate, step_span
 from hornbook.parallel.world import AXES
 from hornbook.plan.planner import estimate_layout, vocabulary
 from hornbook.studio.explore.explorer import load_explorer
-from hornbook.studio.explore.recipes import on
+from hornbook.studio.explore.recipes import on, recipe_of
 from hornbook.studio.explore.tools import layouts as layouts_tool
 from hornbook.studio.explore.tools.tensor import divided_product
 from hornbook.studio.explore.tools.zero import paper_bytes
+from hornbook.text.config.text import SourceConfig
+from hornbook.text.refinery.pipeline.prepare import prepare
 
 
 @pytest.mark.parametrize(
@@ -164,3 +169,50 @@ def test_waiting_of_data_parallel_workers() -> None:
     assert rates["bounded"] == tool.answer(question).summary["gradients in the time of one"]
     sent = {row[0]: row[2] for row in tool.answer(question).traffic.rows}
     assert sent == pytest.approx({"server": 8 * 14e9, "tree": 3 * 14e9, "ring": 24.5e9, "halving and doubling": 24.5e9})
+
+
+def test_cleaning_keeps_what_prepare_keeps(tmp_path: Path) -> None:
+    """Documents on both sides of three thresholds of Rae et al. 2021 (2112.11446), table A1: 50 words, 80 % of words
+    with a letter, two stop words."""
+    river = ["river", "stone"] * 24
+    texts = {
+        "50 words": [*river, "the", "of"],
+        "49 words": [*river[1:], "the", "of"],
+        "40 of 50 words with a letter": [*river[:38], "the", "of", *map(str, range(1000, 1010))],
+        "39 of 50": [*river[:37], "the", "of", *map(str, range(1000, 1011))],
+        "two stop words": ["the", "and", *river],
+        "one stop word": ["the", "river", *river],
+    }
+    files = tmp_path / "web.jsonl"
+    files.write_text("".join(json.dumps({"id": name, "text": " ".join(each)}) + "\n" for name, each in texts.items()))
+    cleaning = load_explorer("cleaning")
+    question = cleaning.ask({"data": str(files), "rules": "gopher_quality"})
+    found = cleaning.answer(question)
+    assert found.summary["documents kept"] == 3 / 6
+    assert [row[::2] for row in found.broken.rows] == [
+        ("min_words", 1), ("min_alphabetic_words", 1), ("min_stop_words", 1)
+    ]  # fmt: skip
+    assert cleaning.further is not None
+    shown = [each.name for each in cleaning.further(question).documents.passages]
+    assert "dropped, min_alphabetic_words is 0.78: 39 of 50" in shown
+    assert "kept, min_alphabetic_words is 0.8: 40 of 50 words with a letter" in shown
+    assert cleaning.settings is not None
+    text = recipe_of("tiny", cleaning.settings(question)).text.model_copy(
+        update={"sources": {"web": SourceConfig(paths=[str(files)])}}
+    )
+    kept = prepare(text, tmp_path / "out", workers=1).total().kept
+    assert (kept.rows, kept.bytes) == (3, sum(len(" ".join(texts[name])) for name in [*texts][::2]))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"data": "no/such/folder"}, "there is no file or folder"),
+        ({"moved": "max_newlines"}, "add fineweb to the rules"),
+        ({"rules": ""}, "choose a set of rules"),
+        ({"rules": "c4"}, "rules = c4"),
+    ],
+)
+def test_questions_about_cleaning_that_have_no_answer(values: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_explorer("cleaning")(**values)

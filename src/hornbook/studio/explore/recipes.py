@@ -1,5 +1,6 @@
 """Models that explorers offer, which are shipped recipes, and recipes with the settings of a question."""
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -49,6 +50,11 @@ def recipe_of(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def _word(value: object) -> str:
+    """A value as the command line takes it; lists and tables as TOML writes them in a line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_word, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key} = {json.dumps(each)}' for key, each in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -55,11 +55,16 @@ def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple
         absent = label in KINDS and label not in [config.label for config in configs]
         remedy = "add it to text.steps and prepare again" if absent else f"there are: {known or 'none'}"
         raise UsageError(f"{data} has no step {label} with a threshold: {remedy}")
+    return step, read_rows(data, steps, step.needs, _reach(steps, step))
+
+
+def read_rows(data: Path, steps: Steps, columns: Sequence[str], reasons: Sequence[str]) -> Signals:
+    """Columns of the documents that were kept or dropped for one of these reasons; steps: those of the folder."""
     languages = [name for name in steps.columns() if name.endswith(".language")]
     sample = next((each for each in steps.measurers if isinstance(each, Vocabulary)), None)
     words = [f"{sample.name}.{column}" for column in (COUNT, SAMPLE)] if sample else []
-    names = list(dict.fromkeys([*step.needs, "reason", "source", "bytes", *languages, *words]))
-    reach = pc.SetLookupOptions(pa.array(_reach(steps, step)))
+    names = list(dict.fromkeys([*columns, "reason", "source", "bytes", *languages, *words]))
+    reach = pc.SetLookupOptions(pa.array(reasons))
     noted = SampledWords(sample.config.one_in) if sample else None
     parts = []
     for path in sorted((data / "signals").glob("*.parquet")):
@@ -71,8 +76,7 @@ def read_signals(data: Path, configs: Sequence[StepConfig], label: str) -> tuple
     table = pa.concat_tables(parts).unify_dictionaries()
     kinds = (("source", "source"), *(("language", name) for name in languages))
     groups = [_groups(kind, table[column].combine_chunks()) for kind, column in kinds if len(table)]
-    columns = {name: table[name].to_numpy() for name in step.needs}
-    return step, Signals(columns, table["bytes"].to_numpy(), groups, noted)
+    return Signals({name: table[name].to_numpy() for name in columns}, table["bytes"].to_numpy(), groups, noted)
 
 
 def _groups(kind: str, column: Any) -> tuple[list[str], np.ndarray]:
@@ -94,14 +98,15 @@ def _reach(steps: Steps, step: Decision) -> list[str]:
 def curve(step: Decision, signals: Signals, key: str, values: Sequence[float]) -> list[Point]:
     """A point for each value of `step.config.key`. Raises UsageError where the key is no threshold."""
     kept_at = step.sweep(signals.columns, _checked(step, key))
-    found = []
-    for value in values:
-        kept = kept_at(_as_set(step.config, key, value))
-        shares = {name: share for groups in signals.groups for name, share in group_shares(*groups, kept).items()}
-        share = float(kept.mean()) if len(kept) else 0.0
-        words = signals.words.coverage(kept) if signals.words else None
-        found.append(Point(value, int(kept.sum()), share, int(signals.bytes[kept].sum()), shares, words))
-    return found
+    return [point(signals, kept_at(_as_set(step.config, key, value)), value) for value in values]
+
+
+def point(signals: Signals, kept: np.ndarray, value: float) -> Point:
+    """What the documents of a mask are, bool [rows]; value: the threshold that kept them."""
+    shares = {name: share for groups in signals.groups for name, share in group_shares(*groups, kept).items()}
+    share = float(kept.mean()) if len(kept) else 0.0
+    words = signals.words.coverage(kept) if signals.words else None
+    return Point(value, int(kept.sum()), share, int(signals.bytes[kept].sum()), shares, words)
 
 
 def numbers(config: StepConfig) -> dict[str, float]:
