@@ -51,6 +51,7 @@ def layers(**columns: Callable[[np.ndarray], np.ndarray]) -> Layers:
         "update_ratio": 1e-3 * ones,
         "activation_rms": ones[:, :3],
         "dead_units": 0.05 * ones[:, :3],
+        "idle_experts": 0 * ones[:, :3],
         "max_logit": (4 + np.log(step))[:, None] * ones[:, :3],
     }
     log_z, scale, lr = (columns.pop(name, None) for name in ("log_z", "loss_scale", "lr"))

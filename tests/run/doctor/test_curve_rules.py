@@ -16,6 +16,7 @@ from hornbook.run.doctor.curves import Curves, Evaluated, Facts
 from hornbook.run.doctor.loss_rules import high_rate
 from hornbook.run.doctor.run_history import read_history, unigram_loss
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import resolve
 from hornbook.settings.schema import leaves
 from hornbook.settings.toml import dotted
 from tests.run.doctor.series import BATCH, STEPS, healthy, layers
@@ -40,6 +41,7 @@ INJECTED: dict[str, dict[str, Any]] = {
     "high_rate": {"loss": np.where(step < 40, 8 + 6 * (step > 2), 2.0 + 6.0 * step**-0.3)},
     "overfitting": {"evaluated": Evaluated(evaluated, evaluated * BATCH, 3 + np.abs(evaluated - 300) / 1000)},
     "dead_units": {"layers": layers(dead_units=lambda at: np.minimum(at / 400, 0.9))},
+    "dead_experts": {"layers": layers(idle_experts=lambda at: np.minimum(at / 400, 0.75))},
     "attention_logits": {"layers": layers(max_logit=lambda at: at**1.35)},
     "output_logits": {"layers": layers(log_z=lambda at: 2.0 * at**0.6)},
     "large_updates": {"layers": layers(update_ratio=lambda _: np.array([0.001, 0.001, 0.4, 0.001, 0.001]))},
@@ -142,6 +144,7 @@ def test_updates_that_will_be_too_large_are_told_before_and_those_of_a_warm_up_a
 def test_remedies_name_settings_that_exist(name: str, text: Text) -> None:
     known = {dotted(path) for path, _ in leaves(Recipe())} | {"eval.stop", "optim.schedule"}
     known |= {"optim.clip", "model.attention.qk_norm", "optim.schedule.warmup"}
+    known |= {dotted(path) for path, _ in leaves(resolve("tiny-mixtral", environ={}).recipe)}
     named = re.findall(
         r"(?<![\w/.])((?:optim|train|model|eval|checkpoint|guard|log)\.[a-z_.0-9]*[a-z0-9])", text.remedy
     )

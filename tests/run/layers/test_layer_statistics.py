@@ -134,11 +134,13 @@ def test_dead_units_of_experts_are_those_of_experts_that_serve_some(tmp_path: Pa
     found = watch._outputs([*watch._sums[0].tolist(), 0.0, 0.0], [1.0])
     assert found.dead_units == [pytest.approx(2 / 8)]
     assert found.expert_load == [pytest.approx(57 / 30)]
+    assert found.idle_experts == [0]
     experts_run = ("model.mlp.kind=experts", "model.mlp.count=4", "model.mlp.active=2", "model.mlp.hidden=16")
     assert launch_run(tmp_path / "run", ON, *experts_run, "train.tokens=512") == Exit.DONE
     (record,) = statistics(tmp_path / "run")
     assert record["dead_units"][0] is not None
     assert 1 <= record["expert_load"][0] <= 2
+    assert 0 <= record["idle_experts"][0] < 1
 
 
 @pytest.mark.slow

@@ -147,14 +147,24 @@ def nonfinite_steps(curves: Curves) -> str | None:
 
 def dead_units(curves: Curves) -> str | None:
     """A block of which over half of the units are dead at every one of the newest measurements."""
-    found = _newest(curves, "dead_units")
+    found = _mostly(curves, "dead_units")
+    return f"{found[1]:.0%} of the MLP units of {found[0]} are positive for no token" if found else None
+
+
+def dead_experts(curves: Curves) -> str | None:
+    """A block of which over half of the experts serve no token at every one of the newest measurements."""
+    found = _mostly(curves, "idle_experts")
+    return f"{found[1]:.0%} of the experts of {found[0]} serve no token" if found else None
+
+
+def _mostly(curves: Curves, column: str) -> tuple[str, float] | None:
+    """(block, its newest share) of the block whose share is largest, if it is over half at the newest measurements."""
+    found = _newest(curves, column)
     if found is None or not np.isfinite(found).any():
         return None
     least = np.nan_to_num(found).min(0)
     worst = int(np.argmax(least))
-    if least[worst] <= 0.5:
-        return None
-    return f"{100 * found[-1, worst]:.0f} % of the MLP units of {curves.layers.blocks[worst]} are positive for no token"
+    return (curves.layers.blocks[worst], float(found[-1, worst])) if least[worst] > 0.5 else None
 
 
 def attention_logits(curves: Curves) -> str | None:
@@ -288,6 +298,7 @@ RULES: dict[str, Rule] = {
         high_rate,
         overfitting,
         dead_units,
+        dead_experts,
         attention_logits,
         output_logits,
         large_updates,

@@ -51,7 +51,8 @@ class Layers:
     layers: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
     columns: Mapping[str, Float64[np.ndarray, "measured names"]] = field(default_factory=dict)
-    """`gradient_norm`, `weight_norm`, `update_ratio` by layer; `activation_rms`, `dead_units`, `max_logit` by block."""
+    """`gradient_norm`, `weight_norm`, `update_ratio` by layer; `activation_rms`, `dead_units`, `idle_experts`,
+    `max_logit` by block."""
     lr: Series = field(default_factory=lambda: np.empty(0))
     """Learning rate of each; NaN in records of before it was written."""
     log_z: Series = field(default_factory=lambda: np.empty(0))
@@ -115,6 +116,9 @@ def _layers(records: Sequence[Mapping[str, Any]]) -> Layers:
         return Layers(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     names = ("gradient_norm", "weight_norm", "update_ratio", "activation_rms", "dead_units", "max_logit")
     columns = {name: np.array([_floats(each[name]) for each in same], dtype=float) for name in names}
+    unknown = [None] * len(same[-1]["blocks"])  # records of before it was written
+    idle = [_floats(each.get("idle_experts", unknown)) for each in same]
+    columns["idle_experts"] = np.array(idle, dtype=float)
     of = tuple(same[-1]["layers"]), tuple(same[-1]["blocks"])
     series = (_real(same, key) for key in ("lr", "log_z", "loss_scale"))
     return Layers(_whole(same, "step"), _whole(same, "tokens"), *of, columns, *series)

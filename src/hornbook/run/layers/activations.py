@@ -34,9 +34,9 @@ QUERIES = 256
 """Queries of each row, and targets in all, spread evenly, whose scores are computed: all would cost too much."""
 _SERVED = 16
 """Tokens from which on units of an expert are counted: of fewer, live ones may all be negative by chance."""
-_SUMS = 6
+_SUMS = 7
 """By block: squares and count of its output, dead and all units of its MLP, choices of its busiest expert, and of one
-in the mean."""
+in the mean, and that mean times the share of experts that no token chose."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class BlockOutputs:
     some."""
     expert_load: list[float | None]
     """Tokens of the busiest expert over those of one in the mean."""
+    idle_experts: list[float | None]
+    """Share of the experts that no token chose."""
     max_logit: list[float | None]
     """Largest attention score before the softmax and before a soft cap."""
     log_z: float | None
@@ -127,6 +129,7 @@ class ActivationWatch:
         loads = torch.bincount(experts.flatten(), minlength=count)[:count]
         self._sums[number, 4] += loads.max()
         self._sums[number, 5] += loads.double().mean()
+        self._sums[number, 6] += (loads == 0).double().mean() * loads.double().mean()
         world = self._engine.world
         first, end, _ = portion(count, world.axis_size(["expert"]), world.axis_rank(["expert"]))
         for expert in (loads[first:end] >= _SERVED).nonzero().flatten().tolist():  # every rank has the same rows
@@ -152,8 +155,9 @@ class ActivationWatch:
         rows = [sums[first : first + _SUMS] for first in range(0, len(sums) - 2, _SUMS)]
         return BlockOutputs(
             [_ratio(squares, count, 0.5) for squares, count, *_ in rows],
-            [_ratio(dead, units) for _, _, dead, units, _, _ in rows],
-            [_ratio(busiest, mean) for *_, busiest, mean in rows],
+            [_ratio(dead, units) for _, _, dead, units, *_ in rows],
+            [_ratio(busiest, mean) for *_, busiest, mean, _ in rows],
+            [_ratio(idle, mean) for *_, mean, idle in rows],
             [None if each == -torch.inf else each for each in logits],
             _ratio(sums[-2], sums[-1], 0.5),
         )

@@ -77,8 +77,9 @@ class ExplorerRoutes:
         explorer, values = _explorer(request), request.query_params
         if explorer.load is None or "run" not in values:
             raise UsageError(f"{explorer.name} cannot be loaded from a run, or no run is named")
-        recipe = resolve(str(self._run(values["run"]).path), environ={}).recipe
-        return JSONResponse({"question": dict(explorer.load(recipe))})
+        path = str(self._run(values["run"]).path)
+        reads_runs = {"run": path} if "run" in explorer.question.model_fields else {}
+        return JSONResponse({"question": {**explorer.load(resolve(path, environ={}).recipe), **reads_runs}})
 
     async def measure(self, request: Request) -> Response:
         """What the explorer measures in a child process; one at a time."""
