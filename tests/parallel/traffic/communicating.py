@@ -22,7 +22,7 @@ from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.traffic.reduce_scatter import reduce_scatter_
 from hornbook.parallel.traffic.traffic import Kind
 from hornbook.parallel.world import RankInfo, World, distributed
-from hornbook.run.diagnose.calibrate import random_batch
+from hornbook.run.diagnose.calibrate import batch_of
 from hornbook.settings.training import TrainConfig
 
 VOCAB, ROWS, SEQUENCE = 96, 2, 16
@@ -81,7 +81,7 @@ def take_step(engine: Engine, world: World, microbatches: int, rows_of: int | No
 
 def _batch(seed: int) -> Any:
     torch.manual_seed(seed)
-    return random_batch(ROWS, SEQUENCE, VOCAB)
+    return batch_of(torch.randint(0, VOCAB, (ROWS, SEQUENCE)))
 
 
 def counted(place: RankInfo, settings: dict[str, Any], microbatches: int) -> dict[str, Any]:

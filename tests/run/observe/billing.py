@@ -13,7 +13,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.traffic.step_clock import Phase
 from hornbook.parallel.world import RankInfo, distributed
-from hornbook.run.diagnose.calibrate import random_batch
+from hornbook.run.diagnose.calibrate import batch_of
 from hornbook.run.job.run_inputs import Inputs
 from hornbook.run.ledger.step_report import Step
 from hornbook.run.observe import step_bill
@@ -52,7 +52,7 @@ def late(
             found.append(f"{noticed.event}: {noticed}")
 
         bill = StepBill(inputs, world, notice)
-        batch = random_batch(ROWS, 16, VOCAB)
+        batch = batch_of(torch.randint(0, VOCAB, (ROWS, 16)))
         for number in range(1, steps + 1):
             started = time.perf_counter()
             engine.clock.begin()

@@ -1,10 +1,16 @@
 """Answers that do the work for real: equal to what is planned, and ended where they take too much."""
 
+import math
+from itertools import pairwise
+
 import pytest
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.studio.explore import measure
 from hornbook.studio.explore.explorer import load_explorer
+from hornbook.studio.explore.real import losses_of, path_of
+from hornbook.studio.explore.recipes import recipe_of
+from hornbook.studio.explore.tools import optimizers
 from hornbook.studio.explore.views import Table
 
 
@@ -32,3 +38,52 @@ def test_a_refusal_of_the_child_is_told() -> None:
         measure.measured(memory, memory.ask({"model": "tiny", "lora": True, "precision": "bf16-pure"}))
     with pytest.raises(UsageError, match="measures nothing"):
         measure.measured(load_explorer("pipeline"), load_explorer("pipeline").question())
+
+
+def _path(kind: str, surface: str = "ravine", **values: float) -> list[tuple[float, float]]:
+    question = load_explorer("optimizers").ask({"kinds": kind, "surface": surface, **values})
+    chosen = optimizers.SURFACES[surface]
+    return path_of(optimizers.configs(question)[kind], chosen.loss, chosen.start, 20, question.noise)
+
+
+def test_sgd_descends_a_surface_by_its_formula() -> None:
+    """Heavy ball: the momentum is 0.9 of itself and the gradient, (x / 50, 2 y) in the ravine."""
+    x, y, momentum = -8.0, 1.5, [0.0, 0.0]
+    for place in _path("sgd"):
+        assert place == pytest.approx((x, y), rel=1e-4, abs=1e-6)
+        momentum = [0.9 * momentum[0] + x / 50, 0.9 * momentum[1] + 2 * y]
+        x, y = x - 0.1 * momentum[0], y - 0.1 * momentum[1]
+
+
+def test_signs_alone_move_lion_and_adams_first_step() -> None:
+    for (x0, y0), (x1, y1) in pairwise(_path("lion", rate=0.01)):
+        assert (abs(x1 - x0), abs(y1 - y0)) == pytest.approx((0.01, 0.01), rel=1e-4)
+    start, first, *_ = _path("adamw", "banana", rate=0.01)
+    assert start == (-1.2, 1.0)
+    assert first == pytest.approx((-1.2 + 0.01, 1.0 + 0.01), rel=1e-4)  # the gradient there is (-215.6, -88)
+
+
+def test_noise_moves_the_path_and_decay_pulls_to_zero() -> None:
+    assert _path("sgd", noise=0.5) != _path("sgd")
+    assert _path("sgd", noise=0.5) == _path("sgd", noise=0.5)
+    x, _ = _path("lion", rate=0.01, decay=0.5)[1]
+    assert x == pytest.approx(-8 * (1 - 0.01 * 0.5) + 0.01, rel=1e-5)
+
+
+def test_lines_of_a_surface_have_its_loss() -> None:
+    for surface in optimizers.SURFACES.values():
+        assert surface.loss(*surface.minimum) == 0
+        line = surface.level(1.5)
+        assert [surface.loss(*place) for place in zip(line.x, line.y, strict=True)] == pytest.approx(
+            [1.5] * len(line.x)
+        )
+
+
+def test_a_small_model_learns_with_each_optimizer_from_one_start() -> None:
+    small = recipe_of("tiny", {"train.precision": "fp32", "train.device": "cpu", **optimizers.SMALL})
+    courses = [
+        losses_of(small, optimizers.OPTIMIZER.validate_python({"kind": kind}), "To be, or not to be.", 12)
+        for kind in ("sgd", "muon")
+    ]
+    assert courses[0][0] == courses[1][0] == pytest.approx(math.log(256), rel=0.05)
+    assert all(course[-1] < course[0] - 0.5 for course in courses)

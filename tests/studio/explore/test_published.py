@@ -110,6 +110,10 @@ def test_state_of_optimizers() -> None:
     assert state["lion"] == pytest.approx(4)
     assert state["adamw8bit"] == pytest.approx(2.03, rel=0.07)  # embeddings keep moments of 32 bits
     assert state["adafactor"] < 0.01
+    rules = load_explorer("optimizers")(kinds="adamw,lion,adamw8bit,adafactor,soap").rules
+    assert [row[1] for row in rules.rows] == pytest.approx(
+        [8, 4, 2.03, 8 / 4096, 8 + 4 * 4], rel=0.002
+    )  # SOAP: squares
 
 
 def test_recomputation_of_whole_blocks() -> None:

@@ -20,6 +20,7 @@ from hornbook.model.init.init import initialize
 from hornbook.model.layers.precision import choose_precision
 from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optim import AdamW
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.device import choose_device
 from hornbook.parallel.engine import Engine
@@ -28,9 +29,9 @@ from hornbook.run.job.run_inputs import model_jobs
 from hornbook.settings.training import TrainConfig
 
 
-def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
-    """A microbatch of random tokens, one document a row."""
-    tokens = torch.randint(0, vocab, (rows, sequence))
+def batch_of(tokens: torch.Tensor) -> Batch:
+    """A microbatch of tokens (rows, sequence), one document a row; the target of a row's last token is its first."""
+    rows, sequence = tokens.shape
     return Batch(
         tokens=tokens,
         targets=tokens.roll(-1, dims=1),
@@ -43,20 +44,31 @@ def random_batch(rows: int, sequence: int, vocab: int) -> Batch:
 
 
 def training_step(
-    config: ModelConfig, vocab: int, train: TrainConfig, parallel: ParallelConfig | None = None
-) -> tuple[Engine, Callable[[], None]]:
-    """(engine, a function that makes one whole training step) of a model with initial values."""
+    config: ModelConfig,
+    vocab: int,
+    train: TrainConfig,
+    parallel: ParallelConfig | None = None,
+    optim: OptimizerConfig | None = None,
+    tokens: torch.Tensor | None = None,
+) -> tuple[Engine, Callable[[], dict[str, torch.Tensor]]]:
+    """(engine, a function that makes one whole training step and returns its losses) of a model with initial values.
+
+    Without `optim` it is AdamW. `tokens`: (rows, sequence) that every step learns, random ones by default.
+    """
     model = build_model(config, vocab, device="meta")
     engine = parallelize(model, parallel or ParallelConfig(), train)
     initialize(model, config, seed=0)
-    optimizer = build_optimizer(dict(model.named_parameters()), parameter_roles(model), AdamW())
-    batch = random_batch(train.batch_tokens // train.sequence, train.sequence, vocab)
+    optimizer = build_optimizer(dict(model.named_parameters()), parameter_roles(model), optim or AdamW())
+    if tokens is None:
+        tokens = torch.randint(0, vocab, (train.batch_tokens // train.sequence, train.sequence))
+    batch = batch_of(tokens)
 
-    def step() -> None:
+    def step() -> dict[str, torch.Tensor]:
         engine.zero_gradients()
-        engine.forward_backward([batch], total_weight=float(train.batch_tokens))
+        losses = engine.forward_backward([batch], total_weight=float(tokens.numel()))
         engine.clip_gradients(1.0)
         engine.step(optimizer)
+        return losses
 
     return engine, step
 

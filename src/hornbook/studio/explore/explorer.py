@@ -75,14 +75,17 @@ class Explorer(Generic[Q, A]):
             near = difflib.get_close_matches(unknown[0], self.question.model_fields, 1)
             hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.question.model_fields)}"
             raise UsageError(f"{self.name} has no setting {unknown[0][:60]!r}: {hint}")
-        read = {name: parse_number(value) if self._is_number(name) else value for name, value in values.items()}
         try:
-            return self.question.model_validate(read)
+            return self.question.model_validate({name: self._read(name, value) for name, value in values.items()})
         except ValidationError as error:
             raise UsageError("; ".join(self._problem(each) for each in error.errors(include_url=False))) from None
 
-    def _is_number(self, name: str) -> bool:
-        return control(name, self.question.model_fields[name]).kind in ("integer", "number")
+    def _read(self, name: str, value: Any) -> Any:
+        """A value that may be a text, as links and command lines have it."""
+        kind = control(name, self.question.model_fields[name]).kind
+        if kind == "several" and isinstance(value, str):
+            return [each for each in value.split(",") if each]
+        return parse_number(value) if kind in ("integer", "number") else value
 
     def _problem(self, error: Any) -> str:
         name = str(error["loc"][0]) if error["loc"] else ""

@@ -17,7 +17,7 @@ SECONDS = 120
 MEMORY = 4 * 2**30
 """Bytes that a child may allocate (its data segment: what libraries map does not count)."""
 NICE = 10
-"""A run that trains on this machine comes first."""
+"""A run that trains on this machine comes first; a second thread would wait for a processor at each product."""
 
 
 class Measured(Answer):
@@ -34,10 +34,11 @@ def measured(explorer: Explorer[Any, Any], question: Any) -> Measured:
     """The views that `explorer.measure` returns. Raises UsageError, and HornbookError where the child failed."""
     if explorer.measure is None:
         raise UsageError(f"{explorer.name} measures nothing: it is arithmetic alone")
-    words = [sys.executable, "-m", __name__, explorer.name]
+    words, environment = [sys.executable, "-m", __name__, explorer.name], os.environ | {"OMP_NUM_THREADS": "1"}
+    given = question.model_dump_json()
     try:
         done = subprocess.run(
-            words, input=question.model_dump_json(), capture_output=True, text=True, timeout=SECONDS, check=False
+            words, input=given, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise HornbookError(f"it took more than {SECONDS} seconds and was ended: take smaller values") from None

@@ -4,9 +4,15 @@ This module imports torch, and only the child process of a measurement imports t
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.nn import Parameter
+
 from hornbook.model.config.saved_bytes import saved_bytes
+from hornbook.optim.build_optimizer import build_optimizer
+from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.counts.share import rows_of
 from hornbook.plan.planner import vocabulary
@@ -15,6 +21,8 @@ from hornbook.run.diagnose.simulate import Simulation, simulate
 from hornbook.run.observe.memory_log import SavedWatch
 from hornbook.settings.recipe import Recipe
 
+Place = tuple[float, float]
+"""x and y."""
 REPEATS = 3
 """Timed steps; the fastest counts."""
 
@@ -39,3 +47,32 @@ def kept_and_seconds(recipe: Recipe) -> tuple[int, int, float]:
         step()
         seconds.append(time.perf_counter() - started)
     return planned, watch.peak, min(seconds)
+
+
+def path_of(
+    optim: OptimizerConfig, loss: Callable[[Any, Any], Any], start: Place, steps: int, noise: float
+) -> list[Place]:
+    """The places before each step and after the last, of two values that an optimizer trains as a matrix.
+
+    `noise`: standard deviation of what is added to each gradient.
+    """
+    torch.manual_seed(0)
+    point = Parameter(torch.tensor(start).view(2, 1))
+    optimizer = build_optimizer({"point": point}, {"point": "matrix"}, optim)
+    places = [start]
+    for _ in range(steps):
+        (point.grad,) = torch.autograd.grad(loss(*point.unbind()).sum(), point)
+        point.grad += noise * torch.randn_like(point)
+        optimizer.step()
+        x, y = point.flatten().tolist()
+        places.append((x, y))
+    return places
+
+
+def losses_of(recipe: Recipe, optim: OptimizerConfig, text: str, steps: int) -> list[float]:
+    """Mean loss in nats per byte at each step of a recipe's model that learns the bytes of a text by heart."""
+    torch.manual_seed(0)
+    rows, sequence = recipe.train.micro_rows, recipe.train.sequence
+    data = torch.tensor(list(text.encode() * (1 + rows * sequence // len(text)))[: rows * sequence])
+    _, step = training_step(recipe.model, 256, recipe.train, optim=optim, tokens=data.view(rows, sequence))
+    return [float(next(iter(step().values()))) / (rows * sequence) for _ in range(steps)]

@@ -1,16 +1,15 @@
 """Cleaning and coverage: what thresholds of published rules drop, of which sources, and how much of it rightly."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from hornbook.errors import UsageError
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, control, explorer, slider
-from hornbook.studio.explore.tools.schedules import split
 from hornbook.studio.explore.views import (
     Answer,
     Curves,
@@ -41,7 +40,7 @@ class CleaningQuestion(Config):
 
     data: str = Field(default="", max_length=1000)
     """A folder of `hornbook prepare`, or files of at most 32 MiB. Empty: Python's library, half of it damaged."""
-    rules: Annotated[tuple[Kind, ...], BeforeValidator(split)] = ("gopher_quality", "gopher_repetition")
+    rules: tuple[Kind, ...] = ("gopher_quality", "gopher_repetition")
     """Published sets of rules. Rules without a slider have the thresholds of their papers."""
     moved: Key = "min_alphabetic_words"
     """The threshold that is moved below, while the others stay."""

@@ -156,7 +156,7 @@ def _waits(course: Course) -> float:
 
 
 def _compare(question: DataParallelQuestion) -> DataParallelCompared:
-    courses = {scheme: course_of(question, scheme) for scheme in SCHEMES}
+    courses: dict[Scheme, Course] = {scheme: course_of(question, scheme) for scheme in SCHEMES}
     end = min(each.times[-1] for each in courses.values())
     rows = list[list[Any]]()
     for scheme, course in courses.items():
@@ -178,9 +178,8 @@ def _compare(question: DataParallelQuestion) -> DataParallelCompared:
         rows=rows,
         chosen=list(SCHEMES).index(question.scheme),
     )
-    return DataParallelCompared(
-        schemes=table, losses=_losses([_line(each, course) for each, course in courses.items()])
-    )
+    lines = [_line(scheme, course) for scheme, course in courses.items()]
+    return DataParallelCompared(schemes=table, losses=_losses(lines))
 
 
 @explorer(

@@ -1,9 +1,9 @@
 """Learning-rate schedules: the trainer's own functions of the tokens consumed."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import TypeAdapter
 
 from hornbook.errors import UsageError
 from hornbook.optim.config.batch_schedule import Batches, LinearRamp
@@ -35,15 +35,10 @@ MORE: dict[str, dict[str, Any]] = {"step": {"points": ["50%", "75%"]}, "cosine_r
 _SCHEDULE: TypeAdapter[Any] = TypeAdapter(Schedule)
 
 
-def split(value: Any) -> Any:
-    """Words between commas as a list."""
-    return [each for each in value.split(",") if each] if isinstance(value, str) else value
-
-
 class SchedulesQuestion(Config):
     """A run, and the schedules to lay over each other."""
 
-    kinds: Annotated[tuple[Kind, ...], BeforeValidator(split)] = ("cosine", "wsd", "linear")
+    kinds: tuple[Kind, ...] = ("cosine", "wsd", "linear")
     """The schedules to compare (`optim.schedule.kind`)."""
     peak: float = slider(3e-4, 1e-6, 1e-1, logarithmic=True)
     """The highest learning rate (`optim.lr`)."""

@@ -38,7 +38,7 @@ class OptimizerMemoryQuestion(Config):
     """bf16 keeps weights and gradients in 32 bits, bf16-pure in 16."""
 
 
-class OptimizersAnswer(Answer):
+class StateAnswer(Answer):
     """The state of each rule."""
 
     bars: Bars
@@ -75,7 +75,7 @@ def _work(question: OptimizerMemoryQuestion) -> Work:
         Preset("LLaMA 7B in 16 bits", {"model": "llama-7b", "precision": "bf16-pure"}, "GaLore, arXiv 2403.03507"),
     ),
 )
-def optimizer_memory(question: OptimizerMemoryQuestion) -> OptimizersAnswer:
+def optimizer_memory(question: OptimizerMemoryQuestion) -> StateAnswer:
     """An optimizer remembers something of earlier gradients. SGD keeps one average for each weight, Adam two; Adafactor
     keeps sums of rows and columns, 8-bit Adam rounds its averages. What it remembers is often more than the model."""
     recipe = recipe_of(question.model)
@@ -89,7 +89,7 @@ def optimizer_memory(question: OptimizerMemoryQuestion) -> OptimizersAnswer:
             Bar(name=kind, parts={"weights": item * values, "gradients": item * values, "state": each * values})
         )
         rows.append([kind, each * values, each])
-    return OptimizersAnswer(
+    return StateAnswer(
         bars=Bars(title=f"Weights, gradients and state of {question.model}", bars=bars),
         table=Table(
             title="State",
