@@ -17,8 +17,10 @@ from torch.nn.attention import varlen
 
 from hornbook.kernels import torch_versions
 from hornbook.kernels.torch_versions import (
+    allocate,
     assume_constant_result,
     compile_options,
+    eager_optimizer,
     fsdp_groups,
     uncompiled,
     varlen_options,
@@ -96,12 +98,66 @@ def test_a_constant_result_is_asked_for_once() -> None:
     torch._dynamo.reset()
 
 
-def test_imports_need_no_compiler() -> None:
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "fused": True},
+    "Adagrad": {"fused": True},
+    "RMSprop": {"momentum": 0.9},
+    "Adam": {"fused": True},
+    "AdamW": {"fused": True},
+}
+FRESH = f"""
+import gc
+import sys
+from hornbook.cli.main import main
+
+for words in (["train", *sys.argv[2:], "--out", sys.argv[1]], ["generate", sys.argv[1], "-p", "a model", "--tokens=2"]):
+    assert main([*words, "-q"]) == 0
+assert gc.isenabled()
+
+import torch
+from hornbook.kernels.torch_versions import eager_optimizer
+
+for name, settings in {OPTIMIZERS!r}.items():
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    eager_optimizer(name, [{{"params": [("weight", weight)]}}], **settings).step()
+slow = {{"torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy"}}
+print(*sys.modules.keys() & slow, file=sys.stderr)
+"""
+
+
+def test_training_and_generating_import_no_compiler(tiny_settings: tuple[str, ...], tmp_path: Path) -> None:
     """torch._dynamo, DTensor and sympy take as long to import as torch."""
-    slow = {"torch._dynamo", "torch.distributed.tensor", "sympy"}
-    code = f"import hornbook.run.loop.training_loop, sys; print(sys.modules.keys() & {slow})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    words = [sys.executable, "-c", FRESH, str(tmp_path / "run"), *tiny_settings]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stderr == "\n"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_eager_optimizer_takes_the_steps_of_torch(name: str) -> None:
+    weights = [torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_() for _ in range(2)]
+    settings = {"lr": 0.1, "weight_decay": 0.1, **OPTIMIZERS[name]}
+    ours = eager_optimizer(name, [{"params": [("weight", weights[0])]}], **settings)
+    torchs = getattr(torch.optim, name)([weights[1]], **settings)
+    for step in range(1, 4):
+        for weight in weights:
+            weight.grad = torch.sin(step * weight.detach())
+        with torch.profiler.profile() as profile:
+            ours.step()
+        torchs.step()
+        assert torch.equal(*weights)
+    assert isinstance(ours, getattr(torch.optim, name))
+    assert any(event.key == f"Optimizer.step#{name}.step" for event in profile.key_averages())
+
+
+def test_a_model_on_meta_gets_memory() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4, device="meta"), torch.nn.BatchNorm1d(4, device="meta"))
+    before = {name: (each.shape, each.stride(), each.dtype) for name, each in model.state_dict().items()}
+    model[0].bias.requires_grad_(False)
+    allocate(model, "cpu")
+    assert {name: (each.shape, each.stride(), each.dtype) for name, each in model.state_dict().items()} == before
+    assert {each.device.type for each in model.state_dict().values()} == {"cpu"}
+    assert [each.requires_grad for each in model.parameters()] == [True, False, True, True]
 
 
 SEEN = {

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from hornbook.cli.commands import COMMANDS, ExampleCommand, SettingsCommand
 from hornbook.cli.result import CommandGroup
-from hornbook.cli.shell import WORDS, guard, take_speech
+from hornbook.cli.shell import WORDS, guard, importing, take_speech
 from hornbook.errors import Exit, UsageError
 from hornbook.kernels.ahead import announce_late_compiling
 from hornbook.run.job.signals import leave_early
@@ -70,7 +70,8 @@ def load_command(name: str) -> Any:
     module = f"hornbook.cli.{entry.module}"
     if importlib.util.find_spec(module) is None:
         raise UsageError(f"`hornbook {name}` is not part of this version")
-    found = getattr(importlib.import_module(module), entry.function)
+    with importing():
+        found = getattr(importlib.import_module(module), entry.function)
     if isinstance(found, typer.Typer):
         command = typer.main.get_command(found)
     else:

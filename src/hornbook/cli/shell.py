@@ -4,12 +4,13 @@ A command is one function. It returns a `Result` (result.py) or raises a `Hornbo
 """
 
 import contextlib
+import gc
 import io
 import os
 import select
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -97,6 +98,20 @@ def say(text: str) -> None:
 def runs_folder() -> Path:
     """$HORNBOOK_RUNS, or else ./runs."""
     return Path(os.environ.get("HORNBOOK_RUNS", "runs"))
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import torch, or what comes before it, without garbage collections: all of a million objects stay."""
+    if "torch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def split_target(words: Sequence[str] | None, what: str = "recipe or run directory") -> tuple[str | None, list[str]]:

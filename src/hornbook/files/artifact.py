@@ -15,7 +15,7 @@ import xxhash
 from hornbook.files.durable import storage_errors, sync_file, write_atomic
 from hornbook.files.filesystem import open_inside
 
-_CHUNK = 4 << 20
+_CHUNK, _SMALL = 4 << 20, 1 << 16
 _KEY = "key"
 
 
@@ -97,7 +97,8 @@ def measure_file(folder: Path, name: str, *, sync: bool = False) -> tuple[int, s
 
 
 def _measure(file: int) -> tuple[int, str]:
-    hasher, size, buffer = xxhash.xxh3_128(), 0, bytearray(_CHUNK)
+    length = os.fstat(file).st_size
+    hasher, size, buffer = xxhash.xxh3_128(), 0, bytearray(min(_CHUNK, max(length, _SMALL)))
     while count := os.readv(file, [buffer]):
         hasher.update(memoryview(buffer)[:count])
         size += count

@@ -79,9 +79,10 @@ class KernelCache:
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for a signature, or None."""
         from numba.core.compiler import CompileResult
+        from numba.core.runtime.nrt import rtsys
         from numba.core.serialize import loads
 
-        target_context.refresh()
+        rtsys.initialize(target_context)  # functions that kernels call; `refresh` also loads all that a compiler knows
         name = self._name(sig)
         data = kernel_folder.read(name)
         if data is not None:

@@ -6,6 +6,7 @@ with 2.11 and 2.13. What takes long to import (torch's compiler, FSDP, its tests
 is used.
 """
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -74,6 +75,42 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def scaled_product(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """left @ right of float8 matrices, each multiplied by its scale."""
     return torch.ops.aten._scaled_mm(left, right, left_scale, right_scale, out_dtype=dtype)
+
+
+class EagerOptimizer(torch.optim.Optimizer):
+    """An optimizer whose construction imports no compiler. Torch's own does, only to keep the compiler out of it."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's method, without the decorator that imports the compiler."""
+        inspect.unwrap(super().add_param_group.__func__)(self, param_group)
+
+
+class _EagerStep(EagerOptimizer):
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        assert closure is None
+        inspect.unwrap(super().step.__func__)(self)
+
+
+def eager_optimizer(name: str, groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:
+    """Build one of torch's optimizers, of a class with the same steps that import no compiler either."""
+    return _eager_class(getattr(torch.optim, name))(groups, **settings)
+
+
+@functools.cache
+def _eager_class(kind: type[torch.optim.Optimizer]) -> Any:
+    return type(kind.__name__, (_EagerStep, kind), {})
+
+
+def allocate(model: torch.nn.Module, device: torch.device | str) -> None:
+    """Give a model on meta memory without values. As `to_empty`, whose kernel for tensors on meta imports sympy."""
+
+    def allocated(tensor: Tensor) -> Tensor:
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            return torch.empty_like(tensor, device=device)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+    model._apply(allocated)
 
 
 def mark_dynamic(tensor: Tensor) -> None:

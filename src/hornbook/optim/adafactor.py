@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import EagerOptimizer
+
 if TYPE_CHECKING:
     from hornbook.optim.config.classic_rules import AdafactorRule
 
 
-class AdafactorUpdate(torch.optim.Optimizer):
+class AdafactorUpdate(EagerOptimizer):
     """An update whose second moment is the product of means over rows and over columns, for tensors of 2 dims or more.
 
     Root mean squares are those of a whole tensor, of all experts together.

@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 
+from hornbook.kernels.torch_versions import EagerOptimizer
 from hornbook.optim.foreach import foreach, foreach_lists
 
 
-class AdagradUpdate(torch.optim.Optimizer):
+class AdagradUpdate(EagerOptimizer):
     """torch's own loop asks the device for the number of steps of each parameter, and waits each time; this does not.
 
     The state is torch's, so that a run may go on with its fused kernel on a CPU.

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import EagerOptimizer
 from hornbook.optim import kernels
 from hornbook.optim.foreach import pieces
 
 
-class LAMBUpdate(torch.optim.Optimizer):
+class LAMBUpdate(EagerOptimizer):
     """Adam's update with decay in it, scaled to the norm of each matrix where the group is `scaled`."""
 
     def __init__(self, groups: list[dict[str, Any]], beta1: float, beta2: float, eps: float) -> None:

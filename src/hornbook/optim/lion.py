@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 
+from hornbook.kernels.torch_versions import EagerOptimizer
 from hornbook.optim import kernels
 from hornbook.optim.foreach import foreach, foreach_lists
 
 
-class LionUpdate(torch.optim.Optimizer):
+class LionUpdate(EagerOptimizer):
     """Weights shrink by lr * weight_decay, then move by lr along the sign; the momentum takes the gradient last."""
 
     def __init__(self, groups: list[dict[str, Any]], beta1: float, beta2: float) -> None:

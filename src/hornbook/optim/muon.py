@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hornbook.kernels.torch_versions import has_bf16
+from hornbook.kernels.torch_versions import EagerOptimizer, has_bf16
 from hornbook.optim.config.matrix_rules import MuonRule
 
 Coefficients = tuple[float, float, float]
@@ -35,7 +35,7 @@ STACKED_VALUES = 1 << 26
 """Largest number of values of matrices that a device other than a CPU orthogonalizes at once."""
 
 
-class MuonUpdate(torch.optim.Optimizer):
+class MuonUpdate(EagerOptimizer):
     """The update of `MuonRule`; state `momentum_buffer`, the mean of gradients."""
 
     def __init__(self, groups: list[dict[str, Any]], rule: MuonRule) -> None:

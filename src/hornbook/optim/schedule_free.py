@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import EagerOptimizer
 from hornbook.optim import kernels
 from hornbook.optim.foreach import Known
 
 
-class ScheduleFreeUpdate(torch.optim.Optimizer):
+class ScheduleFreeUpdate(EagerOptimizer):
     """The update of `ScheduleFree`, and without `beta2` that of `ScheduleFreeSGD`."""
 
     def __init__(self, groups: list[dict[str, Any]], beta1: float, beta2: float | None) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hornbook.kernels.torch_versions import EagerOptimizer
 from hornbook.optim.config.matrix_rules import SoapRule
 from hornbook.optim.foreach import Known
 
 State = dict[str, Tensor]
 
 
-class SoapUpdate(torch.optim.Optimizer):
+class SoapUpdate(EagerOptimizer):
     """The update of `SoapRule`. The state `step` counts gradients, also the first, which only makes the basis."""
 
     def __init__(self, groups: list[dict[str, Any]], rule: SoapRule) -> None:

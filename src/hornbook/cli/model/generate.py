@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hornbook.cli.result import Json, Options, Result, Results, write
-from hornbook.cli.shell import Device, Target, read_utf8, require_utf8, say
+from hornbook.cli.shell import Device, Target, importing, read_utf8, require_utf8, say
 from hornbook.errors import UsageError
 from hornbook.progress import escape_controls
 
@@ -124,13 +124,14 @@ def generate(
 
 def load_speaker(target: Path, device: str) -> "Loaded":
     """A model with a tokenizer and a head that predicts tokens, ready to generate. Raises UsageError for any other."""
-    from hornbook.model.config.head_config import LabelHeadConfig
-    from hornbook.model.config.replaced_config import ReplacedHead
-    from hornbook.model.layers.packed_linear import pack, packed_bytes
-    from hornbook.model.storage.load import load_model
-    from hornbook.parallel.device import choose_device
-    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
-    from hornbook.run.machine.process_memory import available_bytes
+    with importing():
+        from hornbook.model.config.head_config import LabelHeadConfig
+        from hornbook.model.config.replaced_config import ReplacedHead
+        from hornbook.model.layers.packed_linear import pack, packed_bytes
+        from hornbook.model.storage.load import load_model
+        from hornbook.parallel.device import choose_device
+        from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
+        from hornbook.run.machine.process_memory import available_bytes
 
     loaded = load_model(checkpoint_path(target), device=choose_device(device, option="device"))
     loaded.require_tokenizer()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornbook.cli.shell import importing
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.progress import Progress
@@ -63,11 +64,12 @@ class Subject:
 
 def open_subject(target: Path, tasks: str = "", *, average: bool = False) -> Subject:
     """The newest checkpoint of a run, a checkpoint or a model, on the best device of this machine."""
-    from hornbook.model.config.replaced_config import ReplacedHead
-    from hornbook.model.storage.load import load_model
-    from hornbook.parallel.config import ParallelConfig
-    from hornbook.parallel.parallelize import parallelize
-    from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
+    with importing():
+        from hornbook.model.config.replaced_config import ReplacedHead
+        from hornbook.model.storage.load import load_model
+        from hornbook.parallel.config import ParallelConfig
+        from hornbook.parallel.parallelize import parallelize
+        from hornbook.run.checkpoints.find_checkpoint import checkpoint_path
 
     folder = checkpoint_path(target)
     loaded = load_model(folder, average=average)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from hornbook.cli.result import Result
-from hornbook.cli.shell import people
+from hornbook.cli.shell import importing, people
 from hornbook.cli.train.dry_run import describe_job, summary_text
 from hornbook.errors import Exit, quoted
 from hornbook.files.run_directory import RunDir
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def load_torch() -> None:
     """Import torch and the training loop, with a progress bar because it takes seconds."""
-    with progress_bar() as progress:
+    with progress_bar() as progress, importing():
         progress("load torch", 0, None)
         import hornbook.run.launch.launch  # noqa: F401 - imported here for the progress bar
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from jaxtyping import Float64, Int64
 
@@ -101,6 +100,8 @@ def document_difficulty(root: Path, stream: Stream, config: Curriculum) -> Float
 
 def _measured(root: Path, stream: Stream, column: str) -> Float64[np.ndarray, " documents"]:
     """A column of the signals of `prepare`, by the documents of the stream; NaN where there is none."""
+    import pyarrow.compute as pc
+
     from hornbook.text.refinery.pipeline.decide import KEPT
 
     files = sorted((root / "signals").glob("*.parquet"))

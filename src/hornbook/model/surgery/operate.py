@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hornbook.errors import UsageError
+from hornbook.kernels.torch_versions import allocate
 from hornbook.model.build_model import build_model
 from hornbook.model.config import surgery_config as config
 from hornbook.model.config.model_config import ModelConfig
@@ -79,7 +80,7 @@ def fill(
     device: torch.device | str = "cpu",
 ) -> Transformer:
     """Give a model on meta its values: the base's, and what was stored of surgery (None: its first values)."""
-    model.to_empty(device=device)
+    allocate(model, device)
     with torch.no_grad():
         for name, tensor in with_added(model, base, seed, stored):
             model.get_parameter(name).copy_(tensor)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
+from hornbook.optim.config.rule import EAGER, Factors, Shape, StateTensor, UpdateRule
 from hornbook.settings.fields import Count, Number, named
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class AdamWRule(UpdateRule):
 
         if self.state == "bf16" or any(each.dtype == torch.bfloat16 for group in groups for _, each in group["params"]):
             return named("optim.low_precision.narrow_adamw:StochasticAdamW")(groups, betas=(self.beta1, self.beta2))
-        return torch.optim.AdamW(groups, betas=(self.beta1, self.beta2), fused=True)
+        return named(EAGER)("AdamW", groups, betas=(self.beta1, self.beta2), fused=True)
 
 
 class AdamW8bitRule(UpdateRule):

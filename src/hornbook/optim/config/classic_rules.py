@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from hornbook.optim.config.rule import Factors, Shape, StateTensor, UpdateRule
+from hornbook.optim.config.rule import EAGER, Factors, Shape, StateTensor, UpdateRule
 from hornbook.settings.fields import Number, named
 
 if TYPE_CHECKING:
@@ -63,10 +63,8 @@ class SGDRule(_WithL2):
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Torch's fused kernel."""
-        import torch
-
         settings = {"momentum": self.momentum, "dampening": self.dampening, "nesterov": self.nesterov}
-        return torch.optim.SGD(groups, lr=self.lr, fused=True, **settings)
+        return named(EAGER)("SGD", groups, lr=self.lr, fused=True, **settings)
 
 
 class _WithEps(_WithL2):
@@ -91,10 +89,8 @@ class AdagradRule(_WithEps):
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Torch's fused kernel on a CPU; elsewhere it has none, and its loop waits for the device."""
-        import torch
-
         on_cpu = all(tensor.device.type == "cpu" for group in groups for _, tensor in group["params"])
-        return torch.optim.Adagrad(groups, fused=True) if on_cpu else named("optim.adagrad:AdagradUpdate")(groups)
+        return named(EAGER)("Adagrad", groups, fused=True) if on_cpu else named("optim.adagrad:AdagradUpdate")(groups)
 
 
 class RMSPropRule(_WithEps):
@@ -120,10 +116,8 @@ class RMSPropRule(_WithEps):
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Torch's update; it has no fused kernel."""
-        import torch
-
         settings = {"alpha": self.alpha, "momentum": self.momentum, "centered": self.centered}
-        return torch.optim.RMSprop(groups, lr=self.lr, **settings)
+        return named(EAGER)("RMSprop", groups, lr=self.lr, **settings)
 
 
 class AdamRule(_WithEps):
@@ -142,9 +136,7 @@ class AdamRule(_WithEps):
 
     def build(self, groups: list[dict[str, Any]]) -> "Optimizer":
         """Torch's fused kernel."""
-        import torch
-
-        return torch.optim.Adam(groups, betas=(self.beta1, self.beta2), fused=True)
+        return named(EAGER)("Adam", groups, betas=(self.beta1, self.beta2), fused=True)
 
 
 class LionRule(UpdateRule):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
+EAGER = "kernels.torch_versions:eager_optimizer"
+"""Import path of what builds one of torch's optimizers: (class, groups, settings) -> optimizer."""
 ITEM_BYTES = {"parameter": 4, "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 ITEM_BYTES |= {"int16": 2, "int8": 1, "uint8": 1}
 """Bytes of a value by dtype, as torch spells it; `parameter` is that of the parameter, as a rule float32."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hornbook.kernels.team import supports
+from hornbook.kernels.torch_versions import EagerOptimizer
 from hornbook.optim.low_precision import narrow_kernels as kernels
 from hornbook.optim.low_precision.codes import dequantize, quantize
 from hornbook.optim.low_precision.narrow_kernels import Coefficients
@@ -36,7 +37,7 @@ class Draws:
     """Index of the shard's first value in the whole parameter."""
 
 
-class LowPrecisionAdamW(torch.optim.Optimizer):
+class LowPrecisionAdamW(EagerOptimizer):
     """The base: what is common to all forms of state."""
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float]) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hornbook.errors import StorageError, UsageError
+from hornbook.kernels.torch_versions import allocate
 from hornbook.model.layers.saved_tensors import Hooks, Rebuilding
 from hornbook.model.transformer import Transformer
 from hornbook.optim.config.optimizer_config import OptimizerConfig
@@ -81,7 +82,7 @@ def give_memory(model: nn.Module, config: Offload, world: World) -> None:
     """Move a model to this rank's device, or weights that the host holds to the host; those on meta get no values."""
     home = torch.device("cpu") if holds_weights(config, world) else world.device
     if any(parameter.is_meta for parameter in model.parameters()):
-        model.to_empty(device=home)
+        allocate(model, home)
     else:
         model.to(home)
     for module in model.modules() if home != world.device else ():

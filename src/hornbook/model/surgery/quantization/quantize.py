@@ -20,6 +20,7 @@ from torch import Tensor
 from hornbook.errors import IntegrityError, UsageError
 from hornbook.files.json_files import read_json, write_json
 from hornbook.files.safetensors import read_header
+from hornbook.kernels.torch_versions import allocate
 from hornbook.model.build_model import build_model
 from hornbook.model.config.model_config import ModelConfig
 from hornbook.model.config.surgery_config import Integers, Nf4
@@ -203,7 +204,7 @@ def read_quantized(folder: Path, device: torch.device | str = "cpu") -> tuple[Mo
         raise IntegrityError(f"{folder / 'config.json'}: it does not describe a quantized model: {error}") from error
     model = build_model(config, vocab, "meta")
     _put_codes(model, step)
-    model.to_empty(device=device)
+    allocate(model, device)
     targets = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         for name, tensor in _checked(folder, targets):
