@@ -2,16 +2,18 @@
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import torch
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.studio.explore import measure
 from hornbook.studio.explore.explorer import load_explorer
 from hornbook.studio.explore.real import losses_of, path_of
 from hornbook.studio.explore.recipes import recipe_of
-from hornbook.studio.explore.tools import optimizers
-from hornbook.studio.explore.views import Table
+from hornbook.studio.explore.tools import experts, optimizers
+from hornbook.studio.explore.views import Bars, Table
 
 
 def test_what_a_step_keeps_is_what_is_planned() -> None:
@@ -87,3 +89,27 @@ def test_a_small_model_learns_with_each_optimizer_from_one_start() -> None:
     ]
     assert courses[0][0] == courses[1][0] == pytest.approx(math.log(256), rel=0.05)
     assert all(course[-1] < course[0] - 0.5 for course in courses)
+
+
+def test_routers_learn_to_use_all_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By both ways of balancing; in this process, for fewer steps."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(experts, "STEPS", 40)
+    tool = load_explorer("experts")
+    assert tool.measure is not None
+    try:
+        found = tool.measure(tool.ask({"balance_loss": 0.1, "balance_rate": 0.01}))
+    finally:
+        torch.set_num_threads(threads)
+    table, bars = found.views().values()
+    assert isinstance(table, Table)
+    assert isinstance(bars, Bars)
+    rows: Any = table.rows
+    evenness = {(row[0], row[1]): row[4] for row in rows}
+    losses = {row[0]: row[2] for row in rows}
+    for name in ("loss", "bias"):
+        assert losses[name] < losses["nothing"] - 1
+        assert all(evenness[name, layer] > evenness["nothing", layer] for layer in (0, 1))
+    choices = experts.ROWS * experts.SEQUENCE * 2
+    dropped = [row[-1] for row in rows]
+    assert [each.total for each in bars.bars] == pytest.approx([choices * (1 - share) for share in dropped])

@@ -220,3 +220,24 @@ def test_cleaning_keeps_what_prepare_keeps(tmp_path: Path) -> None:
 def test_questions_about_cleaning_that_have_no_answer(values: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load_explorer("cleaning")(**values)
+
+
+def test_experts_of_published_models() -> None:
+    """Room by Fedus et al. 2021 (2101.03961), equation 3; 46.7 billion values of Mixtral 8x7B (2401.04088), of which
+    32 layers of 8 experts with 3 matrices of 4096 x 14336 are divided; copies of tokens by hand."""
+    tool = load_explorer("experts")
+    found = tool(text="a" * 640, experts=64, active=1, capacity=1.25)
+    assert found.summary["room of an expert"] == int(640 / 64 * 1.25)
+    assert found.load.bars[0].total + sum(each.total for each in found.load.bars[1:]) == 640
+    alone = next(row for row in found.routers.rows if row[0] == "by the byte alone")
+    assert alone[1:] == pytest.approx([64, 0, 63, (640 - 12) / 640])  # equal bytes go to one expert
+    question = tool.ask({"ranks": 8, "capacity": 0})
+    assert tool.further is not None
+    weights = {each.name: each.parts["weights"] / 4 for each in tool.further(question).memory.bars}
+    divided = 32 * 8 * 3 * 4096 * 14336
+    assert weights["ranks: 1"] == pytest.approx(46.7e9, rel=1e-3)
+    assert weights["ranks: 1"] - weights["ranks: 8"] == pytest.approx(divided * 7 / 8)
+    exchange = {row[0]: row[2] for row in tool.answer(question).exchange.rows}
+    assert exchange == pytest.approx({1: 0, 2: 1 - 6 / 28, 4: 3 * (1 - 15 / 28), 8: 7 * 2 / 8})
+    with pytest.raises(UsageError, match="take 8 or less"):
+        tool(ranks=16)

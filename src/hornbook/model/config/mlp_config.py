@@ -116,6 +116,11 @@ class SwitchRouterConfig(Part):
     """In training the router's inputs are multiplied by numbers from [1 - jitter, 1 + jitter]."""
 
 
+def expert_room(capacity: float, active: int, count: int, tokens: int) -> int:
+    """Choices of a row of `tokens` tokens that an expert with a capacity serves in training."""
+    return max(1, int(capacity * active * tokens / count))
+
+
 RouterConfig = Annotated[SoftmaxRouterConfig | SigmoidRouterConfig | SwitchRouterConfig, Field(discriminator="kind")]
 
 

@@ -74,7 +74,7 @@ class Experts(nn.Module):
         """The choices, with the number of experts in place of those that find no room."""
         if self.capacity is None or not self.training:
             return experts
-        room = max(1, int(self.capacity * self.active * experts.shape[1] / self.count))
+        room = config_mlp.expert_room(self.capacity, self.active, self.count, experts.shape[1])
         return experts.masked_fill(over_capacity(experts, self.count, room), self.count)
 
     def _auxiliary(self, routing: Routing, context: Context) -> Auxiliary:

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import Parameter
 
 from hornbook.model.config.saved_bytes import saved_bytes
+from hornbook.model.mlp.experts import Experts
 from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.parallel.config import ParallelConfig
@@ -72,7 +74,33 @@ def path_of(
 def losses_of(recipe: Recipe, optim: OptimizerConfig, text: str, steps: int) -> list[float]:
     """Mean loss in nats per byte at each step of a recipe's model that learns the bytes of a text by heart."""
     torch.manual_seed(0)
-    rows, sequence = recipe.train.micro_rows, recipe.train.sequence
-    data = torch.tensor(list(text.encode() * (1 + rows * sequence // len(text)))[: rows * sequence])
-    _, step = training_step(recipe.model, 256, recipe.train, optim=optim, tokens=data.view(rows, sequence))
-    return [float(next(iter(step().values()))) / (rows * sequence) for _ in range(steps)]
+    tokens = _bytes_of(text, recipe)
+    _, step = training_step(recipe.model, 256, recipe.train, optim=optim, tokens=tokens)
+    return [_mean_loss(step(), tokens) for _ in range(steps)]
+
+
+def _bytes_of(text: str, recipe: Recipe) -> torch.Tensor:
+    """The bytes of a text as the rows of a microbatch, as often as they fit."""
+    shape = recipe.train.micro_rows, recipe.train.sequence
+    return torch.from_numpy(np.resize(np.frombuffer(text.encode(), np.uint8), shape).astype(np.int64))
+
+
+def _mean_loss(losses: dict[str, torch.Tensor], tokens: torch.Tensor) -> float:
+    return float(losses["loss"]) / tokens.numel()
+
+
+def routed(recipe: Recipe, text: str, steps: int) -> tuple[float, np.ndarray]:
+    """(loss in nats per byte, experts that each byte chooses) of a recipe's model after some steps on a text.
+
+    Choices are int64 [layers, rows, tokens, active]; an expert without room does not serve all of them.
+    """
+    torch.set_num_threads(1)  # threads that wait for each other cost more than so small a model
+    tokens = _bytes_of(text, recipe)
+    engine, step = training_step(recipe.model, 256, recipe.train, tokens=tokens)
+    for _ in range(steps):
+        step()
+    choices = list[np.ndarray]()
+    for each in engine.model.modules():
+        if isinstance(each, Experts):
+            each.router.register_forward_hook(lambda *call: choices.append(call[-1].experts.numpy()))
+    return _mean_loss(step(), tokens), np.stack(choices)
