@@ -137,11 +137,13 @@ def test_paths_that_cannot_be_measured(tmp_path: Path, monkeypatch: pytest.Monke
     files = tmp_path / "web.jsonl"
     write_documents(files)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "blank.txt").touch()
     prepared(files, tmp_path / "plain", {})
     for path, message in (
         (tmp_path / "nothing", "there is no file or folder"),
         ("http://example.org/a.jsonl", "there is no file or folder"),
         (tmp_path / "empty", "holds no file that can be read"),
+        (tmp_path / "blank.txt", "has no documents to measure .*: name files with text"),
         (tmp_path / "plain", "name .*/documents"),
     ):
         with pytest.raises(UsageError, match=message):

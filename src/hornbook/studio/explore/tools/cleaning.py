@@ -187,11 +187,13 @@ def cleaning(question: CleaningQuestion) -> CleaningAnswer:
         judges = "" if question.data else "The example's bad documents are those with a planted fault."
     groups = [label("group"), column("documents", "count"), column("kept", "share"), column("text kept", "share")]
     broken = [label("threshold"), label("rule"), column("documents", "count"), column("of them bad", "share")]
+    broken = broken if rules.is_judged else broken[:-1]
+    rows = [each[: len(broken)] for each in rules.broken()]
     lost = "A source that loses far more than the others will be missing from what a model learns."
     several = "A document may break several rules, so the numbers add up to more than what is dropped."
     return CleaningAnswer(
         summary=Facts(title="What the rules leave", note=judges, facts=facts),
         groups=Table(title="By source and by language (or script)", note=lost, columns=groups, rows=rules.groups()),
-        broken=Table(title="Documents that break each rule", note=several, columns=broken, rows=rules.broken()),
+        broken=Table(title="Documents that break each rule", note=several, columns=broken, rows=rows),
         moved=_moved(rules, question),
     )

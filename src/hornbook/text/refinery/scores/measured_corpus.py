@@ -16,7 +16,7 @@ from threading import Lock
 import numpy as np
 import pyarrow.parquet as pq
 
-from hornbook.errors import UsageError, quoted
+from hornbook.errors import IntegrityError, UsageError, quoted
 from hornbook.text.config.content import LanguageConfig
 from hornbook.text.config.rules import MC4Config
 from hornbook.text.config.scores import VocabularyConfig
@@ -91,8 +91,11 @@ def _measured(path: str, _stamp: str, kinds: tuple[str, ...]) -> MeasuredCorpus:
     scratch = tempfile.mkdtemp(prefix="hornbook-measured-")
     try:
         corpus = _prepare(path, Path(scratch))
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(scratch)
+        if isinstance(error, IntegrityError):
+            reason = str(error).partition(";")[0]
+            raise UsageError(f"{path} has no documents to measure ({reason}): name files with text") from error
         raise
     weakref.finalize(corpus, shutil.rmtree, scratch)
     return corpus
