@@ -1,13 +1,17 @@
-"""Progress bars on a terminal, one per phase; nothing where stderr is not a terminal, so that logs hold no bars.
+"""Progress bars on a terminal, one per phase, and numbers and curves as short texts. Without torch.
+
+Where stderr is not a terminal there are no bars, so that logs hold none.
 
 A thread draws the bars, and a process with threads cannot be forked safely: the thread ends with its context, and
 `without_bars` stops it while something else forks or writes to the terminal.
 """
 
+import itertools
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
     import rich.progress
 
 REFRESH_SECONDS = 0.125
+BARS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 40
+"""Characters of a `sparkline`."""
 Progress = Callable[[str, int, int | None], None]
 """A function of (phase, done, total); the total is None if it is unknown."""
 
@@ -162,3 +169,37 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0
 def escape_controls(text: str) -> str:
     r"""Text that cannot steer a terminal: each C0 or C1 control character but newline and tab becomes `\xNN`."""
     return text.translate(_CONTROLS)
+
+
+def si(value: float) -> str:
+    """Three significant digits with k, M, B, T: 58_912_000 -> `58.9M`."""
+    for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """A duration in its two largest units: `3h52m`, `4m10s`, `12s`."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
+    """One bar for the mean of each of `width` equal parts of the series, scaled from the least to the greatest mean."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    width = min(width, len(finite))
+    edges = [len(finite) * i // width for i in range(width + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1)) if span else 0] for mean in means)

@@ -12,10 +12,11 @@ import torch
 from rich.console import Console as Terminal
 from rich.console import ConsoleOptions
 
+from hornbook.progress import clock, si, sparkline
 from hornbook.run.job.signals import STOPPING
 from hornbook.run.ledger.step_report import Step
 from hornbook.run.machine.process_memory import Memory, memory_of
-from hornbook.run.observe.console import Console, Header, Watch, clock, si, sparkline
+from hornbook.run.observe.console import Console, Header, Watch
 from tests.terminal import Shown
 
 HEADER = Header("demo", 3_400_000, "bf16", "cpu", 4096, 250, 1_024_000, "cosine")

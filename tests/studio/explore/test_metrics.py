@@ -4,11 +4,14 @@ import time
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from hornbook.errors import UsageError
 from hornbook.files.run_directory import RunDir
 from hornbook.studio.explore.explorer import controls, load_explorer
 from hornbook.studio.explore.tools.metrics import RECORDED, metrics
+from hornbook.studio.live.app import Dashboard, build_app
+from hornbook.studio.live.run_view import Runs
 from tests.studio.conftest import MakeRun
 
 NAMED = {
@@ -72,6 +75,17 @@ def test_a_run_of_yours_goes_through_the_same_detectors(make_run: MakeRun) -> No
     assert any(each.startswith("guard D1b: far out") for each in names(run=str(run.path)))
     assert found.loss is not None
     assert [each.name for each in found.loss.curves] == ["mine"]
+
+
+def test_the_page_loads_a_run_by_its_name(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("mine", [5.0, 4.0])
+    client = TestClient(build_app(Dashboard(Runs([tmp_path]), read_only=True), "token"), base_url="http://127.0.0.1:1")
+    client.get("/?token=token")
+    found = client.get("/api/explore/metrics/load?run=mine").json()["question"]
+    assert found == {"run": str(run.path)}
+    assert (
+        client.get("/api/explore/metrics/answer", params=found).json()["answer"]["loss"]["curves"][0]["name"] == "mine"
+    )
 
 
 def damaged(run: RunDir) -> list[str]:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from urllib.request import HTTPCookieProcessor, build_opener
@@ -200,3 +201,48 @@ def test_the_command_serves_until_a_signal_without_torch(make_run: MakeRun, tmp_
     assert any("1 run in" in line for line in lines)
     assert not any("Traceback" in line for line in lines)
     assert not any(line.rstrip().endswith("| torch") for line in lines)
+
+
+def test_the_link_is_printed_under_quiet_too(make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a", [4.0])
+    command = [sys.executable, "-m", "hornbook", "watch", "-q", str(tmp_path / "a"), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert re.fullmatch(
+            r"http://127.0.0.1:\d+/run/a\?token=\S+\n", process.stderr.readline()
+        )  # its page, not the table
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == Exit.DONE
+
+
+def test_the_page_of_a_run_to_come_ends_with_its_process(make_run: MakeRun, tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib\n"
+        "from hornbook.cli.studio.watch import watch_beside\n"
+        "from hornbook.files.run_directory import RunDir\n"
+        "watch_beside(RunDir(pathlib.Path(sys.argv[1])))\n"
+        "sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "runs" / "new run")]
+    environment = os.environ | {"BROWSER": "true", "HORNBOOK_QUIET": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen(words, **pipes) as process:
+        assert process.stderr is not None
+        assert process.stdin is not None
+        line = process.stderr.readline()
+        link = re.search(r"(http://127.0.0.1:\d+)/run/new%20run\?token=\S+", line)
+        assert link is not None, line
+        browser = build_opener(HTTPCookieProcessor())
+        assert b"<title>hornbook</title>" in browser.open(link[0], timeout=60).read()
+        assert json.loads(browser.open(f"{link[1]}/api/runs", timeout=60).read())["runs"] == []
+        make_run("runs/new run", [4.0])
+        assert json.loads(browser.open(f"{link[1]}/api/runs/new%20run", timeout=60).read())["name"] == "new run"
+        process.stdin.close()
+        assert process.wait(60) == 0
+    for _ in range(600):
+        try:
+            browser.open(link[0], timeout=60)
+        except OSError:
+            return
+        time.sleep(0.1)
+    pytest.fail("the page is still served")

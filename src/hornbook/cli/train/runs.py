@@ -24,6 +24,7 @@ from hornbook.files.run_status import (
     steps_that_count,
     summarize,
 )
+from hornbook.progress import sparkline
 from hornbook.run.checkpoints.commit import BEST, list_checkpoints, read_pointer
 from hornbook.run.checkpoints.manifest import read_manifest
 
@@ -55,8 +56,6 @@ def list_runs(
 @app.command()
 def show(run: Run) -> Result:
     """Show one run: status, loss, validation, checkpoints and events."""
-    from hornbook.run.observe.console import sparkline
-
     directory = RunDir(run).must_exist()
     summary, steps = summarize(directory), steps_that_count(directory)
     saved, ledger = [_checkpoint(path) for path in list_checkpoints(directory.checkpoints)], events(directory)
@@ -87,7 +86,6 @@ def compare(
 ) -> Result:
     """Compare runs: the settings that differ, and the results."""
     from hornbook.run.checkpoints.bound import recipe_in_force
-    from hornbook.run.observe.console import sparkline
 
     if len(runs) < 2:
         raise UsageError("name at least two runs: hornbook runs compare RUN_A RUN_B")

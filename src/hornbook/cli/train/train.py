@@ -10,6 +10,7 @@ import typer
 
 from hornbook.cli.result import Result
 from hornbook.cli.shell import DryRun, RunWords, Words, resolve_words, runs_folder, say, split_target
+from hornbook.cli.studio.watch import watch_beside
 from hornbook.cli.train.simulation import simulate_rank
 from hornbook.cli.train.training import load_torch, run_job
 from hornbook.errors import Exit, UsageError, quoted
@@ -55,6 +56,7 @@ def train(
     ] = None,
     until: Until = None,
     faults: Faults = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Open a live page of the run, which ends with it.")] = False,
     dry_run: DryRun = False,
 ) -> Result | Exit:
     """Train a model. Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save and stop (exit code 75); `hornbook resume` continues.
@@ -74,21 +76,21 @@ def train(
 
     if resume not in (None, "auto"):
         raise UsageError(f"--resume {resume}: the only value is auto; `hornbook resume RUN` continues a run")
-    extra = [] if data is None else [f"data.path={data}"]
-    resolved = resolve_words(words, *extra)
+    resolved = resolve_words(words, *([] if data is None else [f"data.path={data}"]))
     if rank is not None:
         return simulate_rank(resolved, world, rank)
     run = RunDir(out or runs_folder() / resolved.recipe.name)
+    if watch and not dry_run:
+        watch_beside(run)
     if resume == "auto" and run.recipe.is_file():
         before = recipe_in_force(run)
         resolved = keep_reference(resolved, before)
         resolved = resolved if from_ is None else keep_model(resolved, before, str(run.path))
         return run_job(resolved, run, Start("resume", faults=injector(faults), until=end), dry_run=dry_run, world=world)
-    if from_ is None:
-        return run_job(resolved, run, Start(faults=injector(faults), until=end), dry_run=dry_run, world=world)
-    resolved = with_reference(resolved, checkpoint_path(from_))
-    resolved, init_from = init_from_import(resolved, checkpoint_path(from_))
-    say(rate_text(resolved))
+    init_from = None
+    if from_ is not None:
+        resolved, init_from = init_from_import(with_reference(resolved, checkpoint_path(from_)), checkpoint_path(from_))
+        say(rate_text(resolved))
     start = Start(init_from=init_from, faults=injector(faults), until=end)
     return run_job(resolved, run, start, dry_run=dry_run, world=world)
 

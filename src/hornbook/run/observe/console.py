@@ -4,13 +4,12 @@ Off a terminal it writes one complete line per interval, without carriage return
 readable.
 """
 
-import itertools
 import math
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
@@ -20,13 +19,11 @@ from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from hornbook.progress import Redraw, escape_controls
+from hornbook.progress import BARS, Redraw, clock, escape_controls, si, sparkline
 from hornbook.run.job.signals import STOPPING
 from hornbook.run.ledger.step_report import Step
 from hornbook.run.ledger.token_costs import EVEN, Work
 
-_BARS = "▁▂▃▄▅▆▇█"
-_SPARK_WIDTH = 40
 _BAR_WIDTH = 32
 _LEAST_BAR = 4
 _REFRESH_SECONDS = 0.2
@@ -52,44 +49,10 @@ class Header:
     """What its tokens cost, for the time that is left."""
 
 
-def si(value: float) -> str:
-    """Three significant digits with k, M, B, T: 58_912_000 -> `58.9M`."""
-    for scale, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= scale:
-            return f"{value / scale:.3g}{suffix}"
-    return f"{value:.3g}"
-
-
-def clock(seconds: float) -> str:
-    """A duration in its two largest units: `3h52m`, `4m10s`, `12s`."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours:02d}h"
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
-def sparkline(values: Sequence[float], width: int = _SPARK_WIDTH) -> str:
-    """One bar for the mean of each of `width` equal parts of the series, scaled from the least to the greatest mean."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return ""
-    width = min(width, len(finite))
-    edges = [len(finite) * i // width for i in range(width + 1)]
-    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, span = min(means), max(means) - min(means)
-    return "".join(_BARS[round((mean - low) / span * (len(_BARS) - 1)) if span else 0] for mean in means)
-
-
 def _coloured(line: str) -> Text:
     """A line with coloured bars and a dim time of day, where the terminal has colours."""
     text = Text(line, no_wrap=True)
-    text.highlight_regex(f"[{_BARS}]+", "cyan")
+    text.highlight_regex(f"[{BARS}]+", "cyan")
     text.highlight_regex(r"^\d\d:\d\d:\d\d ", "dim")
     return text
 

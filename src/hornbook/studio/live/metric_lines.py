@@ -27,12 +27,16 @@ def sampled_lines(file: Any, begin: int, end: int, count: int) -> list[bytes]:
     lines, known = list[bytes](), begin - 1
     places = (begin + (end - begin) * number // count for number in range(count))
     firsts = (next(_lines_at(file, place, end), None) for place in places)
-    last = list(_lines_at(file, max(begin, end_of_lines(file, end) - _LINE // 2), end))[-1:]
-    for found in (*firsts, *last):
+    for found in (*firsts, *newest_lines(file, begin, end)[-1:]):
         if found is not None and found[0] > known:
             known = found[0]
             lines.append(found[1])
     return lines
+
+
+def newest_lines(file: Any, begin: int, end: int) -> list[tuple[int, bytes]]:
+    """(offset, line) of the whole lines in the last 8 KiB of the bytes [begin, end)."""
+    return list(_lines_at(file, max(begin, end_of_lines(file, end) - _LINE // 2), end))
 
 
 def _lines_at(file: Any, place: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -11,7 +11,7 @@ from hornbook.files.filesystem import is_folder, list_folder
 from hornbook.files.journal import current_branch, finite, read_records
 from hornbook.files.run_directory import RunDir
 from hornbook.files.run_status import Summary, evaluations, find_runs, metrics_of, summarize
-from hornbook.studio.live.metric_lines import record_of, sampled_lines
+from hornbook.studio.live.metric_lines import newest_lines, record_of, sampled_lines
 
 SPARK = 60
 """Points of a small curve."""
@@ -73,6 +73,16 @@ def spark(run: RunDir, points: int = SPARK) -> list[float]:
         return []
     losses = [record.get("loss") for record in branch]
     return [float(loss) for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
+
+
+def newest_steps(run: RunDir) -> list[dict[str, Any]]:
+    """The last few records of steps; none where nothing can be read."""
+    try:
+        with run.metrics.open("rb") as file:
+            records = [record_of(line) for _, line in newest_lines(file, 0, file.seek(0, 2))]
+            return current_branch(record for record in records if record is not None)
+    except (OSError, HornbookError):
+        return []
 
 
 def describe(run: RunDir) -> dict[str, Any]:

@@ -36,7 +36,7 @@ export function Run({ name }) {
         kept.push(...news.steps);
         if (news.steps.length) draw(before => grown(before, kept.splice(0), () => { again.current += 1; setTimeout(read, 0); }));
       };
-    }, problem => fail(problem.message));
+    }, problem => { fail(problem.message); if (!closed) setTimeout(read, 5000); }); // a run that is just being made
     read();
     return () => { closed = true; stream?.close(); };
   }, [path, String(range)]);
