@@ -5,7 +5,7 @@ import json
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,16 @@ ENDINGS = {"bin": ".bin", "idx": ".idx", "docs": ".docs.parquet"}
 WORDS = ("the", "a", "model", "learns", "to", "read", "one", "two", "letters", "from", "its", "page", "and", "says")
 
 
-def pytest_collection_finish() -> None:
-    """Keep the million objects of the collected tests out of every later garbage collection."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect a million objects that stay, without garbage collections, and keep them out of every later one."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
