@@ -27,6 +27,7 @@ from hornbook.studio.explore.views import Answer
 Q = TypeVar("Q", bound=Config)
 A = TypeVar("A", bound=Answer)
 FOLDERS = ("tools", "widgets")
+PACKAGE = Path(__file__).parents[2]
 LONGEST_TEXT = 20_000
 """Characters of a question's text."""
 
@@ -115,12 +116,13 @@ class Explorer(Generic[Q, A]):
         return tomli_w.dumps(tree)
 
     def places(self) -> list[dict[str, Any]]:
-        """Where the engine's functions are: name, file below the package, line."""
+        """Where the engine's functions are: name, file below the package, line. No module is imported for it."""
         found = []
         for path in self.code:
             module, _, name = path.partition(":")
-            target = getattr(importlib.import_module(f"hornbook.{module}"), name)
-            line = inspect.getsourcelines(inspect.unwrap(target))[1]
+            file = PACKAGE / f"{module.replace('.', '/')}.py"
+            starts = (f"def {name}(", f"class {name}(", f"class {name}:")
+            line = next(n for n, line in enumerate(file.read_text().splitlines(), 1) if line.startswith(starts))
             found.append({"name": name, "file": f"src/hornbook/{module.replace('.', '/')}.py", "line": line})
         return found
 
@@ -144,6 +146,7 @@ class Control(Config):
     default: Any
     low: float | None = None
     high: float | None = None
+    """Of a text: its characters at most; up to 1,000 it is a line."""
     logarithmic: bool = False
     choices: Sequence[str] = ()
 
@@ -158,7 +161,7 @@ def control(name: str, field: FieldInfo, text: str = "") -> Control:
     bounds = {
         attribute: getattr(each, attribute)
         for each in field.metadata
-        for attribute in ("ge", "le")
+        for attribute in ("ge", "le", "max_length")
         if hasattr(each, attribute)
     }
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -169,7 +172,7 @@ def control(name: str, field: FieldInfo, text: str = "") -> Control:
         kind="text",
         default=field.default,
         low=bounds.get("ge"),
-        high=bounds.get("le"),
+        high=bounds.get("le", bounds.get("max_length")),
         logarithmic=bool(extra.get("logarithmic")),
     )
     if get_origin(field.annotation) is Literal:

@@ -189,6 +189,7 @@ def _compare(question: DataParallelQuestion) -> DataParallelCompared:
         "parallel.traffic.virtual_time:through_server",
         "parallel.traffic.virtual_time:in_rounds",
         "parallel.traffic.virtual_time:with_neighbours",
+        "parallel.data_parallel:Unsharded",
     ),
     presets=(
         Preset(

@@ -155,7 +155,9 @@ def metrics(question: MetricsQuestion) -> MetricsAnswer:
     (title, telling), scored = _telling(run), run.series.evaluated
     losses = over(lambda each: each.series.loss) + _line("held out", scored.step, scored.loss)
     norms, rates = over(lambda each: each.series.gradient_norm), over(lambda each: each.series.lr)
-    speed = over(lambda each: [step.get("tokens_per_second") for step in each.steps])
+    # The recorded runs shared their machine with other programs, each with others.
+    is_timed = question.run or question.fault == "slow-loader"
+    speed = over(lambda each: [step.get("tokens_per_second") for step in each.steps]) if is_timed else []
     note = "In nats per token. A mark is the first step of what the guard finds."
     return MetricsAnswer(
         findings=Passages(title="What the detectors find", passages=[*_passages(question, run, guard)]),

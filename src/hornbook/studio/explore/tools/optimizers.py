@@ -54,16 +54,17 @@ class Surface(NamedTuple):
 
     def level(self, loss: float) -> Line:
         """The closed curve on which the loss has this value."""
-        x = np.linspace(*self.reach, 121)
-        x = x[self.floor(x) <= loss]
-        away = np.sqrt((loss - self.floor(x)) / self.curve)
+        inside = np.linspace(*self.reach, 10_001)
+        first, *_, last = inside[self.floor(inside) <= loss]
+        x = (first + last) / 2 - (last - first) / 2 * np.cos(np.linspace(0, np.pi, 61))  # close together at both ends
+        away = np.sqrt(np.maximum(loss - self.floor(x), 0) / self.curve)
         lower, upper = self.valley(x) - away, self.valley(x) + away
         around = [*zip(x, lower, strict=True), *zip(x[::-1], upper[::-1], strict=True), (x[0], lower[0])]
         return Line(name=f"loss {loss:g}", x=[float(each) for each, _ in around], y=[float(each) for _, each in around])
 
 
 SURFACES: dict[str, Surface] = {
-    "ravine": Surface(lambda x: 0.01 * x**2, 1.0, lambda x: 0 * x, (-8.0, 1.5), (0.0, 0.0), (-12.0, 12.0)),
+    "ravine": Surface(lambda x: 0.01 * x**2, 1.0, lambda x: 0 * x, (-8.0, 1.5), (0.0, 0.0), (-18.0, 18.0)),
     "banana": Surface(lambda x: (1 - x) ** 2, 100.0, lambda x: x**2, (-1.2, 1.0), (1.0, 1.0), (-1.8, 1.8)),
 }
 
@@ -168,7 +169,7 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
 def optimizers(question: OptimizersQuestion) -> OptimizersAnswer:
     """Gradient descent moves fast where the surface is steep and slowly where it is flat. Adaptive optimizers divide
     each gradient by its usual size, so that flat directions move as fast as steep ones; Lion and Muon keep only the
-    direction. "Do it for real" lets the trainer's own update rules descend the surface, and train a small model."""
+    direction. "Run it for real" lets the trainer's own update rules descend the surface, and train a small model."""
     if not question.kinds:
         raise UsageError("kinds is empty: choose an optimizer, such as adamw")
     surface, rows = SURFACES[question.surface], list[list[Any]]()

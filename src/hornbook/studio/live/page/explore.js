@@ -43,7 +43,7 @@ export function Explorer({ name }) {
   if (!about) return html`<h1>${name}</h1><p class=${error ? "problem" : "lead"}>${error || "reading"}</p>`;
   const now = { ...Object.fromEntries(about.controls.map(each => [each.name, each.default])), ...found?.question, ...values };
   const put = (key, value) => { measure(null); change(key === null ? value : { ...values, [key]: value }); };
-  return html`<p class="crumb"><a href="/explore">Explore</a></p><h1>${about.title}</h1><p class="asks">${about.asks}</p><p class="lead">${about.lead}</p>
+  return html`<p class="crumb"><a href="/explore">Explore</a></p><h1>${about.title}</h1><p class="asks">${about.asks}</p><p class="lead">${prose(about.lead)}</p>
     <div class="explorer"><form class="controls" aria-label="settings" onSubmit=${event => event.preventDefault()}>
       ${about.presets.length > 0 && html`<div class="presets">${about.presets.map(each => html`<button type="button" key=${each.name} title=${each.source} onClick=${() => put(null, each.values)}>${each.name}</button>`)}</div>`}
       ${about.controls.map(each => html`<${Control} key=${each.name} control=${each} value=${now[each.name]} put=${value => put(each.name, value)}/>`)}
@@ -87,7 +87,8 @@ function Control({ control, value, put }) {
     const toggle = each => put(control.choices.filter(name => name === each ? !chosen.includes(name) : chosen.includes(name)).join(","));
     return html`<fieldset class="control"><legend>${control.label}</legend><div class="several">${control.choices.map(each => html`<label key=${each}><input type="checkbox" checked=${chosen.includes(each)} onChange=${() => toggle(each)}/>${each}</label>`)}</div>${help}</fieldset>`;
   }
-  if (kind === "text") return html`<div class="control">${label}<textarea id=${id} rows="4" maxlength="20000" aria-describedby=${id + "-help"} onInput=${read}>${value}</textarea>${help}</div>`;
+  if (kind === "text" && high <= 1000) return html`<div class="control">${label}<input id=${id} type="text" class="wide" maxlength=${high} value=${value} aria-describedby=${id + "-help"} onInput=${high <= 100 && read} onChange=${read}/>${help}</div>`;
+  if (kind === "text") return html`<div class="control">${label}<textarea id=${id} rows="4" maxlength=${high} aria-describedby=${id + "-help"} onInput=${read}>${value}</textarea>${help}</div>`;
   const whole = kind === "integer", scaled = logarithmic && low > 0;
   const place = scaled ? Math.log(value / low) / Math.log(high / low) : Number(value);
   const slide = event => {

@@ -42,7 +42,7 @@ function ticks(low, high, count, logarithmic, bytes = false) {
     const found = [];
     for (let power = Math.ceil(Math.log10(low) - 1e-9); power <= Math.log10(high) + 1e-9; power++) found.push(10 ** power);
     const every = Math.ceil(found.length / count);
-    return found.filter((_, i) => i % every === 0);
+    if (found.length > 1) return found.filter((_, i) => i % every === 0);
   }
   const scale = bytes ? 2 ** (10 * Math.floor(Math.log2(Math.max(high, 1)) / 10)) : 1; // round numbers of GiB, not of GB
   const raw = (high - low) / count / scale || 1, unit = 10 ** Math.floor(Math.log10(raw)) * scale, step = [1, 2, 5, 10].find(each => each * unit >= raw * scale) * unit;
