@@ -12,16 +12,21 @@ from hornbook.settings.training import GuardConfig
 SINGLE = {"D0": "not finite", "D1a": "large gradient", "D1b": "far out", "D1c": "spike", "level": "new gradient level"}
 """Rules of single steps; `REASONS` are those for which a run goes back."""
 
+NEWEST = 10_000
+"""Steps that the guard reads of a longer run: it takes about a second for them."""
+
 
 def replay_guard(steps: Sequence[Mapping[str, Any]], curves: Curves) -> dict[str, list[Detection]]:
-    """What a guard with the default limits finds, by its words; steps: the records that `curves` were made of.
+    """What a guard with the default limits finds in the newest steps, by its words.
 
-    The fp16 scale and the probes of held-out text are not in the records of steps: D3 and D4 are not judged.
+    steps: the records that `curves` were made of. They have no fp16 scale and no probes of held-out text, so that D3
+    and D4 are not judged.
     """
     found, in_a_row = dict[str, list[Detection]](), 0
     unigram, warmup, rate = curves.facts.unigram_loss, settled(curves).start, curves.facts.peak_rate
     guard = Guard(GuardConfig(mode="observe"), steps=len(steps), warmup=warmup, unigram=unigram)
-    for each, loss, norm in zip(steps, curves.loss.tolist(), curves.gradient_norm.tolist(), strict=False):
+    losses, norms = curves.loss[-NEWEST:].tolist(), curves.gradient_norm[-NEWEST:].tolist()
+    for each, loss, norm in zip(steps[-NEWEST:], losses, norms, strict=False):
         is_refused = bool(each.get("skipped"))
         in_a_row = in_a_row + 1 if is_refused else 0
         place = each.get("first_sample") or 0, each.get("num_samples") or 1

@@ -18,7 +18,7 @@ from hornbook.run.doctor.curves import Curves as Series
 from hornbook.run.doctor.curves import Facts as RecipeFacts
 from hornbook.run.doctor.curves import curves_of
 from hornbook.run.doctor.deaths import examine
-from hornbook.run.doctor.guard_replay import replay_guard
+from hornbook.run.doctor.guard_replay import NEWEST, replay_guard
 from hornbook.run.doctor.run_history import read_history
 from hornbook.run.guard.policy import Detection
 from hornbook.settings.fields import Config
@@ -158,7 +158,7 @@ def metrics(question: MetricsQuestion) -> MetricsAnswer:
     # The recorded runs shared their machine with other programs, each with others.
     is_timed = question.run or question.fault == "slow-loader"
     speed = over(lambda each: [step.get("tokens_per_second") for step in each.steps]) if is_timed else []
-    note = "In nats per token. A mark is the first step of what the guard finds."
+    note = f"In nats per token. A mark is the first step of what the guard finds in the newest {NEWEST:,} steps."
     return MetricsAnswer(
         findings=Passages(title="What the detectors find", passages=[*_passages(question, run, guard)]),
         loss=picture("Loss", losses, note=note, marks=marks),
