@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from hornbook.errors import HornbookError, UsageError
+from hornbook.optim.config.optim import AdamW
 from hornbook.studio.explore import measure
 from hornbook.studio.explore.explorer import load_explorer
 from hornbook.studio.explore.real import losses_of, path_of
-from hornbook.studio.explore.recipes import recipe_of
+from hornbook.studio.explore.recipes import small_recipe
 from hornbook.studio.explore.tools import experts, optimizers
 from hornbook.studio.explore.views import Bars, Table
 
@@ -82,18 +83,27 @@ def test_lines_of_a_surface_have_its_loss() -> None:
 
 
 def test_a_small_model_learns_with_each_optimizer_from_one_start() -> None:
-    small = recipe_of("tiny", {"train.precision": "fp32", "train.device": "cpu", **optimizers.SMALL})
     courses = [
-        losses_of(small, optimizers.OPTIMIZER.validate_python({"kind": kind}), "To be, or not to be.", 12)
-        for kind in ("sgd", "muon")
+        losses_of(
+            small_recipe(), optimizers.OPTIMIZER.validate_python({"kind": kind}), "To be, or not to be.", [rate] * 12
+        )
+        for kind, rate in (("sgd", 0.1), ("muon", 0.02))
     ]
     assert courses[0][0] == courses[1][0] == pytest.approx(math.log(256), rel=0.05)
     assert all(course[-1] < course[0] - 0.5 for course in courses)
 
 
+def test_a_small_model_stays_where_the_rate_is_nothing() -> None:
+    """The rates of a schedule are those of the steps."""
+    first, *others = losses_of(small_recipe(), AdamW(weight_decay=0), "To be, or not to be.", [0.0, 0.0, 0.01, 0.0])
+    assert others[:2] == [first, first]
+    assert others[2] < first
+
+
 def test_routers_learn_to_use_all_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """By both ways of balancing; in this process, for fewer steps."""
     threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the child
     monkeypatch.setattr(experts, "STEPS", 40)
     tool = load_explorer("experts")
     assert tool.measure is not None

@@ -248,8 +248,8 @@ def test_sizes_of_data_sets() -> None:
     tool = load_explorer("data-sizes")
     ratios = {row[0]: row[4] for row in tool().table.rows}
     assert (ratios["Chinchilla"], ratios["GPT-3"]) == pytest.approx((20, 12 / 7))
-    for vocabulary, size in ((65_536, 2e9), (65_537, 4e9)):
-        assert tool(tokens=1e9, vocabulary=vocabulary).yours["token files of hornbook"] == size
+    for entries, size in ((65_536, 2e9), (65_537, 4e9)):
+        assert tool(tokens=1e9, vocabulary=entries).yours["token files of hornbook"] == size
     yours = tool(tokens=3e10, parameters=2e9).yours
     best = yours["best for the same operations: parameters"], yours["best for the same operations: tokens"]
     assert best[0] * best[1] == pytest.approx(6e19)

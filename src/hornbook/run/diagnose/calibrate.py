@@ -50,20 +50,22 @@ def training_step(
     parallel: ParallelConfig | None = None,
     optim: OptimizerConfig | None = None,
     tokens: torch.Tensor | None = None,
-) -> tuple[Engine, Callable[[], dict[str, torch.Tensor]]]:
+) -> tuple[Engine, Callable[..., dict[str, torch.Tensor]]]:
     """(engine, a function that makes one whole training step and returns its losses) of a model with initial values.
 
-    Without `optim` it is AdamW. `tokens`: (rows, sequence) that every step learns, random ones by default.
+    The function takes the learning rate of the step, by default that of `optim`, which is AdamW where it is None.
+    `tokens`: (rows, sequence) that every step learns, random ones by default.
     """
     model = build_model(config, vocab, device="meta")
     engine = parallelize(model, parallel or ParallelConfig(), train)
     initialize(model, config, seed=0)
-    optimizer = build_optimizer(dict(model.named_parameters()), parameter_roles(model), optim or AdamW())
+    optimizer = build_optimizer(dict(model.named_parameters()), parameter_roles(model), optim := optim or AdamW())
     if tokens is None:
         tokens = torch.randint(0, vocab, (train.batch_tokens // train.sequence, train.sequence))
     batch = batch_of(tokens)
 
-    def step() -> dict[str, torch.Tensor]:
+    def step(lr: float = optim.lr) -> dict[str, torch.Tensor]:
+        optimizer.set_learning_rate(lr)
         engine.zero_gradients()
         losses = engine.forward_backward([batch], total_weight=float(tokens.numel()))
         engine.clip_gradients(1.0)

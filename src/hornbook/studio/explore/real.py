@@ -4,7 +4,7 @@ This module imports torch, and only the child process of a measurement imports t
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,12 +71,13 @@ def path_of(
     return places
 
 
-def losses_of(recipe: Recipe, optim: OptimizerConfig, text: str, steps: int) -> list[float]:
-    """Mean loss in nats per byte at each step of a recipe's model that learns the bytes of a text by heart."""
+def losses_of(recipe: Recipe, optim: OptimizerConfig, text: str, rates: Sequence[float]) -> list[float]:
+    """Mean loss in nats per byte at each step of a recipe's model that learns the bytes of a text by heart; `rates` has
+    the learning rate of each step."""
     torch.manual_seed(0)
     tokens = _bytes_of(text, recipe)
     _, step = training_step(recipe.model, 256, recipe.train, optim=optim, tokens=tokens)
-    return [_mean_loss(step(), tokens) for _ in range(steps)]
+    return [_mean_loss(step(rate), tokens) for rate in rates]
 
 
 def _bytes_of(text: str, recipe: Recipe) -> torch.Tensor:
@@ -94,7 +95,6 @@ def routed(recipe: Recipe, text: str, steps: int) -> tuple[float, np.ndarray]:
 
     Choices are int64 [layers, rows, tokens, active]; an expert without room does not serve all of them.
     """
-    torch.set_num_threads(1)  # threads that wait for each other cost more than so small a model
     tokens = _bytes_of(text, recipe)
     engine, step = training_step(recipe.model, 256, recipe.train, tokens=tokens)
     for _ in range(steps):

@@ -78,3 +78,15 @@ def sequence_words(name: str, sequence: int) -> dict[str, Any]:
     if sequence > getattr(recipe.model.position, "length", sequence):
         found["model.position.length"] = sequence
     return found
+
+
+SMALL_STEPS = 60
+"""Steps of a model that is trained for real."""
+
+
+def small_recipe() -> Recipe:
+    """A narrow `tiny`, of which a step takes hundredths of a second."""
+    rows = {"train.sequence": 128, "train.batch_tokens": 256, "train.micro_batch": 2}
+    return recipe_of(
+        "tiny", {"model.width": 64, "model.layers": 2, "train.precision": "fp32", "train.device": "cpu", **rows}
+    )

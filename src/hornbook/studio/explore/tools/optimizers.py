@@ -13,7 +13,7 @@ from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.rule import ITEM_BYTES
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.recipes import recipe_of
+from hornbook.studio.explore.recipes import SMALL_STEPS, small_recipe
 from hornbook.studio.explore.views import Answer, Curves, Line, Table, column, label
 from hornbook.studio.explore.widgets.tokenizers import ENGLISH
 
@@ -32,8 +32,6 @@ Kind = Literal[
     "schedule_free",
 ]
 MATRIX = (4096, 4096)
-MODEL_STEPS = 60
-SMALL = {"model.width": 64, "model.layers": 2, "train.sequence": 128, "train.batch_tokens": 256, "train.micro_batch": 2}
 OPTIMIZER: TypeAdapter[Any] = TypeAdapter(AnyOptimizer)
 
 
@@ -127,11 +125,9 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
         length = sum(float(np.hypot(x1 - x0, y1 - y0)) for (x0, y0), (x1, y1) in pairwise(path))
         low = next((step for step, loss in enumerate(losses) if loss <= losses[0] / 100), None)
         rows.append([name, losses[-1], low, length])
-    small = recipe_of("tiny", {"train.precision": "fp32", "train.device": "cpu", **SMALL})
-    learned = {
-        kind: losses_of(small, OPTIMIZER.validate_python({"kind": kind}), ENGLISH, MODEL_STEPS)
-        for kind in question.kinds
-    }
+    trained = {kind: OPTIMIZER.validate_python({"kind": kind}) for kind in question.kinds}
+    rates = {kind: [optim.lr] * SMALL_STEPS for kind, optim in trained.items()}
+    learned = {kind: losses_of(small_recipe(), optim, ENGLISH, rates[kind]) for kind, optim in trained.items()}
     return OptimizersMeasured(
         paths=Curves(
             title=f"Paths of {question.steps} steps",
@@ -149,7 +145,7 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
         model=Curves(
             title="Loss of a small model",
             note="The recipe `tiny` learns a paragraph by heart, with each optimizer's default learning rate.",
-            curves=[Line(name=name, x=list(range(MODEL_STEPS)), y=losses) for name, losses in learned.items()],
+            curves=[Line(name=name, x=list(range(SMALL_STEPS)), y=losses) for name, losses in learned.items()],
             x="steps",
         ),
     )

@@ -7,12 +7,15 @@ from pydantic import TypeAdapter
 
 from hornbook.errors import UsageError
 from hornbook.optim.config.batch_schedule import Batches, LinearRamp
+from hornbook.optim.config.optim import AdamW
 from hornbook.optim.config.schedule_base import Axis, ScheduleConfig
 from hornbook.optim.config.schedules import Schedule
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.recipes import SMALL_STEPS, small_recipe
 from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Table, column, fact, label
+from hornbook.studio.explore.widgets.tokenizers import ENGLISH
 
 Kind = Literal[
     "constant",
@@ -65,6 +68,12 @@ class SchedulesAnswer(Answer):
     sums: Table
     batch: Curves | None = None
     run: Facts
+
+
+class SchedulesMeasured(Answer):
+    """Real training."""
+
+    losses: Curves
 
 
 def _options(question: SchedulesQuestion, kind: str) -> dict[str, Any]:
@@ -121,6 +130,19 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     return found
 
 
+def _measure(question: SchedulesQuestion) -> SchedulesMeasured:
+    """The small model learns a text under each schedule."""
+    from hornbook.studio.explore.real import losses_of
+
+    axis, curves = _axis(question), list[Line]()
+    for kind in question.kinds:
+        _, rates = rates_of(_SCHEDULE.validate_python(_options(question, kind)), axis, question.peak, SMALL_STEPS)
+        losses = losses_of(small_recipe(), AdamW(), ENGLISH, rates)
+        curves.append(Line(name=kind, x=list(range(len(losses))), y=losses))
+    note = f"A narrow `tiny` learns a paragraph by heart, in {SMALL_STEPS} steps spread over the schedule."
+    return SchedulesMeasured(losses=Curves(title="Loss of a small model", note=note, curves=curves, x="steps"))
+
+
 @explorer(
     "Learning-rate schedules",
     asks="How does the learning rate run over the tokens of a run, and how much does each schedule train in all?",
@@ -147,6 +169,7 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     ),
     settings=_settings,
     load=_load,
+    measure=_measure,
 )
 def schedules(question: SchedulesQuestion) -> SchedulesAnswer:
     """The learning rate says how far a step moves the weights. It rises at first, because early gradients are large and
