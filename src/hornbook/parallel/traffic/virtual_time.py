@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Law = Literal["constant", "exponential", "lognormal"]
 Values = NDArray[np.float64]
 FEATURES, ROWS, BATCH = 16, 512, 8
-"""Of the least-squares problem."""
+"""Sizes of the least-squares problem."""
 LAWS: dict[Law, Callable[[np.random.Generator], float]] = {
     "constant": lambda _: 1.0,
     "exponential": lambda draw: draw.exponential(),
@@ -44,9 +44,9 @@ class Course:
     works: list[Work] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    """Of the weights at `times`: of the server's, or of the mean of all workers'."""
+    """Losses at `times`, of the server's weights or of the mean of all workers' weights."""
     staleness: list[int] = field(default_factory=list)
-    """Of each gradient: updates by others between the read of its weights and its own update."""
+    """Updates by others between a gradient's read of the weights and its own update."""
 
     def record(self, time: float, loss: float) -> None:
         """A point of the curve."""

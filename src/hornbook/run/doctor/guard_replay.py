@@ -17,7 +17,7 @@ NEWEST = 10_000
 
 
 def replay_guard(steps: Sequence[Mapping[str, Any]], curves: Curves) -> dict[str, list[Detection]]:
-    """What a guard with the default limits finds in the newest steps, by its words.
+    """Return the detections of a guard with default limits in the newest steps, by its words.
 
     steps: the records that `curves` were made of. They have no fp16 scale and no probes of held-out text, so that D3
     and D4 are not judged.

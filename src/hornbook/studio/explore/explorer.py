@@ -146,7 +146,7 @@ class Control(Config):
     default: Any
     low: float | None = None
     high: float | None = None
-    """Of a text: its characters at most; up to 1,000 it is a line."""
+    """Largest number, or most characters of a text; a text of at most 1,000 has one line."""
     logarithmic: bool = False
     choices: Sequence[str] = ()
 

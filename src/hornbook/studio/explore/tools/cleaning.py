@@ -65,7 +65,7 @@ class CleaningQuestion(Config):
 
 
 class CleaningAnswer(Answer):
-    """What stays, and why the rest goes."""
+    """Documents kept, and the rules that the others break."""
 
     summary: Facts
     groups: Table

@@ -62,7 +62,7 @@ class ExpertsAnswer(Answer):
 
 
 class ExpertsRanks(Answer):
-    """What ranks hold."""
+    """Memory of the ranks."""
 
     memory: Bars
 

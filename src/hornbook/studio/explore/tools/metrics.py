@@ -49,7 +49,7 @@ class MetricsQuestion(Config):
     """A run to look at."""
 
     fault: Fault = "rate-too-high"
-    """What is wrong with the recorded run."""
+    """The fault of the recorded run."""
     run: str = Field(default="", max_length=1000)
     """The folder of a run of yours, which is shown in the place of the recorded one."""
 
@@ -71,7 +71,7 @@ class Judged:
     steps: Sequence[Mapping[str, Any]]
     series: Series
     findings: Sequence[Diagnosis]
-    """Of the doctor."""
+    """Findings of the doctor."""
 
 
 def recorded(fault: str) -> Judged:
@@ -89,7 +89,7 @@ def read_run(folder: str) -> Judged:
 
 
 def _passages(question: MetricsQuestion, run: Judged, guard: Mapping[str, Sequence[Detection]]) -> Iterator[Passage]:
-    """What was done to a recorded run, what the doctor finds, what the guard finds."""
+    """Yield the fault of a recorded run, then the findings of the doctor and of the guard."""
     if not question.run:
         yield Passage(name=f"The run: {question.fault.replace('-', ' ')}", text=_file()[question.fault]["about"])
     for each in run.findings:

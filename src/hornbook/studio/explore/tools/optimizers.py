@@ -47,7 +47,7 @@ class Surface(NamedTuple):
     """Values of x that are drawn."""
 
     def loss(self, x: Any, y: Any) -> Any:
-        """Of numbers, arrays or tensors."""
+        """Loss at numbers, arrays or tensors."""
         return self.floor(x) + self.curve * (y - self.valley(x)) ** 2
 
     def level(self, loss: float) -> Line:

@@ -102,7 +102,7 @@ def curve(step: Decision, signals: Signals, key: str, values: Sequence[float]) -
 
 
 def point(signals: Signals, kept: np.ndarray, value: float) -> Point:
-    """What the documents of a mask are, bool [rows]; value: the threshold that kept them."""
+    """Count the documents of a mask, bool [rows]; value: the threshold that kept them."""
     shares = {name: share for groups in signals.groups for name, share in group_shares(*groups, kept).items()}
     share = float(kept.mean()) if len(kept) else 0.0
     words = signals.words.coverage(kept) if signals.words else None

@@ -20,7 +20,7 @@ RULES: dict[str, type[StepConfig]] = {
 
 
 class Trial(NamedTuple):
-    """What stays with one threshold at another value."""
+    """Documents kept with one threshold at another value."""
 
     key: str
     """The threshold; "" for the values as they are."""
@@ -105,7 +105,7 @@ class MovedThresholds:
         return None if good is None else 1 - good
 
     def shares(self) -> dict[str, float | None]:
-        """What stays, and how right that is where documents are judged, by what it is a share of."""
+        """Return the shares of documents and text that are kept, and precision and recall where some are judged."""
         now, dropped = self.now.point, ~self.now.kept
         whole = max(int(self.corpus.signals.bytes.sum()), 1)
         shares: dict[str, float | None] = {"documents kept": now.share, "text kept": now.bytes / whole}
@@ -122,7 +122,7 @@ class MovedThresholds:
         }
 
     def groups(self) -> list[Group]:
-        """What stays of each source, and of each language where it was measured."""
+        """Return the kept share of each source, and of each language where it was measured."""
         sizes, kept = self.corpus.signals.bytes, self.now.kept
         return [
             Group(name, int(mask.sum()), float(kept[mask].mean()), sizes[mask & kept].sum() / max(sizes[mask].sum(), 1))
