@@ -16,7 +16,7 @@ from hornbook.errors import Exit, UsageError
 from hornbook.settings.resolve import resolve
 from hornbook.settings.sources import split_words
 from hornbook.studio.explore.explorer import Explorer, controls, explorer_names, load_explorer, value_text
-from hornbook.studio.explore.page_answer import answered, list_explorers, with_texts
+from hornbook.studio.explore.page_answer import answered, describe, list_explorers, with_texts, words_of
 from hornbook.studio.explore.recipes import recipe_of
 from hornbook.studio.explore.text_views import answer_text
 from hornbook.studio.explore.views import Bars, Curves, Facts, Table, Timeline, words
@@ -163,6 +163,15 @@ def test_the_page_lists_describes_and_refuses(page: TestClient) -> None:
     assert page.post("/api/explore/recompute/measure").status_code == 403  # without the header of the page
     further = page.get("/api/explore/pipeline/further", params={"schedule": "zbv"}).json()["answer"]
     assert further["schedules"]["rows"][further["schedules"]["chosen"]][0] == "zbv"
+
+
+def test_words_of_a_page_are_explained_as_in_the_docs() -> None:
+    rows = [line for line in (ROOT / "docs" / "words.md").read_text().splitlines() if line.startswith("| ")][1:]
+    file = ROOT / "src" / "hornbook" / "studio" / "explore" / "words.txt"
+    assert file.read_text().splitlines() == rows, f"grep '^| ' docs/words.md | tail -n +2 > {file.relative_to(ROOT)}"
+    assert all(describe(explorer)["words"] for explorer in EXPLORERS)
+    assert [*words_of("Two microbatches; a trunk, and MFU")] == ["MFU", "microbatch"]
+    assert [*words_of("A pipeline schedule, and another schedule")] == ["pipeline", "pipeline schedule"]
 
 
 def test_explorers_load_no_torch() -> None:

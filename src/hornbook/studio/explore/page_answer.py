@@ -1,6 +1,9 @@
 """What the page needs of explorers, as JSON: the list, a question's controls, an answer with its commands."""
 
+import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from hornbook.studio.explore.explorer import Explorer, controls, explorer_names, load_explorer
@@ -14,14 +17,31 @@ def list_explorers() -> list[dict[str, str]]:
     return [{"name": each.name, "title": each.title, "asks": each.asks, "folder": folder} for each, folder in found]
 
 
+@cache
+def read_words() -> dict[str, str]:
+    """Term -> meaning: the table of docs/words.md."""
+    rows = Path(__file__).with_name("words.txt").read_text(encoding="utf-8").splitlines()
+    return {term: meaning for term, _, meaning in (row.strip("| ").partition(" | ") for row in rows)}
+
+
+def words_of(text: str) -> dict[str, str]:
+    """The terms that a text uses, in singular or plural, with their meanings; of "pipeline schedule" and "schedule" the
+    first alone."""
+    used = [term for term in read_words() if re.search(rf"\b{re.escape(term)}(e?s)?\b", text, re.IGNORECASE)]
+    return {term: read_words()[term] for term in used if not any(each.endswith(f" {term}") for each in used)}
+
+
 def describe(explorer: Explorer[Any, Any]) -> dict[str, Any]:
     """All of a page that no answer changes."""
+    shown = controls(explorer)
+    text = " ".join([explorer.title, explorer.asks, explorer.lead, *(f"{each.label}: {each.help}" for each in shown)])
     return {
         "name": explorer.name,
         "title": explorer.title,
         "asks": explorer.asks,
         "lead": explorer.lead,
-        "controls": [each.model_dump(mode="json") for each in controls(explorer)],
+        "controls": [each.model_dump(mode="json") for each in shown],
+        "words": words_of(text),
         "presets": [{"name": each.name, "values": each.values, "source": each.source} for each in explorer.presets],
         "places": explorer.places(),
         "loads": explorer.load is not None,

@@ -44,6 +44,7 @@ export function Explorer({ name }) {
   const now = { ...Object.fromEntries(about.controls.map(each => [each.name, each.default])), ...found?.question, ...values };
   const put = (key, value) => { measure(null); change(key === null ? value : { ...values, [key]: value }); };
   return html`<p class="crumb"><a href="/explore">Explore</a></p><h1>${about.title}</h1><p class="asks">${about.asks}</p><p class="lead">${prose(about.lead)}</p>
+    <details class="words"><summary>Words on this page</summary><dl>${Object.entries(about.words).map(([term, meaning]) => html`<dt key=${term}>${term}</dt><dd>${prose(meaning)}</dd>`)}</dl></details>
     <div class="explorer"><form class="controls" aria-label="settings" onSubmit=${event => event.preventDefault()}>
       ${about.presets.length > 0 && html`<div class="presets">${about.presets.map(each => html`<button type="button" key=${each.name} title=${each.source} onClick=${() => put(null, each.values)}>${each.name}</button>`)}</div>`}
       ${about.controls.map(each => html`<${Control} key=${each.name} control=${each} value=${now[each.name]} put=${value => put(each.name, value)}/>`)}
