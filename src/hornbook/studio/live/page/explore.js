@@ -1,6 +1,6 @@
 // An explorer: controls made from its question, its answer drawn by views.js, a link that holds the state.
 import { html, useEffect, useRef, useState } from "./vendor/standalone.module.js";
-import { View } from "./views.js";
+import { prose, View } from "./views.js";
 import { fetched, posted, short } from "./text.js";
 
 const FOLDERS = { tools: "Explorers", widgets: "Small calculators" };
@@ -61,9 +61,6 @@ export function Explorer({ name }) {
         <p class="note">Computed by ${about.places.map((each, i) => html`${i ? ", " : ""}<code title=${each.file}>${each.name}</code> (${each.file.split("/").slice(-1)[0]}:${each.line})`)}.</p></section>`}
     </div></div>`;
 }
-
-// Text whose words between backticks are code.
-const prose = text => text.split("`").map((part, i) => i % 2 ? html`<code key=${i}>${part}</code>` : part);
 
 // A number as people type it, without loss: 1G, 32.5k, 0.0003; the server reads the suffixes.
 function shortest(value) {

@@ -2,11 +2,14 @@
 import { html, useEffect, useRef, useState } from "./vendor/standalone.module.js";
 import { amount } from "./text.js";
 
+// Text whose words between backticks are code.
+export const prose = text => text.split("`").map((part, i) => i % 2 ? html`<code key=${i}>${part}</code>` : part);
+
 const COLOURS = 10, colour = i => `var(--k${i % COLOURS})`;
 
 export function View({ view }) {
   const Drawn = { facts: Facts, bars: Bars, curves: Curves, timeline: Timeline, table: Table, grid: Grid, passages: Passages }[view.kind];
-  return html`<section class="panel"><h2>${view.title}</h2><${Drawn} view=${view}/>${view.note && html`<p class="note">${view.note}</p>`}</section>`;
+  return html`<section class="panel"><h2>${view.title}</h2><${Drawn} view=${view}/>${view.note && html`<p class="note">${prose(view.note)}</p>`}</section>`;
 }
 
 function Facts({ view }) {
