@@ -103,10 +103,14 @@ def _eager_class(kind: type[torch.optim.Optimizer]) -> Any:
 
 
 def allocate(model: torch.nn.Module, device: torch.device | str) -> None:
-    """Give a model on meta memory without values. As `to_empty`, whose kernel for tensors on meta imports sympy."""
+    """Give a model on meta memory without values. As `to_empty`, whose kernel for tensors on meta imports sympy.
+
+    Under a dispatch mode, such as that of a trace, it is `to_empty`: the mode follows the tensors that are given.
+    """
+    is_traced = torch._C._len_torch_dispatch_stack() > 0
 
     def allocated(tensor: Tensor) -> Tensor:
-        if type(tensor) not in (Tensor, torch.nn.Parameter):
+        if is_traced or type(tensor) not in (Tensor, torch.nn.Parameter):
             return torch.empty_like(tensor, device=device)
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
