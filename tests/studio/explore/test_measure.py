@@ -14,7 +14,7 @@ from hornbook.studio.explore.explorer import load_explorer
 from hornbook.studio.explore.real import losses_of, path_of
 from hornbook.studio.explore.recipes import small_recipe
 from hornbook.studio.explore.tools import experts, optimizers
-from hornbook.studio.explore.views import Bars, Table
+from hornbook.studio.explore.views import Bars, Line, Table
 
 
 def test_what_a_step_keeps_is_what_is_planned() -> None:
@@ -71,6 +71,18 @@ def test_noise_moves_the_path_and_decay_pulls_to_zero() -> None:
     assert _path("sgd", noise=0.5) == _path("sgd", noise=0.5)
     x, _ = _path("lion", rate=0.01, decay=0.5)[1]
     assert x == pytest.approx(-8 * (1 - 0.01 * 0.5) + 0.01, rel=1e-5)
+
+
+def test_a_path_that_diverges_ends_where_it_leaves_the_surface() -> None:
+    surface = optimizers.SURFACES["banana"]
+    path = _path("sgd", "banana", rate=1)
+    assert not math.isfinite(surface.loss(*path[-1]))
+    inside = surface.inside(path)
+    assert inside == path[: len(inside)]
+    assert 0 < len(inside) < 5
+    ravine = optimizers.SURFACES["ravine"]
+    assert ravine.inside([*_path("sgd"), (math.nan, 0.0)]) == _path("sgd")
+    assert Line(name="loss", x=[0, 1, 2], y=[1.0, math.inf, math.nan]).y == [1.0, None, None]
 
 
 def test_lines_of_a_surface_have_its_loss() -> None:

@@ -3,10 +3,11 @@
 Page and terminal draw all of them. Values are plain numbers in a unit; `words` is the one place that writes them.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from hornbook.plan.search.number_words import duration, figure, short
 from hornbook.settings.fields import Config
@@ -113,9 +114,15 @@ class Line(Config):
     name: str
     x: Sequence[float]
     y: Sequence[float | None]
+    """None, also in place of infinity and of what is no number, breaks the curve."""
     points: bool = False
     labels: Sequence[str] = ()
     """A text of each point."""
+
+    @field_validator("y", mode="before")
+    @classmethod
+    def _finite(cls, values: Sequence[float | None]) -> list[float | None]:
+        return [value if value is not None and math.isfinite(value) else None for value in values]
 
 
 class Mark(Config):

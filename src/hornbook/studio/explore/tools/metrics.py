@@ -113,8 +113,7 @@ def _line(name: str, x: Any, y: Any) -> list[Line]:
     if not len(x) or not np.isfinite(y).any():
         return []
     kept = thin(x, y, COLUMNS, x[0], x[-1])
-    values = [each if math.isfinite(each) else None for each in y[kept].tolist()]
-    return [Line(name=name, x=x[kept].tolist(), y=values)]
+    return [Line(name=name, x=x[kept].tolist(), y=y[kept].tolist())]
 
 
 def _telling(run: Judged) -> tuple[str, list[Line]]:

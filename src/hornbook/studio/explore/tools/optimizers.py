@@ -1,7 +1,7 @@
 """Adaptive optimizers: the trainer's update rules on two values, whose loss is a surface, and on a small model."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -49,6 +49,11 @@ class Surface(NamedTuple):
     def loss(self, x: Any, y: Any) -> Any:
         """Loss at numbers, arrays or tensors."""
         return self.floor(x) + self.curve * (y - self.valley(x)) ** 2
+
+    def inside(self, path: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        """The places of a path before its loss is a thousand times that of the start, or no number."""
+        most = 1000 * float(self.loss(*self.start))
+        return list(takewhile(lambda place: self.loss(*place) <= most, path))
 
     def level(self, loss: float) -> Line:
         """The closed curve on which the loss has this value."""
@@ -116,7 +121,7 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
 
     surface = SURFACES[question.surface]
     places = {
-        name: path_of(optim, surface.loss, surface.start, question.steps, question.noise)
+        name: surface.inside(path_of(optim, surface.loss, surface.start, question.steps, question.noise))
         for name, optim in configs(question).items()
     }
     rows = list[list[Any]]()
@@ -124,7 +129,7 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
         losses = [float(surface.loss(*place)) for place in path]
         length = sum(float(np.hypot(x1 - x0, y1 - y0)) for (x0, y0), (x1, y1) in pairwise(path))
         low = next((step for step, loss in enumerate(losses) if loss <= losses[0] / 100), None)
-        rows.append([name, losses[-1], low, length])
+        rows.append([name, len(path) - 1, losses[-1], low, length])
     trained = {kind: OPTIMIZER.validate_python({"kind": kind}) for kind in question.kinds}
     rates = {kind: [optim.lr] * SMALL_STEPS for kind, optim in trained.items()}
     learned = {kind: losses_of(small_recipe(), optim, ENGLISH, rates[kind]) for kind, optim in trained.items()}
@@ -139,7 +144,14 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
         ),
         ends=Table(
             title="Where they end",
-            columns=[label("optimizer"), column("loss"), column("steps to a hundredth", "count"), column("way")],
+            note="A path ends before its loss is a thousand times that of the start.",
+            columns=[
+                label("optimizer"),
+                column("steps", "count"),
+                column("loss"),
+                column("steps to a hundredth", "count"),
+                column("way"),
+            ],
             rows=rows,
         ),
         model=Curves(
