@@ -122,6 +122,8 @@ def test_wrong_words_are_answered_with_the_nearest_right_one(capsys: pytest.Capt
         (["model-parallel", "--cuts", "9,3"], "rising numbers"),
         (["schedules", "--kinds", ""], "choose a schedule"),
         (["pipeline", "--real"], "measures nothing"),
+        (["experts", "--active", "8", "--experts", "2"], "active = 8: a layer has 2 experts"),
+        (["experts", "--ranks", "16"], "ranks = 16: a layer has 8 experts"),
     ):
         assert main(["explore", *words_]) == Exit.USAGE
         assert message in " ".join(capsys.readouterr().err.split())

@@ -239,7 +239,7 @@ def test_experts_of_published_models() -> None:
     assert weights["ranks: 1"] - weights["ranks: 8"] == pytest.approx(divided * 7 / 8)
     exchange = {row[0]: row[2] for row in tool.answer(question).exchange.rows}
     assert exchange == pytest.approx({1: 0, 2: 1 - 6 / 28, 4: 3 * (1 - 15 / 28), 8: 7 * 2 / 8})
-    with pytest.raises(UsageError, match="take 8 or less"):
+    with pytest.raises(UsageError, match="lower ranks or raise experts"):
         tool(ranks=16)
 
 

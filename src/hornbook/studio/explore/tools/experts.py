@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from hornbook.errors import UsageError
 from hornbook.model.config.mlp_config import ExpertsConfig, expert_room
 from hornbook.plan.counts.routing import Loads, loads_of, other_ranks, sent_bytes, untrained_choices
 from hornbook.plan.counts.share import share_of
@@ -204,6 +205,9 @@ def experts(question: ExpertsQuestion) -> ExpertsAnswer:
     far more weights than a token uses. Routers prefer some experts: then others learn nothing, and the ranks that hold
     the preferred ones are waited for. A capacity drops what is too much. A loss on uneven use, or a bias for each
     expert, makes the router even. Expert ranks divide the experts and send each token to where its experts are."""
+    for name, value in (("active", question.active), ("ranks", question.ranks)):
+        if value > question.experts:
+            raise UsageError(f"{name} = {value}: a layer has {question.experts} experts; lower {name} or raise experts")
     recipe_of(question.model, _settings(question))  # refuses what the trainer would
     choices = untrained_choices(question.text.encode(), question.experts, question.active)
     loads = {name: loads_of(each, question.experts, question.capacity or None) for name, each in choices.items()}
