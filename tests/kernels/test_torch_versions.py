@@ -14,6 +14,7 @@ import torch
 import torch._dynamo.config as dynamo
 from torch._dynamo.utils import counters
 from torch.nn.attention import varlen
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hornbook.kernels import torch_versions
 from hornbook.kernels.torch_versions import (
@@ -149,6 +150,23 @@ def test_an_eager_optimizer_takes_the_steps_of_torch(name: str) -> None:
         ours.step()
     assert isinstance(ours, getattr(torch.optim, name))
     assert any(event.key == f"Optimizer.step#{name}.step" for event in profile.key_averages())
+
+
+def test_a_mode_sees_the_tensors_that_are_made_for_a_model() -> None:
+    """As those of `to_empty`: a trace follows tensors by what they are made from."""
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names = list[list[str]]()
+    for give in (lambda model: allocate(model, "cpu"), lambda model: model.to_empty(device="cpu")):
+        model, seen = torch.nn.BatchNorm1d(4, device="meta"), list[str]()
+        with Seen():
+            give(model)
+        names.append(seen)
+    assert names[0] == names[1] != []
 
 
 def test_a_model_on_meta_gets_memory() -> None:

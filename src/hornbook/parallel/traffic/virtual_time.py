@@ -75,7 +75,7 @@ class Workers:
         self._times = [np.random.default_rng(each) for each in own[:count]]
         self._batches = [np.random.default_rng(each) for each in own[count:]]
 
-    def seconds(self, worker: int) -> float:
+    def duration(self, worker: int) -> float:
         """Time of the worker's next gradient."""
         return float(self._law(self._times[worker])) * (1.0 if worker else self._slow)
 
@@ -102,7 +102,7 @@ def through_server(workers: Workers, bound: float, updates: int, rate: float, me
     received = sent = 0.0
     clocks, read = [0] * workers.count, [(0, weights)] * workers.count
     sums, waiting = list[Values](), dict[int, tuple[float, float]]()
-    events = [(workers.seconds(each), each, 0.0) for each in range(workers.count)]
+    events = [(workers.duration(each), each, 0.0) for each in range(workers.count)]
     heapq.heapify(events)
     course.record(0.0, workers.loss(weights))
     while len(course.works) < updates:
@@ -122,7 +122,7 @@ def through_server(workers: Workers, bound: float, updates: int, rate: float, me
             sent = max(received, sent) + message
             course.works.append(Work(other, *waiting.pop(other), sent))
             read[other] = version, weights
-            heapq.heappush(events, (sent + workers.seconds(other), other, sent))
+            heapq.heappush(events, (sent + workers.duration(other), other, sent))
     return course
 
 
@@ -139,7 +139,7 @@ def in_rounds(workers: Workers, every: int, updates: int, rate: float, message: 
         steps = list[tuple[int, float, float]]()
         for worker in range(workers.count):
             for _ in range(every):
-                start, ends[worker] = ends[worker], ends[worker] + workers.seconds(worker)
+                start, ends[worker] = ends[worker], ends[worker] + workers.duration(worker)
                 steps.append((worker, start, ends[worker]))
                 copies[worker] = copies[worker] - rate * workers.gradient(worker, copies[worker])
         now = max(ends) + message
@@ -167,7 +167,7 @@ def with_neighbours(workers: Workers, updates: int, rate: float, message: float)
     course.record(0.0, workers.loss(weights[0]))
     while len(course.works) < updates:
         gradients = np.stack([workers.gradient(worker, each) for worker, each in enumerate(weights)])
-        ends = free + [workers.seconds(worker) for worker in range(workers.count)]
+        ends = free + [workers.duration(worker) for worker in range(workers.count)]
         resumed = np.where(mix > 0, ends, 0).max(axis=1) + message
         course.works += map(Work, range(workers.count), free.tolist(), ends.tolist(), resumed.tolist())
         course.staleness += [0] * workers.count

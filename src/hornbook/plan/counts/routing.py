@@ -13,7 +13,7 @@ class Loads(NamedTuple):
 
     served: np.ndarray
     dropped: np.ndarray
-    """Those that find no room (`model.mlp.capacity`)."""
+    """Choices without room (`model.mlp.capacity`)."""
 
     @property
     def _all(self) -> np.ndarray:

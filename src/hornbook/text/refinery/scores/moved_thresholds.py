@@ -196,7 +196,7 @@ class MovedThresholds:
         return trial.point.words.vocabulary if trial.point.words else 0.0
 
     def front(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Those that no other one beats: more is kept and more of it is good; or less is kept and has more words."""
+        """Return the trials that no other one beats: more is kept and more of it is good; or less, with more words."""
         side = 1 if self.is_judged else -1
         places = [(side * each.point.share, self.quality(each)) for each in trials]
         beaten = [any(a >= x and b >= y and (a, b) != (x, y) for a, b in places) for x, y in places]
