@@ -1,6 +1,7 @@
 """All explorers: the page, the JSON, the command line and Python have one answer, which is the engine's."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from hornbook.cli.main import main
-from hornbook.errors import Exit, UsageError
+from hornbook.errors import Exit
+from hornbook.files.run_directory import RunDir
+from hornbook.model.config.parameter_count import count_parameters
+from hornbook.plan.planner import vocabulary
 from hornbook.settings.resolve import resolve
 from hornbook.settings.sources import split_words
 from hornbook.studio.explore.explorer import Explorer, controls, explorer_names, load_explorer, value_text
@@ -123,6 +127,7 @@ def test_wrong_words_are_answered_with_the_nearest_right_one(capsys: pytest.Capt
         (["schedules", "--kinds", ""], "choose a schedule"),
         (["pipeline", "--real"], "measures nothing"),
         (["experts", "--active", "8", "--experts", "2"], "active = 8: a layer has 2 experts"),
+        (["experts", "--model", "tiny"], "tiny has no experts; take mixtral-8x7b"),
         (["experts", "--ranks", "16"], "ranks = 16: a layer has 8 experts"),
     ):
         assert main(["explore", *words_]) == Exit.USAGE
@@ -191,16 +196,31 @@ def test_explorers_load_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_an_explorer_is_loaded_from_a_run() -> None:
-    recipe = resolve("tiny", ["parallel.pipeline.stages=2", "train.compile=false"], environ={}).recipe
-    pipeline = load_explorer("pipeline")
-    assert pipeline.load is not None
-    assert pipeline.ask(pipeline.load(recipe)).ranks == 2
-    for explorer in EXPLORERS:
-        if explorer.load is not None:
-            explorer(**explorer.load(recipe))
-    with pytest.raises(UsageError, match="no pipeline"):
-        pipeline.load(resolve("tiny", environ={}).recipe)
+def test_an_explorer_is_loaded_from_a_run(tmp_path: Path) -> None:
+    """With its own model, whatever ranks it has itself."""
+    run = RunDir(tmp_path).create()
+    words_ = ["model.layers=6", "parallel.pipeline.stages=2", "parallel.tensor=2", "train.compile=false"]
+    resolved = resolve("tiny-mixtral", words_, environ={})
+    run.recipe.write_text(resolved.to_toml())
+    run.metrics.touch()
+    loaded = {explorer.name: explorer(**explorer.from_run(tmp_path)) for explorer in EXPLORERS if explorer.loads}
+    assert {"memory", "layouts", "metrics", "schedules", "cleaning", "optimizer-memory"} <= loaded.keys()
+    assert [row[1] for row in loaded["pipeline"].ranks.rows] == ["0-3", "4-5"]
+    values = count_parameters(resolved.recipe.model, vocabulary(resolved.recipe))
+    assert loaded["memory"].summary["parameters"] == values
+    assert loaded["memory"].run is None
+    sizes = {f"{how}_{unit}": 7.0 for how in ("predicted", "measured") for unit in ("bytes", "seconds")}
+    run.events.write_text(json.dumps({"kind": "plan", **sizes}) + "\n")
+    facts = load_explorer("memory")(model=str(tmp_path)).run.facts
+    assert [each.value for each in facts] == [7.0] * 4
+
+
+def test_a_recipe_that_changed_is_read_again(tmp_path: Path) -> None:
+    stages, file = load_explorer("model-parallel"), tmp_path / "mine.toml"
+    for layers in (4, 6):
+        file.write_text(f'extends = "tiny"\n[model]\nlayers = {layers}\n')
+        os.utime(file, (layers, layers))
+        assert stages(model=str(file), devices=2).devices.rows[-1][1].endswith(f" to {layers - 1}")
 
 
 def test_answered_keeps_the_question() -> None:

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from hornbook.errors import UsageError
 from hornbook.settings.fields import Config, field_docs, parse_number
 from hornbook.settings.recipe import Recipe
+from hornbook.settings.resolve import resolve
 from hornbook.studio.explore.views import Answer
 
 Q = TypeVar("Q", bound=Config)
@@ -59,7 +60,7 @@ class Explorer(Generic[Q, A]):
     settings: Callable[[Q], Mapping[str, Any]] | None = None
     """Settings of a recipe that mean the same."""
     load: Callable[[Recipe], Mapping[str, Any]] | None = None
-    """The question that a run's recipe asks."""
+    """What a run's recipe says of the question, its model aside."""
     further: Callable[[Q], Any] | None = None
     """Computes views that take longer than 50 ms: the page shows them a moment after the others."""
     measure: Callable[[Q], Answer] | None = None
@@ -80,6 +81,16 @@ class Explorer(Generic[Q, A]):
             return self.question.model_validate({name: self._read(name, value) for name, value in values.items()})
         except ValidationError as error:
             raise UsageError("; ".join(self._problem(each) for each in error.errors(include_url=False))) from None
+
+    @property
+    def loads(self) -> bool:
+        """Whether a run can be loaded: its settings, its model, or its records."""
+        return self.load is not None or not {"model", "run"}.isdisjoint(self.question.model_fields)
+
+    def from_run(self, run: Path) -> dict[str, Any]:
+        """The question that a run asks. Raises UsageError."""
+        own = dict.fromkeys({"model", "run"} & self.question.model_fields.keys(), str(run))
+        return {**(self.load(resolve(str(run), environ={}).recipe) if self.load else {}), **own}
 
     def _read(self, name: str, value: Any) -> Any:
         """A value that may be a text, as links and command lines have it."""
@@ -149,6 +160,7 @@ class Control(Config):
     """Largest number, or most characters of a text; a text of at most 1,000 has one line."""
     logarithmic: bool = False
     choices: Sequence[str] = ()
+    """Those of a list; a model may also be a recipe or a run of yours, by its path."""
 
 
 def slider(default: float, low: float, high: float, *, logarithmic: bool = False) -> Any:
@@ -175,8 +187,9 @@ def control(name: str, field: FieldInfo, text: str = "") -> Control:
         high=bounds.get("le", bounds.get("max_length")),
         logarithmic=bool(extra.get("logarithmic")),
     )
-    if get_origin(field.annotation) is Literal:
-        return base.model_copy(update={"kind": "choice", "choices": get_args(field.annotation)})
+    listed = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    if choices := extra.get("choices") or listed:
+        return base.model_copy(update={"kind": "choice", "choices": choices})
     if get_origin(field.annotation) is tuple:
         return base.model_copy(update={"kind": "several", "choices": get_args(get_args(field.annotation)[0])})
     kinds: dict[Any, str] = {bool: "switch", int: "integer", float: "number"}

@@ -44,7 +44,7 @@ def describe(explorer: Explorer[Any, Any]) -> dict[str, Any]:
         "words": words_of(text),
         "presets": [{"name": each.name, "values": each.values, "source": each.source} for each in explorer.presets],
         "places": explorer.places(),
-        "loads": explorer.load is not None,
+        "loads": explorer.loads,
         "has_further": explorer.further is not None,
         "measures": explorer.measure is not None,
     }

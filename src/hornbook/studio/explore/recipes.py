@@ -3,15 +3,19 @@
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from hornbook.errors import UsageError
+from pydantic import Field
+
+from hornbook.parallel.config import ParallelConfig
 from hornbook.plan.devices.hardware import Cluster, parse_cluster
 from hornbook.plan.planner import settle
 from hornbook.settings.recipe import Recipe
-from hornbook.settings.resolve import resolve
+from hornbook.settings.resolve import Resolved, override, resolve
+from hornbook.settings.sources import command_line_source
 
-Model = Literal[
+MODELS = [
     "tiny",
     "gpt2-124m",
     "gpt2-1.5b",
@@ -28,11 +32,13 @@ Model = Literal[
     "llama-65b",
     "gpt3-175b",
 ]
+Model = Annotated[str, Field(max_length=1000, json_schema_extra={"choices": [*MODELS]})]
+"""One of these, or the path of a recipe or of a run of yours."""
 Device = Literal["A100-40GB", "A100", "H100", "H200", "B200", "L4", "RTX4090"]
 
 
-PLAIN: Mapping[str, Any] = {"train.compile": False, "parallel.recompute": "none", "train.ramp.kind": "none"}
-"""Settings that the shipped recipes choose and that exclude some answers: a question chooses them."""
+PLAIN: Mapping[str, Any] = {"train.compile": False, "train.ramp.kind": "none"}
+"""Settings that recipes choose and that exclude some answers, as those of `parallel` do, which a question chooses."""
 
 
 SHARDS: Mapping[str, Any] = {"none": "none", "zero-1": "optimizer", "zero-2": "gradients", "zero-3": "everything"}
@@ -40,13 +46,20 @@ SHARDS: Mapping[str, Any] = {"none": "none", "zero-1": "optimizer", "zero-2": "g
 
 
 @lru_cache(256)
-def _resolved(name: str, words: tuple[str, ...]) -> Recipe:
-    return resolve(name, words, environ={}).recipe
+def _resolved(name: str, words: tuple[str, ...], _written: float) -> Recipe:
+    found = resolve(name, environ={})
+    alone = found.recipe.model_copy(update={"parallel": ParallelConfig()})
+    return override(Resolved(alone, found.origins), [command_line_source(words)]).recipe
 
 
 def recipe_of(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
-    """A shipped recipe with other settings, by dotted key. Raises UsageError for settings that exclude each other."""
-    return _resolved(name, tuple(f"{key}={_word(value)}" for key, value in {**PLAIN, **(settings or {})}.items()))
+    """A recipe on one device, with other settings by dotted key; a file that changed is read again.
+
+    Raises UsageError for settings that exclude each other, and for a name that is no recipe, file or run.
+    """
+    words = tuple(f"{key}={_word(value)}" for key, value in {**PLAIN, **(settings or {})}.items())
+    file = Path(name)
+    return _resolved(name, words, file.stat().st_mtime if file.is_file() else 0.0)
 
 
 def _word(value: object) -> str:
@@ -56,13 +69,6 @@ def _word(value: object) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {json.dumps(each)}' for key, each in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def model_of(recipe: Recipe) -> str:
-    """The model of a run as explorers offer it. Raises UsageError."""
-    if recipe.name not in get_args(Model):
-        raise UsageError(f"the run's recipe {recipe.name!r} is none of the shipped ones that this page has")
-    return recipe.name
 
 
 def on(cluster: str, name: str, settings: Mapping[str, Any]) -> tuple[Recipe, Cluster]:

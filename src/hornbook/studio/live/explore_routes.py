@@ -71,15 +71,11 @@ class ExplorerRoutes:
         return JSONResponse({"answer": await run_in_threadpool(act, await _values(request))})
 
     def load(self, request: Request) -> Response:
-        """The question that a run's recipe asks."""
-        from hornbook.settings.resolve import resolve
-
+        """The question that a run asks."""
         explorer, values = _explorer(request), request.query_params
-        if explorer.load is None or "run" not in values:
+        if not explorer.loads or "run" not in values:
             raise UsageError(f"{explorer.name} cannot be loaded from a run, or no run is named")
-        path = str(self._run(values["run"]).path)
-        reads_runs = {"run": path} if "run" in explorer.question.model_fields else {}
-        return JSONResponse({"question": {**explorer.load(resolve(path, environ={}).recipe), **reads_runs}})
+        return JSONResponse({"question": explorer.from_run(self._run(values["run"]).path)})
 
     async def measure(self, request: Request) -> Response:
         """What the explorer measures in a child process; one at a time."""

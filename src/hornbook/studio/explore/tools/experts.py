@@ -1,7 +1,7 @@
 """Mixture of experts: which experts a text's tokens choose, who finds no room, and what expert ranks hold and send."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from hornbook.studio.explore.recipes import Device, on, recipe_of, sequence_word
 from hornbook.studio.explore.views import Answer, Bar, Bars, Column, Facts, Table, column, fact, label
 from hornbook.studio.explore.widgets.tokenizers import ENGLISH
 
+MixtureModel = Annotated[str, Field(max_length=1000, json_schema_extra={"choices": ["mixtral-8x7b", "tiny-mixtral"]})]
 STEPS, ROWS, SEQUENCE = 100, 4, 128
 """Steps, rows and tokens of a row of a small model that learns the text."""
 ITEM = 2
@@ -31,8 +32,8 @@ class ExpertsQuestion(Config):
 
     text: str = Field(default=ENGLISH, min_length=1, max_length=LONGEST_TEXT)
     """The text whose tokens are routed, byte by byte, of at most 20,000 characters."""
-    model: Literal["mixtral-8x7b", "tiny-mixtral"] = "mixtral-8x7b"
-    """The model whose ranks hold the experts: a shipped recipe."""
+    model: MixtureModel = "mixtral-8x7b"
+    """The model whose ranks hold the experts: a shipped recipe, or the path of one of yours."""
     experts: int = slider(8, 2, 64)
     """Experts of a layer (`model.mlp.count`)."""
     active: int = slider(2, 1, 8)
@@ -49,7 +50,7 @@ class ExpertsQuestion(Config):
     """Ranks that divide the experts of each layer (`parallel.expert`)."""
     device: Device = "H100"
     """The kind of GPU."""
-    sequence: int = slider(4096, 128, 32768, logarithmic=True)
+    sequence: int = slider(4096, 16, 32768, logarithmic=True)
     """Tokens that a rank computes at once: one row (`train.sequence`)."""
 
 
@@ -138,7 +139,7 @@ def _ranks(question: ExpertsQuestion) -> ExpertsRanks:
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
-    """The mixture of a run; of a model without one the ranks alone."""
+    """The mixture of a run."""
     found: dict[str, Any] = {"ranks": recipe.parallel.expert, "sequence": recipe.train.sequence}
     if not isinstance(mlp := recipe.model.mlp, ExpertsConfig):
         return found
@@ -205,6 +206,10 @@ def experts(question: ExpertsQuestion) -> ExpertsAnswer:
     far more weights than a token uses. Routers prefer some experts: then others learn nothing, and the ranks that hold
     the preferred ones are waited for. A capacity drops what is too much. A loss on uneven use, or a bias for each
     expert, makes the router even. Expert ranks divide the experts and send each token to where its experts are."""
+    if not isinstance(recipe_of(question.model).model.mlp, ExpertsConfig):
+        raise UsageError(
+            f"{question.model} has no experts; take mixtral-8x7b, or a recipe with model.mlp.kind = experts"
+        )
     for name, value in (("active", question.active), ("ranks", question.ranks)):
         if value > question.experts:
             raise UsageError(f"{name} = {value}: a layer has {question.experts} experts; lower {name} or raise experts")

@@ -14,7 +14,7 @@ from hornbook.plan.search.plan_result import Layout, capacity
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.recipes import SHARDS, Device, Model, model_of, on, recipe_of, sequence_words
+from hornbook.studio.explore.recipes import SHARDS, Device, Model, on, recipe_of, sequence_words
 from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Curves, Facts, Grid, Line, Table, column, fact, label
 
 AXES: tuple[str, ...] = ("pipeline", "replica", "shard", "context", "tensor", "expert")
@@ -30,7 +30,7 @@ class LayoutsQuestion(Config):
     """A model on a cluster, and a layout of its ranks."""
 
     model: Model = "llama-3-8b"
-    """The model: a shipped recipe."""
+    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     device: Device = "H100"
     """The kind of GPU."""
     data: int = slider(4, 1, 256, logarithmic=True)
@@ -51,7 +51,7 @@ class LayoutsQuestion(Config):
     """Rows of a step (`train.batch_tokens` / `train.sequence`)."""
     micro_batch: int = slider(1, 1, 16)
     """Rows that a rank computes at once (`train.micro_batch`)."""
-    sequence: int = slider(4096, 128, 131072, logarithmic=True)
+    sequence: int = slider(4096, 16, 131072, logarithmic=True)
     """Tokens of a row (`train.sequence`)."""
 
 
@@ -173,7 +173,6 @@ def _search(question: LayoutsQuestion) -> LayoutsSearched:
 def _load(recipe: Recipe) -> Mapping[str, Any]:
     parallel = recipe.parallel
     return {
-        "model": model_of(recipe),
         "data": parallel.data,
         "tensor": parallel.tensor,
         "pipeline": parallel.pipeline.stages,

@@ -1,9 +1,12 @@
 """Memory of a GPU in one step: the planner's estimate, by category and phase."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from hornbook.errors import UsageError
+from hornbook.files.journal import read_records
+from hornbook.files.run_directory import RunDir
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.plan.devices.hardware import Cluster
 from hornbook.plan.planned_memory import CATEGORIES, PhaseMemory, RankMemory, estimate_memory
@@ -12,7 +15,7 @@ from hornbook.plan.search.plan_result import Layout, capacity
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.recipes import SHARDS, Device, Model, model_of, on, sequence_words
+from hornbook.studio.explore.recipes import MODELS, SHARDS, Device, Model, on, sequence_words
 from hornbook.studio.explore.views import Answer, Bar, Bars, Curves, Facts, Line, Mark, Table, column, fact, label
 
 PHASES = {"loss": "end of forward", "backward": "backward", "update": "update"}
@@ -22,14 +25,14 @@ class MemoryQuestion(Config):
     """A model, how it is trained, and on what."""
 
     model: Model = "llama-1b"
-    """The model: a shipped recipe."""
+    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     device: Device = "H100"
     """The kind of GPU."""
     gpus: int = slider(8, 1, 512, logarithmic=True)
     """Data ranks: GPUs that each compute a part of the batch."""
     micro_batch: int = slider(2, 1, 64)
     """Rows that a GPU computes at once (`train.micro_batch`)."""
-    sequence: int = slider(2048, 128, 131072, logarithmic=True)
+    sequence: int = slider(2048, 16, 131072, logarithmic=True)
     """Tokens of a row (`train.sequence`)."""
     precision: Literal["bf16", "bf16-pure", "fp32"] = "bf16"
     """bf16: products in 16 bits, weights in 32; bf16-pure: weights in 16 bits too."""
@@ -50,6 +53,7 @@ class MemoryAnswer(Answer):
 
     summary: Facts
     phases: Bars
+    run: Facts | None
     timeline: Curves
     parts: Table
 
@@ -86,13 +90,27 @@ def _planned(question: MemoryQuestion) -> tuple[Layout, Recipe, Cluster]:
 def _load(recipe: Recipe) -> Mapping[str, Any]:
     shard = next(name for name, each in SHARDS.items() if each == recipe.parallel.shard)
     return {
-        "model": model_of(recipe),
         "gpus": max(recipe.parallel.data_ranks, 1),
         "micro_batch": recipe.train.micro_rows,
         "sequence": recipe.train.sequence,
         "recompute": recipe.parallel.recompute.kind,
         "shard": shard,
     }
+
+
+def _of_run(question: MemoryQuestion) -> Facts | None:
+    """What a run measured next to its own plan; None for other models, and before the end of a run."""
+    records = () if question.model in MODELS else read_records(RunDir(Path(question.model)).events)
+    found = [each for each in records if each["kind"] == "plan"]
+    if not found:
+        return None
+    facts = [
+        fact(f"{what}, {how}", found[-1][f"{how}_{unit}"], unit)
+        for what, unit in (("peak of the fullest rank", "bytes"), ("a step", "seconds"))
+        for how in ("predicted", "measured")
+    ]
+    note = "Recorded by the run itself, with its own settings and devices; on a CPU the peak is that of the process."
+    return Facts(title="Your run", note=note, facts=facts)
 
 
 def _over_time(rank: RankMemory, layout: Layout) -> Curves:
@@ -242,6 +260,7 @@ def memory(question: MemoryQuestion) -> MemoryAnswer:
     return MemoryAnswer(
         summary=Facts(title="Does it fit?", facts=facts),
         phases=Bars(title="The three fullest moments of a step", bars=bars, limit=limit),
+        run=_of_run(question),
         timeline=_over_time(rank, layout),
         parts=Table(
             title="At the peak", columns=[label("what"), column("bytes", "bytes"), column("share", "share")], rows=parts

@@ -130,7 +130,6 @@ def _telling(run: Judged) -> tuple[str, list[Line]]:
     "Key metrics",
     asks="What do loss, gradient norm, rate and tokens/s look like when something is wrong, and what finds it?",
     code=("run.doctor.curve_rules:judge", "run.doctor.deaths:examine", "run.doctor.guard_replay:replay_guard"),
-    load=lambda _: {},
 )
 def metrics(question: MetricsQuestion) -> MetricsAnswer:
     """These are real runs of a model with 0.2 million values, each with one thing wrong and none stopped or repaired.

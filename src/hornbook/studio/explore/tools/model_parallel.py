@@ -22,7 +22,7 @@ class ModelParallelQuestion(Config):
     """A model, and where it is cut."""
 
     model: Model = "gpt2-1.5b"
-    """The model: a shipped recipe."""
+    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     devices: int = slider(4, 2, 16)
     """Devices that hold its blocks one after the other."""
     cuts: str = ""

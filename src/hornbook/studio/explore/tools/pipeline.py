@@ -1,8 +1,11 @@
 """Pipeline schedules: the orders that the trainer's ranks execute, timed by the planner's simulation."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from hornbook.errors import UsageError
 from hornbook.parallel.axes.pipeline.cuts import stage_costs
@@ -23,9 +26,10 @@ from hornbook.plan.planner import vocabulary
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.recipes import Model, on, recipe_of
+from hornbook.studio.explore.recipes import MODELS, on, recipe_of
 from hornbook.studio.explore.views import Answer, Facts, Span, Table, Timeline, column, fact, label
 
+PipelineModel = Annotated[str, Field(max_length=1000, json_schema_extra={"choices": ["even", *MODELS]})]
 DRAWN = 4_000
 """Passes that a timeline shows at most."""
 NAMES: dict[str, str] = {"F": "forward", "B": "backward", "I": "gradient of inputs", "W": "gradient of weights"}
@@ -43,8 +47,8 @@ class PipelineQuestion(Config):
     """Parts of a step's batch, which flow through the pipeline one after the other."""
     chunks: int = slider(2, 2, 8)
     """Stages of each rank, for the schedule `interleaved`."""
-    model: Literal["even", Model] = "even"
-    """Whose blocks are cut into stages; `even`: all stages cost the same."""
+    model: PipelineModel = "even"
+    """Whose blocks are cut into stages: a recipe, or the path of one of yours; `even`: all stages cost the same."""
     backward: float = slider(2.0, 1.0, 3.0)
     """Time of a backward pass, in forward passes of a rank."""
     message: float = slider(0.0, 0.0, 2.0)
@@ -109,7 +113,7 @@ def _settings(question: PipelineQuestion) -> dict[str, Any]:
 def _load(recipe: Recipe) -> Mapping[str, Any]:
     pipeline = recipe.parallel.pipeline
     if pipeline.stages < 2:
-        raise UsageError("this run has no pipeline (parallel.pipeline.stages is 1): its blocks are on one rank")
+        return {}
     count = -(-recipe.train.num_microbatches // recipe.parallel.data_ranks)
     return {"schedule": pipeline.schedule, "ranks": pipeline.stages, "chunks": pipeline.chunks, "microbatches": count}
 
@@ -126,13 +130,18 @@ def _gibibytes(question: PipelineQuestion) -> list[float | None]:
 
 
 def _compare(question: PipelineQuestion) -> PipelineCompared:
+    """The schedules for whose stages there are blocks."""
+    rows = list[list[Any]]()
+    for each in ORDERS:
+        with suppress(UsageError):
+            rows.append([each, *_length(question, each)])
     table = Table(
         title="All schedules on this pipeline",
         note="Timed as the planner does: by the microbatches that fill the pipeline, and the slowest rank's time for "
         "each further one.",
         columns=[label("schedule"), column("bubble", "share"), column("length of the step")],
-        rows=[[each, *_length(question, each)] for each in ORDERS],
-        chosen=ORDERS.index(question.schedule),
+        rows=rows,
+        chosen=next((number for number, row in enumerate(rows) if row[0] == question.schedule), None),
     )
     return PipelineCompared(schedules=table)
 

@@ -17,7 +17,7 @@ class RecomputeQuestion(Config):
     """A model, its rows, and a policy."""
 
     model: Model = "llama-1b"
-    """The model: a shipped recipe."""
+    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     policy: Literal["none", "selective", "block"] = "block"
     """none: keep all; selective: compute norms and activations again; block: whole blocks (`parallel.recompute`)."""
     every: int = slider(1, 1, 16)

@@ -24,7 +24,7 @@ class TensorQuestion(Config):
     """A layer on tensor ranks."""
 
     model: Model = "llama-3-8b"
-    """The model whose layers are divided: a shipped recipe."""
+    """The model whose layers are divided: a shipped recipe, or the path of one of yours."""
     ranks: int = slider(4, 1, 8)
     """Ranks that divide each matrix (`parallel.tensor`); the small matrices have 16 hidden values."""
     sequence: bool = False

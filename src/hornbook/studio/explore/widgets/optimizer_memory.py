@@ -33,7 +33,7 @@ class OptimizerMemoryQuestion(Config):
     """A model and the precision of its weights."""
 
     model: Model = "llama-7b"
-    """The model: a shipped recipe."""
+    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     precision: Literal["bf16", "bf16-pure"] = "bf16"
     """bf16 keeps weights and gradients in 32 bits, bf16-pure in 16."""
 

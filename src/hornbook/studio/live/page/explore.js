@@ -79,7 +79,7 @@ function Control({ control, value, put }) {
   const label = html`<label for=${id}>${control.label}</label>`, help = html`<span class="help" id=${id + "-help"}>${prose(control.help)}</span>`;
   const read = event => put(event.target.value);
   if (kind === "switch") return html`<div class="control"><div class="line"><input id=${id} type="checkbox" checked=${String(value) === "true"} aria-describedby=${id + "-help"} onChange=${event => put(event.target.checked)}/>${label}</div>${help}</div>`;
-  if (kind === "choice") return html`<div class="control">${label}<select id=${id} value=${value} aria-describedby=${id + "-help"} onChange=${read}>${control.choices.map(each => html`<option key=${each} value=${each} selected=${each === value}>${each}</option>`)}</select>${help}</div>`;
+  if (kind === "choice") return html`<div class="control">${label}<select id=${id} value=${value} aria-describedby=${id + "-help"} onChange=${read}>${[...control.choices, ...(control.choices.includes(value) ? [] : [value])].map(each => html`<option key=${each} value=${each} selected=${each === value}>${each.split("/").pop()}</option>`)}</select>${help}</div>`;
   if (kind === "several") {
     const chosen = Array.isArray(value) ? value : String(value).split(",");
     const toggle = each => put(control.choices.filter(name => name === each ? !chosen.includes(name) : chosen.includes(name)).join(","));
