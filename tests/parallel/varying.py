@@ -185,7 +185,7 @@ def _step(recipe: Recipe, vocab: int, rank: int, axis: Axis, keys: tuple[list[Ke
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with simulate.fake_world(recipe, rank) as world:
         mode = Varying(world, axis, recipe, keys and keys[1])
-        engine = simulate._engine(recipe, vocab, replace(world, memory=simulate._both(fake, mode)))
+        engine = simulate.engine_of(recipe, vocab, replace(world, memory=simulate._both(fake, mode)))
         mode.keys.clear()
         if keys is not None:
             mode.compare(keys[0])

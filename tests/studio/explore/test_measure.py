@@ -28,6 +28,24 @@ def test_what_a_step_keeps_is_what_is_planned() -> None:
         assert traced == pytest.approx(planned, rel=0.01), name
 
 
+def test_what_four_ranks_hold_and_send_is_what_is_planned() -> None:
+    """At each stage of ZeRO; what a step alone needs is gone after it, and zero-3 keeps what blocks do not have."""
+    zero = load_explorer("zero")
+    state, messages = measure.measured(zero, zero.question()).views().values()
+    assert isinstance(state, Table)
+    assert isinstance(messages, Table)
+    rows: Any = state.rows
+    for stage, what, planned, measured in rows:
+        freed = (stage, what) in {("zero-1", "weights"), ("zero-2", "weights"), ("zero-1", "gradients")}
+        share = rows[-3][2] if freed else planned
+        assert measured == pytest.approx(share, rel=1e-4), (stage, what)
+    sent: Any = {row[0]: row[2:] for row in messages.rows}
+    for stage in ("ddp", "zero-1", "zero-2"):
+        assert sent[stage][1] == pytest.approx(sent[stage][0], rel=1e-4)
+    outside = 4 * (4096 + 1) * 256 * 3 / 4  # bytes of the tied embedding and the last norm that others send
+    assert sent["zero-3"][0] - sent["zero-3"][1] == pytest.approx(outside, rel=1e-4)
+
+
 def test_a_measurement_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "SECONDS", 0.2)
     zero = load_explorer("zero")

@@ -97,10 +97,10 @@ def simulate(recipe: Recipe, vocab: int, rank: int) -> Simulation:
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_world(recipe, rank) as world:
         tracker = StepTracker(world)
-        engine = _engine(recipe, vocab, replace(world, memory=_both(fake, tracker)))
+        engine = engine_of(recipe, vocab, replace(world, memory=_both(fake, tracker)))
         count = _microbatches(recipe, world)
         with _foreseen(), tracker.resizing(), _balanced(), fake, tracker:
-            optimizer = _optimizer(recipe, engine)
+            optimizer = optimizer_of(recipe, engine)
             steps = [_step(recipe, engine, optimizer, tracker, each) for each in _counts(count, recipe)]
         held = sum(shard.tensor.numel() for shard in engine.shards.values())
         axes = {axis: (world.axis_rank([axis]), world.sizes[axis]) for axis in AXES if world.sizes.get(axis, 1) > 1}
@@ -190,7 +190,8 @@ def _both(fake: FakeTensorMode, tracker: StepTracker) -> Any:
     return memory
 
 
-def _engine(recipe: Recipe, vocab: int, world: World) -> Engine:
+def engine_of(recipe: Recipe, vocab: int, world: World) -> Engine:
+    """The engine of one rank, without initial values."""
     model = build_model(recipe.model, vocab, device="meta")
     operate(model, recipe.surgery)
     is_widened(torch.empty(0, dtype=torch.bfloat16))  # measured once, with values
@@ -198,7 +199,8 @@ def _engine(recipe: Recipe, vocab: int, world: World) -> Engine:
     return parallelize(model, recipe.parallel, recipe.train, world)
 
 
-def _optimizer(recipe: Recipe, engine: Engine) -> Optimizer:
+def optimizer_of(recipe: Recipe, engine: Engine) -> Optimizer:
+    """The optimizer of what one rank holds."""
     roles = parameter_roles(engine.model)
     shapes = {name: shard.shape for name, shard in engine.shards.items()}
     factors = learning_factors(roles, recipe.model)
@@ -227,7 +229,7 @@ def _step(recipe: Recipe, engine: Engine, optimizer: Optimizer, tracker: StepTra
     engine.clip_gradients(0.0)  # the norm; whether it is above the limit is not known without values
     optimizer.set_learning_rate(recipe.optim.lr)
     engine.step(_Unasked(optimizer))  # pyright: ignore[reportArgumentType]
-    categories = _categories(engine, optimizer)
+    categories = state_tensors(engine, optimizer)
     state = {name: tracker.held(tensors) for name, tensors in categories.items()}
     return _Step(count, state, tracker.peak(categories), watch.peak, tracker.collectives)
 
@@ -261,7 +263,8 @@ def _batch(recipe: Recipe, number: int) -> Batch:
     )
 
 
-def _categories(engine: Engine, optimizer: Optimizer) -> dict[str, list[Tensor]]:
+def state_tensors(engine: Engine, optimizer: Optimizer) -> dict[str, list[Tensor]]:
+    """What stays between steps: weights, gradients and moments of one rank."""
     shards: list[Tensor] = [shard.tensor for shard in engine.shards.values()]
     gradients = [each.grad for each in shards if each.grad is not None]
     codes = [each for part in engine.model.modules() if isinstance(part, nf4.Nf4Code) for each in part.buffers()]

@@ -3,12 +3,17 @@
 This module imports torch, and only the child process of a measurement imports this module.
 """
 
+import importlib
+import multiprocessing
+import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.distributed import FileStore
 from torch.nn import Parameter
 
 from hornbook.model.config.saved_bytes import saved_bytes
@@ -16,10 +21,12 @@ from hornbook.model.mlp.experts import Experts
 from hornbook.optim.build_optimizer import build_optimizer
 from hornbook.optim.config.optimizer_config import OptimizerConfig
 from hornbook.parallel.config import ParallelConfig
+from hornbook.parallel.world import RankInfo, distributed
 from hornbook.plan.counts.share import rows_of
 from hornbook.plan.planner import vocabulary
-from hornbook.run.diagnose.calibrate import training_step
-from hornbook.run.diagnose.simulate import Simulation, simulate
+from hornbook.run.diagnose.calibrate import batch_of, training_step
+from hornbook.run.diagnose.simulate import Simulation, engine_of, optimizer_of, simulate, state_tensors
+from hornbook.run.launch.rank import die_with
 from hornbook.run.observe.memory_log import SavedWatch
 from hornbook.settings.recipe import Recipe
 
@@ -33,6 +40,49 @@ def traced(recipe: Recipe, rank: int = 0) -> Simulation:
     """A step of one rank on fake tensors, by the trainer's own code."""
     train = recipe.train.model_copy(update={"device": "cpu"})
     return simulate(recipe.model_copy(update={"train": train}), vocabulary(recipe), rank)
+
+
+class RankState(NamedTuple):
+    """What a rank holds after a step, and sent in it."""
+
+    held: dict[str, int]
+    """Bytes of weights, gradients and moments."""
+    sent: dict[str, float]
+    """Bytes by kind of message."""
+
+
+def on_ranks(recipes: Sequence[Recipe]) -> list[list[RankState]]:
+    """A step of each recipe's model on processes of this machine, as many for all: what each rank has for each."""
+    importlib.import_module("hornbook.parallel.fully_sharded")  # once, not by each fork
+    context, size = multiprocessing.get_context("fork"), recipes[0].parallel.world
+    with tempfile.TemporaryDirectory() as folder, context.Pool(size, die_with, [os.getpid()]) as pool:
+        return pool.starmap(_on_rank, [(recipes, rank, folder) for rank in range(size)], chunksize=1)
+
+
+def _on_rank(recipes: Sequence[Recipe], rank: int, folder: str) -> list[RankState]:
+    return [_step_of(each, rank, f"{folder}/{number}") for number, each in enumerate(recipes)]
+
+
+def _step_of(recipe: Recipe, rank: int, store: str) -> RankState:
+    size, rows = recipe.parallel.world, (recipe.train.micro_rows, recipe.train.sequence)
+    info = RankInfo(rank, size, connect=lambda: FileStore(store, size))
+    with distributed(recipe.parallel, recipe.train, info) as world:
+        engine = engine_of(recipe, vocabulary(recipe), world)
+        for shard in engine.shards.values():
+            shard.tensor.detach().fill_(0.01)
+        optimizer, traffic = optimizer_of(recipe, engine), world.clock.traffic
+        engine.zero_gradients()
+        traffic.begin()
+        engine.forward_backward([batch_of(torch.zeros(rows, dtype=torch.int64))], float(recipe.train.batch_tokens))
+        engine.clip_gradients(1.0)
+        engine.step(optimizer)
+        sent = {f"{kind}, {axis}": volume.bytes for (axis, kind), volume in traffic.take().flows.items()}
+        return RankState({name: _bytes_in(each) for name, each in state_tensors(engine, optimizer).items()}, sent)
+
+
+def _bytes_in(tensors: Sequence[torch.Tensor]) -> int:
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    return sum(storages.values())
 
 
 def kept_and_seconds(recipe: Recipe) -> tuple[int, int, float]:

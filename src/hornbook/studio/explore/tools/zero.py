@@ -117,8 +117,8 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     }
 
 
-class ZeroTraced(Answer):
-    """Bytes of the trainer's own tensors."""
+class ZeroMeasured(Answer):
+    """Bytes of real ranks."""
 
     state: Table
     messages: Table
@@ -127,30 +127,34 @@ class ZeroTraced(Answer):
 REAL_RANKS = 4
 
 
-def _trace(question: ZeroQuestion) -> ZeroTraced:
-    """Rank 0 of four with the recipe `tiny`, on fake tensors: what it holds and sends at each stage."""
-    from hornbook.studio.explore.real import traced
+def _measure(question: ZeroQuestion) -> ZeroMeasured:
+    """A step of the recipe `tiny` on four processes at each stage: what they hold and send."""
+    from hornbook.studio.explore.real import on_ranks
 
     rows, messages = list[list[Any]](), list[list[Any]]()
-    for name, shard in STAGES.items():
-        words = {"parallel.data": REAL_RANKS, "parallel.shard": shard, "optim.kind": question.optimizer}
-        words |= {"train.micro_batch": 1, "train.batch_tokens": REAL_RANKS * SEQUENCE, "train.sequence": SEQUENCE}
-        recipe = recipe_of("tiny", words | {"train.precision": question.precision})
-        values = count_parameters(recipe.model, vocabulary(recipe))
-        like = question.model_copy(update={"parameters": float(values), "ranks": REAL_RANKS})
-        held, found = _held(like, shard), traced(recipe)
-        for category, planned in held.items():
-            rows.append([name, category, planned, found.state["moments" if category == "optimizer" else category]])
-        messages += [[name, each.kind, each.count, each.num_bytes] for each in found.collectives]
-    columns = [label("stage"), label("what"), column("planned", "bytes")]
-    sent = [label("stage"), label("collective"), column("calls"), column("bytes", "bytes")]
-    note = (
-        f"Rank 0 of {REAL_RANKS} with the recipe `tiny`: the trainer's own code on tensors without values, when "
-        "gradients are summed. zero-1 has divided them by then, and gathered weights are no state."
+    words = {"train.micro_batch": 1, "train.batch_tokens": REAL_RANKS * SEQUENCE, "train.sequence": SEQUENCE}
+    words |= {"parallel.data": REAL_RANKS, "optim.kind": question.optimizer, "train.precision": question.precision}
+    words |= {"train.device": "cpu", "train.threads": 1}
+    recipes = [recipe_of("tiny", words | {"parallel.shard": shard}) for shard in STAGES.values()]
+    values = count_parameters(recipes[0].model, vocabulary(recipes[0]))
+    like = question.model_copy(update={"parameters": float(values), "ranks": REAL_RANKS})
+    stages = zip(STAGES.items(), zip(*on_ranks(recipes), strict=True), _traffic(like), strict=True)
+    for (name, shard), ranks, traffic in stages:
+        for category, planned in _held(like, shard).items():
+            key = "moments" if category == "optimizer" else category
+            rows.append([name, category, planned, max(each.held[key] for each in ranks)])
+        sent = max(ranks, key=lambda each: sum(each.sent.values())).sent
+        messages.append([name, "; ".join(sent), traffic[1], sum(sent.values())])
+    columns = [label("stage"), label("what"), column("planned", "bytes"), column("measured", "bytes")]
+    held = (
+        f"The fullest of {REAL_RANKS} processes on this machine, after a step of the recipe `tiny`. zero-1 and zero-2 "
+        "need the whole weights within the step alone, and zero-1 the whole gradients."
     )
-    return ZeroTraced(
-        state=Table(title="Planned and traced", note=note, columns=[*columns, column("traced", "bytes")], rows=rows),
-        messages=Table(title="Collectives of one step", columns=sent, rows=messages),
+    sends = [label("stage"), label("messages"), column("planned", "bytes"), column("measured", "bytes")]
+    note = "The plan has zero-3 gather all weights twice; those outside of the blocks (embedding, head) stay gathered."
+    return ZeroMeasured(
+        state=Table(title="Planned and measured on four processes", note=held, columns=columns, rows=rows),
+        messages=Table(title="Sent by a rank in the step", note=note, columns=sends, rows=messages),
     )
 
 
@@ -169,7 +173,7 @@ def _trace(question: ZeroQuestion) -> ZeroTraced:
     ),
     settings=_settings,
     load=_load,
-    measure=_trace,
+    measure=_measure,
 )
 def zero(question: ZeroQuestion) -> ZeroAnswer:
     """In plain data parallelism every rank holds the whole model: weights, gradients and the optimizer's moments. ZeRO
