@@ -4,17 +4,18 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hornbook.errors import HornbookError, UsageError
 from hornbook.optim.config.optim import AdamW
-from hornbook.studio.explore import measure
+from hornbook.studio.explore import measure, real
 from hornbook.studio.explore.explorer import load_explorer
-from hornbook.studio.explore.real import losses_of, path_of
+from hornbook.studio.explore.real import losses_of, path_of, proxies
 from hornbook.studio.explore.recipes import small_recipe
 from hornbook.studio.explore.tools import experts, optimizers
-from hornbook.studio.explore.views import Bars, Line, Table
+from hornbook.studio.explore.views import Bars, Facts, Line, Table
 
 
 def test_what_a_step_keeps_is_what_is_planned() -> None:
@@ -128,6 +129,42 @@ def test_a_small_model_stays_where_the_rate_is_nothing() -> None:
     first, *others = losses_of(small_recipe(), AdamW(weight_decay=0), "To be, or not to be.", [0.0, 0.0, 0.01, 0.0])
     assert others[:2] == [first, first]
     assert others[2] < first
+
+
+def test_small_models_show_that_noise_was_in_the_way() -> None:
+    """Every second passage has random bytes: what learned the clean passages alone knows clean text better."""
+    clean = b"".join(b"%d times %d is %d. " % (a, b, a * b) for a in range(40) for b in range(40))
+    noise = np.random.default_rng(0).bytes(4 * len(clean))
+    texts, scored = {"all": clean + noise, "kept": clean}, {"clean": clean, "noise": noise}
+    steps, losses = proxies(small_recipe(), texts, scored, 0.0)
+    assert steps == 20
+    assert (losses["kept"]["clean"] < losses["all"]["clean"]).all()
+    assert losses["kept"]["noise"].mean() > losses["all"]["noise"].mean()
+
+
+def test_two_small_models_are_scored_on_documents_that_none_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[Any]()
+
+    def learn(_: object, texts: Any, scored: Any, seconds: float) -> Any:
+        given.extend([texts, scored, seconds])
+        return 7, {name: {each: np.array([1.0, 2.0]) * math.log(2) for each in scored} for name in texts}
+
+    monkeypatch.setattr(real, "proxies", learn)
+    tool = load_explorer("cleaning")
+    assert tool.measure is not None
+    losses, difference = tool.measure(tool.ask({"min_words": 60})).views().values()
+    texts, scored, seconds = given
+    assert seconds < measure.SECONDS
+    assert scored.keys() == {"good", "bad"}
+    passages = {each for text in scored.values() for each in text.split(b"\n\n") if len(each) > 200}
+    assert len(passages) > 9
+    assert sum(each in text for each in passages for text in texts.values()) < 0.1 * len(passages)
+    assert isinstance(losses, Table)
+    assert [row[2:] for row in losses.rows] == [[1.5, 1.5]] * 2
+    assert isinstance(difference, Facts)
+    assert [each.value for each in difference.facts] == [0.0] * 4
+    with pytest.raises(UsageError, match="leave nothing to learn"):
+        tool.measure(tool.ask({"min_words": 300, "min_stop_words": 8, "min_alphabetic_words": 1.0}))
 
 
 def test_routers_learn_to_use_all_experts(monkeypatch: pytest.MonkeyPatch) -> None:

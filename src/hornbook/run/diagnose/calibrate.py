@@ -53,8 +53,8 @@ def training_step(
 ) -> tuple[Engine, Callable[..., dict[str, torch.Tensor]]]:
     """(engine, a function that makes one whole training step and returns its losses) of a model with initial values.
 
-    The function takes the learning rate of the step, by default that of `optim`, which is AdamW where it is None.
-    `tokens`: (rows, sequence) that every step learns, random ones by default.
+    The function takes the learning rate of the step, by default that of `optim`, which is AdamW where it is None, and
+    tokens (rows, sequence) in place of `tokens`, which are random ones by default.
     """
     model = build_model(config, vocab, device="meta")
     engine = parallelize(model, parallel or ParallelConfig(), train)
@@ -62,12 +62,11 @@ def training_step(
     optimizer = build_optimizer(dict(model.named_parameters()), parameter_roles(model), optim := optim or AdamW())
     if tokens is None:
         tokens = torch.randint(0, vocab, (train.batch_tokens // train.sequence, train.sequence))
-    batch = batch_of(tokens)
 
-    def step(lr: float = optim.lr) -> dict[str, torch.Tensor]:
+    def step(lr: float = optim.lr, tokens: torch.Tensor = tokens) -> dict[str, torch.Tensor]:
         optimizer.set_learning_rate(lr)
         engine.zero_gradients()
-        losses = engine.forward_backward([batch], total_weight=float(tokens.numel()))
+        losses = engine.forward_backward([batch_of(tokens)], total_weight=float(tokens.numel()))
         engine.clip_gradients(1.0)
         engine.step(optimizer)
         return losses

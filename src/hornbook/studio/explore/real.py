@@ -8,12 +8,12 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.distributed import FileStore
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn import Parameter
 
 from hornbook.model.config.saved_bytes import saved_bytes
@@ -34,6 +34,8 @@ Place = tuple[float, float]
 """x and y."""
 REPEATS = 3
 """Timed steps; the fastest counts."""
+SCORED, LEAST_STEPS = 16, 20
+"""Microbatches of held-out text; steps that a model makes on the slowest machine too."""
 
 
 def traced(recipe: Recipe, rank: int = 0) -> Simulation:
@@ -138,6 +140,39 @@ def _bytes_of(text: str, recipe: Recipe) -> torch.Tensor:
 
 def _mean_loss(losses: dict[str, torch.Tensor], tokens: torch.Tensor) -> float:
     return float(losses["loss"]) / tokens.numel()
+
+
+def proxies(
+    recipe: Recipe, texts: Mapping[str, bytes], held_out: Mapping[str, bytes], seconds: float
+) -> tuple[int, dict[str, dict[str, np.ndarray]]]:
+    """(steps, losses of held-out texts by training text) of a recipe's model that learns each text.
+
+    They take about `seconds` in all. Every model makes as many steps, from one start and one random state. Losses are
+    in nats per byte, of the same microbatches for every model.
+    """
+    found, steps = dict[str, dict[str, np.ndarray]](), 0
+    for name, text in texts.items():
+        torch.manual_seed(0)
+        random = np.random.default_rng(0)
+        _, step = training_step(recipe.model, 256, recipe.train, optim=recipe.optim)
+        begun, done = time.perf_counter(), 0
+        while done < (steps or LEAST_STEPS) or (not steps and time.perf_counter() < begun + seconds / len(texts)):
+            step(tokens=_windows(text, recipe, random))
+            done += 1
+        steps, random = done, np.random.default_rng(1)
+        scored = {each: [_windows(held, recipe, random) for _ in range(SCORED)] for each, held in held_out.items()}
+        found[name] = {
+            each: np.array([_mean_loss(step(0.0, tokens), tokens) for tokens in some]) for each, some in scored.items()
+        }
+    return steps, found
+
+
+def _windows(text: bytes, recipe: Recipe, random: np.random.Generator) -> torch.Tensor:
+    """Rows of a microbatch from random places of a text."""
+    rows, sequence = recipe.train.micro_rows, recipe.train.sequence
+    values = np.resize(np.frombuffer(text, np.uint8), max(len(text), sequence + 1)).astype(np.int64)
+    starts = random.integers(0, len(values) - sequence, rows)
+    return torch.from_numpy(values[starts[:, None] + np.arange(sequence)])
 
 
 def routed(recipe: Recipe, text: str, steps: int) -> tuple[float, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 from pydantic import Field
@@ -10,9 +11,11 @@ from hornbook.errors import UsageError
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, control, explorer, slider
+from hornbook.studio.explore.recipes import small_recipe
 from hornbook.studio.explore.views import (
     Answer,
     Curves,
+    Fact,
     Facts,
     Line,
     Mark,
@@ -28,6 +31,8 @@ from hornbook.text.refinery.scores.moved_thresholds import RULES, MovedThreshold
 
 SHOWN, CHARACTERS, VALUES = 3, 300, 21
 """Documents next to a threshold, on each side; characters of each; values of a threshold that are tried."""
+HELD, TEXT, PROXY_SECONDS = 8, 100_000, 40.0
+"""One of so many documents is scored and not learned; characters of a document; of two small models."""
 Kind = Literal["gopher_quality", "gopher_repetition", "fineweb"]
 Key = Literal[
     "min_words", "min_alphabetic_words", "min_stop_words", "max_duplicate_lines", "max_duplicate_5_grams",
@@ -142,6 +147,56 @@ def _further(question: CleaningQuestion) -> CleaningFurther:
     return CleaningFurther(front=_front(rules, question), documents=shown)
 
 
+class CleaningProxies(Answer):
+    """Small models that learned what the rules keep, and all documents."""
+
+    losses: Table
+    difference: Facts
+
+
+def _measure(question: CleaningQuestion) -> CleaningProxies:
+    """Train two small models for a minute, and score both on documents that neither has seen."""
+    from hornbook.studio.explore.real import proxies
+
+    rules = _rules(question)
+    kept, good, texts = rules.now.kept, rules.corpus.good, rules.corpus.texts(range(len(rules.now.kept)), TEXT)
+    if sum(map(bool, texts)) < 0.9 * len(texts):
+        raise UsageError(
+            f"{question.data} has few texts of dropped documents: give --data the files that it was made of"
+        )
+    ids, encoded = rules.corpus.signals.columns["id"].tolist(), [each.encode() for each in texts]
+    # The example's planted copies go where their original does.
+    names = ids if question.data else [each.partition("#")[0] for each in ids]
+    is_held = np.array([crc32(each.encode()) % HELD == 0 for each in names])
+
+    def joined(mask: np.ndarray) -> bytes:
+        return b"\n\n".join(encoded[row] for row in np.flatnonzero(mask))
+
+    masks = {"good": good == 1, "bad": good == 0} if rules.is_judged else {"kept": kept, "dropped": ~kept}
+    learned = {"all documents": joined(~is_held), "what your rules keep": joined(kept & ~is_held)}
+    scored = {name: text for name, mask in masks.items() if (text := joined(mask & is_held))}
+    if not learned["what your rules keep"] or not scored:
+        raise UsageError("these rules leave nothing to learn, or nothing to score: choose others, or more documents")
+    steps, found = proxies(small_recipe(), learned, scored, PROXY_SECONDS)
+    rows = [
+        [name, len(text), *(found[name][each].mean() / np.log(2) for each in scored)] for name, text in learned.items()
+    ]
+    facts = list[Fact]()
+    for name in scored:
+        less = (found["all documents"][name] - found["what your rules keep"][name]) / np.log(2)
+        facts += [fact(f"fewer bits per byte of {name} documents", less.mean())]
+        facts += [fact("... plus or minus", 2 * less.std(ddof=1) / np.sqrt(len(less)))]
+    columns = [label("learned"), column("bytes", "bytes"), *(column(f"bits per byte, {name}") for name in scored)]
+    note = (
+        f"A model of 0.1 million values, {steps} steps each, scored on one of {HELD} documents, which it did not learn."
+    )
+    range_note = "By two standard errors over the same passages. Other seeds, and larger models, may say otherwise."
+    return CleaningProxies(
+        losses=Table(title="Loss of small models", note=note, columns=columns, rows=rows),
+        difference=Facts(title="What your rules gain", note=range_note, facts=facts),
+    )
+
+
 def _settings(question: CleaningQuestion) -> dict[str, Any]:
     rules = [{"kind": kind, **values} for kind, values in _thresholds(question).items()]
     return {"text.steps": [*({"kind": each.kind} for each in PLAIN), *rules]}
@@ -172,6 +227,7 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     settings=_settings,
     load=_load,
     further=_further,
+    measure=_measure,
 )
 def cleaning(question: CleaningQuestion) -> CleaningAnswer:
     """Text from the web is cleaned by rules: a document goes if it is too short, repeats itself, or has few sentences.

@@ -16,7 +16,7 @@ from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, slider
 from hornbook.studio.explore.recipes import MODELS, SHARDS, Device, Model, on, sequence_words
-from hornbook.studio.explore.views import Answer, Bar, Bars, Curves, Facts, Line, Mark, Table, column, fact, label
+from hornbook.studio.explore.views import Answer, Bar, Bars, Curves, Facts, Line, Mark, Table, Unit, column, fact, label
 
 PHASES = {"loss": "end of forward", "backward": "backward", "update": "update"}
 
@@ -104,11 +104,9 @@ def _of_run(question: MemoryQuestion) -> Facts | None:
     found = [each for each in records if each["kind"] == "plan"]
     if not found:
         return None
-    facts = [
-        fact(f"{what}, {how}", found[-1][f"{how}_{unit}"], unit)
-        for what, unit in (("peak of the fullest rank", "bytes"), ("a step", "seconds"))
-        for how in ("predicted", "measured")
-    ]
+    kinds: list[tuple[str, Unit]] = [("peak of the fullest rank", "bytes"), ("a step", "seconds")]
+    hows = ("predicted", "measured")
+    facts = [fact(f"{what}, {how}", found[-1][f"{how}_{unit}"], unit) for what, unit in kinds for how in hows]
     note = "Recorded by the run itself, with its own settings and devices; on a CPU the peak is that of the process."
     return Facts(title="Your run", note=note, facts=facts)
 
