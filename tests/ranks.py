@@ -32,10 +32,13 @@ from typing import Any
 from tests.processes import Server, answer, die_with, sync_nothing
 
 PRELOADED = (
+    "encodings.idna",
     "hornbook.model.build_model",
     "hornbook.model.init.init",
     "hornbook.optim.build_optimizer",
+    "hornbook.parallel.fully_sharded",
     "hornbook.parallel.parallelize",
+    "numpy.ctypeslib",
     "safetensors.torch",
     "torch._dynamo",  # fully_shard imports it when it is first used, which takes seconds
 )
@@ -91,10 +94,14 @@ def serve(parent: int) -> None:
     import torch
 
     from hornbook.model.config.model_config import ModelConfig
+    from hornbook.parallel.config import ParallelConfig
     from hornbook.run.job.run_inputs import load_kernels
+    from hornbook.settings.resolve import resolve
     from hornbook.settings.training import TrainConfig
 
     torch.set_num_threads(1)
+    resolve(None, (), environ={})  # builds the schemas of all settings, which takes a rank longer than its steps
+    ParallelConfig.model_validate({})
     model = ModelConfig(layers=1, width=64, heads=2, dropout=0.1)
     load_kernels(model, TrainConfig.model_validate({"device": "cpu", "precision": "fp32"}), vocab=64)
     warnings.simplefilter("error")  # as in pytest's own process

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.engine import Engine
 from hornbook.parallel.parallelize import parallelize
 from hornbook.parallel.world import RankInfo, World, distributed
+from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
@@ -36,9 +38,15 @@ ANSWERS = GenerationFile(path="-", max_tokens=12, stop=list("OktEJ`V\x04"))
 SETTINGS = ("model.layers=1", "model.width=16", "model.heads=2", "train.precision=fp32", "train.device=cpu")
 
 
+@cache
+def recipe_of(*words: str) -> Recipe:
+    """The recipe of `SETTINGS` and others. Not to be changed."""
+    return resolve(None, [*SETTINGS, *words], {}).recipe
+
+
 def engine(seed: int = 0, vocab: int = 257, *words: str) -> Engine:
     """An untrained model whose logits differ enough to be told apart."""
-    recipe = resolve(None, [*SETTINGS, *words], {}).recipe
+    recipe = recipe_of(*words)
     model = build_model(recipe.model, vocab, "cpu")
     torch.manual_seed(seed)
     with torch.no_grad():
@@ -51,14 +59,14 @@ def likelihoods(rank_info: RankInfo, corpus: str, parallel: dict[str, Any]) -> l
     """What each rank finds of `REQUESTS`, by the model of `engine` divided over ranks."""
     settings = ParallelConfig.model_validate(parallel)
     words = ["model.layers=2", "train.threads=1"]
-    with distributed(settings, resolve(None, [*SETTINGS, *words], {}).recipe.train, rank_info) as world:
+    with distributed(settings, recipe_of(*words).train, rank_info) as world:
         model = divided(world, settings, words)
         return log_likelihoods(model, world, REQUESTS, context(Path(corpus), 64, 1)).tolist()
 
 
 def divided(world: World, parallel: ParallelConfig, words: Sequence[str]) -> Engine:
     """The model of `engine` over ranks."""
-    recipe = resolve(None, [*SETTINGS, *words], {}).recipe
+    recipe = recipe_of(*words)
     found = parallelize(build_model(recipe.model, 257, "meta"), parallel, recipe.train, world)
     whole = engine(0, 257, *words).model
     found.load_stream((name, each.detach()) for name, each in whole.named_parameters())
@@ -71,7 +79,7 @@ def answers(rank_info: RankInfo, corpus: str, parallel: dict[str, Any], words: l
     Last, the answers until `proceed` was False the second time.
     """
     settings, found = ParallelConfig.model_validate(parallel), list[Any]()
-    with distributed(settings, resolve(None, [*SETTINGS, *words], {}).recipe.train, rank_info) as world:
+    with distributed(settings, recipe_of(*words).train, rank_info) as world:
         model = divided(world, settings, words)
         calls = iter((True, False))
         for beams, proceed in ((1, lambda: True), (2, lambda: True), (1, lambda: next(calls))):
@@ -97,7 +105,7 @@ def context(
     corpus: Path, sequence: int = 128, micro_batch: int = 2, proceed: Callable[[], bool] = lambda: True
 ) -> TaskContext:
     """Of the model that `engine` gives."""
-    model = resolve(None, list(SETTINGS), {}).recipe.model
+    model = recipe_of().model
     tokenizer = Tokenizer.load(corpus / "tokenizer")
     return TaskContext(
         corpus=Corpus.open(corpus),
