@@ -215,13 +215,16 @@ def take_whole_step(engine: Engine, optimizer: Optimizer, batches: list[Batch], 
     assert (applied, loss, found) == (True, 0.0, 0.0)
 
 
+PRECISIONS = [(kind, each) for kind in KINDS if kind != "sgd" for each in ("bf16", "bf16-pure", "fp16")]
+PRECISIONS += [("adamw", "fp32"), ("adamw", "float8")]
+"""An optimizer sees no other weights and gradients than in bf16. And torch's fused SGD knows no `meta`."""
+
+
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure", "fp16", "float8"])
-@pytest.mark.parametrize("kind", [each for each in KINDS if each != "sgd"])  # torch's fused SGD knows no `meta`
+@pytest.mark.parametrize(("kind", "precision"), PRECISIONS)
 def test_a_step_waits_once(kind: str, precision: str, waits: list[str]) -> None:
     """Whatever optimizer and precision. What the host must know of a new state it asks for once in a run."""
-    fewer = {"layers": 1} if precision == "float8" else {}  # whose emulation is slow, and the same in every layer
-    engine = make_engine(fewer, precision=precision, float8={"emulate": True})
+    engine = make_engine({"layers": 1}, precision=precision, float8={"emulate": True})
     roles = parameter_roles(engine.model)
     settings = {"refresh_every": 1} if kind == "soap" else {}
     config = config_of(kind, **settings)
@@ -233,7 +236,7 @@ def test_a_step_waits_once(kind: str, precision: str, waits: list[str]) -> None:
         config = config_of(kind, state="bf16")
     optimizer = build_optimizer(engine.named_parameters, roles, config)
     batches = [batch(rows, documents=False) for rows in (ROWS, 2)]
-    for number in range(3):
+    for number in range(2):
         waits.clear()
         take_whole_step(engine, optimizer, batches, NormClip())
         assert waits.count("step") == 1
