@@ -60,7 +60,7 @@ def test_what_is_refused_is_refused_for_its_axes() -> None:
 
 @pytest.mark.parametrize(("name", "family"), [cell for cell in BUILT if cell in SHORT])
 def test_two_ranks_equal_one_process(done: Performer, name: str, family: str) -> None:
-    run = LAYOUTS[name].run(family, "fp64", steps=STEPS)
+    run = LAYOUTS[name].run(family, "fp64", steps=STEPS, microbatches=3)
     cell = examine(done, run)
     assert cell.state == "equal", cell
 

@@ -64,7 +64,7 @@ def test_half_precision_differs_as_two_orders_of_the_same_microbatches_do(
     run = Run(world, **LAYOUTS[layout], precision=precision, steps=STEPS)
     expected = done(run.alone)
     others = [replace(run.alone, backwards=True), replace(run.alone, exact=True)]
-    others += [replace(run.alone, rotated=first) for first in (3, 6, 9)]
+    others += [replace(run.alone, rotated=first) for first in (1, 2, 4)]
     orders = [compare(done(other), expected) for other in others]
     difference = compare(done(run), expected)
     assert difference.losses < 3 * largest_of(order.losses for order in orders)
@@ -77,7 +77,7 @@ def test_float32_sums_in_another_order_have_other_bits(done: Performer) -> None:
     assert not same_bits(done(Run(2, steps=STEPS)), done(Run(steps=STEPS)))
 
 
-@pytest.mark.parametrize("microbatches", [12, 5])
+@pytest.mark.parametrize("microbatches", [8, 5])
 @pytest.mark.parametrize(
     ("world", "layout"),
     [(2, "none"), (4, "none"), (2, "optimizer"), (2, "everything"), (4, "everything"), (4, "hybrid")],

@@ -57,8 +57,8 @@ def done(run_ranks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Per
 
 def check(done: Performer, kind: str, model: str = "llama", **settings: Any) -> None:
     """Four layers: schedules of two stages for each rank have one of their own for each."""
-    common: dict[str, Any] = {"sizes": variant(model) | {"layers": 4}, "sequence": 23, "steps": 3}
-    run = Run(**common, microbatches=5, precision="fp64", surgery=STEPS[kind], **settings)
+    common: dict[str, Any] = {"sizes": variant(model) | {"layers": 4}, "sequence": 23, "steps": 2}
+    run = Run(**common, microbatches=3, precision="fp64", surgery=STEPS[kind], **settings)
     difference = compare(done(run), done(run.alone))
     assert max(getattr(difference, name) for name in FIGURES) < EXACT, difference
 

@@ -88,7 +88,7 @@ class Run:
     rotated: int = 0
     """Begin with this microbatch; those before it come last."""
     steps: int = 20
-    microbatches: int = 12
+    microbatches: int = 6
     """Of a step, over all ranks."""
     optimizer: str = "adamw"
     """Kind of optimizer."""

@@ -36,7 +36,7 @@ def done(run_ranks: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Per
 
 def run_of(mlp: dict[str, Any], **settings: Any) -> Run:
     """Seven microbatches: with two ranks one has one more, with four three have."""
-    common: dict[str, Any] = {"odd": "experts", "precision": "fp64", "microbatches": 7, "sequence": 13, "steps": 3}
+    common: dict[str, Any] = {"odd": "experts", "precision": "fp64", "microbatches": 7, "sequence": 13, "steps": 2}
     return Run(**{**common, "sizes": {"mlp": mlp, "layers": 3}, **settings})
 
 
