@@ -75,9 +75,10 @@ def _source_tokens(noises, roles, key, table):
     return total
 
 
-def raw_length(noises: NoiseTable, roles: Roles, component: int, sequence: int) -> int:
+@compiled
+def raw_length(noises, roles, component, sequence):
     """Tokens of text that become a source and a target of at most `sequence` tokens; below 2 where none do."""
-    return int(longest_piece(noises, roles, component, 4 * sequence, sequence, sequence))
+    return longest_piece(noises, roles, component, 4 * sequence, sequence, sequence)
 
 
 def build_pair_plan(
