@@ -203,7 +203,14 @@ def test_an_explorer_is_loaded_from_a_run(tmp_path: Path) -> None:
     resolved = resolve("tiny-mixtral", words_, environ={})
     run.recipe.write_text(resolved.to_toml())
     run.metrics.touch()
-    loaded = {explorer.name: explorer(**explorer.from_run(tmp_path)) for explorer in EXPLORERS if explorer.loads}
+    loads = {each.name: each.from_run(tmp_path) for each in EXPLORERS if each.loads}
+    assert loads["pipeline"] == (
+        {"model": str(tmp_path), "schedule": "1f1b", "ranks": 2, "chunks": 2, "microbatches": 1},
+        [],
+    )
+    assert loads["layouts"][0] | {"pipeline": 2, "tensor": 2, "data": 1} == loads["layouts"][0]
+    assert {name: left for name, (_, left) in loads.items() if left} == {"memory": ["precision = auto"]}
+    loaded = {name: load_explorer(name)(**question) for name, (question, _) in loads.items()}
     assert {"memory", "layouts", "metrics", "schedules", "cleaning", "optimizer-memory"} <= loaded.keys()
     assert [row[1] for row in loaded["pipeline"].ranks.rows] == ["0-3", "4-5"]
     values = count_parameters(resolved.recipe.model, vocabulary(resolved.recipe))

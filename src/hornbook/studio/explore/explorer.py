@@ -10,8 +10,9 @@ import inspect
 import pkgutil
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -58,9 +59,9 @@ class Explorer(Generic[Q, A]):
     """`module:name` of the engine's functions that it calls, below `hornbook`."""
     presets: Sequence[Preset] = ()
     settings: Callable[[Q], Mapping[str, Any]] | None = None
-    """Settings of a recipe that mean the same."""
+    """All settings of a recipe that mean the same, where they are more than those of the fields."""
     load: Callable[[Recipe], Mapping[str, Any]] | None = None
-    """What a run's recipe says of the question, its model aside."""
+    """What a run's recipe says of the question, the settings of fields and the model aside."""
     further: Callable[[Q], Any] | None = None
     """Computes views that take longer than 50 ms: the page shows them a moment after the others."""
     measure: Callable[[Q], Answer] | None = None
@@ -85,12 +86,25 @@ class Explorer(Generic[Q, A]):
     @property
     def loads(self) -> bool:
         """Whether a run can be loaded: its settings, its model, or its records."""
-        return self.load is not None or not {"model", "run"}.isdisjoint(self.question.model_fields)
+        fields = self.question.model_fields
+        return self.load is not None or bool({"model", "run"} & fields.keys()) or any(map(setting_of, fields.values()))
 
-    def from_run(self, run: Path) -> dict[str, Any]:
-        """The question that a run asks. Raises UsageError."""
-        own = dict.fromkeys({"model", "run"} & self.question.model_fields.keys(), str(run))
-        return {**(self.load(resolve(str(run), environ={}).recipe) if self.load else {}), **own}
+    def from_run(self, run: Path) -> tuple[dict[str, Any], list[str]]:
+        """(the question that a run asks, what no question of this kind can ask). Raises UsageError."""
+        fields, left = self.question.model_fields, list[str]()
+        found: dict[str, Any] = dict.fromkeys({"model", "run"} & fields.keys(), str(run))
+        recipe = resolve(str(run), environ={}).recipe if self.load or any(map(setting_of, fields.values())) else None
+        given = (
+            {} if recipe is None else {**values_of(self.question, recipe), **(self.load(recipe) if self.load else {})}
+        )
+        for name, value in given.items():
+            try:
+                self.question.model_validate({name: value})
+            except ValidationError:
+                left.append(f"{name} = {value}")
+            else:
+                found[name] = value
+        return found, left
 
     def _read(self, name: str, value: Any) -> Any:
         """A value that may be a text, as links and command lines have it."""
@@ -118,7 +132,7 @@ class Explorer(Generic[Q, A]):
     def toml(self, question: Q) -> str:
         """Settings of a recipe that mean the same, as TOML; "" where there are none."""
         tree: dict[str, Any] = {}
-        for key, value in (self.settings(question) if self.settings else {}).items():
+        for key, value in (self.settings or settings_of)(question).items():
             *path, last = key.split(".")
             node = tree
             for part in path:
@@ -163,9 +177,49 @@ class Control(Config):
     """Those of a list; a model may also be a recipe or a run of yours, by its path."""
 
 
-def slider(default: float, low: float, high: float, *, logarithmic: bool = False) -> Any:
-    """A number between two bounds; logarithmic: equal ways of the slider are equal factors."""
-    return Field(default=default, ge=low, le=high, json_schema_extra={"logarithmic": logarithmic})
+def slider(default: float, low: float, high: float, setting: str = "", *, logarithmic: bool = False) -> Any:
+    """A number between two bounds, and the recipe's setting that it is; logarithmic: equal ways of the slider are equal
+    factors."""
+    extra: Any = {"logarithmic": logarithmic, "setting": setting}
+    return Field(default=default, ge=low, le=high, json_schema_extra=extra)
+
+
+def means(default: Any, setting: str, names: Mapping[Any, Any] | None = None) -> Any:
+    """A value that is a recipe's setting; `names`: value -> what the recipe calls it."""
+    extra: Any = {"setting": setting, "names": names or {}}
+    return Field(default=default, json_schema_extra=extra)
+
+
+def setting_of(field: FieldInfo) -> str:
+    """The dotted key of the setting that a field is; "" for none."""
+    extra: Any = field.json_schema_extra
+    return extra.get("setting", "") if isinstance(extra, dict) else ""
+
+
+def _names_of(field: FieldInfo) -> dict[Any, Any]:
+    extra: Any = field.json_schema_extra
+    return extra.get("names", {})
+
+
+def settings_of(question: Config) -> dict[str, Any]:
+    """Setting of a recipe -> its value, of the fields that are settings."""
+    fields = type(question).model_fields
+    return {
+        setting_of(field): _names_of(field).get(getattr(question, name), getattr(question, name))
+        for name, field in fields.items()
+        if setting_of(field)
+    }
+
+
+def values_of(question: type[Config], recipe: Recipe) -> dict[str, Any]:
+    """Field -> the value that a recipe has there, of the fields that are settings."""
+    found = dict[str, Any]()
+    for name, field in question.model_fields.items():
+        with suppress(AttributeError):  # another kind of a section has other settings
+            value = reduce(getattr, setting_of(field).split("."), recipe) if setting_of(field) else None
+            value = {own: each for each, own in _names_of(field).items()}.get(value, value)
+            found |= {} if value is None else {name: value}
+    return found
 
 
 def control(name: str, field: FieldInfo, text: str = "") -> Control:

@@ -65,7 +65,7 @@ def recipe_of(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
 def _word(value: object) -> str:
     """A value as the command line takes it; lists and tables as TOML writes them in a line."""
     if isinstance(value, list):
-        return f"[{', '.join(map(_word, value))}]"
+        return f"[{', '.join(json.dumps(each) if isinstance(each, str) else _word(each) for each in value)}]"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {json.dumps(each)}' for key, each in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -75,7 +75,8 @@ class ExplorerRoutes:
         explorer, values = _explorer(request), request.query_params
         if not explorer.loads or "run" not in values:
             raise UsageError(f"{explorer.name} cannot be loaded from a run, or no run is named")
-        return JSONResponse({"question": explorer.from_run(self._run(values["run"]).path)})
+        question, left = explorer.from_run(self._run(values["run"]).path)
+        return JSONResponse({"question": question, "left": left})
 
     async def measure(self, request: Request) -> Response:
         """What the explorer measures in a child process; one at a time."""

@@ -14,7 +14,7 @@ from hornbook.plan.planned_memory import CATEGORIES, estimate_memory
 from hornbook.plan.planner import vocabulary
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
-from hornbook.studio.explore.explorer import LONGEST_TEXT, Preset, explorer, slider
+from hornbook.studio.explore.explorer import LONGEST_TEXT, Preset, explorer, settings_of, slider
 from hornbook.studio.explore.recipes import Device, on, recipe_of, sequence_words
 from hornbook.studio.explore.views import Answer, Bar, Bars, Column, Facts, Table, column, fact, label
 from hornbook.studio.explore.widgets.tokenizers import ENGLISH
@@ -34,9 +34,9 @@ class ExpertsQuestion(Config):
     """The text whose tokens are routed, byte by byte, of at most 20,000 characters."""
     model: MixtureModel = "mixtral-8x7b"
     """The model whose ranks hold the experts: a shipped recipe, or the path of one of yours."""
-    experts: int = slider(8, 2, 64)
+    experts: int = slider(8, 2, 64, "model.mlp.count")
     """Experts of a layer (`model.mlp.count`)."""
-    active: int = slider(2, 1, 8)
+    active: int = slider(2, 1, 8, "model.mlp.active")
     """Experts that each token uses (`model.mlp.active`)."""
     capacity: float = slider(1.25, 0, 4)
     """Room of an expert, in units of its even share (`model.mlp.capacity`). 0: room for all."""
@@ -46,11 +46,11 @@ class ExpertsQuestion(Config):
     """Weight of that loss (`model.mlp.balance_loss`)."""
     balance_rate: float = slider(0.001, 0, 0.1)
     """How far a bias moves in a step (`model.mlp.router.balance_rate`)."""
-    ranks: int = slider(4, 1, 64)
+    ranks: int = slider(4, 1, 64, "parallel.expert")
     """Ranks that divide the experts of each layer (`parallel.expert`)."""
     device: Device = "H100"
     """The kind of GPU."""
-    sequence: int = slider(4096, 16, 32768, logarithmic=True)
+    sequence: int = slider(4096, 16, 32768, "train.sequence", logarithmic=True)
     """Tokens that a rank computes at once: one row (`train.sequence`)."""
 
 
@@ -72,14 +72,12 @@ class ExpertsRanks(Answer):
 def _settings(question: ExpertsQuestion, balancing: str = "") -> dict[str, Any]:
     by_bias = (balancing or question.balancing) == "bias"
     found: dict[str, Any] = {
+        **settings_of(question),
         **sequence_words(question.model, question.sequence),
         "train.micro_batch": 1,
         "train.batch_tokens": question.sequence * question.ranks,
-        "model.mlp.count": question.experts,
-        "model.mlp.active": question.active,
         "model.mlp.router.kind": "sigmoid" if by_bias else "softmax",
         "model.mlp.balance_loss": 0.0 if by_bias else question.balance_loss,
-        "parallel.expert": question.ranks,
     }
     if by_bias:
         found["model.mlp.router.balance_rate"] = question.balance_rate
@@ -139,13 +137,15 @@ def _ranks(question: ExpertsQuestion) -> ExpertsRanks:
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
-    """The mixture of a run."""
-    found: dict[str, Any] = {"ranks": recipe.parallel.expert, "sequence": recipe.train.sequence}
+    """How the mixture of a run is balanced."""
     if not isinstance(mlp := recipe.model.mlp, ExpertsConfig):
-        return found
+        return {}
     by_bias = mlp.router.kind == "sigmoid"
-    found |= {"experts": mlp.count, "active": mlp.active, "capacity": mlp.capacity or 0.0}
-    return found | {"balancing": "bias" if by_bias else "loss", "balance_loss": mlp.balance_loss}
+    return {
+        "capacity": mlp.capacity or 0.0,
+        "balancing": "bias" if by_bias else "loss",
+        "balance_loss": mlp.balance_loss,
+    }
 
 
 class ExpertsMeasured(Answer):

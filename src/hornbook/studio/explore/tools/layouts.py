@@ -13,7 +13,7 @@ from hornbook.plan.planner import estimate_layout, layout_name, plan_run, vocabu
 from hornbook.plan.search.plan_result import Layout, capacity
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
-from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import SHARDS, Device, Model, on, recipe_of, sequence_words
 from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Curves, Facts, Grid, Line, Table, column, fact, label
 
@@ -33,25 +33,25 @@ class LayoutsQuestion(Config):
     """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     device: Device = "H100"
     """The kind of GPU."""
-    data: int = slider(4, 1, 256, logarithmic=True)
+    data: int = slider(4, 1, 256, "parallel.data", logarithmic=True)
     """Ranks that compute other rows (`parallel.data`)."""
-    tensor: int = slider(4, 1, 16)
+    tensor: int = slider(4, 1, 16, "parallel.tensor")
     """Ranks that divide the matrices of each layer (`parallel.tensor`)."""
-    pipeline: int = slider(2, 1, 32)
+    pipeline: int = slider(2, 1, 32, "parallel.pipeline.stages")
     """Ranks that hold other blocks (`parallel.pipeline.stages`)."""
-    context: int = slider(1, 1, 16)
+    context: int = slider(1, 1, 16, "parallel.context.ranks")
     """Ranks that divide each sequence (`parallel.context.ranks`)."""
-    expert: int = slider(1, 1, 16)
+    expert: int = slider(1, 1, 16, "parallel.expert")
     """Ranks that divide the experts of each layer (`parallel.expert`)."""
-    shard: Literal["none", "zero-1", "zero-3"] = "zero-1"
+    shard: Literal["none", "zero-1", "zero-3"] = means("zero-1", "parallel.shard", SHARDS)
     """What data ranks share (`parallel.shard`)."""
-    recompute: Literal["none", "selective", "block"] = "none"
+    recompute: Literal["none", "selective", "block"] = means("none", "parallel.recompute.kind")
     """What backward computes again (`parallel.recompute`)."""
     batch: int = slider(512, 1, 4096, logarithmic=True)
     """Rows of a step (`train.batch_tokens` / `train.sequence`)."""
-    micro_batch: int = slider(1, 1, 16)
+    micro_batch: int = slider(1, 1, 16, "train.micro_batch")
     """Rows that a rank computes at once (`train.micro_batch`)."""
-    sequence: int = slider(4096, 16, 131072, logarithmic=True)
+    sequence: int = slider(4096, 16, 131072, "train.sequence", logarithmic=True)
     """Tokens of a row (`train.sequence`)."""
 
 
@@ -71,18 +71,9 @@ class LayoutsSearched(Answer):
 
 
 def _settings(question: LayoutsQuestion) -> dict[str, Any]:
-    return {
-        **sequence_words(question.model, question.sequence),
-        "train.batch_tokens": question.batch * question.sequence,
-        "train.micro_batch": question.micro_batch,
-        "parallel.data": question.data,
-        "parallel.tensor": question.tensor,
-        "parallel.pipeline.stages": question.pipeline,
-        "parallel.context.ranks": question.context,
-        "parallel.expert": question.expert,
-        "parallel.shard": SHARDS[question.shard] if question.data > 1 else "none",
-        "parallel.recompute": question.recompute,
-    }
+    found = settings_of(question) | sequence_words(question.model, question.sequence)
+    found["train.batch_tokens"] = question.batch * question.sequence
+    return found | ({"parallel.shard": "none"} if question.data == 1 else {})
 
 
 def _world(question: LayoutsQuestion) -> int:
@@ -171,16 +162,8 @@ def _search(question: LayoutsQuestion) -> LayoutsSearched:
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
-    parallel = recipe.parallel
-    return {
-        "data": parallel.data,
-        "tensor": parallel.tensor,
-        "pipeline": parallel.pipeline.stages,
-        "context": parallel.context.ranks,
-        "expert": parallel.expert,
-        "batch": max(recipe.train.batch_tokens // recipe.train.sequence, 1),
-        "sequence": recipe.train.sequence,
-    }
+    train = recipe.train
+    return {"batch": max(train.batch_tokens // train.sequence, 1), "micro_batch": train.micro_rows}
 
 
 @explorer(

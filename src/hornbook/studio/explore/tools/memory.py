@@ -14,7 +14,7 @@ from hornbook.plan.planner import estimate_layout, vocabulary
 from hornbook.plan.search.plan_result import Layout, capacity
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
-from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import MODELS, SHARDS, Device, Model, on, sequence_words
 from hornbook.studio.explore.views import Answer, Bar, Bars, Curves, Facts, Line, Mark, Table, Unit, column, fact, label
 
@@ -28,21 +28,21 @@ class MemoryQuestion(Config):
     """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     device: Device = "H100"
     """The kind of GPU."""
-    gpus: int = slider(8, 1, 512, logarithmic=True)
+    gpus: int = slider(8, 1, 512, "parallel.data", logarithmic=True)
     """Data ranks: GPUs that each compute a part of the batch."""
-    micro_batch: int = slider(2, 1, 64)
+    micro_batch: int = slider(2, 1, 64, "train.micro_batch")
     """Rows that a GPU computes at once (`train.micro_batch`)."""
-    sequence: int = slider(2048, 16, 131072, logarithmic=True)
+    sequence: int = slider(2048, 16, 131072, "train.sequence", logarithmic=True)
     """Tokens of a row (`train.sequence`)."""
-    precision: Literal["bf16", "bf16-pure", "fp32"] = "bf16"
+    precision: Literal["bf16", "bf16-pure", "fp32"] = means("bf16", "train.precision")
     """bf16: products in 16 bits, weights in 32; bf16-pure: weights in 16 bits too."""
-    optimizer: Literal["adamw", "adamw8bit", "adafactor", "lion", "sgd", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamw8bit", "adafactor", "lion", "sgd", "muon"] = means("adamw", "optim.kind")
     """The update rule, which keeps one, two or no numbers for each weight (`optim.kind`)."""
-    recompute: Literal["none", "selective", "block"] = "none"
+    recompute: Literal["none", "selective", "block"] = means("none", "parallel.recompute.kind")
     """What backward computes again instead of keeping it (`parallel.recompute`)."""
-    shard: Literal["none", "zero-1", "zero-2", "zero-3"] = "none"
+    shard: Literal["none", "zero-1", "zero-2", "zero-3"] = means("none", "parallel.shard", SHARDS)
     """What data ranks share: nothing, the optimizer, gradients too, or weights too (`parallel.shard`)."""
-    offload: bool = False
+    offload: bool = means(False, "parallel.offload.kind", {False: "none", True: "cpu"})
     """Activations and the optimizer are kept in the host's memory (`parallel.offload`)."""
     lora: bool = False
     """Train thin matrices next to frozen weights (`surgery = ["lora"]`)."""
@@ -65,20 +65,14 @@ class MemoryChanges(Answer):
 
 
 def _settings(question: MemoryQuestion) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        **sequence_words(question.model, question.sequence),
-        "train.micro_batch": question.micro_batch,
-        "train.batch_tokens": question.micro_batch * question.gpus * question.sequence,
-        "train.precision": question.precision,
-        "optim.kind": question.optimizer,
-        "parallel.recompute": question.recompute,
-        "parallel.data": question.gpus,
-        "parallel.shard": SHARDS[question.shard] if question.gpus > 1 else "none",
-    }
+    found = settings_of(question) | sequence_words(question.model, question.sequence)
+    found["train.batch_tokens"] = question.micro_batch * question.gpus * question.sequence
+    if question.gpus == 1:
+        found["parallel.shard"] = "none"
     if question.offload:
-        found |= {"parallel.offload.kind": "cpu", "parallel.offload.optimizer": True}
-    if question.lora:
-        found["surgery"] = '["lora"]'
+        found["parallel.offload.optimizer"] = True
+    if question.lora or question.model not in MODELS:
+        found["surgery"] = ["lora"] * question.lora
     return found
 
 
@@ -88,14 +82,7 @@ def _planned(question: MemoryQuestion) -> tuple[Layout, Recipe, Cluster]:
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
-    shard = next(name for name, each in SHARDS.items() if each == recipe.parallel.shard)
-    return {
-        "gpus": max(recipe.parallel.data_ranks, 1),
-        "micro_batch": recipe.train.micro_rows,
-        "sequence": recipe.train.sequence,
-        "recompute": recipe.parallel.recompute.kind,
-        "shard": shard,
-    }
+    return {"lora": any(each.kind == "lora" for each in recipe.surgery), "micro_batch": recipe.train.micro_rows}
 
 
 def _of_run(question: MemoryQuestion) -> Facts | None:

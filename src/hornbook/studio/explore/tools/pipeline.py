@@ -25,7 +25,7 @@ from hornbook.plan.planned_memory import estimate_memory
 from hornbook.plan.planner import vocabulary
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
-from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import MODELS, on, recipe_of
 from hornbook.studio.explore.views import Answer, Facts, Span, Table, Timeline, column, fact, label
 
@@ -39,9 +39,9 @@ ORDERS: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zbv", 
 class PipelineQuestion(Config):
     """A pipeline, and how long its passes take."""
 
-    schedule: Schedule = "1f1b"
+    schedule: Schedule = means("1f1b", "parallel.pipeline.schedule")
     """The order in which each rank computes its passes."""
-    ranks: int = slider(4, 2, 16)
+    ranks: int = slider(4, 2, 16, "parallel.pipeline.stages")
     """Devices that the blocks are divided over."""
     microbatches: int = slider(8, 1, 64)
     """Parts of a step's batch, which flow through the pipeline one after the other."""
@@ -103,19 +103,14 @@ def _length(question: PipelineQuestion, schedule: Schedule) -> tuple[float, floa
 
 
 def _settings(question: PipelineQuestion) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "parallel.pipeline.stages": question.ranks,
-        "parallel.pipeline.schedule": question.schedule,
-    }
-    return found | ({"parallel.pipeline.chunks": question.chunks} if question.schedule == "interleaved" else {})
+    chunks = {"parallel.pipeline.chunks": question.chunks} if question.schedule == "interleaved" else {}
+    return settings_of(question) | chunks
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
-    pipeline = recipe.parallel.pipeline
-    if pipeline.stages < 2:
-        return {}
-    count = -(-recipe.train.num_microbatches // recipe.parallel.data_ranks)
-    return {"schedule": pipeline.schedule, "ranks": pipeline.stages, "chunks": pipeline.chunks, "microbatches": count}
+    parallel = recipe.parallel
+    count = -(-recipe.train.num_microbatches // parallel.data_ranks)
+    return {"chunks": parallel.pipeline.chunks, "microbatches": count}
 
 
 def _gibibytes(question: PipelineQuestion) -> list[float | None]:

@@ -8,7 +8,7 @@ from hornbook.plan.counts.share import rows_of
 from hornbook.plan.planner import estimate_layout, vocabulary
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
-from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import Device, Model, on, recipe_of, sequence_words
 from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Mark, Table, column, fact, label
 
@@ -18,13 +18,13 @@ class RecomputeQuestion(Config):
 
     model: Model = "llama-1b"
     """The model: a shipped recipe, or the path of a recipe or a run of yours."""
-    policy: Literal["none", "selective", "block"] = "block"
+    policy: Literal["none", "selective", "block"] = means("block", "parallel.recompute.kind")
     """none: keep all; selective: compute norms and activations again; block: whole blocks (`parallel.recompute`)."""
     every: int = slider(1, 1, 16)
     """With `block`: every k-th block is computed again."""
-    rows: int = slider(4, 1, 64)
+    rows: int = slider(4, 1, 64, "train.micro_batch")
     """Rows that a GPU computes at once (`train.micro_batch`)."""
-    sequence: int = slider(2048, 128, 65536, logarithmic=True)
+    sequence: int = slider(2048, 16, 65536, "train.sequence", logarithmic=True)
     """Tokens of a row (`train.sequence`)."""
     device: Device = "H100"
     """The kind of GPU."""
@@ -45,13 +45,9 @@ class RecomputeCompared(Answer):
 
 def _settings(question: RecomputeQuestion, policy: str | None = None, every: int | None = None) -> dict[str, Any]:
     kind, every = policy or question.policy, every or question.every
-    found: dict[str, Any] = {
-        **sequence_words(question.model, question.sequence),
-        "train.micro_batch": question.rows,
-        "train.batch_tokens": question.rows * question.sequence,
-        "train.precision": "bf16",
-        "parallel.recompute.kind": kind,
-    }
+    found = settings_of(question) | sequence_words(question.model, question.sequence)
+    found |= {"train.batch_tokens": question.rows * question.sequence, "train.precision": "bf16"}
+    found["parallel.recompute.kind"] = kind
     return found | ({"parallel.recompute.every": every} if kind == "block" else {})
 
 

@@ -122,7 +122,7 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     batches = Batches((0,), (recipe.train.batch_tokens,))
     length = getattr(schedule, "warmup", None)
     warmup = 0.0 if length is None else Axis(total, batches).tokens(length) / total
-    found: dict[str, Any] = {"kinds": schedule.kind, "peak": recipe.optim.lr, "tokens": total, "warmup": warmup}
+    found: dict[str, Any] = {"kinds": (schedule.kind,), "peak": recipe.optim.lr, "tokens": total, "warmup": warmup}
     found["batch_tokens"] = recipe.train.batch_tokens
     for name, key in (("floor", "floor"), ("decay_share", "decay"), ("shape", "shape")):
         if hasattr(schedule, name):

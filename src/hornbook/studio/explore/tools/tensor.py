@@ -11,7 +11,7 @@ from hornbook.plan.devices.device_rates import rates_of
 from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import estimate_layout, vocabulary
 from hornbook.settings.fields import Config
-from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import Device, Model, on, recipe_of
 from hornbook.studio.explore.views import Answer, Cell, Curves, Facts, Grid, Line, Table, column, fact, label
 
@@ -25,13 +25,13 @@ class TensorQuestion(Config):
 
     model: Model = "llama-3-8b"
     """The model whose layers are divided: a shipped recipe, or the path of one of yours."""
-    ranks: int = slider(4, 1, 8)
+    ranks: int = slider(4, 1, 8, "parallel.tensor")
     """Ranks that divide each matrix (`parallel.tensor`); the small matrices have 16 hidden values."""
-    sequence: bool = False
+    sequence: bool = means(False, "parallel.sequence")
     """Norms between the matrices are divided by time, too (`parallel.sequence`)."""
     device: Device = "H100"
     """The kind of GPU."""
-    rows: int = slider(1, 1, 32)
+    rows: int = slider(1, 1, 32, "train.micro_batch")
     """Rows that the ranks compute together."""
     show: Literal["up", "down", "sum"] = "up"
     """The matrix whose shards are drawn, or the sum of partial results."""
@@ -103,13 +103,8 @@ def _shards(question: TensorQuestion) -> Grid:
 
 
 def _settings(question: TensorQuestion) -> dict[str, Any]:
-    recipe = recipe_of(question.model)
-    return {
-        "parallel.tensor": question.ranks,
-        "parallel.sequence": question.sequence and question.ranks > 1,
-        "train.micro_batch": question.rows,
-        "train.batch_tokens": question.rows * recipe.train.sequence,
-    }
+    rows = {"train.batch_tokens": question.rows * recipe_of(question.model).train.sequence}
+    return settings_of(question) | rows | ({"parallel.sequence": False} if question.ranks == 1 else {})
 
 
 def _scaling(question: TensorQuestion) -> TensorScaling:

@@ -14,7 +14,7 @@ from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import vocabulary
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
-from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import SHARDS, Device, recipe_of
 from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Grid, Table, column, label
 
@@ -31,13 +31,13 @@ class ZeroQuestion(Config):
 
     parameters: float = slider(7.5e9, 1e6, 1e12, logarithmic=True)
     """Trained values of the model."""
-    ranks: int = slider(64, 1, 1024, logarithmic=True)
+    ranks: int = slider(64, 1, 1024, "parallel.data", logarithmic=True)
     """Data ranks that share what the stage divides (`parallel.data`)."""
     device: Device = "A100"
     """The kind of GPU, for the time of messages."""
     precision: Literal["bf16", "bf16-pure"] = "bf16"
     """hornbook's bf16 keeps weights and gradients in 32 bits, bf16-pure in 16."""
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    optimizer: Literal["adamw", "adamw8bit"] = means("adamw", "optim.kind")
     """adamw keeps two moments for each weight, adamw8bit keeps them in 8 bits."""
 
 
@@ -103,17 +103,13 @@ def _blocks(question: ZeroQuestion) -> Grid:
 def _settings(question: ZeroQuestion) -> dict[str, Any]:
     """With a row of the recipe for each rank."""
     rows = {"train.micro_batch": 1, "train.sequence": SEQUENCE, "train.batch_tokens": SEQUENCE * question.ranks}
-    shard = "everything" if question.ranks > 1 else "none"
-    return rows | {"parallel.data": question.ranks, "parallel.shard": shard, "optim.kind": question.optimizer}
+    return settings_of(question) | rows | {"parallel.shard": "everything" if question.ranks > 1 else "none"}
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
-    kinds = ("adamw", "adamw8bit")
     return {
         "parameters": count_parameters(recipe.model, vocabulary(recipe)),
-        "ranks": max(recipe.parallel.data_ranks, 1),
         "precision": "bf16-pure" if recipe.train.precision == "bf16-pure" else "bf16",
-        "optimizer": recipe.optim.kind if recipe.optim.kind in kinds else "adamw",
     }
 
 

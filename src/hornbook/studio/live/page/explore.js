@@ -100,10 +100,11 @@ function Control({ control, value, put }) {
 }
 
 function Load({ path, put, fail }) {
-  const [runs, set] = useState([]);
+  const [runs, set] = useState([]), [left, leave] = useState([]);
   useEffect(() => { fetched("/api/runs").then(value => set(value.runs), () => {}); }, []);
-  const take = event => event.target.value && fetched(`${path}/load?run=${encodeURIComponent(event.target.value)}`).then(value => put(value.question), problem => fail(problem.message));
-  return runs.length > 0 && html`<select aria-label="load the settings of one of my runs" onChange=${take}><option value="">load from a run</option>${runs.map(each => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}</select>`;
+  const take = event => event.target.value && fetched(`${path}/load?run=${encodeURIComponent(event.target.value)}`).then(value => { leave(value.left); put(value.question); }, problem => fail(problem.message));
+  return runs.length > 0 && html`<select aria-label="load the settings of one of my runs" onChange=${take}><option value="">load from a run</option>${runs.map(each => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}</select>
+    <span role="status" class="note">${left.length > 0 && `This page cannot have ${left.join(", ")} of the run.`}</span>`;
 }
 
 function Measure({ path, values, found, set }) {
