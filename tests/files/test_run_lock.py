@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from hornbook.errors import Exit, InUseError, StorageError, TakenOverError
@@ -157,7 +158,7 @@ def test_a_network_mount_over_a_local_folder_is_not_local(tmp_path: Path, monkey
         return [root, *(SimpleNamespace(mountpoint=str(tmp_path.resolve()), fstype=kind) for kind in kinds)]
 
     for kinds, local in {("tmpfs",): True, ("tmpfs", "nfs4"): False, ("nfs4", "xfs"): True, ("9p",): False}.items():
-        monkeypatch.setattr(run_lock.psutil, "disk_partitions", lambda kinds=kinds, **_: mounts(*kinds))
+        monkeypatch.setattr(psutil, "disk_partitions", lambda kinds=kinds, **_: mounts(*kinds))
         assert run_lock._is_local(tmp_path / "run.lock") is local, kinds
 
 

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Self
 
-import psutil
 from pydantic import Field
 
 from hornbook.errors import IntegrityError, InUseError, TakenOverError
@@ -271,6 +270,8 @@ def _seen_here(owner: Mapping[str, Any]) -> bool:
 
 def _is_local(path: Path) -> bool:
     """Whether a file is on a disk that no other machine uses; False where it cannot be known."""
+    import psutil
+
     folders = {path.resolve(), *path.resolve().parents}
     with suppress(OSError, psutil.Error):
         found = [each for each in psutil.disk_partitions(all=True) if Path(each.mountpoint) in folders]
@@ -301,6 +302,8 @@ def _boot_id() -> str:
 
 def _start_time(pid: int) -> str:
     """Start time of a process in the system's own terms; "" if there is no such process."""
+    import psutil
+
     try:
         if (_PROC / "self/stat").exists():
             # Ticks since boot, the 22nd field; the 2nd is the command in brackets and may hold blanks.

@@ -11,7 +11,8 @@ import xxhash
 from hornbook.errors import IntegrityError
 from hornbook.files.artifact import read_json
 from hornbook.text.tokenizer import shards
-from hornbook.text.tokenizer.shards import describe_shard, dtype_for, verify_shard, writing_shard
+from hornbook.text.tokenizer.shards import describe_shard, verify_shard, writing_shard
+from hornbook.text.tokenizer.token_dtypes import dtype_for
 
 DOCUMENTS = [[0, 1, 2], [0], [0, *range(500)]]
 

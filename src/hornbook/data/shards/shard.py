@@ -24,7 +24,8 @@ import xxhash
 from hornbook.errors import DoesNotFitError, Exit, IntegrityError, UsageError
 from hornbook.files.artifact import digest_file
 from hornbook.files.filesystem import is_file
-from hornbook.text.tokenizer.shards import BLOCK_BYTES, DTYPES, LABELS
+from hornbook.text.tokenizer.shards import BLOCK_BYTES, LABELS
+from hornbook.text.tokenizer.token_dtypes import DTYPES
 
 REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
 _EXAMPLES = 3

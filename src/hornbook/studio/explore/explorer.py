@@ -32,6 +32,11 @@ FOLDERS = ("tools", "widgets")
 PACKAGE = Path(__file__).parents[2]
 LONGEST_TEXT = 20_000
 """Characters of a question's text."""
+ENGLISH = """A model does not read letters. It reads tokens, and a tokenizer makes the tokens from the text. It learns
+from a text which letters often stand next to each other, and merges the most frequent pair into a new token. It does so
+again and again, until it has as many tokens as it may have. A text that looks like the text it learned from needs few
+tokens, and any other text needs more of them, because the tokenizer has no tokens for the words of that text.
+"""
 
 
 @dataclass(frozen=True)

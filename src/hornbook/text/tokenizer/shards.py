@@ -20,6 +20,7 @@ from hornbook.files.artifact import digest_file, write_json
 from hornbook.files.durable import writing
 from hornbook.files.file_records import FileRecord, Size, read_record
 from hornbook.text.store import TableWriter
+from hornbook.text.tokenizer.token_dtypes import DTYPES
 
 BLOCK_BYTES = 1 << 20
 """Bytes of .bin per checksum."""
@@ -27,16 +28,10 @@ BLOCK_BYTES = 1 << 20
 FILES = {"bin": ".bin", "idx": ".idx", "docs": ".docs.parquet"}
 LABELS = ".labels"
 """float32, little endian: `outputs` numbers for each token, NaN where it has no label."""
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _DOCUMENTS = pa.schema([("id", pa.string()), ("origin", pa.string()), ("bytes", pa.int64())])
 ANSWERED = (("context", pa.large_string()), ("answers", pa.list_(pa.string())))
 """More columns of `.docs.parquet` where questions are answered: what the answer is in or is, and all right ones."""
 _REMEDY = "restore the file, or write the shards again with `hornbook tokenize`"
-
-
-def dtype_for(vocab: int) -> str:
-    """Name of the smallest stored type that holds every token id."""
-    return "uint16" if vocab <= 2**16 else "uint32"
 
 
 @dataclass(frozen=True, slots=True)

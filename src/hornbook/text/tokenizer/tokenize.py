@@ -25,8 +25,9 @@ from hornbook.text.tokenizer.chat_template import read_source
 from hornbook.text.tokenizer.dialogues import choose_template, write_template
 from hornbook.text.tokenizer.encode import VERSION, EncodeTask, check_documents, encode
 from hornbook.text.tokenizer.files import save_tokenizer
-from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo, dtype_for
+from hornbook.text.tokenizer.shards import FILES, LABELS, ShardInfo
 from hornbook.text.tokenizer.special_tokens import read_settings, spell_special_tokens
+from hornbook.text.tokenizer.token_dtypes import dtype_for
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 from hornbook.text.tokenizer.train import TrainingTexts, train_tokenizer
 

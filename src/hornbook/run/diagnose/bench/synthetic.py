@@ -13,7 +13,8 @@ from hornbook.errors import UsageError
 from hornbook.files.artifact import write_json
 from hornbook.model.config.head_config import LabelHeadConfig
 from hornbook.settings.recipe import Recipe
-from hornbook.text.tokenizer.shards import describe_shard, dtype_for, writing_shard
+from hornbook.text.tokenizer.shards import describe_shard, writing_shard
+from hornbook.text.tokenizer.token_dtypes import dtype_for
 from hornbook.text.tokenizer.tokenizer import Tokenizer
 
 END = "<|endoftext|>"

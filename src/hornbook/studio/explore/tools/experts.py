@@ -14,10 +14,9 @@ from hornbook.plan.planned_memory import CATEGORIES, estimate_memory
 from hornbook.plan.planner import vocabulary
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
-from hornbook.studio.explore.explorer import LONGEST_TEXT, Preset, explorer, settings_of, slider
+from hornbook.studio.explore.explorer import ENGLISH, LONGEST_TEXT, Preset, explorer, settings_of, slider
 from hornbook.studio.explore.recipes import Device, on, recipe_of, sequence_words
 from hornbook.studio.explore.views import Answer, Bar, Bars, Column, Facts, Table, column, fact, label
-from hornbook.studio.explore.widgets.tokenizers import ENGLISH
 
 MixtureModel = Annotated[str, Field(max_length=1000, json_schema_extra={"choices": ["mixtral-8x7b", "tiny-mixtral"]})]
 STEPS, ROWS, SEQUENCE = 100, 4, 128

@@ -12,10 +12,9 @@ from hornbook.errors import UsageError
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.optim.config.rule import ITEM_BYTES
 from hornbook.settings.fields import Config
-from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.explorer import ENGLISH, Preset, explorer, slider
 from hornbook.studio.explore.recipes import SMALL_STEPS, small_recipe
 from hornbook.studio.explore.views import Answer, Curves, Line, Table, column, label
-from hornbook.studio.explore.widgets.tokenizers import ENGLISH
 
 Kind = Literal[
     "sgd",

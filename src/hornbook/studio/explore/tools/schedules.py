@@ -12,10 +12,9 @@ from hornbook.optim.config.schedule_base import Axis, ScheduleConfig
 from hornbook.optim.config.schedules import Schedule
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
-from hornbook.studio.explore.explorer import Preset, explorer, slider
+from hornbook.studio.explore.explorer import ENGLISH, Preset, explorer, slider
 from hornbook.studio.explore.recipes import SMALL_STEPS, small_recipe
 from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Table, column, fact, label
-from hornbook.studio.explore.widgets.tokenizers import ENGLISH
 
 Kind = Literal[
     "constant",

@@ -6,7 +6,7 @@ from hornbook.plan.scaling.laws import law_named
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer, slider
 from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Table, column, fact, label
-from hornbook.text.tokenizer.shards import DTYPES, dtype_for
+from hornbook.text.tokenizer.token_dtypes import DTYPES, dtype_for
 
 
 class TrainedModel(NamedTuple):
@@ -63,7 +63,7 @@ class SizesAnswer(Answer):
 @explorer(
     "Sizes of data sets",
     asks="How much text is that, next to what known models were trained on?",
-    code=("text.tokenizer.shards:dtype_for", "plan.scaling.laws:law_named"),
+    code=("text.tokenizer.token_dtypes:dtype_for", "plan.scaling.laws:law_named"),
     presets=(
         Preset("GPT-2 124M on 10B tokens", {"parameters": 124e6, "tokens": 10e9, "vocabulary": 50_257}),
         Preset("LLaMA 7B", {"parameters": 6.7e9, "tokens": 1e12, "vocabulary": 32_000}, "arXiv 2302.13971"),

@@ -10,7 +10,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
 from hornbook.settings.fields import Config
-from hornbook.studio.explore.explorer import LONGEST_TEXT, Preset, explorer, slider
+from hornbook.studio.explore.explorer import ENGLISH, LONGEST_TEXT, Preset, explorer, slider
 from hornbook.studio.explore.views import Answer, Column, Curves, Line, Mark, Passage, Passages, Table
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.tables import PATTERN
@@ -21,11 +21,6 @@ TEXT = """The tokenizer cuts a text into pieces, and the model reads one number 
 Der Tokenizer zerlegt einen Text in Stücke, und das Modell liest für jedes Stück des Textes eine Zahl.
 def tokenize(text):
     return [token for token in text.split()]
-"""
-ENGLISH = """A model does not read letters. It reads tokens, and a tokenizer makes the tokens from the text. It learns
-from a text which letters often stand next to each other, and merges the most frequent pair into a new token. It does so
-again and again, until it has as many tokens as it may have. A text that looks like the text it learned from needs few
-tokens, and any other text needs more of them, because the tokenizer has no tokens for the words of that text.
 """
 SHOWN, LINES = 600, 12
 """Most bytes of a passage; most lines of the table."""
