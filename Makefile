@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 DEVELOP := $(VENV)/.develop
 INSTALL := $(BIN)/python -m pip install --quiet -c $(CONSTRAINTS)
 
-.PHONY: demo test test-all check bench gpu docs clean
+.PHONY: demo test test-all check bench gpu docs pages clean
 
 demo: $(READY)
 	$(BIN)/hornbook quickstart
@@ -33,6 +33,10 @@ gpu:
 docs: $(READY)
 	$(BIN)/python scripts/capture_demo.py
 	$(BIN)/python -m scripts.capture_console
+
+# The explorers as static files that compute in the browser; needs npm and node, and writes build/pages.
+pages: $(READY)
+	$(BIN)/python -m scripts.public_pages.build
 
 # What hornbook needs, and transformers, with which an export is compared.
 $(READY): pyproject.toml $(CONSTRAINTS)

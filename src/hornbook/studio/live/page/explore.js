@@ -1,7 +1,7 @@
 // An explorer: controls made from its question, its answer drawn by views.js, a link that holds the state.
 import { html, useEffect, useRef, useState } from "./vendor/standalone.module.js";
 import { prose, View } from "./views.js";
-import { fetched, posted, short } from "./text.js";
+import { fetched, posted, short, site } from "./text.js";
 
 const FOLDERS = { tools: "Explorers", widgets: "Small calculators" };
 
@@ -12,7 +12,7 @@ export function Explorers() {
   if (!found) return html`<p class="lead">reading</p>`;
   return html`<h1>Explore</h1><p class="lead">What does a setting do? Change it here and see, before anything is trained. Every number is computed by the functions that train and plan your runs.</p>
     ${Object.entries(FOLDERS).map(([folder, title]) => html`<section key=${folder}><h2>${title}</h2><ul class="cards">${found.filter(each => each.folder === folder).map(each =>
-      html`<li key=${each.name}><a href=${`/explore/${each.name}`}>${each.title}</a><span>${each.asks}</span></li>`)}</ul></section>`)}`;
+      html`<li key=${each.name}><a href=${site.link(`/explore/${each.name}`)}>${each.title}</a><span>${each.asks}${each.needs && " On your machine only."}</span></li>`)}</ul></section>`)}`;
 }
 
 const query = values => new URLSearchParams(Object.entries(values).map(([key, value]) => [key, Array.isArray(value) ? value.join(",") : String(value)])).toString();
@@ -22,13 +22,13 @@ const asked = (path, values) => { const text = query(values); return text.length
 
 export function Explorer({ name }) {
   const path = `/api/explore/${encodeURIComponent(name)}`;
-  const [about, set] = useState(null), [values, change] = useState(Object.fromEntries(new URLSearchParams(location.search)));
+  const [about, set] = useState(null), [values, change] = useState(Object.fromEntries(site.place().searchParams));
   const [found, show] = useState(null), [error, fail] = useState(""), [measured, measure] = useState(null), [further, add] = useState(null), turn = useRef(0);
 
   useEffect(() => { fetched(path).then(set, problem => fail(problem.message)); }, [path]);
   useEffect(() => {
     const mine = ++turn.current, text = query(Object.fromEntries(Object.entries(values).filter(([, value]) => String(value).length < LONG)));
-    history.replaceState(null, "", location.pathname + (text ? "?" + text : ""));
+    history.replaceState(null, "", site.link(site.place().pathname + (text ? "?" + text : "")));
     asked(`${path}/answer`, values).then(value => { if (mine === turn.current) { show(value); fail(""); } }, problem => { if (mine === turn.current) fail(problem.message); });
   }, [path, query(values)]);
 
@@ -41,9 +41,11 @@ export function Explorer({ name }) {
   }, [about, query(values)]);
 
   if (!about) return html`<h1>${name}</h1><p class=${error ? "problem" : "lead"}>${error || "reading"}</p>`;
+  const opening = html`<p class="crumb"><a href=${site.link("/explore")}>Explore</a></p><h1>${about.title}</h1><p class="asks">${about.asks}</p><p class="lead">${prose(about.lead)}</p>`;
+  if (about.needs) return html`${opening}<p class="panel">${prose(about.needs)}</p>`;
   const now = { ...Object.fromEntries(about.controls.map(each => [each.name, each.default])), ...found?.question, ...values };
   const put = (key, value) => { measure(null); change(key === null ? value : { ...values, [key]: value }); };
-  return html`<p class="crumb"><a href="/explore">Explore</a></p><h1>${about.title}</h1><p class="asks">${about.asks}</p><p class="lead">${prose(about.lead)}</p>
+  return html`${opening}
     <details class="words"><summary>Words on this page</summary><dl>${Object.entries(about.words).map(([term, meaning]) => html`<dt key=${term}>${term}</dt><dd>${prose(meaning)}</dd>`)}</dl></details>
     <div class="explorer"><form class="controls" aria-label="settings" onSubmit=${event => event.preventDefault()}>
       ${about.presets.length > 0 && html`<div class="presets">${about.presets.map(each => html`<button type="button" key=${each.name} title=${each.source} onClick=${() => put(null, each.values)}>${each.name}</button>`)}</div>`}
@@ -54,7 +56,8 @@ export function Explorer({ name }) {
       ${error && html`<p class="problem" role="alert">${error}</p>`}
       ${found && Object.entries(found.answer).map(([key, view]) => view && html`<${View} key=${key} view=${view}/>`)}
       ${further && Object.entries(further).map(([key, view]) => view && html`<${View} key=${key} view=${view}/>`)}
-      ${about.has_further && !further && !error && html`<p class="note">comparing</p>`}
+      ${!found && !error && html`<p class="note">computing</p>`}
+      ${about.has_further && found && !further && !error && html`<p class="note">comparing</p>`}
       ${about.measures && html`<${Measure} path=${path} values=${values} found=${measured} set=${measure}/>`}
       ${found && html`<section class="panel"><h2>Take it with you</h2>
         <${Copy} title="Command" text=${found.command}/>${found.toml && html`<${Copy} title="Settings of a recipe" text=${found.toml}/>`}

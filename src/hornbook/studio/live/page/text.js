@@ -42,7 +42,15 @@ async function answer(found) {
   return value;
 }
 
-export const fetched = path => fetch(path).then(answer);
-export const posted = (path, body = {}) => fetch(path, { method: "POST", headers: { "x-hornbook": "1", "content-type": "application/json" }, body: JSON.stringify(body) }).then(answer);
+// Who answers, and where a page is: this server. Public pages, which have none (scripts/public_pages), set all of it.
+export const site = {
+  ask: (path, options) => fetch(path, options).then(answer),
+  link: path => path,
+  place: () => new URL(location),
+  runs: true,
+};
+
+export const fetched = path => site.ask(path);
+export const posted = (path, body = {}) => site.ask(path, { method: "POST", headers: { "x-hornbook": "1", "content-type": "application/json" }, body: JSON.stringify(body) });
 export const get = path => fetched("/api/runs" + path);
 export const post = (path, body) => posted("/api/runs" + path, body);
