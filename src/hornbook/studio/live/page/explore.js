@@ -48,9 +48,10 @@ export function Explorer({ name }) {
   return html`${opening}
     <details class="words"><summary>Words on this page</summary><dl>${Object.entries(about.words).map(([term, meaning]) => html`<dt key=${term}>${term}</dt><dd>${prose(meaning)}</dd>`)}</dl></details>
     <div class="explorer"><form class="controls" aria-label="settings" onSubmit=${event => event.preventDefault()}>
-      ${about.presets.length > 0 && html`<div class="presets">${about.presets.map(each => html`<button type="button" key=${each.name} title=${each.source} onClick=${() => put(null, each.values)}>${each.name}</button>`)}</div>`}
+      <div class="presets">${about.presets.map(each => html`<button type="button" key=${each.name} title=${each.source} onClick=${() => put(null, each.values)}>${each.name}</button>`)}
+        ${about.loads && html`<${Load} path=${path} put=${value => put(null, value)} fail=${fail}/>`}</div>
       ${about.controls.map(each => html`<${Control} key=${each.name} control=${each} value=${now[each.name]} put=${value => put(each.name, value)}/>`)}
-      <div class="presets"><button type="button" onClick=${() => put(null, {})}>Start again</button>${about.loads && html`<${Load} path=${path} put=${value => put(null, value)} fail=${fail}/>`}</div>
+      <div class="presets"><button type="button" onClick=${() => put(null, {})}>Start again</button></div>
     </form>
     <div class="answer" aria-live="polite" aria-busy=${!found}>
       ${error && html`<p class="problem" role="alert">${error}</p>`}
