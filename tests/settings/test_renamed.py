@@ -75,6 +75,7 @@ paths = ["files"]
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another table of renamed settings."""
     monkeypatch.setattr(renamed, "renamed_settings", lambda: TABLE)
+    monkeypatch.setattr(renamed, "entry_of", renamed.entry_of.__wrapped__)  # remembers nothing
 
 
 @pytest.fixture(autouse=True)

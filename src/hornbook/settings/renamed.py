@@ -6,7 +6,7 @@ without one. `renamed.toml` is the table.
 
 import tomllib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path as File
 from typing import Any
 
@@ -22,7 +22,8 @@ def renamed_settings() -> dict[str, Any]:
     return tomllib.loads(File(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-def _entry(path: Path, kind: type) -> Any:
+@lru_cache(4096)
+def entry_of(path: Path, kind: type) -> Any:
     """What the table has for a path, of one kind of entry: str for names, dict for values."""
     for pattern, entry in renamed_settings().items():
         if (
@@ -37,7 +38,7 @@ def _entry(path: Path, kind: type) -> Any:
 def present_name(path: Path) -> str | None:
     """The present name of the setting at a path whose last part is a former name; None where it is not one."""
     *above, last = path
-    return _entry((*above, last.replace("-", "_")), str) if isinstance(last, str) else None
+    return entry_of((*above, last.replace("-", "_")), str) if isinstance(last, str) else None
 
 
 def present_path(path: Path) -> Path:
@@ -70,7 +71,7 @@ def with_present_names(tree: Any, path: Path = (), note: Note = lambda _path, _t
 
 def _present_value(path: Path, value: Any, note: Note) -> Any:
     """The present value; a bare text may be the `kind` of a section."""
-    values = _entry(path, dict) or _entry((*path, "kind"), dict) or {}
+    values = entry_of(path, dict) or entry_of((*path, "kind"), dict) or {}
     if not isinstance(value, str) or value not in values:
         return value
     note(path, f"{dotted(path)}: {quoted(value)} is now {quoted(values[value])}")

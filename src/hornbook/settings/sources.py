@@ -148,8 +148,7 @@ def _missing_hint(key: str) -> str:
 
 def split_key(key: str) -> tuple[str, ...]:
     """Parts of a dotted key; a part in double quotes may contain dots."""
-    parts = [(match[2], parse_toml(match[1] or "")) for match in _KEY_PART.finditer(key)]
-    return tuple(bare or str(text) for bare, text in parts)
+    return tuple(match[2] or str(parse_toml(match[1] or "")) for match in _KEY_PART.finditer(key))
 
 
 def _assign(source: Source, key: str, text: str, origin: str) -> None:

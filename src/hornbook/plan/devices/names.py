@@ -6,6 +6,7 @@ No name is completed: an A10 is no A100, and neither a part of a device (MIG) no
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Protocol, TypeVar
 
 
@@ -49,6 +50,7 @@ def devices_named(text: str, devices: Iterable[AnyDevice]) -> list[AnyDevice]:
     return found + [each for each, keys in names if bare in keys and all(_holds(each, size) for size in sizes)]
 
 
+@cache
 def key(text: str, *, sized: bool = True) -> str:
     """Letters and digits of a name without makers; sized: with sizes of memory."""
     return "".join(word for word in _words(text) if not _MAKER.fullmatch(word) and (sized or not _SIZE.fullmatch(word)))

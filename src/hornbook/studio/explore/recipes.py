@@ -45,11 +45,15 @@ SHARDS: Mapping[str, Any] = {"none": "none", "zero-1": "optimizer", "zero-2": "g
 """ZeRO's stages -> `parallel.shard`."""
 
 
-@lru_cache(256)
-def _resolved(name: str, words: tuple[str, ...], _written: float) -> Recipe:
+@lru_cache(16)
+def _alone(name: str, _written: float) -> Resolved:
     found = resolve(name, environ={})
-    alone = found.recipe.model_copy(update={"parallel": ParallelConfig()})
-    return override(Resolved(alone, found.origins), [command_line_source(words)]).recipe
+    return Resolved(found.recipe.model_copy(update={"parallel": ParallelConfig()}), found.origins)
+
+
+@lru_cache(256)
+def _resolved(name: str, words: tuple[str, ...], written: float) -> Recipe:
+    return override(_alone(name, written), [command_line_source(words)]).recipe
 
 
 def recipe_of(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
