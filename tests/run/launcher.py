@@ -129,9 +129,10 @@ class Launcher:
         log: Path,
         faults: Sequence[dict[str, Any]] = (),
         environ: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         **constants: Any,
     ) -> Started:
-        """Begin `hornbook WORDS`; constants (`module__NAME=value`) take the place of those of `CONSTANTS`."""
+        """Begin `hornbook WORDS` in a folder; constants (`module__NAME=value`) replace those of `CONSTANTS`."""
         plan = [fault for fault in map(planned, faults) if fault is not None]
         if plan:
             path = log.with_suffix(".plan.toml")
@@ -139,7 +140,7 @@ class Launcher:
             words = [*words, "--faults", str(path)]
         ours = [fault for fault in faults if fault["do"] in OURS]
         request = {"words": list(words), "log": str(log), "faults": ours, "constants": constants}
-        request |= {"do": "start", "environ": dict(environ or {})}
+        request |= {"do": "start", "environ": dict(environ or {}), "folder": folder and str(folder)}
         return Started(self, self._server.ask(request, SLACK_SECONDS), log)
 
     def wait(self, pid: int, seconds: float) -> int | None:
@@ -201,6 +202,7 @@ def start(request: dict[str, Any]) -> int:
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         sys.argv = ["hornbook", *request["words"]]
+        os.chdir(request["folder"] or os.curdir)
         os.environ |= request["environ"]
         sys.path += filter(None, request["environ"].get("PYTHONPATH", "").split(os.pathsep))
         warnings.simplefilter("error")
