@@ -134,7 +134,7 @@ def test_a_terminal_gets_colour_and_no_color_takes_it(
 
 
 @pytest.mark.parametrize(("width", "no_color"), [(80, "1"), (80, ""), (120, "")])
-@pytest.mark.parametrize("more", [["--explain"], ["--scale", "1024..2048"]])
+@pytest.mark.parametrize("more", [["--explain"], ["--scale", "64..128"]])
 def test_lines_end_at_the_edge_of_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, no_color: str, more: list[str]
 ) -> None:
