@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ kill_what_is_left()
 _HOME = borrow_home()
 sync_nothing()
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process of a test compiles the package, for a second
+sys.dont_write_bytecode = False  # and pytest rewrites the assertions of all tests each time, for 18 seconds
 
 # As the command line does (`hornbook.cli.main.SPINS`), and before torch loads libgomp: an idle thread that spins holds
 # the core that the other worker needs. A loop of small steps took 20 times as long on two busy cores.
