@@ -25,7 +25,7 @@ def read_tree() -> Callable[[Path], dict[str, bytes]]:
     return read
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_rows() -> Callable[[Path, list[Any]], Path]:
     """Write objects as JSON lines."""
 
@@ -37,7 +37,7 @@ def write_rows() -> Callable[[Path, list[Any]], Path]:
     return write
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_texts() -> Callable[..., list[str]]:
     """Random texts of words and lines; every eighth repeats an earlier one."""
 

@@ -33,26 +33,29 @@ Make = Callable[..., list[str]]
 CONFIG = TextConfig(tokenizer=BPE(vocab=300), validation=0.2)
 
 
-@pytest.fixture
-def make_data(
-    tmp_path: Path, write_rows: Write, make_texts: Make, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Path]:
-    """A prepared folder of two sources in several shards."""
-    monkeypatch.setattr(planning, "_MIN_TASK_BYTES", 1000)
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, write_rows: Write, make_texts: Make) -> Path:
+    """A prepared folder of two sources in several shards. Read only."""
+    folder = tmp_path_factory.mktemp("prepared")
     for number in range(4):
         texts = make_texts(40, seed=number)
-        write_rows(tmp_path / "raw" / "web" / f"{number}.jsonl", [{"text": text} for text in texts])
-    write_rows(tmp_path / "raw" / "notes.jsonl", [{"text": text} for text in make_texts(40, seed=9)])
+        write_rows(folder / "raw" / "web" / f"{number}.jsonl", [{"text": text} for text in texts])
+    write_rows(folder / "raw" / "notes.jsonl", [{"text": text} for text in make_texts(40, seed=9)])
     sources = {
-        name: SourceConfig(paths=[str(tmp_path / "raw" / path)])
+        name: SourceConfig(paths=[str(folder / "raw" / path)])
         for name, path in (("web", "web"), ("notes", "notes.jsonl"))
     }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "_MIN_TASK_BYTES", 1000)
+        prepare(TextConfig(sources=sources), folder / "data", workers=1)
+    return folder / "data"
 
-    def make(name: str) -> Path:
-        prepare(TextConfig(sources=sources), tmp_path / name, workers=1)
-        return tmp_path / name
 
-    return make
+@pytest.fixture
+def make_data(tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Copies of `prepared`, by name."""
+    monkeypatch.setattr(planning, "_MIN_TASK_BYTES", 1000)
+    return lambda name: shutil.copytree(prepared, tmp_path / name)
 
 
 @pytest.fixture
