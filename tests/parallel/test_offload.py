@@ -13,6 +13,9 @@ from hornbook.files.run_directory import RunDir
 from hornbook.parallel.config import ParallelConfig
 from hornbook.parallel.offload import offload
 from hornbook.parallel.offload.offload import DiskTensors, check_offload, mapped_like
+from hornbook.run.job.job import Start
+from hornbook.run.launch.launch import launch
+from hornbook.settings.resolve import resolve
 
 Launch = Callable[..., Exit]
 Branch = Callable[[Path], list[dict[str, Any]]]
@@ -29,6 +32,17 @@ def saved(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(checkpoint.rglob("*.safetensors"))]
 
 
+COMMON = ("model.dropout=0.1", "model.layers=2")
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_settings: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that keeps all in memory. Read only."""
+    run = RunDir(tmp_path_factory.mktemp("plain") / "run")
+    assert launch(resolve(None, (*tiny_settings, *COMMON), environ={}), run, Start()) == Exit.DONE
+    return run.path
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -39,23 +53,21 @@ def saved(folder: Path) -> list[bytes]:
 )
 @pytest.mark.parametrize("recompute", ["none", "selective", "block"])
 def test_a_run_has_the_same_bits(
-    tmp_path: Path, launch_run: Launch, branch: Branch, words: list[str], recompute: str
+    tmp_path: Path, launch_run: Launch, plain: Path, branch: Branch, words: list[str], recompute: str
 ) -> None:
     """And a resume, which reads weights and moments into files."""
-    common = ("model.dropout=0.1", "model.layers=2")
-    launch_run(tmp_path / "plain", *common)
     folder = tmp_path / "scratch"
     folder.mkdir()
     settings = ["parallel.offload=disk", *(f"parallel.offload.{word}" for word in [*words, f"folder={folder}"])]
     settings += [f"parallel.recompute={recompute}"]
-    assert launch_run(tmp_path / "run", *common, *settings) == Exit.DONE
-    assert branch(tmp_path / "run") == branch(tmp_path / "plain")
-    assert saved(tmp_path / "run") == saved(tmp_path / "plain")
+    assert launch_run(tmp_path / "run", *COMMON, *settings) == Exit.DONE
+    assert branch(tmp_path / "run") == branch(plain)
+    assert saved(tmp_path / "run") == saved(plain)
     assert list(folder.iterdir()) == []
     for step in (8, 12):
         (RunDir(tmp_path / "run").checkpoints / f"step-{step:08d}").rename(tmp_path / f"gone-{step}")
     assert launch_run(tmp_path / "run", mode="resume") == Exit.DONE
-    assert saved(tmp_path / "run") == saved(tmp_path / "plain")
+    assert saved(tmp_path / "run") == saved(plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
