@@ -28,8 +28,9 @@ def traced(*words: str) -> dict[str, tuple[int, int]]:
     return {name: (planned, seen) for name, planned, seen in found.rows}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("recompute", ["none", "block", "selective"])
+@pytest.mark.parametrize(
+    ("recompute", "precision"), [("none", "fp32"), ("none", "bf16"), ("block", "bf16"), ("selective", "fp32")]
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_planned_is_what_a_step_on_fake_tensors_holds(family: str, recompute: str, precision: str) -> None:
     words = [f"model.{name}={value}" for name, value in FAMILIES[family].items()]

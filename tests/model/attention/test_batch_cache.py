@@ -75,11 +75,11 @@ def step(model: Transformer, cache: BatchCache, tokens: list[int]) -> Tensor:
 
 
 def test_each_text_goes_on_as_it_does_alone(model: Transformer) -> None:
-    """Texts join with prompts of 1 to 90 tokens and leave again, in 120 steps; the reference has a cache for each."""
+    """Texts join with prompts of 1 to 90 tokens and leave again, in 60 steps; the reference has a cache for each."""
     draw, cache = random.Random(4), BatchCache(4, LENGTH)
     alone: list[KVCache] = []
     sizes = []
-    for _ in range(120):
+    for _ in range(60):
         if len(alone) < 4 and draw.random() < 0.3:
             prompt, known = [draw.randrange(VOCAB) for _ in range(draw.choice((1, 2, 17, 63, 64, 90)))], KVCache()
             next_logits(model, prompt, known)
