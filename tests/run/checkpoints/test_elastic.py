@@ -41,6 +41,12 @@ def go(launcher: Launcher, tiny_settings: tuple[str, ...], tmp_path: Path) -> Ca
     return run
 
 
+@pytest.fixture(scope="module")
+def alone(train_whole: Callable[..., Path]) -> Path:
+    """The run of one rank. Read only."""
+    return train_whole(*SETTINGS)
+
+
 def validation(folder: Path) -> dict[str, dict[str, Any]]:
     """Of each evaluation, by its file: a digest of the rows it read, and their loss."""
     records = {path.name: json.loads(path.read_text()) for path in folder.glob("evals/step-*.json")}
@@ -55,15 +61,19 @@ def final_bytes(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("shard", ["none", "everything"])
 def test_ranks_may_come_and_go(
-    tmp_path: Path, go: Callable[..., None], branch: Branch, events: Callable[[Path], list[dict[str, Any]]], shard: str
+    tmp_path: Path,
+    go: Callable[..., None],
+    alone: Path,
+    branch: Branch,
+    events: Callable[[Path], list[dict[str, Any]]],
+    shard: str,
 ) -> None:
-    go(tmp_path / "alone", 1, None)
     for ranks, stop in ((4, 3), (2, 6), (1, 9), (3, None)):
         go(tmp_path / "run", ranks, stop, f"parallel.shard={shard}")
-    alone, run = branch(tmp_path / "alone"), branch(tmp_path / "run")
-    assert [step["token_hash"] for step in run] == [step["token_hash"] for step in alone]
-    assert [step["loss"] for step in run] == pytest.approx([step["loss"] for step in alone], rel=1e-4)
-    mine, theirs = validation(tmp_path / "run"), validation(tmp_path / "alone")
+    whole, run = branch(alone), branch(tmp_path / "run")
+    assert [step["token_hash"] for step in run] == [step["token_hash"] for step in whole]
+    assert [step["loss"] for step in run] == pytest.approx([step["loss"] for step in whole], rel=1e-4)
+    mine, theirs = validation(tmp_path / "run"), validation(alone)
     assert sorted(mine) == sorted(theirs) == [f"step-{step:08d}.json" for step in (3, 6, 9, 12)]
     for name, found in mine.items():
         assert found == theirs[name] | {key: pytest.approx(found[key], rel=1e-4) for key in ("loss", "bits_per_byte")}

@@ -31,7 +31,7 @@ def last_counters(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_bit_for_bit(kind: str, tmp_path: Path, launch_run: Launch, branch: Branch) -> None:
-    """Stopped twice and resumed in one process; the checkpoint holds the state that is declared."""
+    """Stopped and resumed in one process; the checkpoint holds the state that is declared."""
     words = (f"optim={kind}", *CLIP, *WORDS)
     assert launch_run(tmp_path / "whole", *words) == Exit.DONE
     losses = [step["loss"] for step in branch(tmp_path / "whole")]
@@ -43,11 +43,9 @@ def test_a_run_goes_on_bit_for_bit(kind: str, tmp_path: Path, launch_run: Launch
     assert {name.rpartition(".")[2] for name in moments} == declared
 
     run = tmp_path / "run"
-    for step in (3, 6, None):
-        if step is not None:
-            stop_at(run, step)
-        started = launch_run(run, *words) if step == 3 else launch_run(run, mode="resume")
-        assert started == (Exit.DONE if step is None else Exit.RESUMABLE)
+    stop_at(run, 5)
+    assert launch_run(run, *words) == Exit.RESUMABLE
+    assert launch_run(run, mode="resume") == Exit.DONE
     assert branch(run) == branch(tmp_path / "whole")
     assert last_bytes(run) == last_bytes(tmp_path / "whole")
     assert len(last_counters(run)["norms"]) == 6

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,34 @@ def base(tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...
     return folder
 
 
+@pytest.fixture(scope="module")
+def whole_run(
+    tmp_path_factory: pytest.TempPathFactory, tiny_settings: tuple[str, ...], base: Path
+) -> Callable[[str], Path]:
+    """A run over `base` after a step of surgery, by its kind, trained in one piece. Read only."""
+
+    @cache
+    def trained(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        resolved = resolve(None, (*tiny_settings, "model.layers=2", STEPS[kind]), environ={})
+        start = Start("start", InitFrom("import", checkpoint_path(base)))
+        assert launch(resolved, RunDir(folder), start) == Exit.DONE
+        return folder
+
+    return trained
+
+
 @pytest.mark.parametrize("kind", STEPS)
 def test_a_stopped_run_goes_on_bit_for_bit(
-    tmp_path: Path, launch_run: Launch, branch: Branch, base: Path, kind: str
+    tmp_path: Path, launch_run: Launch, branch: Branch, base: Path, whole_run: Callable[[str], Path], kind: str
 ) -> None:
     words, init_from = (STEPS[kind], "model.layers=2"), InitFrom("import", checkpoint_path(base))
-    assert launch_run(tmp_path / "whole", *words, init_from=init_from) == Exit.DONE
     run = RunDir(tmp_path / "parts").create()
     write_request(run, Request(action="stop", at_step=5))
     assert launch_run(run.path, *words, init_from=init_from) == Exit.RESUMABLE
     assert launch_run(run.path, mode="resume") == Exit.DONE
-    assert branch(run.path) == branch(tmp_path / "whole")
-    assert tensors(run.path) == tensors(tmp_path / "whole")
+    assert branch(run.path) == branch(whole_run(kind))
+    assert tensors(run.path) == tensors(whole_run(kind))
     losses = [step["loss"] for step in branch(run.path)]
     assert losses[-1] != losses[0]
 
@@ -80,13 +97,12 @@ def test_the_bias_of_the_head_may_be_all_that_is_trained(
 
 
 @pytest.mark.parametrize("kind", ["lora", "prompt", "qlora"])
-def test_a_checkpoint_holds_the_adapter_alone(tmp_path: Path, launch_run: Launch, base: Path, kind: str) -> None:
-    init_from = InitFrom("import", checkpoint_path(base))
-    launch_run(tmp_path / "run", STEPS[kind], "model.layers=2", init_from=init_from)
-    found = tensors(tmp_path / "run")
+def test_a_checkpoint_holds_the_adapter_alone(base: Path, whole_run: Callable[[str], Path], kind: str) -> None:
+    run = RunDir(whole_run(kind))
+    found = tensors(run.path)
     assert sorted(found) == ["adapter_model.safetensors", "trainer/optimizer.safetensors"]
-    saved = load_file(RunDir(tmp_path / "run").checkpoints / "step-00000012" / "adapter_model.safetensors")
-    moments = load_file(RunDir(tmp_path / "run").checkpoints / "step-00000012" / "trainer" / "optimizer.safetensors")
+    saved = load_file(run.checkpoints / "step-00000012" / "adapter_model.safetensors")
+    moments = load_file(run.checkpoints / "step-00000012" / "trainer" / "optimizer.safetensors")
     trained = sum(tensor.numel() for tensor in saved.values())
     assert sum(tensor.numel() for name, tensor in moments.items() if name.endswith("exp_avg")) == trained
     if kind != "prompt":
@@ -94,7 +110,7 @@ def test_a_checkpoint_holds_the_adapter_alone(tmp_path: Path, launch_run: Launch
         pairs = [(width, width)] * 4 + [(width, hidden)] * 2 + [(hidden, width)]
         assert trained == 2 * sum(rank * (a + b) for a, b in pairs)
     before = load_file(checkpoint_path(base) / "model.safetensors")
-    after = load_file(tmp_path / "run" / "base" / "model.safetensors")
+    after = load_file(run.base / "model.safetensors")
     assert all((after[name] == tensor).all() for name, tensor in before.items())
 
 
@@ -109,11 +125,12 @@ def test_without_a_base_the_initial_values_are_the_base(tmp_path: Path, launch_r
     assert tensors(run.path) == tensors(tmp_path / "whole")
 
 
-def test_a_fork_takes_the_base_along(tmp_path: Path, launch_run: Launch, branch: Branch, base: Path) -> None:
-    launch_run(tmp_path / "a", STEPS["qlora"], "model.layers=2", init_from=InitFrom("import", checkpoint_path(base)))
-    fork = InitFrom("fork", checkpoint_path(tmp_path / "a", 4))
+def test_a_fork_takes_the_base_along(
+    tmp_path: Path, launch_run: Launch, branch: Branch, whole_run: Callable[[str], Path]
+) -> None:
+    fork = InitFrom("fork", checkpoint_path(whole_run("qlora"), 4))
     launch_run(tmp_path / "b", STEPS["qlora"], "model.layers=2", init_from=fork)
-    assert branch(tmp_path / "b") == branch(tmp_path / "a")[4:]
+    assert branch(tmp_path / "b") == branch(whole_run("qlora"))[4:]
 
 
 def test_another_base_is_refused(tmp_path: Path, launch_run: Launch, base: Path) -> None:
