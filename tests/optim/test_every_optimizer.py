@@ -172,6 +172,7 @@ def test_ranks_that_share_a_model_update_it_as_one_process_does(
     run_ranks: RankServer, tmp_path: Path, kind: str, world: int, layout: str
 ) -> None:
     """With exact sums of gradients, to the bit."""
-    run = Run(world, **LAYOUTS[layout], optimizer=kind, exact=True, steps=4, experts=layout != "optimizer")
+    fields: dict[str, Any] = {"steps": 3, "microbatches": world, "experts": layout != "optimizer"}
+    run = Run(world, **LAYOUTS[layout], optimizer=kind, exact=True, **fields)
     expected = perform(run_ranks, run.alone, tmp_path / "alone")
     assert same_runs(perform(run_ranks, run, tmp_path / "ranks"), expected)

@@ -178,7 +178,7 @@ def test_ranks_update_as_one_process_does(
     run_ranks: RankServer, tmp_path: Path, world: int, layout: str, experts: bool
 ) -> None:
     """To the bit with exact sums of gradients: each owner orthogonalizes its own matrices."""
-    run = Run(world, **LAYOUTS[layout], optimizer="muon", exact=True, steps=3, experts=experts)
+    run = Run(world, **LAYOUTS[layout], optimizer="muon", exact=True, steps=3, microbatches=world, experts=experts)
     expected = perform(run_ranks, run.alone, tmp_path / "alone")
     assert same_bits(perform(run_ranks, run, tmp_path / "ranks"), expected)
 

@@ -25,7 +25,8 @@ def test_ranks_update_as_one_process_does(
     run_ranks: RankServer, tmp_path: Path, world: int, layout: str, experts: bool
 ) -> None:
     """With exact sums of gradients, to the bit: matrices, vectors, experts, parameters with fewer rows than ranks."""
-    run = Run(world, **LAYOUTS[layout], optimizer=KIND, exact=True, steps=STEPS, experts=experts)
+    sizes = {"steps": STEPS, "microbatches": world}
+    run = Run(world, **LAYOUTS[layout], **sizes, optimizer=KIND, exact=True, experts=experts)
     expected = alone(run_ranks, run.alone, tmp_path)
     assert expected.losses[-1] < expected.losses[0]
     assert same_bits(perform(run_ranks, run, tmp_path / "ranks"), expected)

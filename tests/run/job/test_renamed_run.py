@@ -22,14 +22,16 @@ MODEL += ("model.attention.rope_dim=8", "model.attention.value_dim=16", "checkpo
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the package as if nothing had been renamed yet."""
     folder = tmp_path_factory.mktemp("former")
-    shutil.copytree(Path(hornbook.__file__).parent, folder / "hornbook", ignore=shutil.ignore_patterns("__pycache__"))
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # which another process writes; bytecode of files that stay is kept
+    shutil.copytree(Path(hornbook.__file__).parent, folder / "hornbook", ignore=unfinished)
     (folder / "hornbook" / "settings" / "renamed.toml").write_text("")
     names = {(key.rpartition(".")[2], new) for key, new in renamed.renamed_settings().items() if isinstance(new, str)}
     for path in (folder / "hornbook").rglob("*.py"):
-        text = path.read_text()
+        text = former = path.read_text()
         for name, new in names:
-            text = text.replace(new, name)
-        path.write_text(text)
+            former = former.replace(new, name)
+        if former != text:
+            path.write_text(former)
     return folder
 
 

@@ -19,7 +19,7 @@ FIRST_STEP = "tests/parallel/axes/context/cases.py:first_step"
 SHIFTS = "tests/parallel/axes/context/cases.py:shifts"
 KEPT = "tests/parallel/axes/context/cases.py:kept_bytes"
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03}
-STEPS = 3
+STEPS = 2
 ODD = 23
 """A length that neither two nor four ranks divide."""
 Performer = Callable[[Run], Result]
