@@ -12,7 +12,7 @@ from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
 from tests.parallel.varying import check
 
-SMALL = ("model.layers=2", "model.width=32", "model.heads=4", "train.sequence=16", "train.micro_batch=1")
+SMALL = ("model.layers=1", "model.width=32", "model.heads=4", "train.sequence=16", "train.micro_batch=1")
 SMALL += ("train.device=cpu", "train.precision=fp32", "train.batch_tokens=1024")
 DATA, ZERO = ("parallel.data=2",), ("parallel.data=2", "parallel.shard=everything")
 TENSOR, SEQUENCE = ("parallel.tensor=2",), ("parallel.tensor=2", "parallel.sequence=true")
@@ -22,7 +22,7 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], tuple[Axis, ...]]] = {
     "tensor": (TENSOR, ("tensor",)),
     "data, tensor": ((*DATA, *TENSOR), ("replica", "tensor")),
     "ZeRO-3, sequence": ((*ZERO, *SEQUENCE), ("shard", "tensor")),
-    "pipeline, tensor": (("parallel.pipeline=2", *TENSOR), ("tensor",)),
+    "pipeline, tensor": (("model.layers=2", "parallel.pipeline=2", *TENSOR), ("tensor",)),
 }
 
 
