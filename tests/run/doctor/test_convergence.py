@@ -156,12 +156,12 @@ def test_no_floor_below_zero_is_told_and_the_gain_is_right(seed: int) -> None:
 # ---- stopping
 
 
-def stops_at(loss: np.ndarray, rate: np.ndarray, config: Any, first: int = COUNT // 2) -> int | None:
-    """The first evaluation from `first` on after which the run would end."""
+def stops_at(loss: np.ndarray, rate: np.ndarray, config: Any, first: int = COUNT // 2, every: int = 1) -> int | None:
+    """The first evaluation from `first` on after which the run would end, of all or of every second, third, ..."""
     found = Losses()
     for number in range(COUNT):
         found.add(number + 1, int(tokens[number]), float(loss[number]), float(rate[number]), float(loss[number]))
-        if number + 1 >= first and why_stop(config, found):
+        if number + 1 >= first and (number + 1 - first) % every == 0 and why_stop(config, found):
             return number + 1
     return None
 
@@ -185,7 +185,7 @@ DROP = law(2.5, 3.0, 0.4) - np.maximum(tokens / BATCH - 80, 0) * 0.01
     ids=["falling", "plateau-then-drop", "decay", "warm-up", "noise", "restarts"],
 )
 def test_a_run_whose_loss_will_fall_is_not_stopped(loss: np.ndarray, rate: np.ndarray) -> None:
-    assert stops_at(loss, rate, Converged()) is None
+    assert stops_at(loss, rate, Converged(), every=2) is None
 
 
 def test_a_converged_run_and_a_rising_one_are_stopped() -> None:
