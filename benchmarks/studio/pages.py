@@ -1,11 +1,11 @@
 """Figures of the studio: how fast runs and explorers are on the page, and what the server takes.
 
-    python -m benchmarks.studio.pages [--runs 50] [--steps 100000] [--folder FOLDER] [--tensorboard]
+    python -m benchmarks.studio.pages [--runs 50] [--steps 100000] [--folder FOLDER]
 
 Makes runs with random walks as their curves, starts `hornbook watch` in a process of its own, and asks it as a browser
 does: the table of runs, a run's curves at once and after a zoom, a run that grows ten steps a second, and answers of
 every explorer to random questions. With Playwright and Chromium it also measures from a slider's event to the drawn
-picture. `--tensorboard` writes the same losses as event files and asks TensorBoard for them.
+picture. `benchmarks.studio.peers` compares with other tools.
 """
 
 import argparse
@@ -126,6 +126,7 @@ def measure_runs(folder: Path) -> dict[str, Any]:
         found = {"start_seconds": start, "table_seconds": table, "table_bytes": len(body), "curves_bytes": len(curves)}
         found |= {"first_seconds": first, "again_seconds": again, "zoom_seconds": zoom}
         found |= {"memory_at_start": idle, "memory_after": server.memory}
+        found |= measure_picture(f"{server.root}/run/run-00?{server.link.partition('?')[2]}", ".uplot canvas")
         return found | measure_live(server, folder / "run-01")
 
 
@@ -202,17 +203,28 @@ SLIDE = """async value => {
 """Moves a slider, and waits until the picture is another."""
 
 
-def measure_page(folder: Path) -> dict[str, float]:
-    """Seconds from a slider's event to a picture that has changed, in Chromium; {} without Playwright."""
+@contextmanager
+def browsing() -> Iterator[Any]:
+    """A page of Chromium; None without Playwright."""
+    path = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     try:
         sync_playwright: Any = importlib.import_module("playwright.sync_api").sync_playwright
     except ImportError:
-        return {}
-    if (path := shutil.which("chromium-headless-shell") or shutil.which("chromium")) is None:
-        return {}
-    with serving(folder) as server, sync_playwright() as playwright:
+        path = None
+    if path is None:
+        yield None
+        return
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page()
+        yield browser.new_page()
+        browser.close()
+
+
+def measure_page(folder: Path) -> dict[str, float]:
+    """Seconds from a slider's event to a picture that has changed, in Chromium; {} without it."""
+    with serving(folder) as server, browsing() as page:
+        if page is None:
+            return {}
         page.goto(server.link)
         page.goto(f"{server.root}/explore/pipeline?ranks=8")
         page.wait_for_selector("svg rect")
@@ -220,52 +232,28 @@ def measure_page(folder: Path) -> dict[str, float]:
         for number in range(SLIDES):
             page.wait_for_timeout(400)  # the slower part of the answer before has come
             times.append(page.evaluate(SLIDE, 8 + number) / 1000)
-        browser.close()
     times.sort()
     return {"median": statistics.median(times), "p95": times[int(0.95 * len(times))]}
 
 
-def measure_tensorboard(folder: Path, logs: Path) -> dict[str, float]:
-    """Seconds until TensorBoard has the loss of the last step of all runs, from its start, and its memory."""
-    event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2").Event
-    summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+def measure_picture(address: str, picture: str) -> dict[str, float]:
+    """Seconds until Chromium shows a picture, and bytes that it got for it; {} without it."""
+    with browsing() as page:
+        if page is None:
+            return {}
+        sizes, session = list[float](), page.context.new_cdp_session(page)
+        session.send("Network.enable")
+        session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+        began = time.perf_counter()
+        page.goto(address)
+        page.wait_for_selector(picture, state="attached", timeout=120_000)
+        return {"picture_seconds": time.perf_counter() - began, "picture_bytes": sum(sizes)}
 
-    runs = sorted(folder.iterdir())
-    steps = 0
-    for run in runs:
-        writer = EventFileWriter(str(logs / run.name))
-        steps = 0
-        for line in (run / "metrics.jsonl").open():
-            row, steps = json.loads(line), steps + 1
-            for key in ("loss", "gradient_norm", "lr", "tokens_per_second"):
-                value = summary(value=[summary.Value(tag=key, simple_value=row[key])])
-                writer.add_event(event(step=row["step"], wall_time=row["time"], summary=value))
-        writer.close()
-    words = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logs), "--port", "6123", "--load_fast=false"]
-    started = time.perf_counter()
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        opener, found = build_opener(), dict[str, float]()
-        while time.perf_counter() - started < 1800:
-            time.sleep(0.25)
-            try:
-                tags = json.loads(opener.open("http://127.0.0.1:6123/data/plugin/scalars/tags").read())
-                found.setdefault("up_seconds", time.perf_counter() - started)
-                last = urllib.parse.urlencode({"tag": "loss", "run": runs[-1].name})
-                if len(tags) < len(runs) or "loss" not in tags.get(runs[-1].name, {}):
-                    continue
-                body = opener.open(f"http://127.0.0.1:6123/data/plugin/scalars/scalars?{last}").read()
-            except OSError:
-                continue
-            if json.loads(body)[-1][1] >= steps - 1:
-                whole = time.perf_counter() - started
-                memory = psutil.Process(process.pid).memory_info().rss
-                return found | {"whole_seconds": whole, "curve_bytes": float(len(body)), "memory": float(memory)}
-        return found
-    finally:
-        process.terminate()
-        process.wait()
+
+def memory_of(process: int) -> float:
+    """Resident bytes of a process and its children."""
+    parent = psutil.Process(process)
+    return float(sum(each.memory_info().rss for each in (parent, *parent.children(recursive=True))))
 
 
 def main() -> None:
@@ -274,7 +262,6 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--tensorboard", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary) / "runs"
@@ -284,8 +271,6 @@ def main() -> None:
         empty = Path(temporary) / "none"
         empty.mkdir()
         found["explorers"], found["page"] = measure_explorers(empty), measure_page(empty)
-        if given.tensorboard:
-            found["tensorboard"] = measure_tensorboard(folder, Path(temporary) / "logs")
     report.write("studio", found)
     print(json.dumps(found, indent=1))
 
