@@ -11,6 +11,7 @@ picture. `benchmarks.studio.peers` compares with other tools.
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import json
 import random
 import re
@@ -205,16 +206,12 @@ SLIDE = """async value => {
 
 @contextmanager
 def browsing() -> Iterator[Any]:
-    """A page of Chromium; None without Playwright."""
+    """A page of Chromium; None without it or without Playwright."""
     path = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-    try:
-        sync_playwright: Any = importlib.import_module("playwright.sync_api").sync_playwright
-    except ImportError:
-        path = None
-    if path is None:
+    if path is None or importlib.util.find_spec("playwright") is None:
         yield None
         return
-    with sync_playwright() as playwright:
+    with importlib.import_module("playwright.sync_api").sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser.new_page()
         browser.close()

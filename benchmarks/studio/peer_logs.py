@@ -3,6 +3,7 @@
 python peer_logs.py TOOL FOLDER     in the folder of the store; prints the first run's name there
 """
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -21,21 +22,21 @@ def rows_of(run: Path) -> Iterator[tuple[int, float, dict[str, float]]]:
 
 def write_tensorboard(run: Path) -> str:
     """Event files."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
+    event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2").Event
+    summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     writer = EventFileWriter(run.name)
     for step, at, values in rows_of(run):
-        parts: Any = [Summary.Value(tag=key, simple_value=value) for key, value in values.items()]
-        writer.add_event(Event(step=step, wall_time=at, summary=Summary(value=parts)))
+        parts: Any = [summary.Value(tag=key, simple_value=value) for key, value in values.items()]
+        writer.add_event(event(step=step, wall_time=at, summary=summary(value=parts)))
     writer.close()
     return run.name
 
 
 def write_trackio(run: Path) -> str:
     """Trackio's database, whose folder TRACKIO_DIR names."""
-    import trackio
+    import trackio  # pyright: ignore[reportMissingImports]
 
     trackio.init(project="runs", name=run.name, auto_log_gpu=False, auto_log_cpu=False)
     for step, _, values in rows_of(run):
@@ -46,7 +47,7 @@ def write_trackio(run: Path) -> str:
 
 def write_aim(run: Path) -> str:
     """Aim's repository."""
-    import aim
+    import aim  # pyright: ignore[reportMissingImports]
 
     made = aim.Run(repo=".", system_tracking_interval=None, capture_terminal_logs=False)
     for step, _, values in rows_of(run):
@@ -59,7 +60,7 @@ def write_aim(run: Path) -> str:
 def main(tool: str, folder: str) -> None:
     """Write all runs of a folder."""
     if tool == "aim":
-        import aim
+        import aim  # pyright: ignore[reportMissingImports]
 
         aim.Repo.from_path(".", init=True)
     write = {"tensorboard": write_tensorboard, "trackio": write_trackio, "aim": write_aim}[tool]

@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
@@ -52,8 +51,9 @@ def measure_tool(tool: Tool, folder: Path, run: str) -> dict[str, float]:
     """Seconds until the server answers and until the picture, bytes of the page, and memory."""
     environment = os.environ | {"TRACKIO_DIR": str(folder), "HF_HUB_OFFLINE": "1"}
     began, address = time.perf_counter(), tool.address.format(run=run)
-    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(tool.words, cwd=folder, env=environment, **silent)
+    process = subprocess.Popen(
+        tool.words, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         while not _answers(address):
             time.sleep(0.05)
@@ -108,7 +108,7 @@ def main() -> None:
         write_runs(runs, given.runs, given.steps)
         folders = {name: Path(temporary) / name for name in given.tools.split(",")}
         first = {name: write_logs(given.python, name, runs, folder) for name, folder in folders.items()}
-        rounds: list[dict[str, Mapping[str, float]]] = [
+        rounds: list[dict[str, dict[str, float]]] = [
             {"hornbook": measure_ours(runs)}
             | {name: measure_tool(tools[name], folder, first[name]) for name, folder in folders.items()}
             for _ in range(ROUNDS)
