@@ -1,6 +1,7 @@
 """The loss with smoothing, z-loss and soft cap by its kernel: beside the written-out form, and what it allocates."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -133,6 +134,7 @@ class Allocations(TorchDispatchMode):
         return sorted((each.untyped_storage().nbytes() for each in self.seen.values()), reverse=True)
 
 
+@cache
 def large_tensors(terms: LossTerms, dtype: torch.dtype) -> list[int]:
     """Sizes of all tensors of at least a chunk's row of logits that a pass of the loss makes."""
     head = Head(4096, 16, None, None, False, terms.softcap)
