@@ -1,8 +1,10 @@
 """An axis: which pixel of a picture a value is at, and which values have ticks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+from hornbook.studio.svg import element, line, text
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _ROOM = 0.04
@@ -67,6 +69,21 @@ def fit_axis(values: Sequence[float], start: float, end: float, *, log: bool = F
         high = low + 1.5 * (most - low)
     margin = _ROOM * (high - low) if high > low else abs(high) / 2 or 1.0
     return Axis(low - margin, high + margin, start, end)
+
+
+def grid_lines(x: Axis, y: Axis, x_ticks: Iterable[float], y_ticks: Iterable[float]) -> Iterator[str]:
+    """SVG of a panel: lines at the ticks, the numbers of the vertical axis, and a frame."""
+    for tick in y_ticks:
+        yield line(x.start, y.pixel(tick), x.end, y.pixel(tick), "grid")
+        yield text(label(tick), x.start - 6, y.pixel(tick) + 4, "small", "end")
+    for tick in x_ticks:
+        yield line(x.pixel(tick), y.end, x.pixel(tick), y.start, "grid")
+    yield element("rect", x=x.start, y=y.end, width=x.end - x.start, height=y.start - y.end, class_="frame")
+
+
+def numbers_below(x: Axis, ticks: Iterable[float], y: float) -> Iterator[str]:
+    """SVG of the numbers of a horizontal axis, with their baseline at `y`."""
+    return (text(label(tick), x.pixel(tick), y, "small", "middle") for tick in ticks)
 
 
 def label(value: float) -> str:

@@ -7,11 +7,11 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from hornbook.studio.axis import Axis, label
+from hornbook.studio.axis import Axis, grid_lines, numbers_below
 from hornbook.studio.curve_history import History
 from hornbook.studio.events import event_rows
 from hornbook.studio.page_layout import CHARACTER_WIDTH, LEFT, ROW, WIDTH, Chart, Drawn, Panel, legend_width, name_rows
-from hornbook.studio.svg import LIGHT, element, line, path, safe, style, text
+from hornbook.studio.svg import LIGHT, document, element, line, path, text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """The browser lets the page load nothing."""
@@ -20,34 +20,25 @@ _MAX_DOTS = 60
 
 def picture(chart: Chart) -> str:
     """The chart as a self-contained SVG document."""
-    names = ", ".join(history.name for history in chart.histories)
-    said = safe(f"{names}: {', '.join(panel.title for panel in chart.panels)}")
     parts = [
-        f"<style>{style()}</style>",
-        element("rect", width=WIDTH, height=chart.height, class_="page"),
         *_names(chart.histories),
         *event_rows(chart),
         *(part for panel in chart.panels for part in _panel(panel, chart.x)),
         *_foot(chart),
     ]
-    size = f'width="{WIDTH}" height="{chart.height:g}" viewBox="0 0 {WIDTH} {chart.height:g}"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{said}" {size}>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    titles = ", ".join(panel.title for panel in chart.panels)
+    return document(f"{_all_names(chart)}: {titles}", WIDTH, chart.height, parts)
 
 
 def page(chart: Chart) -> str:
     """The chart as one self-contained HTML file."""
     sheet, script = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    names = ", ".join(history.name for history in chart.histories)
     data = json.dumps(chart.data(), separators=(",", ":")).replace("<", "\\u003c")
     head = [
         '<!doctype html><html lang="en"><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(names.encode(errors='replace').decode())}</title><style>\n{sheet}</style>",
+        f"<title>{escape(_all_names(chart).encode(errors='replace').decode())}</title><style>\n{sheet}</style>",
     ]
     body = [
         picture(chart),
@@ -57,10 +48,13 @@ def page(chart: Chart) -> str:
     return "\n".join([*head, *body, f"<script>\n{script}</script>"]) + "\n"
 
 
+def _all_names(chart: Chart) -> str:
+    return ", ".join(history.name for history in chart.histories)
+
+
 def _foot(chart: Chart) -> Iterator[str]:
     bottom = chart.panels[-1].y.start
-    for tick in _whole_ticks(chart.x):
-        yield text(label(tick), chart.x.pixel(tick), bottom + 16, "small", "middle")
+    yield from numbers_below(chart.x, _whole_ticks(chart.x), bottom + 16)
     yield text(chart.position, chart.x.end, bottom + 32, "title", "end")
 
 
@@ -70,15 +64,9 @@ def _whole_ticks(x: Axis) -> list[float]:
 
 
 def _panel(panel: Panel, x: Axis) -> Iterator[str]:
-    bottom, top = panel.y.start, panel.y.end
     yield from _legend(panel)
-    for tick in panel.y.ticks(6 if bottom - top > 120 else 4):
-        y = panel.y.pixel(tick)
-        yield line(x.start, y, x.end, y, "grid")
-        yield text(label(tick), x.start - 6, y + 4, "small", "end")
-    for tick in _whole_ticks(x):
-        yield line(x.pixel(tick), top, x.pixel(tick), bottom, "grid")
-    yield element("rect", x=x.start, y=top, width=x.end - x.start, height=bottom - top, class_="frame")
+    ticks = panel.y.ticks(6 if panel.y.start - panel.y.end > 120 else 4)
+    yield from grid_lines(x, panel.y, _whole_ticks(x), ticks)
     for each in panel.curves:
         yield from _curve(each, x, panel.y)
 

@@ -35,6 +35,11 @@ class Drawn:
     beside_median: bool
     """Values of all steps that are drawn faint, beside their median."""
 
+    def data(self) -> dict[str, Any]:
+        """The data of the page's tooltip."""
+        values = [float(f"{value:.6g}") if math.isfinite(value) else None for value in self.y]
+        return {"run": self.run, "name": self.curve.name, "x": [round(place) for place in self.x], "y": values}
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -70,16 +75,7 @@ class Chart:
                 "title": panel.title,
                 "top": panel.y.end,
                 "bottom": panel.y.start,
-                "curves": [
-                    {
-                        "run": each.run,
-                        "name": each.curve.name,
-                        "x": [round(place) for place in each.x],
-                        "y": _json(each.y),
-                    }
-                    for each in panel.curves
-                    if each.curve.kind != "median"
-                ],
+                "curves": [each.data() for each in panel.curves if each.curve.kind != "median"],
             }
             for panel in self.panels
         ]
@@ -176,7 +172,3 @@ def _wrap(items: Sequence[Item], widths: Sequence[float], room: float) -> list[l
 def names_height(histories: Sequence[History]) -> float:
     """Height of the rows with the names of runs."""
     return 16.0 + ROW * len(name_rows(histories)) if len(histories) > 1 else 36.0
-
-
-def _json(values: Sequence[float]) -> list[float | None]:
-    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]

@@ -1,10 +1,11 @@
 """A picture of a simulated scaling: throughput, shares of a step, and goodput over the number of devices."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from hornbook.plan.at_scale.simulation import Point, Scaling
-from hornbook.studio.axis import Axis, fit_axis, label
-from hornbook.studio.svg import element, line, path, safe, style, text
+from hornbook.studio.axis import Axis, fit_axis, grid_lines, numbers_below
+from hornbook.studio.svg import document, path, text
 
 WIDTH, LEFT, RIGHT, TOP, PANEL, GAP = 760, 70, 20, 64, 150, 46
 LEGEND = 20.0
@@ -20,17 +21,13 @@ def scale_picture(found: Scaling) -> str:
     height = TOP + 3 * (PANEL + GAP) + 10
     title = f"{found.name} on {found.cluster.device.name}, simulated"
     parts = [
-        f"<style>{style()}</style>",
-        element("rect", width=WIDTH, height=height, class_="page"),
         text(title, LEFT, 24, "head"),
         *_panel("tokens per second (dashed: as the first point scales)", list(_rates(found)), x, TOP, log=True),
         *_panel("shares of a step, strong scaling", list(_shares(found)), x, TOP + PANEL + GAP),
         *_panel("goodput with failures and saves", list(_goodput(found)), x, TOP + 2 * (PANEL + GAP)),
         text("devices", x.end, height - 6, "title", "end"),
     ]
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{safe(title)}" {size}>'
-    return "\n".join([head, *parts, "</svg>", ""])
+    return document(title, WIDTH, height, parts)
 
 
 Line = tuple[str, str, list[tuple[int, float | None]]]
@@ -57,16 +54,13 @@ def _rate(point: Point) -> float:
 
 
 def _shares(found: Scaling) -> Iterator[Line]:
-    strong = found.curves[0].points
     parts = {"compute": ("compute", "recompute", "update"), "messages": ("tensor", "data"), "bubble": ("bubble",)}
-
-    def share(names: tuple[str, ...]) -> Value:
-        return lambda point: (
-            point.layout and sum(getattr(point.layout.step, n) for n in names) / point.layout.step.total
-        )
-
     for colour, (name, names) in enumerate(parts.items()):
-        yield name, f"c{colour + 2}", _series(strong, share(names))
+        yield name, f"c{colour + 2}", _series(found.curves[0].points, partial(_share, names))
+
+
+def _share(names: Sequence[str], point: Point) -> float | None:
+    return point.layout and sum(getattr(point.layout.step, name) for name in names) / point.layout.step.total
 
 
 def _goodput(found: Scaling) -> Iterator[Line]:
@@ -78,13 +72,8 @@ def _panel(title: str, lines: Sequence[Line], x: Axis, top: float, *, log: bool 
     values = [value for _, _, series in lines for _, value in series if value is not None]
     y = fit_axis(values or [0.0, 1.0], top + PANEL, top, log=log)
     yield from _legend(title, lines, top - 10)
-    for tick in y.ticks(5):
-        yield line(x.start, y.pixel(tick), x.end, y.pixel(tick), "grid")
-        yield text(label(tick), x.start - 6, y.pixel(tick) + 4, "small", "end")
-    for tick in x.ticks(8):
-        yield line(x.pixel(tick), top, x.pixel(tick), top + PANEL, "grid")
-        yield text(label(tick), x.pixel(tick), top + PANEL + 15, "small", "middle")
-    yield element("rect", x=x.start, y=top, width=x.end - x.start, height=PANEL, class_="frame")
+    yield from grid_lines(x, y, x.ticks(8), y.ticks(5))
+    yield from numbers_below(x, x.ticks(8), top + PANEL + 15)
     for _, look, series in lines:
         points = [None if value is None else (x.pixel(at), y.pixel(value)) for at, value in series]
         yield path(points, f"line {look}")

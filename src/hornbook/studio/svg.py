@@ -1,6 +1,6 @@
 """SVG elements, paths and text. Colours are CSS classes, with a light and a dark scheme."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b0579a", "#9a7400", "#3f8fc0", "#6a5acd", "#555555")
@@ -62,6 +62,14 @@ def path(points: Sequence[tuple[float, float] | None], class_: str) -> str:
         alone = begins and (number + 1 == len(points) or points[number + 1] is None)
         words.append(f"{'M' if begins else 'L'}{point[0]:.5g} {point[1]:.5g}{'h.1' if alone else ''}")
     return element("path", d="".join(words), class_=class_)
+
+
+def document(label: str, width: float, height: float, parts: Iterable[str]) -> str:
+    """A self-contained SVG document with the style sheet and a page under its parts; label: what screen readers say."""
+    size = f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{safe(label)}" {size}>'
+    page = f"<style>{style()}</style>", element("rect", width=width, height=height, class_="page")
+    return "\n".join([head, *page, *parts, "</svg>", ""])
 
 
 def safe(words: str) -> str:
