@@ -6,7 +6,9 @@ The file has been read by `tomllib` before, so that this scanner may trust its s
 import json
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Path = tuple[str | int, ...]
 """Keys from the root to a node; list items are integers."""
@@ -23,6 +25,13 @@ _SCALAR = re.compile(r"[^,\]}#\n]+")
 def dotted(path: Path) -> str:
     """A path as the dotted key that names it, as TOML writes keys; parts with other characters are quoted."""
     return ".".join(part if _BARE_KEY.fullmatch(part) else quoted(part) for part in map(str, path))
+
+
+def set_at(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a value at the path of its keys; tables that are missing are made."""
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value
 
 
 def quoted(text: str) -> str:

@@ -26,7 +26,7 @@ from hornbook.settings.resume_rules import Change, refuse_untold, resume_changes
 from hornbook.settings.schema import plain
 from hornbook.settings.show import toml_value
 from hornbook.settings.sources import Source, command_line_source, give_all, split_key
-from hornbook.settings.toml import dotted
+from hornbook.settings.toml import dotted, set_at
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def with_changes(recipe: Recipe, changes: Sequence[SettingChange]) -> Recipe:
         if change.gone:
             _remove(tree, split_key(change.key))
         else:
-            _set(tree, split_key(change.key), change.new)
+            set_at(tree, split_key(change.key), change.new)
     try:
         found = Recipe.model_validate(tree)
         problems = cross_check(found)
@@ -124,12 +124,6 @@ def with_changes(recipe: Recipe, changes: Sequence[SettingChange]) -> Recipe:
         words, (key, text) = ", ".join(map(str, changes)), problems[0]
         raise UsageError(f"{words} does not fit the other settings of the run: {key} {text}")
     return found
-
-
-def _set(tree: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for part in path[:-1]:
-        tree = tree.setdefault(part, {})
-    tree[path[-1]] = value
 
 
 def _remove(tree: dict[str, Any], path: Sequence[str]) -> None:

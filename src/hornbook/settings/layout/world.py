@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 from hornbook.errors import UsageError
 from hornbook.parallel.config import FILL, ParallelConfig, axis_ranks
 from hornbook.settings.resolve import Resolved, override
 from hornbook.settings.sources import Given, Source
+from hornbook.settings.toml import set_at
 
 INNERMOST = ("parallel.expert", "parallel.tensor", "parallel.context.ranks", "parallel.data")
 """Axes from the one whose ranks have neighbouring numbers outwards (`hornbook.parallel.world.AXES`)."""
@@ -29,12 +31,8 @@ def fill_world(resolved: Resolved, ranks: int, origin: str, *, data: bool = Fals
         remedy = " or ".join(_divisors(others, ranks)) or f"take a multiple of {prod(others.values())} ranks"
         raise UsageError(f"{ranks} ranks, {origin}, and {_product(others)}, which leaves no {key}: {remedy}")
     value = ranks // prod(others.values())
-    tree: dict[str, object] = {}
-    node, (*path, last) = tree, key.split(".")
-    for part in path:
-        node = node.setdefault(part, {})
-        assert isinstance(node, dict)
-    node[last] = Given(value, f"-1: {ranks} ranks, {origin}")
+    tree = dict[str, Any]()
+    set_at(tree, key.split("."), Given(value, f"-1: {ranks} ranks, {origin}"))
     return override(resolved, [Source(tree)])
 
 
