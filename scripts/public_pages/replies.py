@@ -5,7 +5,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from hornbook.errors import HornbookError
 from hornbook.studio.explore.explorer import explorer_names, load_explorer
-from hornbook.studio.explore.page_answer import answered, answered_further
+from hornbook.studio.explore.page_answer import answered, answered_further, replied
 
 
 def reply(path: str, body: str) -> str:
@@ -14,13 +14,11 @@ def reply(path: str, body: str) -> str:
     *_, name, action = address.path.split("/")
     try:
         values = json.loads(body) if body else dict(parse_qsl(address.query, keep_blank_values=True))
-        explorer = load_explorer(name)
-        found = {"answer": answered_further(explorer, values)} if action == "further" else answered(explorer, values)
+        return json.dumps(replied(name, action, values))
     except HornbookError as error:
         return json.dumps({"error": str(error)})
     except Exception as error:  # noqa: BLE001 - the page shows it, and the next question is answered
         return json.dumps({"error": f"it ended with an error: {error!r}"})
-    return json.dumps(found)
 
 
 def missing_modules() -> str:

@@ -47,7 +47,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
 
 @pytest.mark.parametrize(("explorer", "values"), QUESTIONS)
 def test_page_command_line_and_python_agree(
-    explorer: Explorer[Any, Any], values: dict[str, Any], page: TestClient, capsys: pytest.CaptureFixture[str]
+    explorer: Explorer, values: dict[str, Any], page: TestClient, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = json.loads(json.dumps(with_texts(explorer(**values))))
     link = {name: value_text(value) for name, value in explorer.changed(explorer.ask(values)).items()}
@@ -62,7 +62,7 @@ def test_page_command_line_and_python_agree(
 
 
 @pytest.mark.parametrize("explorer", EXPLORERS, ids=lambda each: each.name)
-def test_text_of_a_terminal_has_every_number(explorer: Explorer[Any, Any]) -> None:
+def test_text_of_a_terminal_has_every_number(explorer: Explorer) -> None:
     answer = explorer()
     text = answer_text(answer)
     for view in answer.views().values():
@@ -80,7 +80,7 @@ def test_text_of_a_terminal_has_every_number(explorer: Explorer[Any, Any]) -> No
 
 
 @pytest.mark.parametrize(("explorer", "values"), QUESTIONS)
-def test_settings_of_a_question_are_settings_of_a_recipe(explorer: Explorer[Any, Any], values: dict[str, Any]) -> None:
+def test_settings_of_a_question_are_settings_of_a_recipe(explorer: Explorer, values: dict[str, Any]) -> None:
     question = explorer.ask(values)
     if explorer.settings is None:
         assert explorer.toml(question) == ""
@@ -91,7 +91,7 @@ def test_settings_of_a_question_are_settings_of_a_recipe(explorer: Explorer[Any,
 
 
 @pytest.mark.parametrize("explorer", EXPLORERS, ids=lambda each: each.name)
-def test_every_control_says_what_it_changes(explorer: Explorer[Any, Any]) -> None:
+def test_every_control_says_what_it_changes(explorer: Explorer) -> None:
     assert explorer.lead.endswith(".")
     assert explorer.asks.endswith("?")
     for control in controls(explorer):
@@ -106,7 +106,7 @@ def test_every_control_says_what_it_changes(explorer: Explorer[Any, Any]) -> Non
 
 
 @pytest.mark.parametrize("explorer", EXPLORERS, ids=lambda each: each.name)
-def test_values_out_of_range_are_named_with_their_bound(explorer: Explorer[Any, Any], page: TestClient) -> None:
+def test_values_out_of_range_are_named_with_their_bound(explorer: Explorer, page: TestClient) -> None:
     number = next((each for each in controls(explorer) if each.kind in ("integer", "number")), None)
     if number is None:
         pytest.skip("it has no numbers")

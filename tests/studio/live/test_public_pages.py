@@ -54,7 +54,7 @@ def is_close(found: Any, expected: Any) -> bool:
     return found == expected
 
 
-def questions(explorer: Explorer[Any, Any]) -> Iterator[dict[str, Any]]:
+def questions(explorer: Explorer) -> Iterator[dict[str, Any]]:
     yield {}
     yield from (dict(each.values) for each in explorer.presets)
 

@@ -1,6 +1,6 @@
 """`hornbook explore`: explainers that ask the engine, in the terminal or in a browser."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -33,10 +33,10 @@ def explore(
     if browser:
         return _open(explorer, values, port)
     if explorer is None:
-        from hornbook.studio.explore.text_views import list_text
+        from hornbook.cli.result import columns
 
         found = list_explorers()
-        return Result({"explorers": found}, list_text([(each["name"], each["asks"]) for each in found]))
+        return Result({"explorers": found}, columns([(each["name"], each["asks"]) for each in found]))
     return _settings(explorer) if names[1:] == ["settings"] else _answer(explorer, values, real=real)
 
 
@@ -56,7 +56,7 @@ def _split(words: list[str] | None) -> tuple[list[str], dict[str, str]]:
     return names, values
 
 
-def _settings(explorer: "Explorer[Any, Any]") -> Result:
+def _settings(explorer: "Explorer") -> Result:
     """The settings of an explorer, with their defaults and bounds."""
     from hornbook.cli.result import columns
     from hornbook.studio.explore.explorer import controls, value_text
@@ -69,7 +69,7 @@ def _settings(explorer: "Explorer[Any, Any]") -> Result:
     return Result({"settings": [each.model_dump(mode="json") for each in found]}, columns(rows))
 
 
-def _answer(explorer: "Explorer[Any, Any]", values: dict[str, str], *, real: bool) -> Result:
+def _answer(explorer: "Explorer", values: dict[str, str], *, real: bool) -> Result:
     from hornbook.studio.explore.measure import measured
     from hornbook.studio.explore.page_answer import described_answer, with_texts
     from hornbook.studio.explore.text_views import answer_text
@@ -85,7 +85,7 @@ def _answer(explorer: "Explorer[Any, Any]", values: dict[str, str], *, real: boo
     return Result(found, text, notes=notes)
 
 
-def _open(explorer: "Explorer[Any, Any] | None", values: dict[str, str], port: int) -> Result:
+def _open(explorer: "Explorer | None", values: dict[str, str], port: int) -> Result:
     """The page, with these settings in its link."""
     from urllib.parse import urlencode
 

@@ -9,12 +9,12 @@ import importlib
 import inspect
 import pkgutil
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
 from pydantic import Field, ValidationError
@@ -24,10 +24,9 @@ from hornbook.errors import UsageError
 from hornbook.settings.fields import Config, field_docs, parse_number
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import resolve
+from hornbook.settings.toml import set_at
 from hornbook.studio.explore.views import Answer
 
-Q = TypeVar("Q", bound=Config)
-A = TypeVar("A", bound=Answer)
 FOLDERS = ("tools", "widgets")
 PACKAGE = Path(__file__).parents[2]
 LONGEST_TEXT = 20_000
@@ -49,7 +48,7 @@ class Preset:
 
 
 @dataclass(frozen=True)
-class Explorer(Generic[Q, A]):
+class Explorer:
     """A question that a person may change, and the function of the engine that answers it."""
 
     name: str
@@ -58,30 +57,29 @@ class Explorer(Generic[Q, A]):
     """The question in one sentence."""
     lead: str
     """A paragraph in plain words, with which the page opens."""
-    question: type[Q]
-    answer: Callable[[Q], A]
+    question: type[Config]
+    answer: Callable[[Any], Answer]
     code: Sequence[str]
     """`module:name` of the engine's functions that it calls, below `hornbook`."""
     presets: Sequence[Preset] = ()
-    settings: Callable[[Q], Mapping[str, Any]] | None = None
+    settings: Callable[[Any], Mapping[str, Any]] | None = None
     """All settings of a recipe that mean the same, where they are more than those of the fields."""
     load: Callable[[Recipe], Mapping[str, Any]] | None = None
     """What a run's recipe says of the question, the settings of fields and the model aside."""
-    further: Callable[[Q], Any] | None = None
+    further: Callable[[Any], Answer] | None = None
     """Computes views that take longer than 50 ms: the page shows them a moment after the others."""
-    measure: Callable[[Q], Answer] | None = None
+    measure: Callable[[Any], Answer] | None = None
     """Does it for real, in a small model on this machine; may import torch."""
 
-    def __call__(self, **values: Any) -> A:
+    def __call__(self, **values: Any) -> Answer:
         """The answer to a question given as in Python. Raises UsageError."""
         return self.answer(self.ask(values))
 
-    def ask(self, values: Mapping[str, Any]) -> Q:
+    def ask(self, values: Mapping[str, Any]) -> Any:
         """The question; texts are read as numbers. Raises UsageError that names every wrong value."""
         unknown = [name for name in values if name not in self.question.model_fields]
         if unknown:
-            near = difflib.get_close_matches(unknown[0], self.question.model_fields, 1)
-            hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(self.question.model_fields)}"
+            hint = _hint(unknown[0], self.question.model_fields, "it has")
             raise UsageError(f"{self.name} has no setting {unknown[0][:60]!r}: {hint}")
         try:
             return self.question.model_validate({name: self._read(name, value) for name, value in values.items()})
@@ -98,10 +96,10 @@ class Explorer(Generic[Q, A]):
         """(the question that a run asks, what no question of this kind can ask). Raises UsageError."""
         fields, left = self.question.model_fields, list[str]()
         found: dict[str, Any] = dict.fromkeys({"model", "run"} & fields.keys(), str(run))
-        recipe = resolve(str(run), environ={}).recipe if self.load or any(map(setting_of, fields.values())) else None
-        given = (
-            {} if recipe is None else {**values_of(self.question, recipe), **(self.load(recipe) if self.load else {})}
-        )
+        given = dict[str, Any]()
+        if self.load or any(map(setting_of, fields.values())):
+            recipe = resolve(str(run), environ={}).recipe
+            given = {**values_of(self.question, recipe), **(self.load(recipe) if self.load else {})}
         for name, value in given.items():
             try:
                 self.question.model_validate({name: value})
@@ -124,25 +122,21 @@ class Explorer(Generic[Q, A]):
         message = str(error["msg"]).removeprefix("Value error, ")
         return f"{name} = {text}: {message[:1].lower()}{message[1:]}" if name else message
 
-    def command(self, question: Q) -> str:
+    def command(self, question: Config) -> str:
         """The command that prints the same answer."""
         words = [f"--{name} {shlex.quote(value_text(value))}" for name, value in self.changed(question).items()]
         return " ".join(["hornbook explore", self.name, *words])
 
-    def changed(self, question: Q) -> dict[str, Any]:
+    def changed(self, question: Config) -> dict[str, Any]:
         """The values that are not defaults."""
         fields = self.question.model_fields
         return {name: value for name, value in question if value != fields[name].default}
 
-    def toml(self, question: Q) -> str:
+    def toml(self, question: Config) -> str:
         """Settings of a recipe that mean the same, as TOML; "" where there are none."""
         tree: dict[str, Any] = {}
         for key, value in (self.settings or settings_of)(question).items():
-            *path, last = key.split(".")
-            node = tree
-            for part in path:
-                node = node.setdefault(part, {})
-            node[last] = value
+            set_at(tree, key.split("."), value)
         return tomli_w.dumps(tree)
 
     def places(self) -> list[dict[str, Any]]:
@@ -197,23 +191,22 @@ def means(default: Any, setting: str, names: Mapping[Any, Any] | None = None) ->
 
 def setting_of(field: FieldInfo) -> str:
     """The dotted key of the setting that a field is; "" for none."""
-    extra: Any = field.json_schema_extra
-    return extra.get("setting", "") if isinstance(extra, dict) else ""
+    return _extra(field).get("setting", "")
 
 
 def _names_of(field: FieldInfo) -> dict[Any, Any]:
+    return _extra(field).get("names", {})
+
+
+def _extra(field: FieldInfo) -> dict[str, Any]:
     extra: Any = field.json_schema_extra
-    return extra.get("names", {})
+    return extra if isinstance(extra, dict) else {}
 
 
 def settings_of(question: Config) -> dict[str, Any]:
     """Setting of a recipe -> its value, of the fields that are settings."""
-    fields = type(question).model_fields
-    return {
-        setting_of(field): _names_of(field).get(getattr(question, name), getattr(question, name))
-        for name, field in fields.items()
-        if setting_of(field)
-    }
+    values = ((field, getattr(question, name)) for name, field in type(question).model_fields.items())
+    return {setting_of(field): _names_of(field).get(value, value) for field, value in values if setting_of(field)}
 
 
 def values_of(question: type[Config], recipe: Recipe) -> dict[str, Any]:
@@ -235,30 +228,30 @@ def control(name: str, field: FieldInfo, text: str = "") -> Control:
         for attribute in ("ge", "le", "max_length")
         if hasattr(each, attribute)
     }
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    base = Control(
+    kinds: dict[Any, Any] = {bool: "switch", int: "integer", float: "number"}
+    kind, choices = kinds.get(field.annotation, "text"), _extra(field).get("choices", ())
+    if get_origin(field.annotation) is tuple:
+        kind, choices = "several", get_args(get_args(field.annotation)[0])
+    elif get_origin(field.annotation) is Literal:
+        choices = get_args(field.annotation)
+    return Control(
         name=name,
         label=name.replace("_", " "),
         help=" ".join(text.split()),
-        kind="text",
+        kind="choice" if choices and kind == "text" else kind,
         default=field.default,
         low=bounds.get("ge"),
         high=bounds.get("le", bounds.get("max_length")),
-        logarithmic=bool(extra.get("logarithmic")),
+        logarithmic=bool(_extra(field).get("logarithmic")),
+        choices=choices,
     )
-    listed = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-    if choices := extra.get("choices") or listed:
-        return base.model_copy(update={"kind": "choice", "choices": choices})
-    if get_origin(field.annotation) is tuple:
-        return base.model_copy(update={"kind": "several", "choices": get_args(get_args(field.annotation)[0])})
-    kinds: dict[Any, str] = {bool: "switch", int: "integer", float: "number"}
-    return base.model_copy(update={"kind": kinds.get(field.annotation, "text")})
 
 
-def controls(explorer: Explorer[Any, Any]) -> list[Control]:
+def controls(explorer: Explorer) -> list[Control]:
     """The controls of a question, in its order."""
     docs = field_docs(explorer.question)
-    return [control(name, field, docs.get(name, "")) for name, field in explorer.question.model_fields.items()]
+    fields = explorer.question.model_fields
+    return [control(name, field, docs.get(name, field.description or "")) for name, field in fields.items()]
 
 
 def explorer(
@@ -269,12 +262,12 @@ def explorer(
     presets: Sequence[Preset] = (),
     settings: Callable[[Any], Mapping[str, Any]] | None = None,
     load: Callable[[Recipe], Mapping[str, Any]] | None = None,
-    further: Callable[[Any], Any] | None = None,
+    further: Callable[[Any], Answer] | None = None,
     measure: Callable[[Any], Answer] | None = None,
-) -> Callable[[Callable[[Q], A]], Explorer[Q, A]]:
+) -> Callable[[Callable[[Any], Answer]], Explorer]:
     """Make an explorer of a function; its docstring is the paragraph of the page, its name the explorer's."""
 
-    def decorate(function: Callable[[Q], A]) -> Explorer[Q, A]:
+    def decorate(function: Callable[[Any], Answer]) -> Explorer:
         question = get_type_hints(function)["question"]
         lead = " ".join((inspect.getdoc(function) or "").split())
         name = function.__name__.replace("_", "-")
@@ -293,11 +286,14 @@ def explorer_names() -> dict[str, str]:
     return found
 
 
-def load_explorer(name: str) -> Explorer[Any, Any]:
+def load_explorer(name: str) -> Explorer:
     """The explorer of a name. Raises UsageError with the nearest name."""
     names = explorer_names()
     if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-        raise UsageError(f"there is no explorer {name[:60]!r}: {hint}")
+        raise UsageError(f"there is no explorer {name[:60]!r}: {_hint(name, names, 'there are')}")
     return getattr(importlib.import_module(names[name]), name.replace("-", "_"))
+
+
+def _hint(name: str, known: Iterable[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(name, known := [*known], 1)
+    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(known)}"

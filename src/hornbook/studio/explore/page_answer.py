@@ -31,7 +31,7 @@ def words_of(text: str) -> dict[str, str]:
     return {term: read_words()[term] for term in used if not any(each.endswith(f" {term}") for each in used)}
 
 
-def describe(explorer: Explorer[Any, Any]) -> dict[str, Any]:
+def describe(explorer: Explorer) -> dict[str, Any]:
     """All of a page that no answer changes."""
     shown = controls(explorer)
     text = " ".join([explorer.title, explorer.asks, explorer.lead, *(f"{each.label}: {each.help}" for each in shown)])
@@ -50,13 +50,19 @@ def describe(explorer: Explorer[Any, Any]) -> dict[str, Any]:
     }
 
 
-def answered(explorer: Explorer[Any, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def replied(name: str, part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply to the page: an explorer's answer, or its `further` part. Raises UsageError."""
+    explorer = load_explorer(name)
+    return {"answer": answered_further(explorer, values)} if part == "further" else answered(explorer, values)
+
+
+def answered(explorer: Explorer, values: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a question as texts or values. Raises UsageError."""
     question = explorer.ask(values)
     return described_answer(explorer, question, explorer.answer(question))
 
 
-def described_answer(explorer: Explorer[Any, Any], question: Any, answer: Answer) -> dict[str, Any]:
+def described_answer(explorer: Explorer, question: Any, answer: Answer) -> dict[str, Any]:
     """An answer with its question, as a command and as settings of a recipe."""
     return {
         "question": question.model_dump(mode="json"),
@@ -66,7 +72,7 @@ def described_answer(explorer: Explorer[Any, Any], question: Any, answer: Answer
     }
 
 
-def answered_further(explorer: Explorer[Any, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def answered_further(explorer: Explorer, values: Mapping[str, Any]) -> dict[str, Any]:
     """The views that take longer; {} for an explorer without them. Raises UsageError."""
     return {} if explorer.further is None else with_texts(explorer.further(explorer.ask(values)))
 
@@ -82,6 +88,9 @@ def _with_texts(view: View) -> dict[str, Any]:
         case Facts():
             return found | {"texts": [each.text for each in view.facts]}
         case Table():
-            return found | {"texts": view.texts}
+            columns = [
+                {"name": name, "unit": unit or "", "number": unit is not None} for name, unit in view.columns.items()
+            ]
+            return found | {"columns": columns, "texts": view.texts}
         case _:
             return found

@@ -1,6 +1,5 @@
 """Models that explorers offer, which are shipped recipes, and recipes with the settings of a question."""
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from hornbook.plan.devices.hardware import Cluster, parse_cluster
 from hornbook.plan.planner import settle
 from hornbook.settings.recipe import Recipe
 from hornbook.settings.resolve import Resolved, override, resolve
+from hornbook.settings.show import toml_value
 from hornbook.settings.sources import command_line_source
 
 MODELS = [
@@ -32,15 +32,13 @@ MODELS = [
     "llama-65b",
     "gpt3-175b",
 ]
-Model = Annotated[str, Field(max_length=1000, json_schema_extra={"choices": [*MODELS]})]
-"""One of these, or the path of a recipe or of a run of yours."""
-Device = Literal["A100-40GB", "A100", "H100", "H200", "B200", "L4", "RTX4090"]
-
-
+_MODEL = "The model: a shipped recipe, or the path of a recipe or a run of yours."
+Model = Annotated[str, Field(max_length=1000, description=_MODEL, json_schema_extra={"choices": [*MODELS]})]
+Device = Annotated[
+    Literal["A100-40GB", "A100", "H100", "H200", "B200", "L4", "RTX4090"], Field(description="The kind of GPU.")
+]
 PLAIN: Mapping[str, Any] = {"train.compile": False, "train.ramp.kind": "none"}
 """Settings that recipes choose and that exclude some answers, as those of `parallel` do, which a question chooses."""
-
-
 SHARDS: Mapping[str, Any] = {"none": "none", "zero-1": "optimizer", "zero-2": "gradients", "zero-3": "everything"}
 """ZeRO's stages -> `parallel.shard`."""
 
@@ -61,18 +59,10 @@ def recipe_of(name: str, settings: Mapping[str, Any] | None = None) -> Recipe:
 
     Raises UsageError for settings that exclude each other, and for a name that is no recipe, file or run.
     """
-    words = tuple(f"{key}={_word(value)}" for key, value in {**PLAIN, **(settings or {})}.items())
+    given = {**PLAIN, **(settings or {})}
+    words = [f"{key}={value if isinstance(value, str) else toml_value(value)}" for key, value in given.items()]
     file = Path(name)
-    return _resolved(name, words, file.stat().st_mtime if file.is_file() else 0.0)
-
-
-def _word(value: object) -> str:
-    """A value as the command line takes it; lists and tables as TOML writes them in a line."""
-    if isinstance(value, list):
-        return f"[{', '.join(json.dumps(each) if isinstance(each, str) else _word(each) for each in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key} = {json.dumps(each)}' for key, each in value.items())}}}"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return _resolved(name, tuple(words), file.stat().st_mtime if file.is_file() else 0.0)
 
 
 def on(cluster: str, name: str, settings: Mapping[str, Any]) -> tuple[Recipe, Cluster]:

@@ -55,7 +55,12 @@ def _bars(view: Bars) -> Iterator[str]:
         yield f"  {each.name.ljust(width)}  {bar.ljust(WIDTH)}  {words(each.total, view.unit)}"
     if view.limit:
         yield f"  {''.ljust(width)}  {'|'.rjust(round(WIDTH * view.limit / most))} {words(view.limit, view.unit)}"
-    yield "  " + "  ".join(f"{LETTERS[i % len(LETTERS)]} {name}" for i, name in enumerate(names))
+    yield _letters(names)
+
+
+def _letters(names: Sequence[str]) -> str:
+    """A line that says which letter stands for which name."""
+    return "  " + "  ".join(f"{LETTERS[i % len(LETTERS)]} {name}" for i, name in enumerate(names))
 
 
 def _curves(view: Curves) -> Iterator[str]:
@@ -81,42 +86,30 @@ def _timeline(view: Timeline) -> Iterator[str]:
     for number, name in enumerate(view.rows):
         line = ["·"] * room
         for each in (each for each in view.spans if each.row == number):
-            first, last = (
-                round(room * each.start / end),
-                max(round(room * each.end / end), round(room * each.start / end) + 1),
-            )
-            filling = (each.text if last - first > len(each.text) else "").ljust(
-                last - first, LETTERS[kinds.index(each.kind) % 10]
-            )
-            line[first:last] = filling[: max(room - first, 0)]
+            first = round(room * each.start / end)
+            length = max(round(room * each.end / end) - first, 1)
+            text = each.text if length > len(each.text) else ""
+            filling = text.ljust(length, LETTERS[kinds.index(each.kind) % len(LETTERS)])
+            line[first : first + length] = filling[: max(room - first, 0)]
         yield f"  {name.ljust(width)}  {''.join(line[:room])}"
-    yield (
-        "  "
-        + "  ".join(f"{LETTERS[i % 10]} {kind}" for i, kind in enumerate(kinds))
-        + f"  · waiting; in all {words(end, view.unit)}"
-    )
+    yield f"{_letters(kinds)}  · waiting; in all {words(end, view.unit)}"
 
 
 def _table(view: Table) -> Iterator[str]:
-    head = [column.name for column in view.columns]
-    texts = view.texts
-    widths = [max(len(row[i]) for row in [head, *texts]) for i in range(len(head))]
-    for number, row in enumerate([head, *texts]):
+    rows, units = [[*view.columns], *view.texts], view.columns.values()
+    widths = [max(map(len, words)) for words in zip(*rows, strict=True)]
+    for number, row in enumerate(rows):
         cells = [
-            word.rjust(width) if column.number else word.ljust(width)
-            for word, width, column in zip(row, widths, view.columns, strict=True)
+            word.ljust(width) if unit is None else word.rjust(width)
+            for word, width, unit in zip(row, widths, units, strict=True)
         ]
         yield f"{'>' if view.chosen is not None and number == view.chosen + 1 else ' '} {'  '.join(cells).rstrip()}"
 
 
 def _filling(cell: Cell) -> str:
-    return (
-        ""
-        if cell.group is None and cell.share is None
-        else "■"
-        if cell.share is None
-        else BLOCKS[round(8 * cell.share)]
-    )
+    if cell.share is not None:
+        return BLOCKS[round(8 * cell.share)]
+    return "" if cell.group is None else "■"
 
 
 def _grid(view: Grid) -> Iterator[str]:
@@ -143,9 +136,3 @@ _DRAWN: dict[type[View], Callable[[Any], Iterator[str]]] = {
     Grid: _grid,
     Passages: _passages,
 }
-
-
-def list_text(rows: Sequence[tuple[str, str]]) -> str:
-    """Names of explorers with their questions."""
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name.ljust(width)}  {asks}" for name, asks in rows)

@@ -5,7 +5,7 @@ Page and terminal draw all of them. Values are plain numbers in a unit; `words` 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -167,29 +167,15 @@ class Timeline(View):
     unit: Unit = ""
 
 
-class Column(Config):
-    """A column of a table."""
-
-    name: str
-    unit: Unit = ""
-    number: bool = True
-
-
-def column(name: str, unit: Unit = "") -> Column:
-    """A column of numbers."""
-    return Column(name=name, unit=unit)
-
-
-def label(name: str) -> Column:
-    """A column of texts."""
-    return Column(name=name, number=False)
+Columns = Mapping[str, Unit | None]
+"""Name of a column -> unit of its numbers; None: a column of texts."""
 
 
 class Table(View):
     """Rows of values."""
 
     kind: Literal["table"] = "table"
-    columns: Sequence[Column]
+    columns: Columns
     rows: Sequence[Sequence[Value]]
     chosen: int | None = None
     """A row to point out."""
@@ -197,9 +183,8 @@ class Table(View):
     @property
     def texts(self) -> list[list[str]]:
         """The rows as people read them."""
-        return [
-            [words(value, column.unit) for value, column in zip(row, self.columns, strict=True)] for row in self.rows
-        ]
+        units: list[Unit] = [unit or "" for unit in self.columns.values()]
+        return [[words(value, unit) for value, unit in zip(row, units, strict=True)] for row in self.rows]
 
 
 class Cell(Config):
@@ -238,9 +223,16 @@ class Passages(View):
 AnyView = Annotated[Facts | Bars | Curves | Timeline | Table | Grid | Passages, Field(discriminator="kind")]
 
 
-class Answer(Config):
-    """Base of answers: each field is a view, or None; they are shown in order."""
+class Answer(Config, extra="allow"):
+    """Views by name, shown in their order; None for a view that a question does not have."""
+
+    def __init__(self, **views: View | None) -> None:
+        super().__init__(**views)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def views(self) -> dict[str, View]:
-        """Field -> view, without those that are None."""
+        """Name -> view, without those that are None."""
         return {name: view for name, view in self if isinstance(view, View)}

@@ -63,14 +63,14 @@ class Dashboard:
     """The answers, one method for each path."""
 
     def __init__(self, runs: Runs, *, read_only: bool) -> None:
-        self._runs, self._read_only = runs, read_only
+        self.runs, self._read_only = runs, read_only
         self.ending = asyncio.Event()
         """Set when the server ends, so that streams do."""
         self._columns, self._lock = OrderedDict[Path, "StepColumns"](), Lock()
 
     def list(self, _: Request) -> Response:
         """The table of runs."""
-        return JSONResponse({"runs": self._runs.rows(), "read_only": self._read_only})
+        return JSONResponse({"runs": self.runs.rows(), "read_only": self._read_only})
 
     def run(self, request: Request) -> Response:
         """A run without its curves."""
@@ -130,12 +130,8 @@ class Dashboard:
             raise UsageError("after: give an offset in bytes")
         return StreamingResponse(_news(run, int(offset), self.ending), media_type="text/event-stream")
 
-    def run_named(self, name: str) -> RunDir:
-        """A run by its name on the page. Raises UsageError."""
-        return self._runs.get(name)
-
     def _run(self, request: Request) -> RunDir:
-        return self.run_named(request.path_params["name"])
+        return self.runs.get(request.path_params["name"])
 
     def _columns_of(self, run: RunDir) -> "StepColumns":
         from hornbook.studio.live.step_columns import StepColumns
@@ -215,7 +211,7 @@ def build_app(dashboard: Dashboard, token: str) -> Starlette:
             Route("/api/runs", dashboard.list),
             *(Route(f"/api/runs/{{name}}{path}", view) for path, view in views.items()),
             Route("/api/runs/{name}/ask", dashboard.ask, methods=["POST"]),
-            *ExplorerRoutes(dashboard.run_named).routes(),
+            *ExplorerRoutes(dashboard.runs.get).routes(),
             Route("/api/{path:path}", lambda _: JSONResponse({"error": "there is no such answer"}, 404)),
             Mount("/page", StaticFiles(directory=PAGE)),
             Route("/{path:path}", lambda _: FileResponse(PAGE / "index.html")),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
@@ -20,6 +21,9 @@ MOST_BODY = 200_000
 """Bytes of a question's values."""
 
 
+PARTS = "answer", "further"
+
+
 class ExplorerRoutes:
     """One method for each path; run: a run by its name on the page."""
 
@@ -32,43 +36,24 @@ class ExplorerRoutes:
         return [
             Route("/api/explore", self.list),
             Route("/api/explore/{name}", self.describe),
-            Route("/api/explore/{name}/answer", self.answer, methods=["GET", "POST"]),
-            Route("/api/explore/{name}/further", self.further, methods=["GET", "POST"]),
+            *(Route(f"/api/explore/{{name}}/{part}", self.answer, methods=["GET", "POST"]) for part in PARTS),
             Route("/api/explore/{name}/load", self.load),
             Route("/api/explore/{name}/measure", self.measure, methods=["POST"]),
         ]
 
     def list(self, _: Request) -> Response:
         """All explorers."""
-        from hornbook.studio.explore.page_answer import list_explorers
-
-        return JSONResponse({"explorers": list_explorers()})
+        return JSONResponse({"explorers": _pages().list_explorers()})
 
     def describe(self, request: Request) -> Response:
         """An explorer's controls and texts."""
-        from hornbook.studio.explore.page_answer import describe
-
-        return JSONResponse(describe(_explorer(request)))
+        return JSONResponse(_pages().describe(_explorer(request)))
 
     async def answer(self, request: Request) -> Response:
-        """The answer to the question in the query, or in the body where it has a long text."""
+        """The answer, or its further part, to the question in the query, or in the body where it has a long text."""
 
-        def act(values: dict[str, Any]) -> dict[str, Any]:
-            from hornbook.studio.explore.page_answer import answered
-
-            return answered(_explorer(request), values)
-
-        return JSONResponse(await run_in_threadpool(act, await _values(request)))
-
-    async def further(self, request: Request) -> Response:
-        """The part of the answer that takes longer."""
-
-        def act(values: dict[str, Any]) -> dict[str, Any]:
-            from hornbook.studio.explore.page_answer import answered_further
-
-            return answered_further(_explorer(request), values)
-
-        return JSONResponse({"answer": await run_in_threadpool(act, await _values(request))})
+        name, part, values = request.path_params["name"], request.url.path.rpartition("/")[2], await _values(request)
+        return JSONResponse(await run_in_threadpool(lambda: _pages().replied(name, part, values)))
 
     def load(self, request: Request) -> Response:
         """The question that a run asks."""
@@ -81,15 +66,20 @@ class ExplorerRoutes:
     async def measure(self, request: Request) -> Response:
         """What the explorer measures in a child process; one at a time."""
         from hornbook.studio.explore.measure import measured
-        from hornbook.studio.explore.page_answer import with_texts
 
         explorer = _explorer(request)
         question = explorer.ask(await _values(request))
         async with self._one_at_a_time:
-            return JSONResponse({"answer": with_texts(await run_in_threadpool(measured, explorer, question))})
+            return JSONResponse({"answer": _pages().with_texts(await run_in_threadpool(measured, explorer, question))})
 
 
-def _explorer(request: Request) -> "Explorer[Any, Any]":
+def _pages() -> ModuleType:
+    from hornbook.studio.explore import page_answer
+
+    return page_answer
+
+
+def _explorer(request: Request) -> "Explorer":
     from hornbook.studio.explore.explorer import load_explorer
 
     return load_explorer(request.path_params["name"])

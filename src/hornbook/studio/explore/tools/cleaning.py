@@ -14,6 +14,7 @@ from hornbook.studio.explore.explorer import Preset, control, explorer, slider
 from hornbook.studio.explore.recipes import small_recipe
 from hornbook.studio.explore.views import (
     Answer,
+    Columns,
     Curves,
     Fact,
     Facts,
@@ -22,9 +23,7 @@ from hornbook.studio.explore.views import (
     Passage,
     Passages,
     Table,
-    column,
     fact,
-    label,
 )
 from hornbook.text.refinery.scores.measured_corpus import PLAIN
 from hornbook.text.refinery.scores.moved_thresholds import RULES, MovedThresholds
@@ -67,22 +66,6 @@ class CleaningQuestion(Config):
     """Largest share of characters in lines that occurred before (FineWeb)."""
     max_newlines: float = slider(0.3, 0, 2)
     """Most line ends for each word (FineWeb)."""
-
-
-class CleaningAnswer(Answer):
-    """Documents kept, and the rules that the others break."""
-
-    summary: Facts
-    groups: Table
-    broken: Table
-    moved: Curves
-
-
-class CleaningFurther(Answer):
-    """All thresholds, and documents next to the moved one."""
-
-    front: Curves
-    documents: Passages
 
 
 def _keys(kind: str) -> list[str]:
@@ -133,7 +116,7 @@ def _front(rules: MovedThresholds, question: CleaningQuestion) -> Curves:
     return Curves(title="Kept and good", note=note, curves=curves, x="documents kept", x_unit="share", y_unit="share")
 
 
-def _further(question: CleaningQuestion) -> CleaningFurther:
+def _further(question: CleaningQuestion) -> Answer:
     rules, key = _rules(question), question.moved
     passages = [
         Passage(
@@ -144,17 +127,10 @@ def _further(question: CleaningQuestion) -> CleaningFurther:
     ]
     note = f"The documents nearest to {key} = {getattr(question, key):g}, of those that all other rules keep."
     shown = Passages(title="Just dropped and just kept", note=note, passages=passages)
-    return CleaningFurther(front=_front(rules, question), documents=shown)
+    return Answer(front=_front(rules, question), documents=shown)
 
 
-class CleaningProxies(Answer):
-    """Small models that learned what the rules keep, and all documents."""
-
-    losses: Table
-    difference: Facts
-
-
-def _measure(question: CleaningQuestion) -> CleaningProxies:
+def _measure(question: CleaningQuestion) -> Answer:
     """Train two small models for a minute, and score both on documents that neither has seen."""
     from hornbook.studio.explore.real import proxies
 
@@ -186,12 +162,12 @@ def _measure(question: CleaningQuestion) -> CleaningProxies:
         less = (found["all documents"][name] - found["what your rules keep"][name]) / np.log(2)
         facts += [fact(f"fewer bits per byte of {name} documents", less.mean())]
         facts += [fact("... plus or minus", 2 * less.std(ddof=1) / np.sqrt(len(less)))]
-    columns = [label("learned"), column("bytes", "bytes"), *(column(f"bits per byte, {name}") for name in scored)]
+    columns: Columns = {"learned": None, "bytes": "bytes", **{f"bits per byte, {name}": "" for name in scored}}
     note = (
         f"A model of 0.1 million values, {steps} steps each, scored on one of {HELD} documents, which it did not learn."
     )
     range_note = "By two standard errors over the same passages. Other seeds, and larger models, may say otherwise."
-    return CleaningProxies(
+    return Answer(
         losses=Table(title="Loss of small models", note=note, columns=columns, rows=rows),
         difference=Facts(title="What your rules gain", note=range_note, facts=facts),
     )
@@ -229,7 +205,7 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     further=_further,
     measure=_measure,
 )
-def cleaning(question: CleaningQuestion) -> CleaningAnswer:
+def cleaning(question: CleaningQuestion) -> Answer:
     """Text from the web is cleaned by rules: a document goes if it is too short, repeats itself, or has few sentences.
     Every rule also drops good documents, and the stricter it is the more of them. Code, lists and poems break rules
     that were made for prose, so a source can vanish, and its words with it. Here the rules judge the numbers that
@@ -241,13 +217,13 @@ def cleaning(question: CleaningQuestion) -> CleaningAnswer:
     judges = "Nobody has judged a document: `hornbook prepare review FOLDER` asks you about some."
     if rules.is_judged:
         judges = "" if question.data else "The example's bad documents are those with a planted fault."
-    groups = [label("group"), column("documents", "count"), column("kept", "share"), column("text kept", "share")]
-    broken = [label("threshold"), label("rule"), column("documents", "count"), column("of them bad", "share")]
-    broken = broken if rules.is_judged else broken[:-1]
+    groups: Columns = {"group": None, "documents": "count", "kept": "share", "text kept": "share"}
+    broken: Columns = {"threshold": None, "rule": None, "documents": "count"}
+    broken = {**broken, "of them bad": "share"} if rules.is_judged else broken
     rows = [each[: len(broken)] for each in rules.broken()]
     lost = "A source that loses far more than the others will be missing from what a model learns."
     several = "A document may break several rules, so the numbers add up to more than what is dropped."
-    return CleaningAnswer(
+    return Answer(
         summary=Facts(title="What the rules leave", note=judges, facts=facts),
         groups=Table(title="By source and by language (or script)", note=lost, columns=groups, rows=rules.groups()),
         broken=Table(title="Documents that break each rule", note=several, columns=broken, rows=rows),

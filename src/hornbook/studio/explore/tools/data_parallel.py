@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from hornbook.parallel.traffic.virtual_time import (
@@ -15,20 +16,7 @@ from hornbook.parallel.traffic.virtual_time import (
 )
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.views import (
-    Answer,
-    Bar,
-    Bars,
-    Curves,
-    Facts,
-    Line,
-    Span,
-    Table,
-    Timeline,
-    column,
-    fact,
-    label,
-)
+from hornbook.studio.explore.views import Answer, Bar, Bars, Curves, Facts, Line, Span, Table, Timeline, fact
 
 Scheme = Literal["synchronous", "bounded", "asynchronous", "gossip", "local"]
 SCHEMES: dict[Scheme, str] = {
@@ -69,23 +57,6 @@ class DataParallelQuestion(Config):
     """Weights of the model whose bytes are counted, in 16 bits."""
 
 
-class DataParallelAnswer(Answer):
-    """The chosen scheme."""
-
-    summary: Facts
-    timeline: Timeline
-    losses: Curves
-    staleness: Bars
-    traffic: Table
-
-
-class DataParallelCompared(Answer):
-    """All schemes on these workers."""
-
-    schemes: Table
-    losses: Curves
-
-
 def course_of(question: DataParallelQuestion, scheme: Scheme) -> Course:
     """The simulation of a scheme on the question's workers."""
     workers = Workers(question.workers, question.law, question.slow)
@@ -99,11 +70,8 @@ def course_of(question: DataParallelQuestion, scheme: Scheme) -> Course:
     return in_rounds(workers, question.every if scheme == "local" else 1, *common, whole)
 
 
-def _line(name: str, course: Course) -> Line:
-    return Line(name=name, x=course.times, y=course.losses)
-
-
-def _losses(lines: list[Line]) -> Curves:
+def _losses(courses: Mapping[Scheme, Course]) -> Curves:
+    lines = [Line(name=scheme, x=course.times, y=course.losses) for scheme, course in courses.items()]
     return Curves(title="Loss over time", curves=lines, x="times of a gradient", x_unit="", logarithmic="y")
 
 
@@ -126,7 +94,7 @@ def _traffic(question: DataParallelQuestion) -> Table:
     return Table(
         title="One average over all workers",
         note="Time is in times of a gradient, without latency. Servers that share the weights divide a server's bytes.",
-        columns=[label("way"), column("messages in turn"), column("busiest machine sends", "bytes"), column("time")],
+        columns={"way": None, "messages in turn": "", "busiest machine sends": "bytes", "time": ""},
         rows=[
             [name, each.rounds, each.sent * size, each.longest * question.message]
             for name, each in sums(question.workers).items()
@@ -155,7 +123,7 @@ def _waits(course: Course) -> float:
     return 1 - sum(each.end - each.start for each in course.works) / spent
 
 
-def _compare(question: DataParallelQuestion) -> DataParallelCompared:
+def _compare(question: DataParallelQuestion) -> Answer:
     courses: dict[Scheme, Course] = {scheme: course_of(question, scheme) for scheme in SCHEMES}
     end = min(each.times[-1] for each in courses.values())
     rows = list[list[Any]]()
@@ -167,19 +135,18 @@ def _compare(question: DataParallelQuestion) -> DataParallelCompared:
         title="All schemes on these workers",
         note=f"Losses are those at time {end:.3g}. A bound of staleness does not help against a worker that is always "
         "slow: the others reach the bound, and then take its pace.",
-        columns=[
-            label("scheme"),
-            label("waiting"),
-            column("gradients in a time"),
-            column("waits or sends", "share"),
-            column("staleness"),
-            column("loss"),
-        ],
+        columns={
+            "scheme": None,
+            "waiting": None,
+            "gradients in a time": "",
+            "waits or sends": "share",
+            "staleness": "",
+            "loss": "",
+        },
         rows=rows,
         chosen=list(SCHEMES).index(question.scheme),
     )
-    lines = [_line(scheme, course) for scheme, course in courses.items()]
-    return DataParallelCompared(schemes=table, losses=_losses(lines))
+    return Answer(schemes=table, losses=_losses(courses))
 
 
 @explorer(
@@ -200,14 +167,16 @@ def _compare(question: DataParallelQuestion) -> DataParallelCompared:
     ),
     further=_compare,
 )
-def data_parallel(question: DataParallelQuestion) -> DataParallelAnswer:
+def data_parallel(question: DataParallelQuestion) -> Answer:
     """Each worker has a copy of the weights and computes gradients of rows of its own. If all wait for all, the result
     is that of one machine with a larger batch, and the slowest worker sets the pace. Schemes that wait less compute
     more gradients in the same time, from weights that are older or differ. hornbook trains with the first scheme; the
     other four are simulated here, event by event, with real gradients of a small least-squares problem."""
     course = course_of(question, question.scheme)
-    reference = [] if question.scheme == "synchronous" else [("synchronous", course_of(question, "synchronous"))]
-    return DataParallelAnswer(
+    courses: dict[Scheme, Course] = {question.scheme: course}
+    if question.scheme != "synchronous":
+        courses["synchronous"] = course_of(question, "synchronous")
+    return Answer(
         summary=Facts(
             title="Pace",
             facts=[
@@ -219,7 +188,7 @@ def data_parallel(question: DataParallelQuestion) -> DataParallelAnswer:
             ],
         ),
         timeline=_timeline(course, question.workers),
-        losses=_losses([_line(name, each) for name, each in [(question.scheme, course), *reference]]),
+        losses=_losses(courses),
         staleness=_staleness(course),
         traffic=_traffic(question),
     )

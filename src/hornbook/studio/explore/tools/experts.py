@@ -16,7 +16,7 @@ from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import ENGLISH, LONGEST_TEXT, Preset, explorer, settings_of, slider
 from hornbook.studio.explore.recipes import Device, on, recipe_of, sequence_words
-from hornbook.studio.explore.views import Answer, Bar, Bars, Column, Facts, Table, column, fact, label
+from hornbook.studio.explore.views import Answer, Bar, Bars, Columns, Facts, Table, fact
 
 MixtureModel = Annotated[str, Field(max_length=1000, json_schema_extra={"choices": ["mixtral-8x7b", "tiny-mixtral"]})]
 STEPS, ROWS, SEQUENCE = 100, 4, 128
@@ -48,28 +48,12 @@ class ExpertsQuestion(Config):
     ranks: int = slider(4, 1, 64, "parallel.expert")
     """Ranks that divide the experts of each layer (`parallel.expert`)."""
     device: Device = "H100"
-    """The kind of GPU."""
     sequence: int = slider(4096, 16, 32768, "train.sequence", logarithmic=True)
     """Tokens that a rank computes at once: one row (`train.sequence`)."""
 
 
-class ExpertsAnswer(Answer):
-    """Loads of routers that have learned nothing, and what ranks send."""
-
-    summary: Facts
-    load: Bars
-    routers: Table
-    exchange: Table
-
-
-class ExpertsRanks(Answer):
-    """Memory of the ranks."""
-
-    memory: Bars
-
-
-def _settings(question: ExpertsQuestion, balancing: str = "") -> dict[str, Any]:
-    by_bias = (balancing or question.balancing) == "bias"
+def _settings(question: ExpertsQuestion) -> dict[str, Any]:
+    by_bias = question.balancing == "bias"
     found: dict[str, Any] = {
         **settings_of(question),
         **sequence_words(question.model, question.sequence),
@@ -83,16 +67,16 @@ def _settings(question: ExpertsQuestion, balancing: str = "") -> dict[str, Any]:
     return found | ({"model.mlp.capacity": question.capacity} if question.capacity else {})
 
 
-def _routers(title: str, note: str, loads: Sequence[tuple[list[Any], Loads]], columns: Sequence[Column]) -> Table:
+def _routers(title: str, note: str, loads: Sequence[tuple[list[Any], Loads]], columns: Columns) -> Table:
     """Loads, after the values of other columns."""
-    routing = [
-        column("busiest expert over the mean"),
-        column("evenness", "share"),
-        column("unused experts", "count"),
-        column("choices without room", "share"),
-    ]
+    routing: Columns = {
+        "busiest expert over the mean": "",
+        "evenness": "share",
+        "unused experts": "count",
+        "choices without room": "share",
+    }
     rows = [[*names, each.busiest, each.evenness, each.unused, each.share_dropped] for names, each in loads]
-    return Table(title=title, note=note, columns=[*columns, *routing], rows=rows)
+    return Table(title=title, note=note, columns={**columns, **routing}, rows=rows)
 
 
 def _numbers(question: ExpertsQuestion) -> list[int]:
@@ -106,11 +90,10 @@ def _exchange(question: ExpertsQuestion) -> Table:
         copies = other_ranks(question.experts, question.active, ranks)
         sent = sent_bytes(question.sequence, copies, width, question.active, ITEM)
         rows.append([ranks, share_of(question.experts, ranks), copies, sent])
-    columns = [column(name) for name in ("ranks", "experts of a rank", "other ranks that a token goes to")]
     return Table(
         title="What a rank sends in one layer, there and back, forward",
         note="A token goes once to each rank that holds one of its experts, here as if experts were drawn evenly.",
-        columns=[*columns, column("bytes sent", "bytes")],
+        columns={"ranks": "", "experts of a rank": "", "other ranks that a token goes to": "", "bytes sent": "bytes"},
         rows=rows,
         chosen=_numbers(question).index(question.ranks),
     )
@@ -125,14 +108,14 @@ def _memory(question: ExpertsQuestion, ranks: int) -> dict[str, float]:
     return {name: float(getattr(peak, name)) for name in CATEGORIES if getattr(peak, name)}
 
 
-def _ranks(question: ExpertsQuestion) -> ExpertsRanks:
+def _ranks(question: ExpertsQuestion) -> Answer:
     memory = Bars(
         title="Memory of a rank",
         note="At its fullest moment, with room for all. Only experts are divided, so all else stays as it is.",
         bars=[Bar(name=f"ranks: {each}", parts=_memory(question, each)) for each in _numbers(question)],
         limit=parse_cluster(f"1x{question.device}").device.memory_bytes,
     )
-    return ExpertsRanks(memory=memory)
+    return Answer(memory=memory)
 
 
 def _load(recipe: Recipe) -> Mapping[str, Any]:
@@ -147,14 +130,7 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     }
 
 
-class ExpertsMeasured(Answer):
-    """A small model that learned the text."""
-
-    routers: Table
-    load: Bars
-
-
-def _measure(question: ExpertsQuestion) -> ExpertsMeasured:
+def _measure(question: ExpertsQuestion) -> Answer:
     """Train a small mixture on the text with each way of balancing, by the trainer's own step."""
     from hornbook.studio.explore.real import routed
 
@@ -162,19 +138,21 @@ def _measure(question: ExpertsQuestion) -> ExpertsMeasured:
     sizes = {"train.micro_batch": ROWS, "train.batch_tokens": ROWS * SEQUENCE, "train.precision": "fp32"}
     routers, bars = list[tuple[list[Any], Loads]](), list[Bar]()
     for name, balancing, steps in (("nothing", "loss", 0), ("loss", "loss", STEPS), ("bias", "bias", STEPS)):
-        recipe = recipe_of("tiny-mixtral", _settings(small, balancing) | SMALL | sizes)
+        settings = _settings(small.model_copy(update={"balancing": balancing}))
+        recipe = recipe_of("tiny-mixtral", settings | SMALL | sizes)
         loss, choices = routed(recipe, question.text, steps)
         for layer, each in enumerate(choices):
             loads = loads_of(each, question.experts, question.capacity or None)
             routers.append(([name, layer, loss], loads))
             served = {f"expert {number}": count for number, count in enumerate(loads.served.tolist())}
             bars.append(Bar(name=f"{name}, layer {layer}", parts=served))
-    columns = [label("balanced by"), column("layer"), column("loss")]
     note = (
         f"{ROWS} rows of {SEQUENCE} bytes of the text, {STEPS} steps; by nothing: none. The loss is of the next byte."
     )
-    return ExpertsMeasured(
-        routers=_routers("Routers that learned the text", note, routers, columns),
+    return Answer(
+        routers=_routers(
+            "Routers that learned the text", note, routers, {"balanced by": None, "layer": "", "loss": ""}
+        ),
         load=Bars(title="Choices that each expert serves", bars=bars, unit="count"),
     )
 
@@ -200,7 +178,7 @@ def _measure(question: ExpertsQuestion) -> ExpertsMeasured:
     further=_ranks,
     measure=_measure,
 )
-def experts(question: ExpertsQuestion) -> ExpertsAnswer:
+def experts(question: ExpertsQuestion) -> Answer:
     """A mixture has many experts in place of one MLP, and a router sends each token to a few of them, so the model has
     far more weights than a token uses. Routers prefer some experts: then others learn nothing, and the ranks that hold
     the preferred ones are waited for. A capacity drops what is too much. A loss on uneven use, or a bias for each
@@ -219,7 +197,7 @@ def experts(question: ExpertsQuestion) -> ExpertsAnswer:
     room = expert_room(question.capacity, question.active, question.experts, tokens) if question.capacity else None
     pairs = enumerate(zip(served.tolist(), dropped.tolist(), strict=True))
     note = "The router sees one byte, so equal bytes go to the same experts. `--real` trains routers on the text."
-    return ExpertsAnswer(
+    return Answer(
         summary=Facts(
             title="The text",
             facts=[
@@ -239,7 +217,7 @@ def experts(question: ExpertsQuestion) -> ExpertsAnswer:
             "Routers that have learned nothing",
             "Evenness is the entropy of the loads over that of even loads.",
             [([name], each) for name, each in loads.items()],
-            [label("router")],
+            {"router": None},
         ),
         exchange=_exchange(question),
     )

@@ -15,7 +15,7 @@ from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import SHARDS, Device, Model, on, recipe_of, sequence_words
-from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Curves, Facts, Grid, Line, Table, column, fact, label
+from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Curves, Facts, Grid, Line, Table, fact
 
 AXES: tuple[str, ...] = ("pipeline", "replica", "shard", "context", "tensor", "expert")
 """As `hornbook.parallel.world.AXES`, which needs torch: outermost first, so that ranks that differ in the last axis
@@ -30,9 +30,7 @@ class LayoutsQuestion(Config):
     """A model on a cluster, and a layout of its ranks."""
 
     model: Model = "llama-3-8b"
-    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     device: Device = "H100"
-    """The kind of GPU."""
     data: int = slider(4, 1, 256, "parallel.data", logarithmic=True)
     """Ranks that compute other rows (`parallel.data`)."""
     tensor: int = slider(4, 1, 16, "parallel.tensor")
@@ -53,21 +51,6 @@ class LayoutsQuestion(Config):
     """Rows that a rank computes at once (`train.micro_batch`)."""
     sequence: int = slider(4096, 16, 131072, "train.sequence", logarithmic=True)
     """Tokens of a row (`train.sequence`)."""
-
-
-class LayoutsAnswer(Answer):
-    """The chosen layout."""
-
-    summary: Facts
-    step: Bars
-    ranks: Grid
-
-
-class LayoutsSearched(Answer):
-    """All layouts of as many GPUs."""
-
-    front: Curves
-    best: Table
 
 
 def _settings(question: LayoutsQuestion) -> dict[str, Any]:
@@ -117,45 +100,41 @@ def _grid(parallel: ParallelConfig, node: int) -> Grid:
     )
 
 
-def _search(question: LayoutsQuestion) -> LayoutsSearched:
+def _search(question: LayoutsQuestion) -> Answer:
     """The planner's own search over all layouts of this cluster."""
     now, recipe, cluster = _planned(question)
     free = recipe.model_copy(update={"train": recipe.train.model_copy(update={"micro_batch": "auto"})})
     plan = plan_run(free, cluster, search=True, top=TOP, remedy=False)
-    peaks = [each.worst.peak.total for each in (*plan.layouts, now)]
-    times = [each.step.total for each in (*plan.layouts, now)]
-    names = [each.name for each in plan.layouts]
-    front = [each for each in range(len(plan.layouts)) if plan.layouts[each].pareto]
-    curves = [Line(name="layouts found", x=times[:-1], y=peaks[:-1], points=True, labels=names)]
-    if front:
-        best = [
-            Line(
-                name="no other is better in both",
-                x=[times[i] for i in front],
-                y=[peaks[i] for i in front],
-                points=True,
-                labels=[names[i] for i in front],
-            )
-        ]
-        curves += best
-    curves.append(Line(name="this one", x=times[-1:], y=peaks[-1:], points=True, labels=[now.name]))
+    front = [each for each in plan.layouts if each.pareto]
+    shown = {"layouts found": plan.layouts, "no other is better in both": front, "this one": [now]}
+    curves = [
+        Line(
+            name=name,
+            x=[each.step.total for each in layouts],
+            y=[each.worst.peak.total for each in layouts],
+            points=True,
+            labels=[each.name for each in layouts],
+        )
+        for name, layouts in shown.items()
+        if layouts
+    ]
     rows = [
         [each.name, each.micro_batch, each.recompute, each.worst.peak.total, each.step.total, each.mfu]
         for each in plan.layouts
     ]
-    return LayoutsSearched(
+    return Answer(
         front=Curves(title="Time and memory", curves=curves, x="seconds of a step", x_unit="seconds", y_unit="bytes"),
         best=Table(
             title=f"What `hornbook plan --cluster {cluster}` finds",
             note=" ".join(plan.reasons),
-            columns=[
-                label("layout"),
-                column("rows at once"),
-                label("recompute"),
-                column("peak", "bytes"),
-                column("step", "seconds"),
-                column("MFU", "share"),
-            ],
+            columns={
+                "layout": None,
+                "rows at once": "",
+                "recompute": None,
+                "peak": "bytes",
+                "step": "seconds",
+                "MFU": "share",
+            },
             rows=rows,
         ),
     )
@@ -194,14 +173,14 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     load=_load,
     further=_search,
 )
-def layouts(question: LayoutsQuestion) -> LayoutsAnswer:
+def layouts(question: LayoutsQuestion) -> Answer:
     """A large model is divided over GPUs in several ways at once. Tensor ranks divide each matrix and always talk,
     so they belong into one machine. Pipeline ranks hold other layers and send little. Data ranks compute other rows and
     sum gradients once in a step. Context ranks divide long sequences, expert ranks hold other experts."""
     layout, recipe, cluster = _planned(question)
     step = {name: seconds for name, seconds in layout.step if seconds}
     peak = layout.worst.peak.total
-    return LayoutsAnswer(
+    return Answer(
         summary=Facts(
             title=f"{layout_name(recipe.parallel)} on {cluster}",
             facts=[

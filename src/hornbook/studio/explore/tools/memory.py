@@ -16,7 +16,7 @@ from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import MODELS, SHARDS, Device, Model, on, sequence_words
-from hornbook.studio.explore.views import Answer, Bar, Bars, Curves, Facts, Line, Mark, Table, Unit, column, fact, label
+from hornbook.studio.explore.views import Answer, Bar, Bars, Columns, Curves, Facts, Line, Mark, Table, Unit, fact
 
 PHASES = {"loss": "end of forward", "backward": "backward", "update": "update"}
 
@@ -25,9 +25,7 @@ class MemoryQuestion(Config):
     """A model, how it is trained, and on what."""
 
     model: Model = "llama-1b"
-    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     device: Device = "H100"
-    """The kind of GPU."""
     gpus: int = slider(8, 1, 512, "parallel.data", logarithmic=True)
     """Data ranks: GPUs that each compute a part of the batch."""
     micro_batch: int = slider(2, 1, 64, "train.micro_batch")
@@ -46,22 +44,6 @@ class MemoryQuestion(Config):
     """Activations and the optimizer are kept in the host's memory (`parallel.offload`)."""
     lora: bool = False
     """Train thin matrices next to frozen weights (`surgery = ["lora"]`)."""
-
-
-class MemoryAnswer(Answer):
-    """Where the bytes are."""
-
-    summary: Facts
-    phases: Bars
-    run: Facts | None
-    timeline: Curves
-    parts: Table
-
-
-class MemoryChanges(Answer):
-    """What single changes do."""
-
-    changes: Table
 
 
 def _settings(question: MemoryQuestion) -> dict[str, Any]:
@@ -100,19 +82,16 @@ def _of_run(question: MemoryQuestion) -> Facts | None:
 
 def _over_time(rank: RankMemory, layout: Layout) -> Curves:
     """The phases in their order, at the times of a step; straight lines between them."""
-    step = layout.step
-    busy, update = step.total - step.update, step.update
-    forward = busy / (4 if rank.phases["backward"].temporaries else 3)
-    before = PhaseMemory().model_copy(
-        update={name: getattr(rank.phases["update"], name) for name in ("weights", "optimizer", "runtime")}
-    )
-    update_phase = rank.phases["update"]
+    step, (loss, backward, update) = layout.step, (rank.phases[name] for name in PHASES)
+    busy = step.total - step.update
+    forward = busy / (4 if backward.temporaries else 3)
+    kept = {name: getattr(update, name) for name in ("weights", "optimizer", "runtime")}
     moments = [
-        (0.0, before.model_copy(update={"gradients": rank.phases["loss"].gradients})),
-        (forward, rank.phases["loss"]),
-        (forward + 0.02 * busy, rank.phases["backward"]),
-        (busy, update_phase),
-        (busy + max(update, 0.01 * busy), update_phase),
+        (0.0, PhaseMemory().model_copy(update=kept | {"gradients": loss.gradients})),
+        (forward, loss),
+        (forward + 0.02 * busy, backward),
+        (busy, update),
+        (busy + max(step.update, 0.01 * busy), update),
     ]
     times = [at for at, _ in moments]
     names = [name for name in CATEGORIES if any(getattr(each, name) for _, each in moments)]
@@ -129,7 +108,7 @@ def _over_time(rank: RankMemory, layout: Layout) -> Curves:
     )
 
 
-def _changes(question: MemoryQuestion) -> MemoryChanges:
+def _changes(question: MemoryQuestion) -> Answer:
     """What one change of the question does, the smallest peak first."""
     now = _planned(question)[0].worst.peak.total
     changes = {
@@ -155,24 +134,13 @@ def _changes(question: MemoryQuestion) -> MemoryChanges:
         rows.append([name, layout.worst.peak.total, layout.worst.peak.total - now, layout.tokens_per_second])
     changed = Table(
         title="If you change one thing",
-        columns=[
-            label("change"),
-            column("peak", "bytes"),
-            column("difference", "bytes"),
-            column("tokens per second", "count"),
-        ],
+        columns={"change": None, "peak": "bytes", "difference": "bytes", "tokens per second": "count"},
         rows=sorted(rows, key=lambda row: row[1]),
     )
-    return MemoryChanges(changes=changed)
+    return Answer(changes=changed)
 
 
-class MemoryTraced(Answer):
-    """The same step by the trainer's code."""
-
-    categories: Table
-
-
-def _trace(question: MemoryQuestion) -> MemoryTraced:
+def _trace(question: MemoryQuestion) -> Answer:
     """A step of one rank on fake tensors next to the plan of such a step."""
     from hornbook.studio.explore.real import traced
 
@@ -185,9 +153,9 @@ def _trace(question: MemoryQuestion) -> MemoryTraced:
     for name in ("weights", "gradients", "optimizer"):
         most = max(getattr(each, name) for each in planned.phases.values())
         rows.append([name, most, found.state["moments" if name == "optimizer" else name]])
-    columns = [label("what"), column("planned", "bytes"), column("traced", "bytes")]
+    columns: Columns = {"what": None, "planned": "bytes", "traced": "bytes"}
     note = f"Rank 0 of {found.world}, in {found.seconds:.1f} seconds: the trainer's own code on tensors without values."
-    return MemoryTraced(categories=Table(title="Planned and traced", note=note, columns=columns, rows=rows))
+    return Answer(categories=Table(title="Planned and traced", note=note, columns=columns, rows=rows))
 
 
 @explorer(
@@ -219,7 +187,7 @@ def _trace(question: MemoryQuestion) -> MemoryTraced:
     further=_changes,
     measure=_trace,
 )
-def memory(question: MemoryQuestion) -> MemoryAnswer:
+def memory(question: MemoryQuestion) -> Answer:
     """Training needs far more memory than the weights: a gradient for each weight, the optimizer's moments, and above
     all the activations, which each layer keeps until its backward pass. They grow with rows and tokens; weights,
     gradients and moments do not. The peak is not the sum of everything, but the fullest moment of a step."""
@@ -242,12 +210,10 @@ def memory(question: MemoryQuestion) -> MemoryAnswer:
         fact("tokens per second, all GPUs", layout.tokens_per_second, "count"),
     ]
     facts += [fact("in the host's memory", rank.elsewhere, "bytes")] if rank.elsewhere else []
-    return MemoryAnswer(
+    return Answer(
         summary=Facts(title="Does it fit?", facts=facts),
         phases=Bars(title="The three fullest moments of a step", bars=bars, limit=limit),
         run=_of_run(question),
         timeline=_over_time(rank, layout),
-        parts=Table(
-            title="At the peak", columns=[label("what"), column("bytes", "bytes"), column("share", "share")], rows=parts
-        ),
+        parts=Table(title="At the peak", columns={"what": None, "bytes": "bytes", "share": "share"}, rows=parts),
     )

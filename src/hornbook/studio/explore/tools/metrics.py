@@ -54,16 +54,6 @@ class MetricsQuestion(Config):
     """The folder of a run of yours, which is shown in the place of the recorded one."""
 
 
-class MetricsAnswer(Answer):
-    """The curves of a run, and what is found in them; None where the run recorded no such values."""
-
-    findings: Passages
-    loss: Curves | None
-    gradient: Curves | None
-    telling: Curves | None
-    speed: Curves | None
-
-
 @dataclass(frozen=True)
 class Judged:
     """A run as detectors have it."""
@@ -131,7 +121,7 @@ def _telling(run: Judged) -> tuple[str, list[Line]]:
     asks="What do loss, gradient norm, rate and tokens/s look like when something is wrong, and what finds it?",
     code=("run.doctor.curve_rules:judge", "run.doctor.deaths:examine", "run.doctor.guard_replay:replay_guard"),
 )
-def metrics(question: MetricsQuestion) -> MetricsAnswer:
+def metrics(question: MetricsQuestion) -> Answer:
     """These are real runs of a model with 0.2 million values, each with one thing wrong and none stopped or repaired.
     The detectors read their records now, as `hornbook doctor RUN` and the guard of a run do. Load one of your runs, and
     the same detectors read yours."""
@@ -157,7 +147,7 @@ def metrics(question: MetricsQuestion) -> MetricsAnswer:
     is_timed = question.run or question.fault == "slow-loader"
     speed = over(lambda each: [step.get("tokens_per_second") for step in each.steps]) if is_timed else []
     note = f"In nats per token. A mark is the first step of what the guard finds in the newest {NEWEST:,} steps."
-    return MetricsAnswer(
+    return Answer(
         findings=Passages(title="What the detectors find", passages=[*_passages(question, run, guard)]),
         loss=picture("Loss", losses, note=note, marks=marks),
         gradient=picture("Gradient norm", norms, logarithmic="y", marks=marks),

@@ -12,7 +12,7 @@ from hornbook.plan.planner import vocabulary
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer, slider
 from hornbook.studio.explore.recipes import Model, recipe_of
-from hornbook.studio.explore.views import Answer, Bar, Bars, Facts, Span, Table, Timeline, column, fact, label
+from hornbook.studio.explore.views import Answer, Bar, Bars, Facts, Span, Table, Timeline, fact
 
 BYTES = 16
 """Of a trained value: weight, gradient and two moments in float32."""
@@ -22,7 +22,6 @@ class ModelParallelQuestion(Config):
     """A model, and where it is cut."""
 
     model: Model = "gpt2-1.5b"
-    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     devices: int = slider(4, 2, 16)
     """Devices that hold its blocks one after the other."""
     cuts: str = ""
@@ -31,15 +30,6 @@ class ModelParallelQuestion(Config):
     """Rows of the batch."""
     backward: float = slider(2.0, 1.0, 3.0)
     """Time of a backward pass, in forward passes."""
-
-
-class ModelParallelAnswer(Answer):
-    """One step."""
-
-    summary: Facts
-    timeline: Timeline
-    held: Bars
-    devices: Table
 
 
 def _parallel(question: ModelParallelQuestion, blocks: int) -> ParallelConfig:
@@ -75,13 +65,14 @@ def _settings(question: ModelParallelQuestion) -> dict[str, Any]:
     ),
     settings=_settings,
 )
-def model_parallel(question: ModelParallelQuestion) -> ModelParallelAnswer:
+def model_parallel(question: ModelParallelQuestion) -> Answer:
     """The simplest way to train a model that does not fit: the first device has the first layers, the next device the
     next ones. But a batch passes through the devices one after the other, and while one computes, all others wait. With
     n devices each works 1/n of the time. A pipeline cuts the batch into microbatches to fill that time."""
     recipe = recipe_of(question.model)
     model, vocab, sequence = recipe.model, vocabulary(recipe), recipe.train.sequence
-    parallel = _parallel(question, len(stage_blocks_of(question.model)))
+    (_, blocks), _ = stage_costs(ParallelConfig(), model, vocab, sequence)
+    parallel = _parallel(question, blocks)
     bounds, shares = stage_costs(parallel, model, vocab, sequence)
     half = question.backward / 2
     durations = [Durations(each, each * half, each * half) for each in shares]
@@ -101,7 +92,7 @@ def model_parallel(question: ModelParallelQuestion) -> ModelParallelAnswer:
         messages = sent * ((number > 0) + (number < question.devices - 1))
         rows.append([names[number], f"{low} to {high - 1}", values[number], shares[number], 1 - busy / end, messages])
     idle = 1 - sum(each.end - each.start for each in spans) / (end * question.devices)
-    return ModelParallelAnswer(
+    return Answer(
         summary=Facts(
             title="One step",
             facts=[
@@ -120,22 +111,14 @@ def model_parallel(question: ModelParallelQuestion) -> ModelParallelAnswer:
             title="Devices",
             note="Cost is the share of the mean device's operations. Messages are activations forward and their "
             "gradients backward.",
-            columns=[
-                label("device"),
-                label("blocks"),
-                column("parameters", "count"),
-                column("cost"),
-                column("waits", "share"),
-                column("sends", "bytes"),
-            ],
+            columns={
+                "device": None,
+                "blocks": None,
+                "parameters": "count",
+                "cost": "",
+                "waits": "share",
+                "sends": "bytes",
+            },
             rows=rows,
         ),
     )
-
-
-def stage_blocks_of(model: Model) -> range:
-    """Blocks of a model, an encoder's first."""
-    recipe = recipe_of(model)
-    single = ParallelConfig(pipeline=PipelineConfig(stages=1))
-    bounds, _ = stage_costs(single, recipe.model, vocabulary(recipe), recipe.train.sequence)
-    return range(bounds[-1])

@@ -14,7 +14,7 @@ from hornbook.optim.config.rule import ITEM_BYTES
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import ENGLISH, Preset, explorer, slider
 from hornbook.studio.explore.recipes import SMALL_STEPS, small_recipe
-from hornbook.studio.explore.views import Answer, Curves, Line, Table, column, label
+from hornbook.studio.explore.views import Answer, Curves, Line, Table
 
 Kind = Literal[
     "sgd",
@@ -88,21 +88,6 @@ class OptimizersQuestion(Config):
     """Steps on the surface."""
 
 
-class OptimizersAnswer(Answer):
-    """The surface and the rules."""
-
-    surface: Curves
-    rules: Table
-
-
-class OptimizersMeasured(Answer):
-    """Real updates."""
-
-    paths: Curves
-    ends: Table
-    model: Curves
-
-
 def configs(question: OptimizersQuestion) -> dict[str, Any]:
     """The settings of each optimizer on the surface."""
     words = {"lr": question.rate, "weight_decay": question.decay}
@@ -114,7 +99,7 @@ def _levels(surface: Surface) -> list[Line]:
     return [surface.level(round(most * share, 2)) for share in (0.1, 0.4, 1.0)]
 
 
-def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
+def _measure(question: OptimizersQuestion) -> Answer:
     """Paths by the trainer's update rules; the recipe `tiny`, narrow, learns a text with each optimizer's own rate."""
     from hornbook.studio.explore.real import losses_of, path_of
 
@@ -132,7 +117,7 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
     trained = {kind: OPTIMIZER.validate_python({"kind": kind}) for kind in question.kinds}
     rates = {kind: [optim.lr] * SMALL_STEPS for kind, optim in trained.items()}
     learned = {kind: losses_of(small_recipe(), optim, ENGLISH, rates[kind]) for kind, optim in trained.items()}
-    return OptimizersMeasured(
+    return Answer(
         paths=Curves(
             title=f"Paths of {question.steps} steps",
             note=f"x to the right, y upwards; all start at {surface.start}, and the minimum is at {surface.minimum}.",
@@ -144,13 +129,7 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
         ends=Table(
             title="Where they end",
             note="A path ends before its loss is a thousand times that of the start.",
-            columns=[
-                label("optimizer"),
-                column("steps", "count"),
-                column("loss"),
-                column("steps to a hundredth", "count"),
-                column("way"),
-            ],
+            columns={"optimizer": None, "steps": "count", "loss": "", "steps to a hundredth": "count", "way": ""},
             rows=rows,
         ),
         model=Curves(
@@ -173,7 +152,7 @@ def _measure(question: OptimizersQuestion) -> OptimizersMeasured:
     settings=lambda question: {"optim.kind": question.kinds[0], "optim.lr": question.rate},
     measure=_measure,
 )
-def optimizers(question: OptimizersQuestion) -> OptimizersAnswer:
+def optimizers(question: OptimizersQuestion) -> Answer:
     """Gradient descent moves fast where the surface is steep and slowly where it is flat. Adaptive optimizers divide
     each gradient by its usual size, so that flat directions move as fast as steep ones; Lion and Muon keep only the
     direction. "Run it for real" lets the trainer's own update rules descend the surface, and train a small model."""
@@ -184,7 +163,7 @@ def optimizers(question: OptimizersQuestion) -> OptimizersAnswer:
         state = [each for each in optim.rule_for("matrix", MATRIX).state_tensors(MATRIX) if not each.is_parameter]
         size = sum(prod(each.shape(MATRIX)) * ITEM_BYTES[each.dtype] for each in state)
         rows.append([kind, size / prod(MATRIX), ", ".join(each.name for each in state)])
-    return OptimizersAnswer(
+    return Answer(
         surface=Curves(
             title="The surface, by lines of equal loss",
             note=f"The start is at {surface.start}, the minimum at {surface.minimum}.",
@@ -198,7 +177,7 @@ def optimizers(question: OptimizersQuestion) -> OptimizersAnswer:
         ),
         rules=Table(
             title="What they remember of a matrix of 4,096 by 4,096",
-            columns=[label("optimizer"), column("bytes per value"), label("state")],
+            columns={"optimizer": None, "bytes per value": "", "state": None},
             rows=rows,
         ),
     )

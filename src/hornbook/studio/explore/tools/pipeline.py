@@ -27,7 +27,7 @@ from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import MODELS, on, recipe_of
-from hornbook.studio.explore.views import Answer, Facts, Span, Table, Timeline, column, fact, label
+from hornbook.studio.explore.views import Answer, Facts, Span, Table, Timeline, fact
 
 PipelineModel = Annotated[str, Field(max_length=1000, json_schema_extra={"choices": ["even", *MODELS]})]
 DRAWN = 4_000
@@ -53,20 +53,6 @@ class PipelineQuestion(Config):
     """Time of a backward pass, in forward passes of a rank."""
     message: float = slider(0.0, 0.0, 2.0)
     """Time of a message from a stage to the next, in forward passes of a rank."""
-
-
-class PipelineAnswer(Answer):
-    """When each rank computes what."""
-
-    summary: Facts
-    timeline: Timeline
-    ranks: Table
-
-
-class PipelineCompared(Answer):
-    """All schedules on one pipeline."""
-
-    schedules: Table
 
 
 def _config(question: PipelineQuestion, schedule: Schedule) -> PipelineConfig:
@@ -124,7 +110,7 @@ def _gibibytes(question: PipelineQuestion) -> list[float | None]:
     return [each.peak.total for each in estimate_memory(recipe, vocabulary(recipe), cluster.device)]
 
 
-def _compare(question: PipelineQuestion) -> PipelineCompared:
+def _compare(question: PipelineQuestion) -> Answer:
     """The schedules for whose stages there are blocks."""
     rows = list[list[Any]]()
     for each in ORDERS:
@@ -134,11 +120,11 @@ def _compare(question: PipelineQuestion) -> PipelineCompared:
         title="All schedules on this pipeline",
         note="Timed as the planner does: by the microbatches that fill the pipeline, and the slowest rank's time for "
         "each further one.",
-        columns=[label("schedule"), column("bubble", "share"), column("length of the step")],
+        columns={"schedule": None, "bubble": "share", "length of the step": ""},
         rows=rows,
         chosen=next((number for number, row in enumerate(rows) if row[0] == question.schedule), None),
     )
-    return PipelineCompared(schedules=table)
+    return Answer(schedules=table)
 
 
 @explorer(
@@ -159,7 +145,7 @@ def _compare(question: PipelineQuestion) -> PipelineCompared:
     load=_load,
     further=_compare,
 )
-def pipeline(question: PipelineQuestion) -> PipelineAnswer:
+def pipeline(question: PipelineQuestion) -> Answer:
     """A pipeline gives each device some blocks of the model. A device can only start when the one before it has sent
     its result, so devices wait at the beginning and at the end of a step: the bubble. More microbatches make the bubble
     smaller; schedules that start backward passes early keep fewer activations; schedules that compute the gradient of
@@ -168,26 +154,17 @@ def pipeline(question: PipelineQuestion) -> PipelineAnswer:
     layout = question.ranks, pipeline.chunks_per_rank
     orders = plan(question.schedule, *layout, question.microbatches)
     timed = simulate(orders, _durations(question, question.schedule))
-    idle = bubble(timed)
-    blocks, _ = _shares(question, question.schedule)
-    peaks = _gibibytes(question)
-    end = max(each.end for passes in timed for each in passes)
+    idle, end = bubble(timed), max(each.end for passes in timed for each in passes)
+    (blocks, _), peaks = _shares(question, question.schedule), _gibibytes(question)
     rows, few = list[list[Any]](), min(question.microbatches, 4 * question.ranks)
     for rank, passes in enumerate(timed):
         own = stages_of(question.schedule, rank, *layout)
         busy = sum(each.end - each.start for each in passes)
         most = fullest(question.schedule, rank, *layout, few)
         held = max(map(sum, most)) / pipeline.chunks_per_rank
-        rows.append(
-            [
-                f"rank {rank}",
-                " + ".join(filter(None, (blocks[each] for each in own))),
-                1 - busy / end,
-                held,
-                peaks[rank],
-            ]
-        )
-    return PipelineAnswer(
+        computed = " + ".join(filter(None, (blocks[each] for each in own)))
+        rows.append([f"rank {rank}", computed, 1 - busy / end, held, peaks[rank]])
+    return Answer(
         summary=Facts(
             title="Waiting",
             facts=[
@@ -202,13 +179,7 @@ def pipeline(question: PipelineQuestion) -> PipelineAnswer:
             title="Ranks",
             note="Microbatches are those whose activations a rank keeps at once, in full stages. "
             "Memory is the planned peak on H100s, with a row in each microbatch.",
-            columns=[
-                label("rank"),
-                label("blocks"),
-                column("waits", "share"),
-                column("microbatches at once"),
-                column("memory", "bytes"),
-            ],
+            columns={"rank": None, "blocks": None, "waits": "share", "microbatches at once": "", "memory": "bytes"},
             rows=rows,
         ),
     )

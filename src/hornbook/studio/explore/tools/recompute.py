@@ -10,14 +10,13 @@ from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import Device, Model, on, recipe_of, sequence_words
-from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Mark, Table, column, fact, label
+from hornbook.studio.explore.views import Answer, Columns, Curves, Facts, Line, Mark, Table, fact
 
 
 class RecomputeQuestion(Config):
     """A model, its rows, and a policy."""
 
     model: Model = "llama-1b"
-    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     policy: Literal["none", "selective", "block"] = means("block", "parallel.recompute.kind")
     """none: keep all; selective: compute norms and activations again; block: whole blocks (`parallel.recompute`)."""
     every: int = slider(1, 1, 16)
@@ -27,67 +26,52 @@ class RecomputeQuestion(Config):
     sequence: int = slider(2048, 16, 65536, "train.sequence", logarithmic=True)
     """Tokens of a row (`train.sequence`)."""
     device: Device = "H100"
-    """The kind of GPU."""
 
 
-class RecomputeAnswer(Answer):
-    """The chosen policy."""
-
-    summary: Facts
-    live: Curves
-
-
-class RecomputeCompared(Answer):
-    """All policies."""
-
-    policies: Table
-
-
-def _settings(question: RecomputeQuestion, policy: str | None = None, every: int | None = None) -> dict[str, Any]:
-    kind, every = policy or question.policy, every or question.every
+def _settings(question: RecomputeQuestion) -> dict[str, Any]:
     found = settings_of(question) | sequence_words(question.model, question.sequence)
     found |= {"train.batch_tokens": question.rows * question.sequence, "train.precision": "bf16"}
-    found["parallel.recompute.kind"] = kind
-    return found | ({"parallel.recompute.every": every} if kind == "block" else {})
+    return found | ({"parallel.recompute.every": question.every} if question.policy == "block" else {})
 
 
-def _policies(question: RecomputeQuestion) -> list[tuple[str, str, int]]:
-    """(name, kind, every) of the policies that are compared; the chosen one is among them."""
-    found = [("none", "none", 1), ("selective", "selective", 1)]
+def _policies(question: RecomputeQuestion) -> list[RecomputeQuestion]:
+    """The question with each policy that is compared; the question itself is among them."""
     steps = sorted({1, 2, 4, question.every} if question.policy == "block" else {1, 2, 4}, reverse=True)
-    return found + [(f"every {each} blocks" if each > 1 else "every block", "block", each) for each in steps]
+    changes: list[dict[str, Any]] = [{"policy": "none"}, {"policy": "selective"}]
+    changes += [{"policy": "block", "every": every} for every in steps]
+    return [question.model_copy(update=change) for change in changes]
 
 
-def _chosen(question: RecomputeQuestion) -> tuple[str, str, int]:
-    every = question.every if question.policy == "block" else 1
-    return next(each for each in _policies(question) if each[1:] == (question.policy, every))
+def _name(question: RecomputeQuestion) -> str:
+    """Name of the policy."""
+    if question.policy != "block":
+        return question.policy
+    return f"every {question.every} blocks" if question.every > 1 else "every block"
 
 
-def _planned(
-    question: RecomputeQuestion, name: str, kind: str, every: int
-) -> tuple[list[Any], list[float], list[float]]:
+def _planned(question: RecomputeQuestion) -> tuple[list[Any], list[float], list[float]]:
     """(a row of the table, times, live bytes) of a policy."""
-    recipe, cluster = on(f"1x{question.device}", question.model, _settings(question, kind, every))
+    recipe, cluster = on(f"1x{question.device}", question.model, _settings(question))
     layout = estimate_layout(recipe, vocabulary(recipe), cluster)
     times, live = live_bytes(recipe)
-    row = [name, max(live), layout.worst.peak.total, layout.step.total, layout.hfu / layout.mfu - 1]
-    return row, times, live
+    row = [max(live), layout.worst.peak.total, layout.step.total, layout.hfu / layout.mfu - 1]
+    return [_name(question), *row], times, live
 
 
-def _compare(question: RecomputeQuestion) -> RecomputeCompared:
+def _compare(question: RecomputeQuestion) -> Answer:
     table = Table(
         title="Policies",
-        columns=[
-            label("policy"),
-            column("activations of blocks", "bytes"),
-            column("peak of the GPU", "bytes"),
-            column("step", "seconds"),
-            column("computed twice", "share"),
-        ],
-        rows=[_planned(question, *each)[0] for each in _policies(question)],
-        chosen=_policies(question).index(_chosen(question)),
+        columns={
+            "policy": None,
+            "activations of blocks": "bytes",
+            "peak of the GPU": "bytes",
+            "step": "seconds",
+            "computed twice": "share",
+        },
+        rows=[_planned(each)[0] for each in _policies(question)],
+        chosen=_policies(question).index(question),
     )
-    return RecomputeCompared(policies=table)
+    return Answer(policies=table)
 
 
 def live_bytes(recipe: Recipe) -> tuple[list[float], list[float]]:
@@ -114,31 +98,22 @@ def live_bytes(recipe: Recipe) -> tuple[list[float], list[float]]:
     return times, live
 
 
-class RecomputeMeasured(Answer):
-    """Real steps of a small model."""
-
-    steps: Table
-
-
 SMALL = {"train.precision": "fp32", "train.device": "cpu"}
 MOST_ROWS, MOST_SEQUENCE = 8, 256
 """Of the small model that is trained here."""
 
 
-def _measure(question: RecomputeQuestion) -> RecomputeMeasured:
+def _measure(question: RecomputeQuestion) -> Answer:
     """Steps of the recipe `tiny` with each policy: bytes by autograd's hooks, seconds of the fastest of three."""
     from hornbook.studio.explore.real import kept_and_seconds
 
     small = {"model": "tiny", "rows": min(question.rows, MOST_ROWS), "sequence": min(question.sequence, MOST_SEQUENCE)}
     rows = list[list[Any]]()
-    for name, kind, every in _policies(question):
-        words = _settings(question.model_copy(update=small), kind, every)
-        planned, measured, seconds = kept_and_seconds(recipe_of("tiny", words | SMALL))
-        rows.append([name, planned, measured, seconds])
-    columns = [label("policy"), column("planned", "bytes")]
-    columns += [column("measured", "bytes"), column("step", "seconds")]
+    for each in _policies(question.model_copy(update=small)):
+        rows.append([_name(each), *kept_and_seconds(recipe_of("tiny", _settings(each) | SMALL))])
+    columns: Columns = {"policy": None, "planned": "bytes", "measured": "bytes", "step": "seconds"}
     note = "The recipe `tiny` in float32: bytes that autograd kept at once, counted by its hooks."
-    return RecomputeMeasured(steps=Table(title="Real steps on this machine", note=note, columns=columns, rows=rows))
+    return Answer(steps=Table(title="Real steps on this machine", note=note, columns=columns, rows=rows))
 
 
 @explorer(
@@ -153,19 +128,19 @@ def _measure(question: RecomputeQuestion) -> RecomputeMeasured:
     further=_compare,
     measure=_measure,
 )
-def recompute(question: RecomputeQuestion) -> RecomputeAnswer:
+def recompute(question: RecomputeQuestion) -> Answer:
     """Backward needs what forward computed: the activations. Keeping all of them takes memory in proportion to the
     number of layers. Checkpointing keeps only the input of a block, and computes the block again when backward arrives
     there: about a third more computation for most of the memory. Selective recomputation is in between: only what is
     cheap to compute is computed again."""
     rows, curves, marks = list[list[Any]](), list[Line](), list[Mark]()
-    for name, kind, number in {each[1:]: each for each in (_policies(question)[0], _chosen(question))}.values():
-        row, times, live = _planned(question, name, kind, number)
+    for each in dict.fromkeys((_policies(question)[0], question)):
+        row, times, live = _planned(each)
         rows.append(row)
-        curves.append(Line(name=name, x=times, y=live))
-        marks = [Mark(x=times[live.index(max(live))], name=f"peak of {name}")]
+        curves.append(Line(name=_name(each), x=times, y=live))
+        marks = [Mark(x=times[live.index(max(live))], name=f"peak of {_name(each)}")]
     best = rows[-1]
-    return RecomputeAnswer(
+    return Answer(
         summary=Facts(
             title="What it saves and costs",
             facts=[

@@ -14,7 +14,7 @@ from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import ENGLISH, Preset, explorer, slider
 from hornbook.studio.explore.recipes import SMALL_STEPS, small_recipe
-from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Table, column, fact, label
+from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Table, fact
 
 Kind = Literal[
     "constant",
@@ -60,27 +60,12 @@ class SchedulesQuestion(Config):
     """Share of the run in which the batch grows from an eighth to its full size; 0: it is full from the start."""
 
 
-class SchedulesAnswer(Answer):
-    """The curves of the rate, and what they come to."""
-
-    rates: Curves
-    sums: Table
-    batch: Curves | None = None
-    run: Facts
-
-
-class SchedulesMeasured(Answer):
-    """Real training."""
-
-    losses: Curves
-
-
 def _options(question: SchedulesQuestion, kind: str) -> dict[str, Any]:
     """The settings of `optim.schedule` that this question means."""
     made: ScheduleConfig = _SCHEDULE.validate_python({"kind": kind} | MORE.get(kind, {}))
-    values = {"warmup": f"{100 * question.warmup:g}%", "floor": question.floor}
+    floor = min(question.floor, 0.99) if kind == "cyclic" else question.floor
+    values = {"warmup": f"{100 * question.warmup:g}%", "floor": floor}
     values |= {"decay_share": question.decay, "shape": question.shape} if kind == "wsd" else {}
-    values["floor"] = min(question.floor, 0.99) if kind == "cyclic" else question.floor
     known = {name: value for name, value in values.items() if name in type(made).model_fields}
     return {"kind": kind} | MORE.get(kind, {}) | known
 
@@ -129,7 +114,7 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     return found
 
 
-def _measure(question: SchedulesQuestion) -> SchedulesMeasured:
+def _measure(question: SchedulesQuestion) -> Answer:
     """The small model learns a text under each schedule."""
     from hornbook.studio.explore.real import losses_of
 
@@ -139,7 +124,7 @@ def _measure(question: SchedulesQuestion) -> SchedulesMeasured:
         losses = losses_of(small_recipe(), AdamW(), ENGLISH, rates)
         curves.append(Line(name=kind, x=list(range(len(losses))), y=losses))
     note = f"A narrow `tiny` learns a paragraph by heart, in {SMALL_STEPS} steps spread over the schedule."
-    return SchedulesMeasured(losses=Curves(title="Loss of a small model", note=note, curves=curves, x="steps"))
+    return Answer(losses=Curves(title="Loss of a small model", note=note, curves=curves, x="steps"))
 
 
 @explorer(
@@ -170,7 +155,7 @@ def _measure(question: SchedulesQuestion) -> SchedulesMeasured:
     load=_load,
     measure=_measure,
 )
-def schedules(question: SchedulesQuestion) -> SchedulesAnswer:
+def schedules(question: SchedulesQuestion) -> Answer:
     """The learning rate says how far a step moves the weights. It rises at first, because early gradients are large and
     the optimizer has no averages yet, and falls towards the end, because small steps settle into a minimum. Schedules
     differ in when they fall: one that falls late can be continued, one that falls all the way spends more of the run at
@@ -186,17 +171,12 @@ def schedules(question: SchedulesQuestion) -> SchedulesAnswer:
     steps = axis.batches.steps(0, axis.total)
     rows = []
     for kind, (tokens, rates) in curves.items():
-        half = next(
-            (
-                at
-                for at, rate in zip(tokens, rates, strict=True)
-                if rate <= question.peak / 2 and at > tokens[rates.index(max(rates))]
-            ),
-            None,
-        )
+        falling = slice(rates.index(max(rates)) + 1, None)
+        later = zip(tokens[falling], rates[falling], strict=True)
+        half = next((at for at, rate in later if rate <= question.peak / 2), None)
         rows.append([kind, sum(rates) / len(rates) / question.peak, rates[0], rates[-1], half])
     sizes = [axis.batches.at(each) for each in next(iter(curves.values()))[0]]
-    return SchedulesAnswer(
+    return Answer(
         rates=Curves(
             title="Learning rate over tokens",
             curves=[Line(name=kind, x=tokens, y=rates) for kind, (tokens, rates) in curves.items()],
@@ -205,13 +185,13 @@ def schedules(question: SchedulesQuestion) -> SchedulesAnswer:
         sums=Table(
             title="What each comes to",
             note="The mean rate says how far the weights can travel in all. Means are over steps.",
-            columns=[
-                label("schedule"),
-                column("mean rate, of the peak", "share"),
-                column("first step"),
-                column("last step"),
-                column("half of the peak at token", "count"),
-            ],
+            columns={
+                "schedule": None,
+                "mean rate, of the peak": "share",
+                "first step": "",
+                "last step": "",
+                "half of the peak at token": "count",
+            },
             rows=rows,
         ),
         batch=Curves(

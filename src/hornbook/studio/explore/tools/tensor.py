@@ -13,7 +13,7 @@ from hornbook.plan.planner import estimate_layout, vocabulary
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import Device, Model, on, recipe_of
-from hornbook.studio.explore.views import Answer, Cell, Curves, Facts, Grid, Line, Table, column, fact, label
+from hornbook.studio.explore.views import Answer, Cell, Columns, Curves, Facts, Grid, Line, Table, fact
 
 TOKENS, WIDTH, HIDDEN = 8, 8, 16
 """Of the small matrices."""
@@ -30,27 +30,10 @@ class TensorQuestion(Config):
     sequence: bool = means(False, "parallel.sequence")
     """Norms between the matrices are divided by time, too (`parallel.sequence`)."""
     device: Device = "H100"
-    """The kind of GPU."""
     rows: int = slider(1, 1, 32, "train.micro_batch")
     """Rows that the ranks compute together."""
     show: Literal["up", "down", "sum"] = "up"
     """The matrix whose shards are drawn, or the sum of partial results."""
-
-
-class TensorAnswer(Answer):
-    """A small product in shards, and the real model's messages."""
-
-    product: Facts
-    shards: Grid
-    collectives: Table
-    weights: Table
-
-
-class TensorScaling(Answer):
-    """Steps of more and more ranks."""
-
-    speed: Curves
-    table: Table
 
 
 def matrices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -86,20 +69,12 @@ def _shards(question: TensorQuestion) -> Grid:
         owner = np.broadcast_to(rank[:, None] if axis == 0 else rank[None, :], matrix.shape)
         side = "rows: the outputs of each rank are its own" if axis == 0 else "columns: each rank has a partial sum"
         title, note = f"The matrix `{question.show}`, coloured by rank", f"Cut by {side}."
+    rows, columns = map(range, matrix.shape)
     cells = [
-        [
-            Cell(text=f"{matrix[i, k]:.1f}", group=int(owner[i, k]), label=f"rank {owner[i, k]}")
-            for k in range(matrix.shape[1])
-        ]
-        for i in range(matrix.shape[0])
+        [Cell(text=f"{matrix[i, k]:.1f}", group=int(owner[i, k]), label=f"rank {owner[i, k]}") for k in columns]
+        for i in rows
     ]
-    return Grid(
-        title=title,
-        note=note,
-        rows=[str(each) for each in range(matrix.shape[0])],
-        columns=[str(each) for each in range(matrix.shape[1])],
-        cells=cells,
-    )
+    return Grid(title=title, note=note, rows=[*map(str, rows)], columns=[*map(str, columns)], cells=cells)
 
 
 def _settings(question: TensorQuestion) -> dict[str, Any]:
@@ -107,7 +82,7 @@ def _settings(question: TensorQuestion) -> dict[str, Any]:
     return settings_of(question) | rows | ({"parallel.sequence": False} if question.ranks == 1 else {})
 
 
-def _scaling(question: TensorQuestion) -> TensorScaling:
+def _scaling(question: TensorQuestion) -> Answer:
     rows: list[list[Any]] = []
     for size in SIZES:
         try:
@@ -120,7 +95,7 @@ def _scaling(question: TensorQuestion) -> TensorScaling:
         rows.append([size, step.total, step.tensor / step.total, layout.mfu, peak])
     first = rows[0][1] * rows[0][0]
     ranks = [row[0] for row in rows]
-    return TensorScaling(
+    return Answer(
         speed=Curves(
             title="How many times as fast as one GPU",
             curves=[
@@ -132,13 +107,13 @@ def _scaling(question: TensorQuestion) -> TensorScaling:
         table=Table(
             title="Where it stops paying",
             note=f"A step of {question.rows} rows; messages are those that no computation hides.",
-            columns=[
-                column("ranks"),
-                column("step", "seconds"),
-                column("share of messages", "share"),
-                column("MFU", "share"),
-                column("memory of a GPU", "bytes"),
-            ],
+            columns={
+                "ranks": "",
+                "step": "seconds",
+                "share of messages": "share",
+                "MFU": "share",
+                "memory of a GPU": "bytes",
+            },
             rows=rows,
         ),
     )
@@ -156,13 +131,13 @@ def _scaling(question: TensorQuestion) -> TensorScaling:
     settings=_settings,
     further=_scaling,
 )
-def tensor(question: TensorQuestion) -> TensorAnswer:
+def tensor(question: TensorQuestion) -> Answer:
     """Each GPU holds a part of every matrix. The first matrix of a layer is cut by its outputs, the second by its
     inputs, so that nothing is sent between them. After the second each GPU has a sum of its own, and these are added.
     That happens four times for each layer and step, so it needs fast links. With sequence parallelism the sum is
     scattered and gathered again: the same bytes, and the norms in between are divided, too."""
     whole, partial = divided_product(question.ranks)
-    return TensorAnswer(
+    return Answer(
         product=Facts(
             title="A small product, whole and in shards",
             facts=[
@@ -191,7 +166,7 @@ def _messages(question: TensorQuestion) -> Table:
     return Table(
         title=f"Messages of one layer of {question.model}",
         note="Bytes that each rank sends in 16 bits, and the time if no computation hides it.",
-        columns=[label("message"), column("bytes", "bytes"), column("time", "seconds")],
+        columns={"message": None, "bytes": "bytes", "time": "seconds"},
         rows=[[f"{name}, {place}, {way}", sent, seconds] for way in ways for place in places for name in names],
     )
 
@@ -205,7 +180,7 @@ def _matrices(question: TensorQuestion) -> Table:
             if len(each.shape) > 1:
                 shape, values = " x ".join(map(str, each.shape)), each.size / (question.ranks if each.cut else 1)
                 rows.append([f"{part}.{each.name}", shape, _cut_text(each), values])
-    columns = [label("matrix"), label("shape"), label("cut by"), column("values of a rank", "count")]
+    columns: Columns = {"matrix": None, "shape": None, "cut by": None, "values of a rank": "count"}
     return Table(title="Matrices of a layer", columns=columns, rows=rows)
 
 

@@ -16,7 +16,7 @@ from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
 from hornbook.studio.explore.recipes import SHARDS, Device, recipe_of
-from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Grid, Table, column, label
+from hornbook.studio.explore.views import Answer, Bar, Bars, Cell, Columns, Grid, Table
 
 STAGES = {"ddp" if name == "none" else name: shard for name, shard in SHARDS.items()}
 PAPER = {"weights": 2, "gradients": 2, "optimizer": 12}
@@ -39,15 +39,6 @@ class ZeroQuestion(Config):
     """hornbook's bf16 keeps weights and gradients in 32 bits, bf16-pure in 16."""
     optimizer: Literal["adamw", "adamw8bit"] = means("adamw", "optim.kind")
     """adamw keeps two moments for each weight, adamw8bit keeps them in 8 bits."""
-
-
-class ZeroAnswer(Answer):
-    """The same model at each stage."""
-
-    hornbook: Bars
-    paper: Bars
-    blocks: Grid
-    traffic: Table
 
 
 def paper_bytes(parameters: float, ranks: int, stage: int) -> dict[str, float]:
@@ -89,11 +80,11 @@ def _blocks(question: ZeroQuestion) -> Grid:
         cut = list(PAPER)[len(PAPER) - stage :]
         for number, category in enumerate(PAPER):
             columns.append(f"{name} {category[0].upper()}")
+            is_cut = category in cut
+            share = f"1/{question.ranks}" if is_cut else "all"
             for rank in range(ranks):
-                label = f"rank {rank} holds {'1/' + str(question.ranks) if category in cut else 'all'} of {category}"
-                cells[rank].append(
-                    Cell(group=None if category in cut else number, text="·" if category in cut else "", label=label)
-                )
+                label = f"rank {rank} holds {share} of {category}"
+                cells[rank].append(Cell(group=None if is_cut else number, text="·" if is_cut else "", label=label))
     note = f"W weights, G gradients, O optimizer. Filled: the rank holds all of it; a dot: 1/{question.ranks} of it."
     return Grid(
         title="Who holds what", note=note, rows=[f"rank {each}" for each in range(ranks)], columns=columns, cells=cells
@@ -113,17 +104,10 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
     }
 
 
-class ZeroMeasured(Answer):
-    """Bytes of real ranks."""
-
-    state: Table
-    messages: Table
-
-
 REAL_RANKS = 4
 
 
-def _measure(question: ZeroQuestion) -> ZeroMeasured:
+def _measure(question: ZeroQuestion) -> Answer:
     """A step of the recipe `tiny` on four processes at each stage: what they hold and send."""
     from hornbook.studio.explore.real import on_ranks
 
@@ -141,14 +125,14 @@ def _measure(question: ZeroQuestion) -> ZeroMeasured:
             rows.append([name, category, planned, max(each.held[key] for each in ranks)])
         sent = max(ranks, key=lambda each: sum(each.sent.values())).sent
         messages.append([name, "; ".join(sent), traffic[1], sum(sent.values())])
-    columns = [label("stage"), label("what"), column("planned", "bytes"), column("measured", "bytes")]
+    columns: Columns = {"stage": None, "what": None, "planned": "bytes", "measured": "bytes"}
     held = (
         f"The fullest of {REAL_RANKS} processes on this machine, after a step of the recipe `tiny`. zero-1 and zero-2 "
         "need the whole weights within the step alone, and zero-1 the whole gradients."
     )
-    sends = [label("stage"), label("messages"), column("planned", "bytes"), column("measured", "bytes")]
+    sends: Columns = {"stage": None, "messages": None, "planned": "bytes", "measured": "bytes"}
     note = "The plan has zero-3 gather all weights twice; those outside of the blocks (embedding, head) stay gathered."
-    return ZeroMeasured(
+    return Answer(
         state=Table(title="Planned and measured on four processes", note=held, columns=columns, rows=rows),
         messages=Table(title="Sent by a rank in the step", note=note, columns=sends, rows=messages),
     )
@@ -171,7 +155,7 @@ def _measure(question: ZeroQuestion) -> ZeroMeasured:
     load=_load,
     measure=_measure,
 )
-def zero(question: ZeroQuestion) -> ZeroAnswer:
+def zero(question: ZeroQuestion) -> Answer:
     """In plain data parallelism every rank holds the whole model: weights, gradients and the optimizer's moments. ZeRO
     divides them: each rank keeps a part, and asks the others when it needs the rest. Stage 1 divides the moments, stage
     2 the gradients too, stage 3 also the weights, which are gathered before each layer is computed."""
@@ -181,7 +165,7 @@ def zero(question: ZeroQuestion) -> ZeroAnswer:
         for stage, name in enumerate(STAGES)
     ]
     limit = parse_cluster(f"1x{question.device}").device.memory_bytes
-    return ZeroAnswer(
+    return Answer(
         hornbook=Bars(
             title="Bytes of a rank in hornbook",
             note="Without activations. zero-1 and zero-2 keep the rank's share of the weights besides the whole ones.",
@@ -199,12 +183,7 @@ def zero(question: ZeroQuestion) -> ZeroAnswer:
             title="What a rank sends in a step of one microbatch",
             note="Units are the bytes of all weights. Time is by latency and bandwidth of the device's links, if no "
             "computation hides it.",
-            columns=[
-                label("stage"),
-                column("bytes", "bytes"),
-                column("in units of the model"),
-                column("time", "seconds"),
-            ],
+            columns={"stage": None, "bytes": "bytes", "in units of the model": "", "time": "seconds"},
             rows=_traffic(question),
         ),
     )

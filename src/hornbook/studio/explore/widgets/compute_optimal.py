@@ -6,7 +6,7 @@ from hornbook.plan.scaling.compute import nearest, petaflops_days, published_com
 from hornbook.plan.scaling.laws import data_constrained, law_named, published_laws
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Table, column, fact, label, words
+from hornbook.studio.explore.views import Answer, Columns, Curves, Facts, Line, Table, fact, words
 
 POINTS = 80
 
@@ -22,15 +22,6 @@ class ComputeOptimalQuestion(Config):
     """Different tokens that there are to read; 0: as many as are wanted."""
 
 
-class OptimalAnswer(Answer):
-    """Sizes that the laws advise."""
-
-    budget: Facts
-    laws: Table
-    loss: Curves
-    published: Table
-
-
 @explorer(
     "Compute-optimal sizes",
     asks="How large a model, on how many tokens, is best for a budget of operations?",
@@ -41,7 +32,7 @@ class OptimalAnswer(Answer):
         Preset("A laptop for a day", {"operations": 1e17}),
     ),
 )
-def compute_optimal(question: ComputeOptimalQuestion) -> OptimalAnswer:
+def compute_optimal(question: ComputeOptimalQuestion) -> Answer:
     """A larger model learns more from each token, and each of its tokens costs more. For a budget there is a size at
     which the loss is least. Laws that were fitted on families of runs say where; they disagree, so read them as a band.
     Nobody pays only for training: a model that will serve many requests should be smaller and see more tokens."""
@@ -51,7 +42,7 @@ def compute_optimal(question: ComputeOptimalQuestion) -> OptimalAnswer:
         found = law.optimum(budget)
         rows.append([law.name, found.parameters, law.parameters, found.tokens, found.ratio, found.loss])
     near = nearest(budget)
-    return OptimalAnswer(
+    return Answer(
         budget=Facts(
             title="The budget",
             facts=[
@@ -63,21 +54,20 @@ def compute_optimal(question: ComputeOptimalQuestion) -> OptimalAnswer:
             title="What the laws advise",
             note="Losses are nats per token of each law's own text: compare them within a law. N counts all parameters "
             "or those without embeddings.",
-            columns=[
-                label("law"),
-                column("parameters", "count"),
-                label("N counts"),
-                column("tokens", "count"),
-                column("tokens per parameter"),
-                column("loss"),
-            ],
+            columns={
+                "law": None,
+                "parameters": "count",
+                "N counts": None,
+                "tokens": "count",
+                "tokens per parameter": "",
+                "loss": "",
+            },
             rows=rows,
         ),
         loss=Curves(
             title="Loss of each size, if all of the budget is spent",
             curves=_losses(question),
             x="parameters",
-            y_unit="",
             logarithmic="x",
         ),
         published=_published(budget),
@@ -99,11 +89,11 @@ def _losses(question: ComputeOptimalQuestion) -> list[Line]:
 
 def _published(budget: float) -> Table:
     listed = sorted(published_compute(), key=lambda each: each.petaflops_days)
-    columns = [label("model"), column("parameters", "count"), column("tokens", "count")]
+    columns: Columns = {"model": None, "parameters": "count", "tokens": "count"}
     return Table(
         title="Compute of published models",
         note="Table D.1 of the GPT-3 paper (arXiv 2005.14165), computed from parameters and tokens.",
-        columns=[*columns, column("petaFLOP/s-days"), column("as printed")],
+        columns={**columns, "petaFLOP/s-days": "", "as printed": ""},
         rows=[[each.name, each.parameters, each.tokens, each.petaflops_days, each.days] for each in listed],
         chosen=listed.index(nearest(budget)),
     )

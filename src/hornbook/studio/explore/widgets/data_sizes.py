@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hornbook.plan.scaling.laws import law_named
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer, slider
-from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Table, column, fact, label
+from hornbook.studio.explore.views import Answer, Curves, Facts, Line, Table, fact
 from hornbook.text.tokenizer.token_dtypes import DTYPES, dtype_for
 
 
@@ -52,14 +52,6 @@ class DataSizesQuestion(Config):
     """Bytes of text for each token; English with 50,000 tokens has about 4.4."""
 
 
-class SizesAnswer(Answer):
-    """The data set among others."""
-
-    yours: Facts
-    models: Curves
-    table: Table
-
-
 @explorer(
     "Sizes of data sets",
     asks="How much text is that, next to what known models were trained on?",
@@ -69,7 +61,7 @@ class SizesAnswer(Answer):
         Preset("LLaMA 7B", {"parameters": 6.7e9, "tokens": 1e12, "vocabulary": 32_000}, "arXiv 2302.13971"),
     ),
 )
-def data_sizes(question: DataSizesQuestion) -> SizesAnswer:
+def data_sizes(question: DataSizesQuestion) -> Answer:
     """Models are compared by their parameters, and the text that they read says as much about them. At first models
     read a token or two for each parameter; about twenty are best for a budget of training alone; since 2023 small
     models read hundreds and thousands, because a model that is used often pays for a longer training."""
@@ -89,7 +81,7 @@ def data_sizes(question: DataSizesQuestion) -> SizesAnswer:
         [each.name, str(each.year), each.parameters, each.tokens, each.tokens / each.parameters, each.source]
         for each in sorted(MODELS, key=lambda each: each.tokens)
     ]
-    return SizesAnswer(
+    return Answer(
         yours=Facts(
             title="Your data set",
             facts=[
@@ -111,14 +103,14 @@ def data_sizes(question: DataSizesQuestion) -> SizesAnswer:
         table=Table(
             title="Published models",
             note="Tokens read in training; numbers of the source are those of arXiv.",
-            columns=[
-                label("model"),
-                label("year"),
-                column("parameters", "count"),
-                column("tokens", "count"),
-                column("tokens per parameter"),
-                label("source"),
-            ],
+            columns={
+                "model": None,
+                "year": None,
+                "parameters": "count",
+                "tokens": "count",
+                "tokens per parameter": "",
+                "source": None,
+            },
             rows=rows,
         ),
     )

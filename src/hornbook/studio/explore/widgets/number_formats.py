@@ -22,7 +22,7 @@ from hornbook.studio.explore.float_formats import (
     outcome,
     relative_errors,
 )
-from hornbook.studio.explore.views import Answer, Column, Curves, Line, Mark, Table, Unit
+from hornbook.studio.explore.views import Answer, Columns, Curves, Line, Mark, Table
 
 POINTS = 240
 """Points of a curve."""
@@ -42,16 +42,6 @@ class NumberFormatsQuestion(Config):
     """Magnitude of a gradient."""
     loss_scale: float = slider(65536.0, 1.0, 2.0**24, logarithmic=True)
     """Factor on the loss, and so on all gradients of the backward pass. Training in fp16 starts with 65,536."""
-
-
-class NumberFormatsAnswer(Answer):
-    """What each format stores, and what it loses."""
-
-    stored: Table
-    errors: Curves | None = None
-    limits: Table
-    gradients: Table
-    saved: Curves
 
 
 def _read(text: str) -> list[float]:
@@ -76,7 +66,7 @@ def _read(text: str) -> list[float]:
         Preset("A gradient that fp16 loses", {"gradient": 1e-8, "loss_scale": 1}, "Micikevicius et al. 2018"),
     ),
 )
-def number_formats(question: NumberFormatsQuestion) -> NumberFormatsAnswer:
+def number_formats(question: NumberFormatsQuestion) -> Answer:
     """A floating-point number has a sign, an exponent and a mantissa. More bits of exponent give a larger range; more
     bits of mantissa make the steps between neighbours smaller. bf16 has the range of fp32 with few digits; fp16 has
     more digits and a small range, so small gradients become zero. Multiplying the loss by a scale multiplies all
@@ -97,26 +87,29 @@ def number_formats(question: NumberFormatsQuestion) -> NumberFormatsAnswer:
     least = 2.0 ** math.ceil(math.log2(FP16.smallest_normal / gradient))
     most = 2.0 ** math.floor(math.log2(FP16.largest / gradient))
     note = f"Powers of two from {least:,g} to {most:,g} keep it in fp16 with all digits. Errors are after the division."
-    units: dict[str, Unit | None] = {"format": None, "stored": "", "outcome": None, "relative_error": "share"}
-    marks = [Mark(x=gradient, name="this gradient")]
-    curves = {"curves": saved, "x": "magnitude of the gradient", "y_unit": "share", "logarithmic": "x", "marks": marks}
-    return NumberFormatsAnswer(
+    return Answer(
         stored=stored,
         errors=errors,
-        limits=_table(
-            "Limits", "", limits, format=None, largest="operations", smallest_normal="", smallest="", step_at_1=""
+        limits=Table(
+            title="Limits",
+            columns={"format": None, "largest": "operations", "smallest normal": "", "smallest": "", "step at 1": ""},
+            rows=limits,
         ),
-        gradients=_table(f"A gradient of {gradient:g}", note, rows, **units),
-        saved=Curves.model_validate({"title": "Relative error of gradients", **curves}),
+        gradients=Table(
+            title=f"A gradient of {gradient:g}",
+            note=note,
+            columns={"format": None, "stored": "", "outcome": None, "relative error": "share"},
+            rows=rows,
+        ),
+        saved=Curves(
+            title="Relative error of gradients",
+            curves=saved,
+            x="magnitude of the gradient",
+            y_unit="share",
+            logarithmic="x",
+            marks=[Mark(x=gradient, name="this gradient")],
+        ),
     )
-
-
-def _table(title: str, note: str, rows: list[list[Any]], **columns: Unit | None) -> Table:
-    """A table with units by column; None: a column of text."""
-    made = [
-        Column(name=name.replace("_", " "), unit=unit or "", number=unit is not None) for name, unit in columns.items()
-    ]
-    return Table(title=title, note=note, columns=made, rows=rows)
 
 
 def _stored_numbers(value: float, formats: Sequence[Format | Int8]) -> Table:
@@ -128,7 +121,8 @@ def _stored_numbers(value: float, formats: Sequence[Format | Int8]) -> Table:
         rows.append([form.name, number_text(nearest), difference, error, form.bits(value)])
     note = "Bits are sign, exponent and mantissa; the bits of int8 are an integer. Ties go to the even mantissa."
     title = f"{number_text(value)} in each format"
-    return _table(title, note, rows, format=None, nearest_number="", error="", relative_error="share", bits=None)
+    columns: Columns = {"format": None, "nearest number": "", "error": "", "relative error": "share", "bits": None}
+    return Table(title=title, note=note, columns=columns, rows=rows)
 
 
 def _stored_range(low: float, high: float, formats: Sequence[Format | Int8]) -> tuple[Table, Curves]:
@@ -138,10 +132,11 @@ def _stored_range(low: float, high: float, formats: Sequence[Format | Int8]) -> 
     errors = {form.name: relative_errors(form, values) for form in formats}
     worst = [max((error for error in errors[form.name] if error is not None), default=None) for form in formats]
     rows = [[f.name, numbers_between(f, low, high), error] for f, error in zip(formats, worst, strict=True)]
-    title, note = (
-        f"{number_text(low)} to {number_text(high)}",
-        f"Errors are measured at {POINTS} points; 100 % is stored as zero.",
-    )
-    table = _table(title, note, rows, format=None, numbers_in_the_range="count", largest_relative_error="share")
+    title = f"{number_text(low)} to {number_text(high)}"
+    note = f"Errors are measured at {POINTS} points; 100 % is stored as zero."
+    columns: Columns = {"format": None, "numbers in the range": "count", "largest relative error": "share"}
     curves = [Line(name=name, x=values.tolist(), y=each) for name, each in errors.items()]
-    return table, Curves(title="Relative error", curves=curves, x="number", y_unit="share", logarithmic=log)
+    return (
+        Table(title=title, note=note, columns=columns, rows=rows),
+        Curves(title="Relative error", curves=curves, x="number", y_unit="share", logarithmic=log),
+    )

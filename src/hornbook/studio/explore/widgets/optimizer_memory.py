@@ -7,11 +7,11 @@ from pydantic import TypeAdapter
 from hornbook.model.config.parameter_count import count_parameters
 from hornbook.optim.config.optim import AnyOptimizer
 from hornbook.plan.planner import vocabulary
-from hornbook.plan.update import state_bytes_per_value, update_of
+from hornbook.plan.update import state_bytes_per_value
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer
 from hornbook.studio.explore.recipes import Model, recipe_of
-from hornbook.studio.explore.views import Answer, Bar, Bars, Table, column, label
+from hornbook.studio.explore.views import Answer, Bar, Bars, Table
 
 KINDS = (
     "sgd",
@@ -33,38 +33,8 @@ class OptimizerMemoryQuestion(Config):
     """A model and the precision of its weights."""
 
     model: Model = "llama-7b"
-    """The model: a shipped recipe, or the path of a recipe or a run of yours."""
     precision: Literal["bf16", "bf16-pure"] = "bf16"
     """bf16 keeps weights and gradients in 32 bits, bf16-pure in 16."""
-
-
-class StateAnswer(Answer):
-    """The state of each rule."""
-
-    bars: Bars
-    table: Table
-
-
-class Work(Answer):
-    """What an update takes."""
-
-    work: Table
-
-
-def _work(question: OptimizerMemoryQuestion) -> Work:
-    recipe = recipe_of(question.model)
-    item = 2 if question.precision == "bf16-pure" else 4
-    rows = list[list[Any]]()
-    for kind in KINDS:
-        work = update_of(recipe.model, vocabulary(recipe), _OPTIMIZER.validate_python({"kind": kind}), item)
-        rows.append([kind, work.bytes_per_value, work.operations + work.narrow_operations])
-    table = Table(
-        title="Work of an update",
-        note="Bytes are read and written for each parameter; products are those of rules that multiply matrices.",
-        columns=[label("optimizer"), column("bytes"), column("operations of products", "operations")],
-        rows=rows,
-    )
-    return Work(work=table)
 
 
 @explorer(
@@ -75,7 +45,7 @@ def _work(question: OptimizerMemoryQuestion) -> Work:
         Preset("LLaMA 7B in 16 bits", {"model": "llama-7b", "precision": "bf16-pure"}, "GaLore, arXiv 2403.03507"),
     ),
 )
-def optimizer_memory(question: OptimizerMemoryQuestion) -> StateAnswer:
+def optimizer_memory(question: OptimizerMemoryQuestion) -> Answer:
     """An optimizer remembers something of earlier gradients. SGD keeps one average for each weight, Adam two; Adafactor
     keeps sums of rows and columns, 8-bit Adam rounds its averages. What it remembers is often more than the model."""
     recipe = recipe_of(question.model)
@@ -89,11 +59,11 @@ def optimizer_memory(question: OptimizerMemoryQuestion) -> StateAnswer:
             Bar(name=kind, parts={"weights": item * values, "gradients": item * values, "state": each * values})
         )
         rows.append([kind, each * values, each])
-    return StateAnswer(
+    return Answer(
         bars=Bars(title=f"Weights, gradients and state of {question.model}", bars=bars),
         table=Table(
             title="State",
-            columns=[label("optimizer"), column("state", "bytes"), column("bytes per parameter")],
+            columns={"optimizer": None, "state": "bytes", "bytes per parameter": ""},
             rows=rows,
         ),
     )

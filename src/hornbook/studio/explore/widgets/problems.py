@@ -11,7 +11,7 @@ from hornbook.run.doctor import curve_rules, deaths
 from hornbook.run.doctor.curves import MIN_STEPS
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import Preset, explorer
-from hornbook.studio.explore.views import Answer, Column, Fact, Facts, Passage, Passages, Table
+from hornbook.studio.explore.views import Answer, Fact, Facts, Passage, Passages, Table
 
 CURVES, RECORDS = "curves of training", "end of a run"
 TEXTS: Mapping[str, curve_rules.Text] = curve_rules.texts() | deaths.texts()
@@ -32,14 +32,6 @@ class ProblemsQuestion(Config):
     """Curves: problems that the doctor sees in losses, gradients and layers. End: problems that stop a run."""
     search: str = Field(default="", max_length=100)
     """Words that the text of a problem contains, such as `memory` or `optim.lr`."""
-
-
-class ProblemsAnswer(Answer):
-    """The problems that fit the question, and their remedies."""
-
-    problems: Table
-    remedies: Passages
-    needed: Facts
 
 
 def _place(name: str) -> str:
@@ -73,7 +65,7 @@ def _passage(name: str) -> Passage:
         Preset("All that a lower learning rate helps against", {"search": "lower optim.lr"}),
     ),
 )
-def problems(question: ProblemsQuestion) -> ProblemsAnswer:
+def problems(question: ProblemsQuestion) -> Answer:
     """Most runs that fail do so in one of a few ways, and each of them leaves traces in the curves of the run or in its
     records. `hornbook doctor RUN` reads both and applies one rule for each problem. A rule reports a problem together
     with its evidence, and the text below says what it means and what to change."""
@@ -85,18 +77,17 @@ def problems(question: ProblemsQuestion) -> ProblemsAnswer:
     for name in names:
         settings = dict.fromkeys(_SETTING.findall(TEXTS[name].remedy))
         rows.append([name, TEXTS[name].title, TEXTS[name].severity, _place(name), ", ".join(settings)])
-    heads = "symptom", "problem", "severity", "seen in", "settings that help"
     least = [
         Fact(name="steps before curves are judged", value=3 * MIN_STEPS, unit="count"),
         Fact(name="measurements of layers that must agree", value=curve_rules.MEASUREMENTS, unit="count"),
         Fact(name="largest attention logit", value=curve_rules.LOGIT_LIMIT),
         Fact(name="largest change of a layer in one step", value=curve_rules.UPDATE_LIMIT, unit="share"),
     ]
-    return ProblemsAnswer(
+    return Answer(
         problems=Table(
             title="Problems",
             note="`fail` ends the command `hornbook doctor RUN` with an error, `warn` does not.",
-            columns=[Column(name=head, number=False) for head in heads],
+            columns=dict.fromkeys(("symptom", "problem", "severity", "seen in", "settings that help")),
             rows=rows,
         ),
         remedies=Passages(title="What to look for and what to do", passages=[_passage(name) for name in names]),

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Split
 
 from hornbook.settings.fields import Config
 from hornbook.studio.explore.explorer import ENGLISH, LONGEST_TEXT, Preset, explorer, slider
-from hornbook.studio.explore.views import Answer, Column, Curves, Line, Mark, Passage, Passages, Table
+from hornbook.studio.explore.views import Answer, Columns, Curves, Line, Mark, Passage, Passages, Table
 from hornbook.text.config.text import BPE
 from hornbook.text.tokenizer.bpe.tables import PATTERN
 from hornbook.text.tokenizer.bpe.train import train_bpe
@@ -63,27 +63,13 @@ class TokenizersQuestion(Config):
     """Tokens that the BPE may have (`text.tokenizer.vocab`): an end token, 256 bytes, and merges."""
 
 
-class TokenizersAnswer(Answer):
-    """The same text in several tokenizers."""
-
-    tokenizers: Table
-    lines: Table
-    pieces: Passages
-
-
-class Sizes(Answer):
-    """The same text in larger and larger vocabularies."""
-
-    sizes: Curves
-
-
-def _sizes(question: TokenizersQuestion) -> Sizes:
+def _sizes(question: TokenizersQuestion) -> Answer:
     made = {size: cut_into_tokens(question.text, question.learn_from, size)["BPE"] for size in SIZES}
     rates = [len(question.text.encode()) / len(each) for each in made.values()]
     curve = Line(name="BPE", x=[*made], y=rates)
     mark = Mark(x=question.vocabulary, name="your vocabulary")
     title, note = "Bytes per token over the vocabulary", "The curve is flat where no pair occurs twice."
-    return Sizes(sizes=Curves(title=title, note=note, curves=[curve], x="vocabulary", logarithmic="x", marks=[mark]))
+    return Answer(sizes=Curves(title=title, note=note, curves=[curve], x="vocabulary", logarithmic="x", marks=[mark]))
 
 
 @explorer(
@@ -98,7 +84,7 @@ def _sizes(question: TokenizersQuestion) -> Sizes:
     settings=lambda question: {"text.tokenizer.kind": "bpe", "text.tokenizer.vocab": question.vocabulary},
     further=_sizes,
 )
-def tokenizers(question: TokenizersQuestion) -> TokenizersAnswer:
+def tokenizers(question: TokenizersQuestion) -> Answer:
     """A model reads numbers, so a text is cut into tokens first. Bytes need no vocabulary, but a text has many of them.
     Byte-level BPE begins with bytes and merges the most frequent pair of neighbours, again and again, so frequent words
     become one token. It never merges across words, so words are its limit. Text in a language that the tokenizer
@@ -107,14 +93,13 @@ def tokenizers(question: TokenizersQuestion) -> TokenizersAnswer:
     size, bpe = len(question.text.encode()), learned(question.learn_from or question.text, question.vocabulary)
     known = {"bytes": 256, "BPE": bpe.vocab_size}
     rows = [[name, known.get(name, len(set(each))), len(each), size / len(each)] for name, each in pieces.items()]
-    columns = [Column(name="tokenizer", number=False), Column(name="vocabulary", unit="count")]
-    columns += [Column(name="tokens", unit="count"), Column(name="bytes per token")]
+    columns: Columns = {"tokenizer": None, "vocabulary": "count", "tokens": "count", "bytes per token": ""}
     note = "The vocabulary of characters and of words is what this text has. Many texts together have far more."
     shown = (
         f"A bar separates two tokens. Parts of a character are hexadecimal bytes. The first {SHOWN} bytes are shown."
     )
     passages = [Passage(name=f"{name}: {len(each):,}", text=passage_of(each)) for name, each in pieces.items()]
-    return TokenizersAnswer(
+    return Answer(
         tokenizers=Table(title="One text", note=note, columns=columns, rows=rows, chosen=[*pieces].index("BPE")),
         lines=tokens_of_lines(question.text, pieces),
         pieces=Passages(title="The pieces", note=shown, passages=passages),
@@ -150,6 +135,6 @@ def tokens_of_lines(text: str, pieces: Mapping[str, Pieces]) -> Table:
         for line, numbers in zip(lines, zip(*counts, strict=True), strict=True)
         if line
     ]
-    columns = [Column(name="line", number=False), *(Column(name=name, unit="count") for name in pieces)]
+    columns: Columns = {"line": None, **dict.fromkeys(pieces, "count")}
     note = f"The first {LINES} lines. A token counts in the line in which it begins."
     return Table(title="Tokens of each line", note=note, columns=columns, rows=rows)
