@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "hornbook"
 ENTRIES = 16
 FILE_LINES = 400
 FUNCTION_LINES = 60
-TOTAL_LINES = 115690
+TOTAL_LINES = 115678
 """Of Python and tables, recipes aside: whoever adds lines removes as many elsewhere."""
 OTHER_LINES = {"benchmarks": 13513, "tests": 88142}
 """Lines of Python in the other folders: whoever removes some lowers the number."""

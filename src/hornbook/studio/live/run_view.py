@@ -1,7 +1,7 @@
 """The JSON that the dashboard shows of runs, read from their directories alone: of dead runs as of living ones."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -64,22 +64,21 @@ def _summary(found: Summary) -> dict[str, Any]:
 
 def spark(run: RunDir, points: int = SPARK) -> list[float]:
     """Losses at some steps spread over a run, from as many lines of its file."""
-    try:
-        with run.metrics.open("rb") as file:
-            size = file.seek(0, 2)
-            records = (record_of(line) for line in sampled_lines(file, 0, size, points) if line)
-            branch = current_branch(record for record in records if record is not None)
-    except (OSError, HornbookError):
-        return []
-    losses = [record.get("loss") for record in branch]
+    steps = _steps(run, lambda file, size: sampled_lines(file, 0, size, points))
+    losses = [record.get("loss") for record in steps]
     return [float(loss) for loss in losses if isinstance(loss, int | float) and math.isfinite(loss)]
 
 
 def newest_steps(run: RunDir) -> list[dict[str, Any]]:
     """The last few records of steps; none where nothing can be read."""
+    return _steps(run, lambda file, size: [line for _, line in newest_lines(file, 0, size)])
+
+
+def _steps(run: RunDir, lines_of: Callable[[Any, int], list[bytes]]) -> list[dict[str, Any]]:
+    """The records of steps in some lines of a run's file; none where nothing can be read."""
     try:
         with run.metrics.open("rb") as file:
-            records = [record_of(line) for _, line in newest_lines(file, 0, file.seek(0, 2))]
+            records = [record_of(line) for line in lines_of(file, file.seek(0, 2))]
             return current_branch(record for record in records if record is not None)
     except (OSError, HornbookError):
         return []
@@ -99,7 +98,7 @@ def describe(run: RunDir) -> dict[str, Any]:
             "held_out": _held_out(scored),
             "plan": plan and {key: plan.get(key) for key in plan if key.startswith(("predicted", "measured"))},
             "samples": _samples(run),
-            "incidents": [path.name for path in list_folder(run.incidents)] if is_folder(run.incidents) else [],
+            "incidents": [path.name for path in _files(run.incidents)],
             "problems": problems,
         }
     )
@@ -132,10 +131,12 @@ def _held_out(scored: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[f
     return series
 
 
+def _files(folder: Path) -> list[Path]:
+    return list_folder(folder) if is_folder(folder) else []
+
+
 def _samples(run: RunDir) -> list[dict[str, str]]:
-    files = (
-        [path for path in list_folder(run.samples) if not path.name.startswith(".")] if is_folder(run.samples) else []
-    )
+    files = [path for path in _files(run.samples) if not path.name.startswith(".")]
     return [
         {"name": path.name, "text": path.read_bytes()[: 4 * TEXT].decode(errors="replace")[:TEXT]}
         for path in files[: -SAMPLES - 1 : -1]
@@ -175,13 +176,8 @@ def settings(run: RunDir) -> list[dict[str, str]]:
         elif " = " in line:
             key, _, rest = line.partition(" = ")
             value, mark, origin = rest.rpartition(" # ")
-            rows.append(
-                {
-                    "key": section + key.strip(),
-                    "value": (value if mark else rest).strip(),
-                    "origin": origin if mark else "",
-                }
-            )
+            value, origin = (value, origin) if mark else (rest, "")
+            rows.append({"key": section + key.strip(), "value": value.strip(), "origin": origin})
     changed = {change.key: (change.new, made.step) for made in read_past(run).interventions for change in made.changes}
     for row in rows:
         if row["key"] in changed:

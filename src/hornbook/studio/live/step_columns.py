@@ -80,25 +80,21 @@ class StepColumns:
     def _add_lines(self, lines: Sequence[bytes]) -> None:
         records = [record for line in lines if (record := record_of(line)) is not None]
         self.damaged += len(lines) - len(records)
-        steps, attempts = ([record[name] for record in records] for name in ("step", "attempt"))
+        steps = [record["step"] for record in records]
         if all(map(lt, [self._steps[-1] if self._steps else -1, *steps], steps)):  # it never went back
-            self._steps.extend(steps)
-            self._attempts.extend(attempts)
-            for key, column in self._columns.items():
-                column.frombytes(_numbers([record.get(key) for record in records]).tobytes())
+            self._append(records)
             return
         for record in records:
-            self._add(record)
+            while self._attempts and self._attempts[-1] < record["attempt"] and self._steps[-1] >= record["step"]:
+                for column in (self._steps, self._attempts, *self._columns.values()):
+                    column.pop()
+            self._append([record])
 
-    def _add(self, record: Mapping[str, Any]) -> None:
-        step, attempt = record["step"], record["attempt"]
-        while self._attempts and self._attempts[-1] < attempt and self._steps[-1] >= step:  # it went back
-            for column in (self._steps, self._attempts, *self._columns.values()):
-                column.pop()
-        self._steps.append(step)
-        self._attempts.append(attempt)
+    def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        self._steps.extend(record["step"] for record in records)
+        self._attempts.extend(record["attempt"] for record in records)
         for key, column in self._columns.items():
-            column.append(_number(record.get(key)))
+            column.frombytes(_numbers([record.get(key) for record in records]).tobytes())
 
     def detail(self, low: float, high: float) -> "StepColumns":
         """The steps between two steps, every one of them if they fit into memory; self where nothing was left out."""
@@ -137,8 +133,4 @@ def _numbers(values: list[Any]) -> Numbers:
     try:
         return np.array(values, np.float64)  # None is NaN
     except (TypeError, ValueError):
-        return np.array([*map(_number, values)], np.float64)
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+        return np.array([each if isinstance(each, int | float) else math.nan for each in values], np.float64)
