@@ -17,7 +17,7 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 TOTAL_LINES = 115678
 """Of Python and tables, recipes aside: whoever adds lines removes as many elsewhere."""
-OTHER_LINES = {"benchmarks": 13513, "tests": 88142}
+OTHER_LINES = {"benchmarks": 13513, "tests": 88140}
 """Lines of Python in the other folders: whoever removes some lowers the number."""
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
