@@ -226,6 +226,17 @@ def test_a_head_of_texts_computes_one_token_of_each() -> None:
     assert trainer_of(masked).targets == 0.15
 
 
+def test_gradients_of_weights_in_16_bits_are_summed_in_32() -> None:
+    """As ranks send them: `tests/studio/explore/test_measure.py` counts their bytes."""
+    for words, gradient, weight in (
+        ([], 4, 4),
+        (["train.precision=bf16-pure"], 4, 2),
+        (["train.precision=bf16-pure", "parallel.compress=bf16", "parallel.data=2", "train.micro_batch=8"], 2, 2),
+    ):
+        trainer = trainer_of(resolve("tiny", words, environ={}).recipe)
+        assert (trainer.gradient_bytes, trainer.weight_bytes) == (gradient, weight)
+
+
 def test_a_host_that_waits_for_each_kernel_adds_its_time() -> None:
     """20 kernels of a block forward, 40 backward and 20 again, of each microbatch; as many of the head's five."""
     words = ["parallel.data=8", "train.micro_batch=1", "parallel.recompute=block"]

@@ -180,7 +180,7 @@ def trainer_of(recipe: Recipe) -> Trainer:
     """What crosses data ranks in hornbook."""
     parallel, item = recipe.parallel, float(recipe.train.item_bytes)
     return Trainer(
-        gradient_bytes=2.0 if parallel.compress == "bf16" else item,
+        gradient_bytes=2.0 if parallel.compress == "bf16" else 4.0,  # summed in float32, also those of bf16 weights
         weight_bytes=2.0 if parallel.gather == "bf16" else item,
         beside_data=not parallel.exact,
         sums_beside=_sums_beside(parallel),

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 MOST_BODY = 200_000
 """Bytes of a question's values."""
-
-
 PARTS = "answer", "further"
+"""Of an explorer's answer; the second takes longer."""
 
 
 class ExplorerRoutes:
@@ -51,7 +50,6 @@ class ExplorerRoutes:
 
     async def answer(self, request: Request) -> Response:
         """The answer, or its further part, to the question in the query, or in the body where it has a long text."""
-
         name, part, values = request.path_params["name"], request.url.path.rpartition("/")[2], await _values(request)
         return JSONResponse(await run_in_threadpool(lambda: _pages().replied(name, part, values)))
 

@@ -12,6 +12,7 @@ from hornbook.plan.devices.collective_times import group
 from hornbook.plan.devices.device_rates import rates_of
 from hornbook.plan.devices.hardware import parse_cluster
 from hornbook.plan.planner import vocabulary
+from hornbook.plan.update import state_bytes_per_value
 from hornbook.settings.fields import Config
 from hornbook.settings.recipe import Recipe
 from hornbook.studio.explore.explorer import Preset, explorer, means, settings_of, slider
@@ -47,12 +48,21 @@ def paper_bytes(parameters: float, ranks: int, stage: int) -> dict[str, float]:
     return {name: parameters * size / (ranks if name in cut else 1) for name, size in PAPER.items()}
 
 
-def _held(question: ZeroQuestion, shard: Any) -> dict[str, float]:
-    optim: OptimizerConfig = AdamW() if question.optimizer == "adamw" else AdamW8bit()
-    item = 2 if question.precision == "bf16-pure" else 4
+def _optim(question: ZeroQuestion) -> OptimizerConfig:
+    return AdamW() if question.optimizer == "adamw" else AdamW8bit()
+
+
+def _item(question: ZeroQuestion) -> int:
+    """Bytes of a weight and of its gradient."""
+    return 2 if question.precision == "bf16-pure" else 4
+
+
+def _held(question: ZeroQuestion, shard: Any, moments: int | None = None) -> dict[str, float]:
+    """Bytes of a rank by category; moments: of all weights, by default as if these were one large matrix."""
     parallel = ParallelConfig(data=question.ranks, shard=shard if question.ranks > 1 else "none")
-    values = round(question.parameters)
-    found = state_bytes(values, parallel, optim, item, optim.state_bytes(values, item))
+    values, item = round(question.parameters), _item(question)
+    moments = _optim(question).state_bytes(values, item) if moments is None else moments
+    found = state_bytes(values, parallel, _optim(question), item, moments)
     return {"weights": found["weights"], "gradients": found["gradients"], "optimizer": found["moments"]}
 
 
@@ -61,14 +71,14 @@ def _traffic(question: ZeroQuestion) -> list[list[Any]]:
     cluster = parse_cluster(f"{question.ranks}x{question.device}")
     rates = rates_of(cluster.device, "bf16")
     over = group(cluster, question.ranks, 1, rates.link, rates.network)
-    gradients = (2.0 if question.precision == "bf16-pure" else 4.0) * question.parameters
-    weights, rows = gradients, list[list[Any]]()
-    share = (question.ranks - 1) / question.ranks
+    weights, gradients = _item(question) * question.parameters, 4 * question.parameters
+    share, rows = (question.ranks - 1) / question.ranks, list[list[Any]]()
     for name in STAGES:
-        gathers = {"ddp": 0, "zero-3": 2}.get(name, 1)
-        scatters = 2 if name == "ddp" else 1  # an all-reduce is a reduce-scatter and a gather
-        seconds = gathers * over.gather(weights) + scatters * over.gather(gradients)
-        rows.append([name, share * (gathers * weights + scatters * gradients), (gathers + scatters) * share, seconds])
+        gathers = {"zero-3": 2}.get(name, 1)
+        # An all-reduce is a reduce-scatter and a gather, here of gradients.
+        sent = gathers * (gradients if name == "ddp" else weights) + gradients
+        seconds = gathers * over.gather(gradients if name == "ddp" else weights) + over.gather(gradients)
+        rows.append([name, share * sent, share * sent / weights, seconds])
     return rows
 
 
@@ -116,11 +126,13 @@ def _measure(question: ZeroQuestion) -> Answer:
     words |= {"parallel.data": REAL_RANKS, "optim.kind": question.optimizer, "train.precision": question.precision}
     words |= {"train.device": "cpu", "train.threads": 1}
     recipes = [recipe_of("tiny", words | {"parallel.shard": shard}) for shard in STAGES.values()]
-    values = count_parameters(recipes[0].model, vocabulary(recipes[0]))
+    model, vocab = recipes[0].model, vocabulary(recipes[0])
+    values = count_parameters(model, vocab)
+    moments = round(values * state_bytes_per_value(model, vocab, _optim(question), _item(question)))
     like = question.model_copy(update={"parameters": float(values), "ranks": REAL_RANKS})
     stages = zip(STAGES.items(), zip(*on_ranks(recipes), strict=True), _traffic(like), strict=True)
     for (name, shard), ranks, traffic in stages:
-        for category, planned in _held(like, shard).items():
+        for category, planned in _held(like, shard, moments).items():
             key = "moments" if category == "optimizer" else category
             rows.append([name, category, planned, max(each.held[key] for each in ranks)])
         sent = max(ranks, key=lambda each: sum(each.sent.values())).sent
@@ -181,8 +193,8 @@ def zero(question: ZeroQuestion) -> Answer:
         blocks=_blocks(question),
         traffic=Table(
             title="What a rank sends in a step of one microbatch",
-            note="Units are the bytes of all weights. Time is by latency and bandwidth of the device's links, if no "
-            "computation hides it.",
+            note="Units are the bytes of all weights; gradients are summed in 32 bits. Time is by latency and "
+            "bandwidth of the device's links, if no computation hides it.",
             columns={"stage": None, "bytes": "bytes", "in units of the model": "", "time": "seconds"},
             rows=_traffic(question),
         ),
