@@ -160,7 +160,7 @@ def test_two_small_models_are_scored_on_documents_that_none_learned(monkeypatch:
     assert scored.keys() == {"good", "bad"}
     passages = {each for text in scored.values() for each in text.split(b"\n\n") if len(each) > 200}
     assert len(passages) > 9
-    assert sum(each in text for each in passages for text in texts.values()) < 0.1 * len(passages)
+    assert not any(each in text for each in passages for text in texts.values())
     assert isinstance(losses, Table)
     assert [row[2:] for row in losses.rows] == [[1.5, 1.5]] * 2
     assert isinstance(difference, Facts)

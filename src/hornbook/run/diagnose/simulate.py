@@ -264,7 +264,7 @@ def _batch(recipe: Recipe, number: int) -> Batch:
 
 
 def state_tensors(engine: Engine, optimizer: Optimizer) -> dict[str, list[Tensor]]:
-    """What stays between steps: weights, gradients and moments of one rank."""
+    """Weights, gradients and moments of one rank, which stay between steps."""
     shards: list[Tensor] = [shard.tensor for shard in engine.shards.values()]
     gradients = [each.grad for each in shards if each.grad is not None]
     codes = [each for part in engine.model.modules() if isinstance(part, nf4.Nf4Code) for each in part.buffers()]

@@ -65,7 +65,7 @@ class Explorer:
     settings: Callable[[Any], Mapping[str, Any]] | None = None
     """All settings of a recipe that mean the same, where they are more than those of the fields."""
     load: Callable[[Recipe], Mapping[str, Any]] | None = None
-    """What a run's recipe says of the question, the settings of fields and the model aside."""
+    """Values that a run's recipe has for the question, the settings of fields and the model aside."""
     further: Callable[[Any], Answer] | None = None
     """Computes views that take longer than 50 ms: the page shows them a moment after the others."""
     measure: Callable[[Any], Answer] | None = None
@@ -173,7 +173,7 @@ class Control(Config):
     """Largest number, or most characters of a text; a text of at most 1,000 has one line."""
     logarithmic: bool = False
     choices: Sequence[str] = ()
-    """Those of a list; a model may also be a recipe or a run of yours, by its path."""
+    """Entries of a list; a model may also be a recipe or a run of yours, by its path."""
 
 
 def slider(default: float, low: float, high: float, setting: str = "", *, logarithmic: bool = False) -> Any:

@@ -45,12 +45,12 @@ def traced(recipe: Recipe, rank: int = 0) -> Simulation:
 
 
 class RankState(NamedTuple):
-    """What a rank holds after a step, and sent in it."""
+    """Bytes that a rank holds after a step, and sends in it."""
 
     held: dict[str, int]
-    """Bytes of weights, gradients and moments."""
+    """Weights, gradients and moments."""
     sent: dict[str, float]
-    """Bytes by kind of message."""
+    """By kind of message, and the axis that it goes over."""
 
 
 def on_ranks(recipes: Sequence[Recipe]) -> list[list[RankState]]:

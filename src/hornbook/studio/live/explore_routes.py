@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MOST_BODY = 200_000
 """Bytes of a question's values."""
 PARTS = "answer", "further"
-"""Of an explorer's answer; the second takes longer."""
+"""Parts of an explorer's answer; the second takes longer."""
 
 
 class ExplorerRoutes:

@@ -68,7 +68,7 @@ def _load(recipe: Recipe) -> Mapping[str, Any]:
 
 
 def _of_run(question: MemoryQuestion) -> Facts | None:
-    """What a run measured next to its own plan; None for other models, and before the end of a run."""
+    """Figures that a run measured, next to those of its plan; None for other models, and before the end of a run."""
     records = () if question.model in MODELS else read_records(RunDir(Path(question.model)).events)
     found = [each for each in records if each["kind"] == "plan"]
     if not found:

@@ -48,7 +48,7 @@ class PipelineQuestion(Config):
     chunks: int = slider(2, 2, 8)
     """Stages of each rank, for the schedule `interleaved`."""
     model: PipelineModel = "even"
-    """Whose blocks are cut into stages: a recipe, or the path of one of yours; `even`: all stages cost the same."""
+    """Recipe whose blocks are cut into stages, or the path of one of yours; `even`: all stages cost the same."""
     backward: float = slider(2.0, 1.0, 3.0)
     """Time of a backward pass, in forward passes of a rank."""
     message: float = slider(0.0, 0.0, 2.0)

@@ -30,7 +30,7 @@ SHOWN = 16
 class ZeroQuestion(Config):
     """A model on data ranks."""
 
-    parameters: float = slider(7.5e9, 1e6, 1e12, logarithmic=True)
+    parameters: float = slider(7.5e9, 1e4, 1e12, logarithmic=True)
     """Trained values of the model."""
     ranks: int = slider(64, 1, 1024, "parallel.data", logarithmic=True)
     """Data ranks that share what the stage divides (`parallel.data`)."""

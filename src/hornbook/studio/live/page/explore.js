@@ -108,7 +108,7 @@ function Load({ path, put, fail }) {
   useEffect(() => { fetched("/api/runs").then(value => set(value.runs), () => {}); }, []);
   const take = event => event.target.value && fetched(`${path}/load?run=${encodeURIComponent(event.target.value)}`).then(value => { leave(value.left); put(value.question); }, problem => fail(problem.message));
   return runs.length > 0 && html`<select aria-label="load the settings of one of my runs" onChange=${take}><option value="">load from a run</option>${runs.map(each => html`<option key=${each.name} value=${each.name}>${each.name}</option>`)}</select>
-    <span role="status" class="note">${left.length > 0 && `This page cannot have ${left.join(", ")} of the run.`}</span>`;
+    <span role="status" class="note">${left.length > 0 && `This page cannot show ${left.join(", ")} of the run.`}</span>`;
 }
 
 function Measure({ path, values, found, set }) {
